@@ -1,4 +1,4 @@
-//! Hands the version of Burn to `burn-megatron env`.
+//! Passes the version of Burn to `burn-megatron env`.
 
 use std::path::Path;
 use std::{env, fs};
@@ -6,7 +6,7 @@ use std::{env, fs};
 fn main() {
     let folder = env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it");
     let folder = Path::new(&folder);
-    // A package has a lock file of its own; in the repository it is that of the workspace.
+    // A package has its own lock file. In the repository, the lock file of the workspace is used.
     let locks = [folder.join("Cargo.lock"), folder.join("../Cargo.lock")];
     let lock = locks.iter().find(|lock| lock.is_file());
     let text = lock.and_then(|lock| fs::read_to_string(lock).ok());

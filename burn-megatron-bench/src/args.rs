@@ -1,4 +1,4 @@
-//! The flags that several benchmarks have.
+//! Flags that several benchmarks share.
 
 use std::path::PathBuf;
 
@@ -9,10 +9,10 @@ use clap::{Args, ValueEnum};
 /// The flags of benchmarks that repeat steps.
 #[derive(Args)]
 pub struct StepFlags {
-    /// Measured steps of each case.
+    /// Number of measured steps of each case.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = at_least_one)]
     pub steps: usize,
-    /// Warm-up steps before them.
+    /// Number of warm-up steps before the measured steps.
     #[arg(long, value_name = "N", default_value_t = 2)]
     pub warm_up: usize,
     /// Write the results to this file as JSON.
@@ -20,16 +20,16 @@ pub struct StepFlags {
     pub json: Option<PathBuf>,
 }
 
-/// The type of the tensors.
+/// The type of tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum BenchDtype {
-    /// 32 bits.
+    /// 32-bit floats.
     #[value(aliases = ["fp32", "float32"])]
     F32,
-    /// 16 bits, IEEE.
+    /// 16-bit IEEE floats.
     #[value(aliases = ["fp16", "float16"])]
     F16,
-    /// 16 bits, the range of f32.
+    /// 16-bit floats with the range of f32.
     #[value(alias = "bfloat16")]
     Bf16,
 }
@@ -44,7 +44,7 @@ impl From<BenchDtype> for DType {
     }
 }
 
-/// A finite number above 0.
+/// Parses a finite number above 0.
 pub fn above_zero(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(number) if number > 0.0 && number.is_finite() => Ok(number),

@@ -1,4 +1,5 @@
-//! `burn-megatron-bench dispatch`: a layer of experts on several ranks, by each dispatcher over the same links.
+//! The `burn-megatron-bench dispatch` benchmark: a layer of experts on several ranks, with each dispatcher over the
+//! same links.
 
 use std::fmt;
 use std::sync::Arc;
@@ -28,26 +29,26 @@ const EXPERTS_PER_TOKEN: usize = 8;
 /// Flags of `dispatch`.
 #[derive(Args)]
 pub struct DispatchArgs {
-    /// Tokens of a rank.
+    /// Number of tokens of a rank.
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = at_least_one)]
     pub tokens: usize,
-    /// Features of a token, and the inner width of the shared expert. The other experts are half as wide.
+    /// Width of a token, and inner width of the shared expert. The other experts have half of this inner width.
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = at_least_one)]
     pub hidden: usize,
-    /// Time of what the all-to-all dispatcher sends over the link between nodes, as a fraction of the time of the layer
-    /// without a link.
+    /// Time for which the all-to-all dispatcher sends over the link between nodes, as a fraction of the time of the
+    /// layer without a link.
     #[arg(long, value_name = "FRACTION", default_value_t = 0.5, value_parser = above_zero)]
     pub share: f64,
-    /// The number of steps, and the file.
+    /// The number of steps, and the JSON file.
     #[command(flatten)]
     pub steps: StepFlags,
 }
 
-/// The method of sending rows.
+/// The dispatcher of a case and its settings.
 #[derive(Clone, Copy, Debug)]
 struct DispatchCase {
     dispatcher: DispatcherKind,
-    /// Whether the dispatcher knows the nodes.
+    /// Whether the layout sets the number of ranks per node.
     over_nodes: bool,
     fp8: Option<Fp8DispatchScales>,
 }
@@ -88,14 +89,14 @@ impl fmt::Display for DispatchCase {
     }
 }
 
-/// Times each dispatcher without a link, then over the same links.
+/// Times each dispatcher without a link, and then over the same links.
 pub fn run(args: &DispatchArgs) -> Result<(), Error> {
     let bench = Benchmark(args);
     bench.layer(&CASES[0]).check(&bench.layout(false))?;
     let about = format!(
-        "{EXPERTS} experts of width {} on {RANKS} ranks, {RANKS_PER_NODE} on a node; {EXPERTS_PER_TOKEN} for each of {} tokens \
-         of a rank, of {} features, and a shared expert as wide; forward and backward in f32, ranks as threads with one \
-         compute thread each; medians of {} steps",
+        "{EXPERTS} experts of width {} on {RANKS} ranks, {RANKS_PER_NODE} per node; {} tokens of {} features per rank, with \
+         {EXPERTS_PER_TOKEN} experts and a shared expert of the same width per token; forward and backward in f32, ranks as \
+         threads with one compute thread each; medians of {} steps",
         args.hidden / 2,
         args.tokens,
         args.hidden,
@@ -181,10 +182,10 @@ mod tests {
     use super::*;
     use crate::test_flags::parse_text;
 
-    /// Bytes of an element and of a weight: f32.
+    /// Bytes of an element and of a routing weight: f32.
     const ELEMENT: usize = 4;
 
-    /// The bytes that a rank sends, by the formula of the case.
+    /// Returns the bytes that a rank sends, by the formula of the case.
     fn formula(bench: &Benchmark, case: &DispatchCase) -> f64 {
         let mesh = Mesh::new(&bench.layout(case.over_nodes), RANKS).unwrap();
         let problem = DispatchProblem {
@@ -203,7 +204,8 @@ mod tests {
         forward + problem.backward_bytes(ELEMENT, ELEMENT).total()
     }
 
-    /// The bytes of a small layer by each dispatcher, of which the ranks and nodes of a token are counted by the link.
+    /// The bytes of a small layer with each dispatcher. The link counts the bytes, which depend on the ranks and nodes
+    /// of each token.
     #[test]
     fn a_token_is_sent_to_fewer_ranks_and_nodes() {
         let text = "--tokens 256 --hidden 16 --steps 1 --warm-up 0";
@@ -211,7 +213,7 @@ mod tests {
         let bench = Benchmark(&args);
         let rows = bench.rows().unwrap();
         for (row, case) in rows.iter().zip(&CASES) {
-            // A random router chooses the experts; counts of rows are not in the formula.
+            // A random router chooses the experts. The formula does not include the row counts.
             let formula = formula(&bench, case);
             assert!((row.bytes / formula - 1.0).abs() < 0.2, "{row:?}");
         }

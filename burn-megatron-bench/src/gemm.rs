@@ -1,4 +1,5 @@
-//! `burn-megatron-bench gemm`: products on the CPU by each library that can be opened, or by the algorithms of cuBLASLt.
+//! The `burn-megatron-bench gemm` benchmark: products on the CPU with each library that can be loaded, or with the
+//! algorithms of cuBLASLt.
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -16,7 +17,7 @@ use clap::Args;
 use crate::args::BenchDtype;
 use crate::report::write;
 
-/// The algorithms of the heuristic that are timed for each product.
+/// The number of heuristic algorithms that are timed for each product.
 const CANDIDATES: usize = 8;
 
 /// Flags of `gemm`.
@@ -30,17 +31,17 @@ pub struct GemmBenchArgs {
         default_value = "1024x96x384,1024x256x1024,1024x768x768,1024x768x3072,1024x3072x768"
     )]
     pub sizes: Vec<LinearSizes>,
-    /// Measured runs of each product, or of each algorithm with --tune; the median is reported.
+    /// Number of measured runs of each product, or of each algorithm with --tune. The median is reported.
     #[arg(long, value_name = "N", default_value_t = 15, value_parser = at_least_one)]
     pub repeats: usize,
-    /// Time the algorithms of cuBLASLt for the products of these layers instead, also with GELU as an epilogue, and write
-    /// the fastest to this file, for kernels.gemm_algorithms of a recipe. Needs --device cuda.
+    /// Time the cuBLASLt algorithms for the products of these layers instead, also with GELU as an epilogue. Write the
+    /// fastest algorithms to this file, for kernels.gemm_algorithms of a recipe. Requires --device cuda.
     #[arg(long, value_name = "FILE.json")]
     pub tune: Option<PathBuf>,
-    /// The device of --tune.
+    /// Device for --tune.
     #[arg(long, default_value_t = DeviceKind::Cpu, requires = "tune")]
     pub device: DeviceKind,
-    /// The type of the factors of --tune.
+    /// Type of the factors for --tune.
     #[arg(long, value_enum, default_value_t = BenchDtype::Bf16, requires = "tune")]
     pub dtype: BenchDtype,
 }
@@ -98,7 +99,7 @@ impl Product {
                 Box::new(move || drop(linear_by(blas, dy, weight, None)))
             }),
             Self::WeightGradient => Box::new(move || {
-                // Memory of its own, so that it is written in place.
+                // A separate copy, so that it is written in place.
                 let (x, dy, flat) = (x.clone(), dy.clone(), flat.clone() + 0.0);
                 let accumulate = accumulate_weight_gradient_at_by;
                 Box::new(move || drop(accumulate(blas, x, dy, flat, 0, true)))
@@ -173,7 +174,7 @@ fn print_line<T>(name: &str, cells: &[T], cell: impl Fn(&T) -> String) {
     println!("{name:<29}{cells}");
 }
 
-/// Times the candidates of each product, prints a table and writes the fastest.
+/// Times the candidates of each product, prints a table and writes the fastest algorithms to a file.
 fn run_tune(args: &GemmBenchArgs, path: &Path) -> Result<(), Error> {
     let device = args.device.checked()?;
     let on = (&device, DType::from(args.dtype));

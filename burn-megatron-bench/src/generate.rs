@@ -1,4 +1,5 @@
-//! `burn-megatron-bench generate`: tokens per second of greedy generation on the CPU, in turns with `transformers`.
+//! The `burn-megatron-bench generate` benchmark: tokens per second of greedy generation on the CPU, alternating with
+//! `transformers`.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -21,40 +22,41 @@ use serde_json::{Value, json};
 use crate::peer::Peer;
 use crate::report::{Column, Report, fixed};
 
-/// The program of the peer.
+/// The Python program of the peer.
 const PEER: &str = include_str!("../python/torch_generate.py");
 
 /// Flags of `generate`.
 #[derive(Args)]
 pub struct GenerateBenchArgs {
-    /// The shape of the model, which has random weights.
+    /// Shape of the model. The weights are random.
     #[arg(long, value_enum, default_value_t = NamedModel::Small)]
     pub model: NamedModel,
-    /// New tokens of each text.
+    /// Number of new tokens for each text.
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = at_least_one)]
     pub tokens: usize,
-    /// Measured rounds after one of warm-up; the median is reported.
+    /// Number of measured rounds after one warm-up round. The median is reported.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = at_least_one)]
     pub rounds: usize,
-    /// A Python with transformers and torch, which generates in turns with the same number of threads.
+    /// Python interpreter with transformers and torch. It generates in alternation with this program, with the same
+    /// number of threads.
     #[arg(long, value_name = "PATH")]
     pub python: Option<PathBuf>,
 }
 
-/// Texts at a time.
+/// The numbers of texts that are generated at the same time.
 const BATCHES: [usize; 2] = [1, 8];
 
-/// Tokens of a prompt.
+/// The number of tokens of a prompt.
 const PROMPT: usize = 16;
 
-/// The speed for a number of texts.
+/// The generation speed for a batch size.
 #[derive(Serialize)]
 struct GenerateRow {
     batch: usize,
     tokens_per_second: f64,
     /// Tokens per second of the peer.
     peer_tokens_per_second: Option<f64>,
-    /// The median of the ratios of the rounds.
+    /// The median over the rounds of the ratio to the peer.
     ratio: Option<f64>,
 }
 
@@ -75,11 +77,11 @@ pub fn run(args: &GenerateBenchArgs) -> Result<(), Error> {
     let config = args.model.config();
     let name = args.model.name();
     if args.python.is_some() && args.model.family() != ModelFamily::Gpt2 {
-        return Err(format!("--python is for the shapes of GPT-2, not --model {name}").into());
+        return Err(format!("--python requires a GPT-2 model, got --model {name}").into());
     }
     if PROMPT + args.tokens > config.context {
         return Err(format!(
-            "{} tokens after a prompt of {PROMPT}: the context of the model is {}",
+            "invalid --tokens {}: the prompt has {PROMPT} tokens, and the context of the model is {}",
             args.tokens, config.context
         )
         .into());
@@ -123,7 +125,7 @@ struct GenerateBench<'a> {
 }
 
 impl GenerateBench<'_> {
-    /// Generates in turns with the peer.
+    /// Generates in alternation with the peer.
     fn row(&self, batch: usize, mut peer: Option<&mut Peer>) -> Result<GenerateRow, Error> {
         let (mut own, mut others, mut ratios) = (vec![], vec![], vec![]);
         for round in 0..=self.args.rounds {
@@ -146,7 +148,7 @@ impl GenerateBench<'_> {
         })
     }
 
-    /// The seconds of one generation, from prompts that share no beginning.
+    /// Returns the seconds of one generation. The prompts do not share a prefix.
     fn time(&self, batch: usize) -> Result<f64, Error> {
         let prompt = |number: usize| -> Vec<u32> {
             let mut tokens = vec![];
@@ -174,7 +176,7 @@ impl GenerateBench<'_> {
     }
 }
 
-/// A tokenizer whose tokens are their numbers.
+/// Returns a tokenizer whose tokens are their own IDs as text.
 fn numbers(vocabulary: usize) -> Result<Tokenizer, Error> {
     let words: BTreeMap<String, usize> = (0..vocabulary).map(|id| (id.to_string(), id)).collect();
     let tokenizer = json!({
@@ -189,7 +191,7 @@ fn numbers(vocabulary: usize) -> Result<Tokenizer, Error> {
     Ok(Tokenizer::from_files(Path::new("numbers"), &files)?)
 }
 
-/// The settings of the peer.
+/// Returns the settings of the peer.
 fn peer_settings(args: &GenerateBenchArgs, config: &TransformerConfig) -> Value {
     json!({
         "threads": rayon::current_num_threads(),
@@ -218,7 +220,7 @@ mod tests {
         let error = run("200").unwrap_err().to_string();
         insta::assert_snapshot!(
             error,
-            @"200 tokens after a prompt of 16: the context of the model is 128"
+            @"invalid --tokens 200: the prompt has 16 tokens, and the context of the model is 128"
         );
         assert!(run("0").is_err());
     }

@@ -1,5 +1,5 @@
-//! Layers whose ranks exchange activations: their steps without a link, and over one on which the transfers take a share of
-//! the time.
+//! Benchmarks of layers whose ranks exchange activations. Steps run without a link, and over a link on which the
+//! transfers take a share of the time.
 
 use std::fmt::Display;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use serde::Serialize;
 use crate::links::{LinkSpeed, LinkStep, Rounds, mean, traffic};
 use crate::report::{Column, fixed, percent};
 
-/// A line of the table: means over the ranks of the medians over the steps, times in seconds.
+/// A row of the table: means over the ranks of the medians over the steps. Times are in seconds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LayersRow {
     pub ranks: usize,
@@ -20,18 +20,18 @@ pub struct LayersRow {
     /// Whether the times come from a virtual clock.
     pub counted: bool,
     pub calls: f64,
-    /// Bytes that a rank sends in a step, and the part that goes to other nodes.
+    /// Bytes that a rank sends in a step. The next field is the part that goes to other nodes.
     pub bytes: f64,
     pub bytes_between_nodes: f64,
     /// Seconds of a step without a link.
     pub seconds: f64,
-    /// The time of the first case over this one.
+    /// The time of the first case divided by the time of this case.
     pub speed: f64,
     pub seconds_over_link: f64,
     pub transfer_seconds: f64,
-    /// Seconds in which a rank was blocked over the link.
+    /// Seconds in which a rank was blocked by its transfers over the link.
     pub blocked_seconds: f64,
-    /// Further seconds in which a rank waited for other ranks.
+    /// Additional seconds in which a rank waited for other ranks.
     pub late_seconds: f64,
     /// 1 - blocked / transfers, at least 0.
     pub hidden: f64,
@@ -61,27 +61,27 @@ fn bytes(number: f64) -> String {
     HumanBytes(number as u64).to_string()
 }
 
-/// What the columns mean.
+/// The meaning of the columns.
 pub const LEGEND: &str = "sent: bytes that a rank sends in a step; to nodes: bytes sent to other nodes; seconds: time \
     of a step without a link; speed: seconds of the first case divided by seconds of this case; \
     over link: time of a step over the link; link: time of the transfers; blocked: time in which \
     a rank waited for transfers; late: time in which it waited for other ranks; hidden: 1 - \
     blocked / link. A counted clock advances by products and transfers only";
 
-/// The steps of layers on some ranks.
+/// The steps of layers on a number of ranks.
 pub struct LayersRun {
     pub ranks: usize,
     pub rounds: Rounds,
     /// The time of the transfers of the first case over the link, as a fraction of its time without a link.
     pub share: f64,
     pub latency: Duration,
-    /// The seconds in which a rank was blocked in a step.
+    /// Returns the seconds in which a rank was blocked in a step.
     pub blocked: fn(&LinkStep) -> f64,
 }
 
 impl LayersRun {
-    /// Runs each case without and over the link. Returns the rows, which are the same on each rank. Collective: call on all
-    /// ranks.
+    /// Runs each case without a link and over the link. Returns the rows, which are the same on each rank. Collective:
+    /// call on all ranks.
     pub fn rows<C: Display>(
         &self,
         rank: &Rank,
@@ -106,7 +106,7 @@ impl LayersRun {
         Ok(rows)
     }
 
-    /// The figures over the link.
+    /// Returns the figures over the link.
     fn row(
         &self,
         rank: &Rank,

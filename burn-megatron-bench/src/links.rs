@@ -1,5 +1,5 @@
-//! Ranks that are threads, and their steps over simulated links: on the clock of the machine, or on one that products and
-//! transfers advance.
+//! Runs ranks as threads, with steps over simulated links. Time is the real clock of the machine, or a virtual clock
+//! that products and transfers advance.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,10 +16,10 @@ const COUNTED_FLOPS: f64 = 1e9;
 /// Timeout of a collective.
 const DEADLINE: Duration = Duration::from_secs(300);
 
-/// The bandwidth inside of a node over that between nodes.
+/// The bandwidth inside a node divided by the bandwidth between nodes.
 pub const INSIDE_A_NODE: f64 = 8.0;
 
-/// Runs work on ranks that are threads, with one compute thread each. Returns the results by rank.
+/// Runs work on ranks that are threads, with one compute thread each. Returns the results in the order of the ranks.
 pub fn on_threads<T: Send>(
     ranks: usize,
     work: impl Fn(&Rank) -> Result<T, Error> + Sync,
@@ -29,7 +29,7 @@ pub fn on_threads<T: Send>(
     Ok(world.run(|rank| work(&rank))?)
 }
 
-/// The link of each rank.
+/// Latency and bandwidth of the link of each rank.
 #[derive(Clone, Copy, Debug)]
 pub struct LinkSpeed {
     pub latency: Duration,
@@ -43,7 +43,7 @@ impl LinkSpeed {
         bytes_per_second: f64::INFINITY,
     };
 
-    /// The link; with nodes of some ranks, the one between nodes.
+    /// Creates the link. If `ranks_per_node` is set, `self` describes the link between nodes.
     pub fn link(self, ranks_per_node: Option<usize>) -> Result<Arc<Link>, Error> {
         let Self {
             latency,
@@ -59,7 +59,7 @@ impl LinkSpeed {
     }
 }
 
-/// What a step sends, and how long it takes without a link.
+/// The traffic of a step, and its time without a link.
 #[derive(Clone, Copy, Debug)]
 pub struct Traffic {
     pub seconds: f64,
@@ -68,7 +68,7 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    /// Returns the link on which the transfers take a share of the time.
+    /// Returns the link on which the transfers take the given share of the time of the step.
     pub fn link(&self, share: f64, latency: Duration) -> Result<LinkSpeed, Error> {
         let Self {
             seconds,
@@ -101,34 +101,34 @@ pub struct LinkStep {
 }
 
 impl LinkStep {
-    /// The sum over the transfers, in seconds.
+    /// Returns the sum over the transfers, in seconds.
     pub fn sum(&self, of: impl Fn(&Transfer) -> Duration) -> f64 {
         let times = self.transfers.iter().map(of);
         times.sum::<Duration>().as_secs_f64()
     }
 
-    /// The seconds in which the link was in use.
+    /// Returns the seconds in which the link was busy.
     pub fn link(&self) -> f64 {
         self.sum(Transfer::duration)
     }
 
-    /// The seconds in which the rank waited for its transfers.
+    /// Returns the seconds in which the rank waited for its transfers.
     pub fn waited(&self) -> f64 {
         self.sum(|transfer| transfer.waited)
     }
 
-    /// The bytes that were sent.
+    /// Returns the number of bytes that were sent.
     pub fn bytes(&self) -> f64 {
         let sizes = self.transfers.iter().map(|transfer| transfer.bytes as f64);
         sizes.sum()
     }
 
-    /// The number of transfers.
+    /// Returns the number of transfers.
     pub fn calls(&self) -> f64 {
         self.transfers.len() as f64
     }
 
-    /// The bytes that were sent to other nodes.
+    /// Returns the number of bytes that were sent to other nodes.
     pub fn bytes_between_nodes(&self) -> f64 {
         let sizes = self.transfers.iter();
         sizes.map(|transfer| transfer.between as f64).sum()
@@ -140,12 +140,12 @@ impl LinkStep {
 pub struct Rounds {
     pub warm_up: usize,
     pub steps: usize,
-    /// Whether the clock is a virtual one.
+    /// Whether the clock is virtual.
     pub counted: bool,
 }
 
 impl From<&StepFlags> for Rounds {
-    /// On the clock of the machine.
+    /// Creates rounds on the real clock.
     fn from(flags: &StepFlags) -> Self {
         Self {
             warm_up: flags.warm_up,
@@ -156,7 +156,7 @@ impl From<&StepFlags> for Rounds {
 }
 
 impl Rounds {
-    /// The link of a rank.
+    /// Creates the link of a rank.
     pub fn link(self, speed: LinkSpeed) -> Result<Arc<Link>, Error> {
         let LinkSpeed {
             latency,
@@ -168,7 +168,7 @@ impl Rounds {
         }
     }
 
-    /// Returns the measured steps, which follow the warm-up. Collective: call on all ranks.
+    /// Runs the warm-up and the measured steps, and returns the measured steps. Collective: call on all ranks.
     pub fn run(
         self,
         groups: &ParallelContext,
@@ -214,14 +214,14 @@ impl Rounds {
     }
 }
 
-/// The mean over the ranks of the median over the steps. Collective: call on all ranks.
+/// Returns the mean over the ranks of the median over the steps. Collective: call on all ranks.
 pub fn mean(rank: &Rank, steps: &[LinkStep], of: impl Fn(&LinkStep) -> f64) -> Result<f64, Error> {
     let own = median(&steps.iter().map(of).collect::<Vec<_>>());
     let average = ReduceOp::Average;
     Ok(rank.communicator().all_reduce_scalar(own, average)?)
 }
 
-/// The median over the steps of the seconds of the slowest rank. Collective: call on all ranks.
+/// Returns the median over the steps of the time of the slowest rank. Collective: call on all ranks.
 pub fn slowest(rank: &Rank, steps: &[LinkStep]) -> Result<f64, Error> {
     let of_rank = |step: &LinkStep| {
         let slowest = rank.communicator();
@@ -231,7 +231,7 @@ pub fn slowest(rank: &Rank, steps: &[LinkStep]) -> Result<f64, Error> {
     Ok(median(&steps))
 }
 
-/// The traffic of a step, as means over the ranks. Collective: call on all ranks.
+/// Returns the traffic of a step, as means over the ranks. Collective: call on all ranks.
 pub fn traffic(rank: &Rank, steps: &[LinkStep]) -> Result<Traffic, Error> {
     Ok(Traffic {
         seconds: mean(rank, steps, |step| step.seconds)?,
@@ -251,7 +251,7 @@ mod tests {
             calls: 10.0,
             bytes: 50e6,
         };
-        // 1 s, half of it latency.
+        // 1 s, half of which is latency.
         let link = step.link(0.5, Duration::from_millis(50)).unwrap();
         assert_eq!(link.bytes_per_second, 100e6);
         let error = step.link(0.1, Duration::from_millis(100)).unwrap_err();

@@ -10,7 +10,7 @@ macro_rules! print {
     ($($text:tt)*) => { burn_megatron_cli::internal::write(format_args!($($text)*)) };
 }
 
-/// The same with an end of line.
+/// Prints a line to standard output.
 macro_rules! println {
     ($($text:tt)*) => { print!("{}\n", format_args!($($text)*)) };
 }
@@ -37,7 +37,7 @@ mod svg;
 mod test_flags;
 mod timeline;
 
-/// As in the `burn-megatron` command, so that both need the same time on the host.
+/// The same allocator as in the `burn-megatron` command, so that both need the same time on the host.
 #[cfg(feature = "cuda")]
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -56,36 +56,38 @@ struct Bench {
 /// The benchmarks.
 #[derive(Subcommand)]
 enum Command {
-    /// Each kernel, compared with the composition of Burn's operations and with a copy of the same number of bytes.
+    /// Time each kernel, and compare it with the composition of Burn's operations and with a copy of the same number of
+    /// bytes.
     Kernels(kernels::args::KernelBenchArgs),
-    /// Matrix products on the CPU by the gemm crate and by each BLAS library that can be opened: which `kernels.gemm` is the
-    /// fastest here.
+    /// Time matrix products on the CPU with the gemm crate and with each BLAS library that can be loaded, to find the
+    /// fastest `kernels.gemm` on this machine.
     Gemm(gemm::GemmBenchArgs),
-    /// Training steps of a model on one device, by the trainer: tokens per second, model FLOPs utilisation (MFU) and
-    /// memory, for each form of attention.
+    /// Time training steps of a model on one device: tokens per second, model FLOPs utilization (MFU) and memory, for
+    /// each form of attention.
     Step(step::args::StepBenchArgs),
-    /// Time of the host for a micro-batch and for a collective. The device must have less work than the host, as on the
+    /// Time the host for a micro-batch and for a collective. The device must have less work than the host, as on the
     /// stub in tools/stub-cuda.
     Host(host::HostBenchArgs),
-    /// Tokens per second of greedy generation on the CPU, in turns with transformers.
+    /// Time greedy generation on the CPU in tokens per second, in alternation with transformers.
     Generate(generate::GenerateBenchArgs),
-    /// The share of the data-parallel communication that is hidden behind computation, in a GPT that is trained over a
+    /// Measure the share of the data-parallel communication that is hidden behind computation. Trains a GPT over a
     /// simulated slow link, for each ZeRO stage with and without overlap.
     Overlap(overlap::args::OverlapArgs),
-    /// The time of pipeline schedules over a simulated link, against the simulator: how many receives are posted ahead, and
-    /// how long the warm-up is, decide how much of the transfers is hidden.
+    /// Time pipeline schedules over a simulated link, and compare them with the simulator. The hidden share of the
+    /// transfers depends on the number of receives that are posted ahead and on the length of the warm-up.
     Pipeline(pipeline::PipelineBenchArgs),
-    /// A layer of attention whose sequence is shared by several ranks, against one rank.
+    /// Time an attention layer whose sequence is split over several ranks, and compare it with one rank.
     Context(context::ContextArgs),
-    /// A layer of experts on several ranks and nodes by each dispatcher: what it sends, and how much of that is hidden.
+    /// Time a layer of experts on several ranks and nodes with each dispatcher: the bytes that it sends, and the share
+    /// that is hidden.
     Dispatch(dispatch::DispatchArgs),
-    /// Planned times of layouts against measured ones, on the CPU of this machine.
+    /// Compare planned times of layouts with measured times, on the CPU of this machine.
     Plan(plan::PlanBenchArgs),
-    /// Megabytes of text per second that `preprocess` tokenizes, compared with the tokenizers library alone
+    /// Time the tokenization of `preprocess` in megabytes of text per second. The baseline is the tokenizers library
     /// with the same number of threads and the text in memory.
     Preprocess(preprocess::PreprocessBenchArgs),
-    /// The speed of saving and loading checkpoints, compared with a copy and a read of the same bytes, and how
-    /// much asynchronous saving slows training down.
+    /// Time the saving and loading of checkpoints, and compare it with a copy and a read of the same bytes. Also
+    /// measures how much asynchronous saving slows training down.
     Checkpoint(checkpoint::CheckpointBenchArgs),
 }
 

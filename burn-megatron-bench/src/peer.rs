@@ -1,4 +1,4 @@
-//! A Python program that a benchmark runs in turns with its own work.
+//! A Python program that a benchmark runs in alternation with its own work.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -8,17 +8,17 @@ use serde_json::Value;
 
 use burn_megatron_cli::internal::Error;
 
-/// A process that prints "ready NAME", then answers each line with one.
+/// A process that prints "ready NAME" and then answers each line with one line.
 pub struct Peer {
     child: Child,
     to: ChildStdin,
     from: BufReader<ChildStdout>,
-    /// The name of the program, with its versions.
+    /// The name of the program, including versions.
     pub name: String,
 }
 
 impl Peer {
-    /// Starts `program`, a text of Python, with `settings` as its argument.
+    /// Starts `program`, the source of a Python program, with `settings` as its argument.
     pub fn start(python: &Path, program: &str, settings: &Value) -> Result<Self, Error> {
         let mut child = Command::new(python)
             .args(["-c", program, &settings.to_string()])
@@ -40,7 +40,7 @@ impl Peer {
         Ok(peer)
     }
 
-    /// The answer to one request.
+    /// Returns the answer to one request.
     pub fn ask(&mut self, request: &Value) -> Result<Value, Error> {
         writeln!(self.to, "{request}")?;
         Ok(serde_json::from_str(&self.line()?)?)
@@ -49,7 +49,7 @@ impl Peer {
     fn line(&mut self) -> Result<String, Error> {
         let mut line = String::new();
         match self.from.read_line(&mut line)? {
-            0 => Err("the Python peer ended: its error is above".into()),
+            0 => Err("the Python process ended; its error is printed above".into()),
             _ => Ok(line.trim().to_string()),
         }
     }

@@ -1,4 +1,4 @@
-//! `burn-megatron-bench pipeline`: the time of schedules over a slow link, against the simulator.
+//! The `burn-megatron-bench pipeline` benchmark: the time of schedules over a slow link, compared with the simulator.
 
 use std::sync::Arc;
 use std::thread::sleep;
@@ -24,35 +24,35 @@ const SCHEDULES: [ScheduleKind; 2] = [ScheduleKind::OneFOneB, ScheduleKind::Eage
 
 const MICRO_BATCHES: usize = 16;
 
-/// The time of a message, in forwards.
+/// The time of a message, in units of a forward.
 const TRANSFER: f64 = 0.3;
 
 /// Flags of `pipeline`.
 #[derive(Args)]
 pub struct PipelineBenchArgs {
-    /// Ranks of the pipeline.
+    /// Number of pipeline ranks.
     #[arg(long, visible_alias = "pp", value_name = "N", default_value_t = 2, value_parser = at_least_one)]
     pub pipeline_parallel: usize,
-    /// Milliseconds that a forward of a rank sleeps; a backward sleeps twice as long.
+    /// Milliseconds for which a forward of a rank sleeps. A backward sleeps twice as long.
     #[arg(long, value_name = "MS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     pub forward_ms: u64,
-    /// The number of steps, and the file.
+    /// The number of steps, and the JSON file.
     #[command(flatten)]
     pub steps: StepFlags,
 }
 
-/// A line of the table. Times are in units of a forward of a rank.
+/// A row of the table. Times are in units of a forward of a rank.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct PipelineRow {
     schedule: ScheduleKind,
     receives_ahead: usize,
-    /// The total of the simulator.
+    /// The total time in the simulator.
     simulated: f64,
     /// The median of the measured steps.
     measured: f64,
-    /// Messages of a step, over all ranks.
+    /// The number of messages of a step over all ranks.
     messages: usize,
-    /// Of them, activations and gradients.
+    /// The number of messages that are activations or gradients.
     tensors: usize,
 }
 
@@ -72,8 +72,8 @@ const COLUMNS: &[Column<PipelineRow>] = &[
 pub fn run(args: &PipelineBenchArgs) -> Result<(), Error> {
     let bench = Benchmark(args);
     let about = format!(
-        "{} ranks, {MICRO_BATCHES} micro-batches; a forward of a rank sleeps {} ms, its backward {} ms, and a message takes \
-         {TRANSFER} forwards on a simulated link; totals are in forwards",
+        "{} ranks, {MICRO_BATCHES} micro-batches; a forward sleeps {} ms, a backward {} ms; a message takes {TRANSFER} times \
+         the forward time on a simulated link; totals are multiples of the forward time",
         args.pipeline_parallel,
         args.forward_ms,
         2 * args.forward_ms,
@@ -91,7 +91,8 @@ pub fn run(args: &PipelineBenchArgs) -> Result<(), Error> {
 
 struct Benchmark<'a>(&'a PipelineBenchArgs);
 
-/// The measurements of a rank: by step, its first and last computation, and its messages.
+/// The measurements of a rank for each step: the start of the first computation, the end of the last computation, and
+/// the number of messages.
 type RankSteps = Vec<(Instant, Instant, usize)>;
 
 impl Benchmark<'_> {
@@ -147,7 +148,7 @@ impl Benchmark<'_> {
             forward: forward.mul_f64(schedule.ranks() as f64 / schedule.stages() as f64),
         };
         let mut steps = vec![];
-        // In the first step the ranks send each other the shapes.
+        // In the first step, the ranks also send each other the shapes.
         for _ in 0..=args.steps.steps {
             world.barrier()?;
             link.take_transfers();
@@ -166,7 +167,7 @@ impl Benchmark<'_> {
     }
 }
 
-/// The sink of stages without parameters.
+/// The gradient sink of stages without parameters.
 struct NoParameters;
 
 impl GradientSink for NoParameters {
@@ -183,7 +184,7 @@ impl DeferringSink for NoParameters {
     }
 }
 
-/// Stages that sleep, a backward twice as long as a forward.
+/// Stages that sleep instead of computing. A backward sleeps twice as long as a forward.
 struct Sleeping {
     stages: usize,
     forward: Duration,

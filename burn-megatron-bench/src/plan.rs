@@ -1,4 +1,4 @@
-//! `burn-megatron-bench plan`: planned times of layouts against measured ones.
+//! The `burn-megatron-bench plan` benchmark: planned times of layouts compared with measured times.
 
 use std::path::PathBuf;
 
@@ -16,25 +16,25 @@ use clap::Args;
 use crate::links::on_threads;
 use crate::report::write;
 
-/// Rounds, each of which runs all layouts.
+/// The number of rounds. Each round runs all layouts.
 const ROUNDS: usize = 3;
-/// Measured steps of each layout in a round; the median of all is reported.
+/// The number of measured steps of each layout per round. The median over all rounds is reported.
 const STEPS: usize = 9;
 const WARM_UP: usize = 2;
 
 /// Flags of `plan`.
 #[derive(Args)]
 pub struct PlanBenchArgs {
-    /// The recipe whose model and batch are used; by default the recipe of `pretrain` without flags. Its layout is not used.
+    /// Recipe with the model and the batch. Its layout is not used. Default: the recipe of `pretrain` without flags.
     #[arg(long, visible_alias = "config", value_name = "FILE.toml")]
     pub recipe: Option<PathBuf>,
     /// Keys of the recipe.
     #[command(flatten)]
     pub set: SetArgs,
-    /// Thread-ranks, each with one compute thread.
+    /// Number of thread-ranks, each with one compute thread.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = at_least_one)]
     pub ranks: usize,
-    /// Layouts, evenly spaced from the best to the worst by the plan.
+    /// Number of layouts, evenly spaced from the fastest to the slowest by the plan.
     #[arg(long, value_name = "N", default_value_t = 12, value_parser = at_least_one)]
     pub layouts: usize,
     /// Write a scatter plot to this file.
@@ -42,7 +42,7 @@ pub struct PlanBenchArgs {
     pub svg: Option<PathBuf>,
 }
 
-/// Probes the machine, plans the layouts, runs them, and prints both times.
+/// Probes the machine, plans the layouts, runs them, and prints planned and measured times.
 pub fn run(args: &PlanBenchArgs) -> Result<(), Error> {
     let families = Families::transformers();
     let base = (&families, DEFAULT_RECIPE);
@@ -55,7 +55,7 @@ pub fn run(args: &PlanBenchArgs) -> Result<(), Error> {
     if plans.is_empty() {
         return Err("no layout of this recipe is valid".into());
     }
-    // In rounds, so that other load of the machine falls on all layouts.
+    // Layouts run in rounds, so that other load of the machine affects all layouts.
     let mut measured = vec![vec![]; plans.len()];
     for _ in 0..ROUNDS {
         for (plan, measured) in plans.iter().zip(&mut measured) {
@@ -83,7 +83,7 @@ pub fn run(args: &PlanBenchArgs) -> Result<(), Error> {
     let fastest = measured().fold(f64::INFINITY, f64::min);
     let correlation = match accuracy::spearman(&timed) {
         Some(correlation) => format!("{correlation:.2}"),
-        None => "none, of fewer than two different times".into(),
+        None => "undefined (fewer than two different times)".into(),
     };
     let found = format!(
         "rank correlation (Spearman) {correlation}; slowest / fastest {:.2}",
@@ -97,7 +97,7 @@ pub fn run(args: &PlanBenchArgs) -> Result<(), Error> {
     Ok(())
 }
 
-/// Returns `count` of the plans at equal distances, from the first to the last.
+/// Returns `count` plans at equal distances, from the first to the last plan.
 fn evenly_spaced(plans: &[Plan], count: usize) -> Vec<&Plan> {
     let count = count.min(plans.len());
     let steps = count.saturating_sub(1).max(1);
@@ -105,7 +105,7 @@ fn evenly_spaced(plans: &[Plan], count: usize) -> Vec<&Plan> {
     (0..count).map(|i| &plans[place(i)]).collect()
 }
 
-/// The measured steps of rank 0.
+/// Returns the seconds of the measured steps on rank 0.
 fn seconds(mut recipe: Recipe, ranks: usize) -> Result<Vec<f64>, Error> {
     let batch = [
         recipe.train.micro_batch_size,

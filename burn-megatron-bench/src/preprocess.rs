@@ -1,4 +1,4 @@
-//! `burn-megatron-bench preprocess`: writing token files, compared with the tokenizers library alone.
+//! The `burn-megatron-bench preprocess` benchmark: writing token files, compared with the tokenizers library alone.
 
 use std::fs;
 use std::io::Write;
@@ -18,19 +18,19 @@ use tokenizers::Tokenizer;
 
 use crate::report::{Column, Report, fixed};
 
-/// Measured rounds, after a warm-up round; the median is reported.
+/// The number of measured rounds after a warm-up round. The median is reported.
 const ROUNDS: usize = 5;
 
-/// Bytes of text; the documents are repeated to reach it.
+/// Bytes of text. The documents are repeated until they reach this size.
 const BYTES: usize = 16_000_000;
 
 /// Flags of `preprocess`.
 #[derive(Args)]
 pub struct PreprocessBenchArgs {
-    /// The tokenizer: a tokenizer.json, or a folder with one.
+    /// Tokenizer: a tokenizer.json, or a folder that contains one.
     #[arg(long, value_name = "PATH")]
     pub tokenizer: PathBuf,
-    /// Threads; by default the number of cores.
+    /// Number of threads. Default: the number of cores.
     #[arg(long, value_name = "N")]
     pub workers: Option<usize>,
 }
@@ -42,12 +42,12 @@ const NAMES: [&str; 3] = [
     "preprocess, JSON lines to token files",
 ];
 
-/// A program with its speed.
+/// A program and its speed.
 #[derive(Serialize)]
 struct SpeedRow {
     name: &'static str,
     megabytes_per_second: f64,
-    /// Relative to the first program.
+    /// The speed relative to the first program.
     ratio: f64,
 }
 
@@ -59,7 +59,8 @@ const COLUMNS: &[Column<SpeedRow>] = &[
     }),
 ];
 
-/// Times all, interleaved, and prints a table. The documents are the .rs, .md and .txt files of this repository.
+/// Times all programs, interleaved, and prints a table. The documents are the .rs, .md and .txt files of this
+/// repository.
 pub fn run(args: &PreprocessBenchArgs) -> Result<(), Error> {
     let workers = match args.workers {
         Some(workers) => workers,
@@ -113,7 +114,7 @@ struct TokenizerComparison {
 }
 
 impl TokenizerComparison {
-    /// The seconds of each; all must give the same number of tokens.
+    /// Returns the seconds of each program. All programs must return the same number of tokens.
     fn round(&self) -> Result<[f64; 3], Error> {
         let texts = || self.texts.iter().map(String::as_str).collect::<Vec<_>>();
         let mut tokens = [0; 3];
@@ -139,11 +140,11 @@ impl TokenizerComparison {
         if tokens.iter().all(|count| *count == tokens[0]) {
             Ok(seconds)
         } else {
-            Err(format!("the tokens of the same text differ in number: {tokens:?}").into())
+            Err(format!("the token counts of the same text differ: {tokens:?}").into())
         }
     }
 
-    /// The whole command, from the input file to synced token files.
+    /// Runs the whole command, from the input file to synced token files.
     fn preprocess(&self) -> Result<usize, Error> {
         #[derive(Parser)]
         struct Flags {
@@ -180,7 +181,7 @@ fn read(path: &Path) -> Result<Tokenizer, Error> {
         .map_err(|error| format!("cannot read {}: {error}", file.display()).into())
 }
 
-/// The documents of a folder, repeated to reach the size.
+/// Returns the documents of a folder, repeated until they reach [`BYTES`].
 fn texts(folder: &Path) -> Result<Vec<String>, Error> {
     let wanted = |path: &Path| {
         let extension = path.extension().and_then(|extension| extension.to_str());

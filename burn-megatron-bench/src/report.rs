@@ -12,15 +12,15 @@ use serde_json::Value;
 /// A column of a table.
 pub struct Column<R> {
     title: &'static str,
-    /// The characters of a cell; negative where it is left-aligned.
+    /// The width of a cell in characters. A negative width means left-aligned.
     width: i32,
-    /// Columns with a number are left out where there is no room, the lowest number first.
+    /// The order in which optional columns are left out if the table does not fit. The lowest number is left out first.
     optional: Option<u8>,
     cell: fn(&R) -> String,
 }
 
 impl<R> Column<R> {
-    /// A column that is always shown.
+    /// Creates a column that is always shown.
     pub const fn new(title: &'static str, width: i32, cell: fn(&R) -> String) -> Self {
         Self {
             title,
@@ -30,7 +30,7 @@ impl<R> Column<R> {
         }
     }
 
-    /// A column that is left out where there is no room, in the order of these numbers.
+    /// Creates a column that is left out if the table does not fit. Columns with a lower `order` are left out first.
     pub const fn optional(
         order: u8,
         title: &'static str,
@@ -72,26 +72,26 @@ fn line<R>(shown: &[&Column<R>], cell: impl Fn(&Column<R>) -> String) -> String 
     cells.collect::<Vec<_>>().join(" ").trim_end().to_string()
 }
 
-/// The header of a table.
+/// Returns the header of a table.
 pub fn header<R>(columns: &[Column<R>]) -> String {
     line(&fitting(columns, terminal_width()), |column| {
         column.title.into()
     })
 }
 
-/// The line of a row.
+/// Returns the line of a row.
 pub fn row_line<R>(columns: &[Column<R>], row: &R) -> String {
     line(&fitting(columns, terminal_width()), |column| {
         (column.cell)(row)
     })
 }
 
-/// A number with some decimals.
+/// Formats a number with a fixed number of decimals.
 pub fn fixed(number: f64, decimals: usize) -> String {
     format!("{number:.decimals$}")
 }
 
-/// A share in percent.
+/// Formats a share in percent.
 pub fn percent(share: f64) -> String {
     format!("{:.0} %", 100.0 * share)
 }
@@ -107,7 +107,7 @@ pub struct Results<S, R> {
     pub failed: Vec<Value>,
 }
 
-/// The results of a running benchmark.
+/// The report of a running benchmark.
 pub struct Report<S, R: 'static> {
     columns: &'static [Column<R>],
     json: Option<PathBuf>,
@@ -115,7 +115,7 @@ pub struct Report<S, R: 'static> {
 }
 
 impl<S: Serialize, R: Serialize> Report<S, R> {
-    /// Prints a description and the header of the table. `settings` are at the top of the JSON file.
+    /// Prints a description and the header of the table. `settings` are at the top level of the JSON file.
     pub fn begin(
         about: &str,
         columns: &'static [Column<R>],
@@ -134,15 +134,15 @@ impl<S: Serialize, R: Serialize> Report<S, R> {
         }
     }
 
-    /// Prints a row. The file is written after each row, as a later one may not fit into the memory.
+    /// Prints a row. The JSON file is written after each row, since a later row may run out of memory.
     pub fn add(&mut self, row: R) -> Result<(), Error> {
         println!("{}", row_line(self.columns, &row));
         self.results.rows.push(row);
         self.write()
     }
 
-    /// Adds the rows that `work` returns. An error or a panic is printed as the reason of `name`, so that the rows after it
-    /// run; `failed` makes it an entry of the JSON file.
+    /// Adds the rows that `work` returns. An error or a panic is printed with `name` as its title, and the next rows
+    /// still run. `failed` converts the reason to an entry of the JSON file.
     pub fn attempt(
         &mut self,
         name: &str,
@@ -169,7 +169,7 @@ impl<S: Serialize, R: Serialize> Report<S, R> {
     /// Prints the legend.
     ///
     /// # Errors
-    /// Rows that failed.
+    /// Returns an error if rows failed.
     pub fn finish(self, legend: &str) -> Result<(), Error> {
         if !legend.is_empty() {
             println!("\n{}", wrapped(legend));
@@ -188,21 +188,21 @@ impl<S: Serialize, R: Serialize> Report<S, R> {
     }
 }
 
-/// Writes a file; a file of this name is replaced at once.
+/// Writes a file. An existing file is replaced atomically.
 pub fn write(path: &Path, content: &[u8]) -> Result<(), Error> {
     replace_file(path, content)
         .map_err(|error| format!("cannot write {}: {error}", path.display()).into())
 }
 
-/// The end of a description, for results that may be wrong.
+/// Returns the end of a description, for results that may be wrong.
 pub fn unchecked(is_unchecked: bool) -> &'static str {
     match is_unchecked {
-        true => "\nUNCHECKED: results may be wrong, and times are times of the host",
+        true => "\nUNCHECKED: results may be wrong, and times are host times",
         false => "",
     }
 }
 
-/// Runs work whose error or panic does not end the benchmark, and is returned as text.
+/// Runs work and returns an error or a panic as text, so that the benchmark continues.
 fn attempt<T>(work: impl FnOnce() -> Result<T, Error>) -> Result<T, String> {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(result) => result.map_err(|error| error.to_string()),

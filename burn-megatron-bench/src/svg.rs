@@ -1,4 +1,4 @@
-//! One step of each case as an SVG: what a rank computes, and below it what its link transfers.
+//! Draws one step of each case as an SVG: the computation of a rank, and below it the transfers of its link.
 
 use burn_megatron_cli::internal::Error;
 use burn_megatron_plot::{Gantt, PlotError, failed, render};
@@ -12,7 +12,7 @@ const LEFT: i32 = 78;
 const RIGHT: i32 = 14;
 const TOP: i32 = 64;
 const BOTTOM: i32 = 52;
-/// The height of a row, and of a case with its title and its two rows.
+/// The height of a row. `CASE` is the height of a case with its title and its two rows.
 const ROW: i32 = 18;
 const CASE: i32 = 72;
 const IDLE: RGBColor = RGBColor(246, 246, 246);
@@ -25,7 +25,7 @@ pub struct Timeline<'a> {
     pub step: (f64, f64),
 }
 
-/// The colors, and their names in the legend.
+/// The colors with their names in the legend.
 const COLORS: [(&str, RGBColor); 6] = [
     ("forward", RGBColor(107, 163, 214)),
     ("backward", RGBColor(232, 150, 93)),
@@ -47,9 +47,9 @@ fn color(event: &TimelineEvent) -> RGBColor {
     COLORS[index].1
 }
 
-/// Draws all cases below each other, on the same time scale, 960 pixels wide.
+/// Draws all cases below each other on the same time scale. The SVG is 960 pixels wide.
 ///
-/// A step is drawn from its start to its end, with what still runs from the step before.
+/// A step is drawn from its start to its end, including work of the previous step that still runs.
 pub fn svg(title: &str, timelines: &[Timeline]) -> Result<String, Error> {
     let lengths = timelines.iter().map(|line| line.step.1 - line.step.0);
     let bottom = TOP + CASE * timelines.len() as i32;
@@ -79,7 +79,7 @@ fn draw(gantt: &Gantt, line: &Timeline, top: i32) -> Result<(), PlotError> {
         gantt.text(name, (LEFT - 8, y + 3), 13, HPos::Right)?;
         gantt.rectangle((LEFT, y), (gantt.x(end - begin), y + ROW), IDLE)?;
     }
-    // What a phase waits for is drawn on top of it.
+    // Waits are drawn on top of the phases that wait.
     let order = [
         EventKind::Compute,
         EventKind::Reduce,
@@ -124,7 +124,7 @@ mod tests {
             step: (1.0, 5.0),
         };
         let picture = svg("one step", &[line]).unwrap();
-        // With the box of the legend.
+        // The count includes the box of the legend.
         let boxes = |color: &str| picture.matches(&format!("fill=\"{color}\"")).count();
         assert_eq!(
             ["#6BA3D6", "#E8965D", "#315882", "#B03030"].map(boxes),

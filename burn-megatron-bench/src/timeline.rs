@@ -1,4 +1,4 @@
-//! The timeline of a rank and its link, and how much of the transfers is hidden.
+//! The timeline of a rank and its link, and the share of the transfers that is hidden.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -12,23 +12,23 @@ use crate::report::write;
 /// The kind of a [`TimelineEvent`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventKind {
-    /// A phase of a step in which the rank computes, except for the waits in it.
+    /// A phase of a step in which the rank computes, except while it waits.
     Compute,
     /// A phase of a step that communicates.
     Reduce,
-    /// The rank is blocked: by the link, by ranks that are late, or by the reduction itself, which the engine runs in the
-    /// waiting thread.
+    /// The rank is blocked by the link, by ranks that are late, or by the reduction itself, which the engine runs in
+    /// the waiting thread.
     Wait,
     /// The link is busy.
     Transfer,
 }
 
-/// An event of a rank or its link. Times are seconds since an origin that is the same for all ranks.
+/// An event of a rank or its link. Times are in seconds since an origin that is the same for all ranks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TimelineEvent {
     pub kind: EventKind,
     pub name: String,
-    /// Its step; for a transfer the one in which it was issued.
+    /// The step of the event. For a transfer, the step in which it was issued.
     pub step: usize,
     pub start: f64,
     pub end: f64,
@@ -39,14 +39,14 @@ impl TimelineEvent {
         self.end - self.start
     }
 
-    /// The seconds of this event between `start` and `end`.
+    /// Returns the seconds of this event between `start` and `end`.
     pub fn within(&self, start: f64, end: f64) -> f64 {
         (self.end.min(end) - self.start.max(start)).max(0.0)
     }
 }
 
-/// The share of the time of a step's transfers in which the rank computed: it was in a computing phase,
-/// of this step or of the next one, and not in a wait. 1 if nothing was transferred.
+/// Returns the share of a step's transfer time in which the rank computed. The rank computes if it is in a compute
+/// phase of this step or of the next step, and does not wait. The share is 1 if nothing was transferred.
 ///
 /// `events` belong to one rank. Phases do not overlap each other, and neither do waits.
 pub fn hidden_share(events: &[TimelineEvent], step: usize) -> f64 {
@@ -71,13 +71,13 @@ pub fn hidden_share(events: &[TimelineEvent], step: usize) -> f64 {
     }
 }
 
-/// The activity of a rank and its link, over time.
+/// The activity of a rank and its link over time.
 pub struct RankTimeline {
     /// Phases, waits and transfers.
     pub events: Vec<TimelineEvent>,
-    /// By step: its start and its end in seconds.
+    /// The start and the end of each step in seconds.
     pub steps: Vec<(f64, f64)>,
-    /// By step: the transfers that were issued in it.
+    /// The transfers that were issued in each step.
     pub transfers: Vec<Vec<Transfer>>,
 }
 
@@ -91,7 +91,7 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Times are relative to `origin`.
+    /// Creates a recorder. Times are relative to `origin`.
     pub fn new(origin: Instant) -> Self {
         Self {
             origin,
@@ -118,7 +118,7 @@ impl Recorder {
         self.last = self.now();
     }
 
-    /// Ends a phase, and starts the next one.
+    /// Ends a phase and starts the next phase.
     pub fn end(&mut self, kind: EventKind, name: &str) {
         let (start, end) = (self.last, self.now());
         self.push(kind, name.into(), self.steps.len(), (start, end));
@@ -135,7 +135,7 @@ impl Recorder {
         });
     }
 
-    /// Sorts the transfers by step; their times are relative to `epoch`.
+    /// Assigns the transfers to steps and returns the timeline. The times of the transfers are relative to `epoch`.
     pub fn finish(mut self, all: Vec<Transfer>, epoch: Instant) -> RankTimeline {
         let offset = epoch.saturating_duration_since(self.origin);
         let seconds = |time: Duration| (offset + time).as_secs_f64();
@@ -161,8 +161,8 @@ impl Recorder {
     }
 }
 
-/// Writes the events of each rank in the Chrome trace format (JSON): a process for each rank, with a
-/// row for what it does and one for its link.
+/// Writes the events of each rank in the Chrome trace format (JSON). Each rank is a process with one row for the rank
+/// and one row for its link.
 pub fn write_chrome(path: &Path, ranks: &[&[TimelineEvent]]) -> Result<(), Error> {
     write(path, &serde_json::to_vec(&chrome(ranks))?)
 }
@@ -215,17 +215,17 @@ mod tests {
             event(Transfer, 0, 2.0, 4.0),
         ];
         assert_eq!(hidden_share(&events, 0), 1.0);
-        // 1 s of the next one beside the computation, and 3 s beside the phase that waits.
+        // The next transfer overlaps for 1 s with the computation, and for 3 s with the phase that waits.
         events.push(event(Transfer, 0, 4.0, 8.0));
         assert_eq!(hidden_share(&events, 0), 0.5);
-        // 1 s of the first transfer is waited for inside of the phase, and nothing of the second.
+        // Within the compute phase, the rank waits for 1 s during the first transfer, and not during the second.
         events.push(event(Wait, 0, 3.0, 4.0));
         events.push(event(Wait, 0, 5.0, 8.0));
         assert_eq!(hidden_share(&events, 0), 2.0 / 6.0);
-        // A transfer into the next step is hidden by that step.
+        // The next step hides a transfer that continues into it.
         events.push(event(Transfer, 0, 8.0, 10.0));
         assert_eq!(hidden_share(&events, 0), 0.5);
-        // The other step has no transfers of its own.
+        // The other step has no transfers.
         assert_eq!(hidden_share(&events, 1), 1.0);
     }
 

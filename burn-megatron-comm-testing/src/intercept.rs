@@ -1,4 +1,4 @@
-//! A communicator whose calls pass a closure.
+//! A communicator that passes its calls to a closure.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,15 +7,15 @@ use burn_megatron_comm::{Buffer, BufferPool, Call, CommError, Communicator, Grou
 
 type OnCall = dyn Fn(&dyn Communicator, Call, Buffer) -> Result<Pending, CommError> + Send + Sync;
 
-/// A communicator that passes each call to a closure together with the inner communicator, which counts, records, delays
-/// or changes the call and starts it. The communicators that it is split into do the same.
+/// A communicator that passes each call and the inner communicator to a closure. The closure can count, record, delay
+/// or change the call, and then starts it. Communicators split from it use the same closure.
 pub struct Intercept {
     inner: Arc<dyn Communicator>,
     on_call: Arc<OnCall>,
 }
 
 impl Intercept {
-    /// Passes the calls on `inner` to `on_call`.
+    /// Wraps `inner` and passes its calls to `on_call`.
     pub fn over(
         inner: Arc<dyn Communicator>,
         on_call: impl Fn(&dyn Communicator, Call, Buffer) -> Result<Pending, CommError>

@@ -1,16 +1,18 @@
-//! Ranks of a world of processes that are threads.
+//! Runs the ranks of a process world as threads.
 
 use std::net::TcpListener;
 use std::thread;
 
 use burn_megatron_comm::{Address, Launch, Launcher};
 
-/// Calls `join` on a thread for each of `ranks` ranks, which meet at a free port of this machine, and returns the results
-/// in rank order: NCCL's ranks in one process, as [`World::processes`](burn_megatron_comm::World::processes) allows.
+/// Calls `join` on one thread for each of `ranks` ranks and returns the results in rank order. The ranks meet at a free
+/// port of this machine.
+///
+/// NCCL allows several ranks in one process: see [`World::processes`](burn_megatron_comm::World::processes).
 ///
 /// # Panics
 ///
-/// If no port is free, and with the panic of a rank.
+/// If no port is free, or if a rank panics.
 pub fn join_as_threads<T: Send>(ranks: usize, join: impl Fn(Launch) -> T + Sync) -> Vec<T> {
     let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
     let port = free.expect("a free port").port();

@@ -1,7 +1,8 @@
-//! The conformance suite that every engine passes, fault injection, and simulated networks.
+//! Conformance suite for engines, fault injection, and simulated networks.
 //!
-//! [`Intercept`] passes each call of a communicator to a closure, [`join_as_threads`] runs the ranks of processes as
-//! threads, and [`MatmulClock`] lets matrix products take the time of a simulated device.
+//! [`Intercept`] passes each call of a communicator to a closure. [`join_as_threads`] runs the ranks of a process world
+//! as
+//! threads. [`MatmulClock`] adds the time of matrix products to the clock of a simulated link.
 
 pub mod conformance;
 pub mod fault_injection;

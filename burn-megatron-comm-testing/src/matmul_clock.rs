@@ -1,4 +1,4 @@
-//! The time of matrix products on the clock of a simulated link.
+//! Adds the time of matrix products to the clock of a simulated link.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -10,18 +10,20 @@ use tracing::{Event, Metadata, Subscriber};
 
 use super::Link;
 
-/// A subscriber of `tracing` that advances the clock of a [`Link`] by the time of each product that a linear layer of
-/// this thread computes, so that what a layer hides of its transfers can be counted on ranks that have no core each:
-/// see [`Link::with_virtual_clock`].
+/// A `tracing` subscriber that adds the compute time of matrix products to the clock of a [`Link`]. It counts the
+/// products that linear layers compute on this thread.
+///
+/// With it, the share of hidden transfers can be measured even if the ranks share CPU cores: see
+/// [`Link::with_virtual_clock`].
 #[derive(Debug)]
 pub struct MatmulClock {
     /// The link of this rank.
     pub link: Arc<Link>,
-    /// Floating-point operations per second.
+    /// The simulated compute speed, in floating-point operations per second.
     pub flops_per_second: f64,
 }
 
-/// The operations of a span, if it is that of a product.
+/// The floating-point operations of a span, or `None` if the span is not a matrix product.
 struct Flops(Option<u64>);
 
 impl Visit for Flops {
@@ -35,7 +37,7 @@ impl Visit for Flops {
 }
 
 impl Subscriber for MatmulClock {
-    /// Takes the spans that `burn-megatron/src/nn/product_span.rs` makes.
+    /// Accepts the spans created by `burn-megatron/src/nn/product_span.rs`.
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         matches!(metadata.name(), "product" | "weight_gradient")
     }

@@ -54,18 +54,29 @@ impl DType {
         }
     }
 
-    /// Whether this is a floating-point type.
+    /// Returns whether this is a floating-point type.
     pub fn is_float(self) -> bool {
         matches!(self, DType::F64 | DType::F32 | DType::BF16 | DType::F16)
     }
 
-    /// The lower-case name, for example `"bf16"`.
+    /// Returns the lower-case name, for example `"bf16"`.
     pub fn name(self) -> &'static str {
         self.into()
     }
 }
 
 /// An owned one-dimensional array of one element type.
+///
+/// ```
+/// use burn_megatron_comm::{Buffer, DType};
+///
+/// let parts = [Buffer::from(vec![1.0f32, 2.0]), Buffer::from(vec![3.0f32])];
+/// let whole = Buffer::concat(&parts)?;
+/// assert_eq!((whole.dtype(), whole.len()), (DType::F32, 3));
+/// assert_eq!(whole.slice(1..3).into_vec::<f32>(), [2.0, 3.0]);
+/// assert!(whole.as_slice::<i32>().is_err());
+/// # Ok::<(), burn_megatron_comm::BufferError>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub enum Buffer {
     /// 64-bit floats.
@@ -97,7 +108,7 @@ pub enum BufferError {
         /// The number of elements in the buffer.
         len: usize,
     },
-    /// Zero buffers cannot be concatenated, as the result would have no type.
+    /// A list of zero buffers cannot be concatenated, because the result would have no type.
     #[error("cannot concatenate 0 buffers, as the result has no type: expected at least one")]
     NoParts,
 }
@@ -155,7 +166,7 @@ macro_rules! elements {
                 }
             }
 
-            /// The type of the elements.
+            /// Returns the type of the elements.
             pub fn dtype(&self) -> DType {
                 match self {
                     $(Buffer::$variant(_) => DType::$variant,)*
@@ -212,12 +223,12 @@ impl Buffer {
         Self::with_capacity(dtype, 0)
     }
 
-    /// The number of elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         with_elements!(self, values => values.len())
     }
 
-    /// Whether there are no elements.
+    /// Returns whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

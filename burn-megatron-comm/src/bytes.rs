@@ -34,6 +34,17 @@ fn check_length(comm: &dyn Communicator, rank: usize, length: i64) -> Result<usi
 ///
 /// Collective: call on all ranks of the group.
 ///
+/// ```
+/// use burn_megatron_comm::{World, all_gather_bytes};
+///
+/// let names = World::threads(2)?.run(|rank| {
+///     let own = "x".repeat(1 + rank.rank());
+///     all_gather_bytes(&*rank.communicator(), own.as_bytes())
+/// })?;
+/// assert_eq!(names[0], [b"x".to_vec(), b"xx".to_vec()]);
+/// # Ok::<(), burn_megatron_comm::WorldError>(())
+/// ```
+///
 /// # Errors
 /// The errors of [`all_gather`](Communicator::all_gather). [`CommError::InvalidCall`] if a rank has more than 4 GiB.
 pub fn all_gather_bytes(comm: &dyn Communicator, own: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {

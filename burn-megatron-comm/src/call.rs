@@ -292,7 +292,7 @@ impl Signature {
         }
     }
 
-    /// Whether this is a send or a receive.
+    /// Returns whether this is a send or a receive.
     pub fn is_message(&self) -> bool {
         matches!(
             self.operation,

@@ -39,12 +39,12 @@ impl Group {
         &self.name
     }
 
-    /// The world ranks of the members, in group order.
+    /// Returns the world ranks of the members, in group order.
     pub fn ranks(&self) -> &[usize] {
         &self.ranks
     }
 
-    /// The index of this rank in the group.
+    /// Returns the index of this rank in the group.
     pub fn index(&self) -> usize {
         self.index
     }
@@ -54,7 +54,7 @@ impl Group {
         self.ranks[self.index]
     }
 
-    /// The number of ranks.
+    /// Returns the number of ranks.
     pub fn size(&self) -> usize {
         self.ranks.len()
     }
@@ -78,17 +78,34 @@ impl fmt::Display for Group {
 
 /// Collectives and point-to-point messages between the ranks of one group.
 ///
-/// All ranks of a group must issue the same collectives in the same order. Calls are compared between ranks; a
+/// All ranks of a group must issue the same collectives in the same order. Calls are compared between ranks. A
 /// difference is a [`CommError::Mismatch`]. Messages ([`send`](Self::send), [`receive`](Self::receive)) are ordered per
 /// pair of ranks and do not count as collectives.
 ///
 /// Methods whose names start with `start_` return at once. The other methods wait for the result. Roots and peers are
-/// indices in the group; counts are numbers of elements. Every method returns [`CommError::InvalidCall`] if its
-/// arguments are invalid; nothing is sent then. The errors of a wait are listed in [`CommError`].
+/// indices in the group. Counts are numbers of elements. Every method returns [`CommError::InvalidCall`] if its
+/// arguments are invalid, and sends nothing in this case. The errors of a wait are listed in [`CommError`].
 ///
 /// An engine implements [`group`](Self::group), [`start`](Self::start) and [`split`](Self::split). The other methods
 /// call `start`. A wrapper also forwards [`pool`](Self::pool) and [`begin_step`](Self::begin_step). It forwards
 /// [`start_all`](Self::start_all) if it does not change individual calls.
+///
+/// ```
+/// use burn_megatron_comm::{CommError, DType, ReduceOp, World};
+///
+/// let results = World::threads(2)?.run(|rank| {
+///     let (world, own) = (rank.communicator(), rank.rank() as f32);
+///     // Each rank gets its half of the sum.
+///     let half = world.reduce_scatter(vec![own; 4].into(), ReduceOp::Sum)?;
+///     // The ranks exchange messages.
+///     let peer = 1 - rank.rank();
+///     world.send(vec![own].into(), peer)?;
+///     let received = world.receive(peer, DType::F32, 1)?;
+///     Ok::<_, CommError>((half.into_vec::<f32>(), received.into_vec::<f32>()))
+/// })?;
+/// assert_eq!(results[0], (vec![1.0, 1.0], vec![1.0]));
+/// # Ok::<(), burn_megatron_comm::WorldError>(())
+/// ```
 pub trait Communicator: Send + Sync + fmt::Debug + 'static {
     /// Returns the ranks of this communicator.
     fn group(&self) -> &Group;
@@ -114,8 +131,8 @@ pub trait Communicator: Send + Sync + fmt::Debug + 'static {
     /// sent. All ranks must pass the same calls in the same order.
     ///
     /// # Errors
-    /// [`CommError::InvalidCall`] for the first invalid call; nothing is sent then. Otherwise the error of the first
-    /// start that fails.
+    /// [`CommError::InvalidCall`] for the first invalid call. In this case nothing is sent. Otherwise, the error of the
+    /// first start that fails.
     fn start_all(&self, calls: Vec<(Call, Buffer)>) -> Result<Vec<Pending>, CommError> {
         for (call, input) in &calls {
             call.check(self.group(), input)?;

@@ -20,6 +20,21 @@ pub use groups::NodeGroups;
 ///
 /// There is no global state: this handle is passed to the `init` of every module. [`group`](Self::group) returns the
 /// group over any set of axes. The groups that every run needs have accessors.
+///
+/// ```
+/// use burn_megatron_comm::mesh::{Axis, Grid, ParallelConfig};
+/// use burn_megatron_comm::{ParallelContext, World};
+///
+/// let config = ParallelConfig::new().with_tensor(2);
+/// let groups = World::threads(4)?.run(|rank| {
+///     let context = ParallelContext::new(&config, &rank)?;
+///     let both = context.group(Grid::Dense, [Axis::Tensor, Axis::Data])?;
+///     let ranks = [context.tensor(), context.data()].map(|comm| comm.group().ranks().to_vec());
+///     Ok::<_, Box<dyn std::error::Error + Send + Sync>>((ranks, both.size()))
+/// })?;
+/// assert_eq!(groups[3], ([vec![2, 3], vec![1, 3]], 4));
+/// # Ok::<(), burn_megatron_comm::WorldError>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct ParallelContext {
     rank: MeshRank,
@@ -30,7 +45,7 @@ pub struct ParallelContext {
     others: Arc<Mutex<Groups>>,
     /// The intra-node and inter-node groups, keyed by the group that they split.
     nodes: Arc<Mutex<BTreeMap<GroupKey, NodeGroups>>>,
-    /// Whether the world is not running. The groups of other ranks are not listed then, as there may be many.
+    /// Whether the world is not running. If so, the groups of other ranks are not listed, because there may be many.
     is_offline: bool,
 }
 
@@ -148,7 +163,7 @@ impl ParallelContext {
         Self::with_groups(mesh, Arc::new(world), true, &[embedding])
     }
 
-    /// The mesh.
+    /// Returns the mesh.
     pub fn mesh(&self) -> &Mesh {
         self.rank.mesh()
     }

@@ -6,7 +6,8 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 use strum::VariantArray as _;
 
-/// The maximum number of CTAs of a communicator in NCCL up to 2.30 (`MAXCHANNELS` in its sources; 32 before 2.23).
+/// The maximum number of CTAs of a communicator in NCCL up to 2.30: `MAXCHANNELS` in the NCCL sources, which was 32
+/// before 2.23.
 pub const MAX_CTAS: u32 = 64;
 
 /// The settings of the engine `nccl`; see [`World::nccl`](crate::World::nccl).
@@ -132,7 +133,7 @@ impl NcclConfig {
         *self == Self::default()
     }
 
-    /// The settings of a group.
+    /// Returns the settings of a group.
     pub fn group(&self, group: NcclGroup) -> NcclGroupConfig {
         self.groups.get(&group).copied().unwrap_or_default()
     }

@@ -11,6 +11,23 @@ use burn_megatron::nn::RealTokens;
 use burn_megatron::nn::context::{SequenceShard, TokenPlaces};
 
 /// Samples of equal length, stacked as the rows of two integer matrices.
+///
+/// ```
+/// use burn_megatron::mesh::ContextSplit;
+/// use burn_megatron_data::{Batch, Sample};
+///
+/// let row = |first: i32| Sample {
+///     tokens: (first..first + 4).collect(),
+///     targets: (first + 1..first + 5).collect(),
+///     ..Sample::default()
+/// };
+/// let batch = Batch::new([row(0), row(10)])?;
+/// assert_eq!((batch.rows, batch.seq, batch.counted()), (2, 4, 8));
+/// // The part of rank 0 of 2 context ranks.
+/// let part = batch.in_context(ContextSplit::Zigzag, (0, 2), 1)?;
+/// assert_eq!(part.tokens(), [0, 3, 10, 13]);
+/// # Ok::<(), burn_megatron_data::DataError>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Batch {
     tokens: Vec<i32>,

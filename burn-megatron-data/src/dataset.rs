@@ -22,6 +22,32 @@ pub struct Sample {
 ///
 /// A sample has a number, counted from the first sample of the run over all steps and ranks. The sample of a number is
 /// the same in every layout and after every restart.
+///
+/// ```
+/// use burn_megatron_data::{DataError, Sample, Samples};
+///
+/// /// Rows of 4 tokens that count up from the number of the sample.
+/// struct Counting;
+///
+/// impl Samples for Counting {
+///     fn seq(&self) -> usize {
+///         4
+///     }
+///
+///     fn sample(&self, number: u64) -> Result<Sample, DataError> {
+///         let first = number as i32;
+///         Ok(Sample {
+///             tokens: (first..first + 4).collect(),
+///             targets: (first + 1..first + 5).collect(),
+///             ..Sample::default()
+///         })
+///     }
+/// }
+///
+/// let batch = Counting.batch(5..7)?;
+/// assert_eq!(batch.tokens(), [5, 6, 7, 8, 6, 7, 8, 9]);
+/// # Ok::<(), DataError>(())
+/// ```
 pub trait Samples: Send + Sync {
     /// Returns the number of tokens in a sample.
     fn seq(&self) -> usize;
@@ -37,7 +63,7 @@ pub trait Samples: Send + Sync {
     ///
     /// # Errors
     ///
-    /// [`DataError::NoRows`] if there are none; see [`sample`](Self::sample).
+    /// [`DataError::NoRows`] if the range is empty, and the errors of [`sample`](Self::sample).
     fn batch(&self, numbers: std::ops::Range<u64>) -> Result<Batch, DataError> {
         let samples = numbers.map(|number| self.sample(number));
         Batch::new(samples.collect::<Result<Vec<_>, _>>()?)

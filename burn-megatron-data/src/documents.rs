@@ -6,6 +6,19 @@ use super::split::{choose_held_out, hash, split_bytes};
 use super::{DOCUMENT_END, DataError};
 
 /// The documents of a [`TextData`](super::TextData) or [`TokenizedText`](super::TokenizedText), in one buffer.
+///
+/// ```
+/// use burn_megatron_data::{Samples, TextData, TextDocuments};
+///
+/// let mut documents = TextDocuments::default();
+/// documents.push(b"a.txt", "abc".repeat(100).as_bytes());
+/// // The last tenth of a single document is held out.
+/// let text = TextData::from_documents("memory".as_ref(), documents)?;
+/// assert_eq!(text.training_bytes().len() + text.held_out_bytes().len(), 300);
+/// let batch = text.samples(8, 42)?.batch(0..2)?;
+/// assert_eq!((batch.rows, batch.seq), (2, 8));
+/// # Ok::<(), burn_megatron_data::DataError>(())
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct TextDocuments {
     bytes: Vec<u8>,

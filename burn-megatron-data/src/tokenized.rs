@@ -18,6 +18,18 @@ use crate::tokenizer::{Tokenizer, TokenizerError};
 /// The text is read and split like [`TextData`](super::TextData). By default, the special tokens of the tokenizer, such
 /// as `<s>`, are added to each document. If the tokenizer has an end-of-document token, this token ends each document.
 /// For text that does not fit into memory, use token files.
+///
+/// ```
+/// use burn_megatron_data::tokenizer::Tokenizer;
+/// use burn_megatron_data::{Dataset, Sampling, TextDocuments, TokenizedText};
+///
+/// let mut documents = TextDocuments::default();
+/// documents.push(b"a.txt", "abc".repeat(100).as_bytes());
+/// let text = TokenizedText::from_documents("memory".as_ref(), &documents, &Tokenizer::bytes(), true)?;
+/// let samples = text.training(&Sampling { seq: 8, seed: 42, samples: 4 })?;
+/// assert_eq!(samples.batch(0..4)?.tokens().len(), 4 * 8);
+/// # Ok::<(), burn_megatron_data::DataError>(())
+/// ```
 pub struct TokenizedText {
     path: PathBuf,
     /// The beginning of the description.

@@ -16,7 +16,7 @@ pub struct GenerateConfig {
     pub prompt: String,
     /// The maximum number of new tokens; 0 generates none.
     pub tokens: usize,
-    /// The sampling temperature, by which logits are divided. 0 selects the most likely token (greedy).
+    /// The sampling temperature: logits are divided by this number. 0 selects the most likely token (greedy).
     pub temperature: f64,
     /// Top-k sampling: samples from the `top_k` most likely tokens, or from all tokens if `None`.
     pub top_k: Option<usize>,
@@ -89,6 +89,16 @@ pub enum GenerateConfigError {
 
 impl GenerateConfig {
     /// Checks the settings.
+    ///
+    /// ```
+    /// use burn_megatron_generate::{GenerateConfig, GenerateConfigError};
+    ///
+    /// let config = GenerateConfig { top_k: Some(40), samples: 2, ..GenerateConfig::default() };
+    /// let greedy = GenerateConfig { temperature: 0.0, ..config };
+    /// assert_eq!(greedy.check(), Err(GenerateConfigError::EqualSamples(2)));
+    /// GenerateConfig { samples: 1, ..greedy }.check()?;
+    /// # Ok::<(), GenerateConfigError>(())
+    /// ```
     ///
     /// # Errors
     ///

@@ -21,6 +21,25 @@ use burn_megatron_data::tokenizer::Tokenizer;
 ///
 /// Ranks of a context group share the reading of a prompt. Each rank reads a part of each chunk, and keeps its keys and
 /// values ([`KvCache`](burn_megatron::nn::KvCache)).
+///
+/// ```
+/// use std::error::Error;
+///
+/// use burn::tensor::Device;
+/// use burn_megatron::prelude::*;
+/// use burn_megatron_data::tokenizer::Tokenizer;
+/// use burn_megatron_generate::{GenerateConfig, Generator};
+///
+/// /// Returns the text that a byte-level model writes after a prompt.
+/// fn complete<M: LanguageModel>(model: &M, prompt: &str) -> Result<String, Box<dyn Error>> {
+///     let (groups, tokenizer) = (ParallelContext::single(), Tokenizer::bytes());
+///     let config = GenerateConfig { tokens: 16, ..GenerateConfig::default() };
+///     let prompt = tokenizer.encode(prompt)?;
+///     let mut generator = Generator::new(model, &groups, &Device::flex());
+///     let output = generator.generate(&prompt, &config, &tokenizer, &mut |_| Ok(()))?;
+///     Ok(output.text)
+/// }
+/// ```
 #[derive(Debug)]
 pub struct Generator<'a, M: LanguageModel> {
     reader: Reader<'a, M>,

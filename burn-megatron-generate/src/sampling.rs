@@ -20,6 +20,16 @@ impl GenerateConfig {
     ///
     /// Computes `softmax(logits / temperature)`, restricted by `top_k` and then by `top_p` to the most likely tokens.
     /// Among equally likely tokens, the lower id comes first.
+    ///
+    /// ```
+    /// use burn_megatron_generate::GenerateConfig;
+    ///
+    /// let config = GenerateConfig { temperature: 1.0, top_k: Some(2), ..GenerateConfig::default() };
+    /// let probabilities = config.probabilities(&[3f64.ln(), 0.0, -1.0]).unwrap();
+    /// assert!((probabilities[0] - 0.75).abs() < 1e-12);
+    /// assert_eq!(probabilities[2], 0.0);
+    /// assert!(config.probabilities(&[f64::NAN, 0.0]).is_none());
+    /// ```
     pub fn probabilities(&self, logits: &[f64]) -> Option<Vec<f64>> {
         let mut weights = self.weights(logits)?;
         let sum: f64 = weights.iter().sum();

@@ -16,8 +16,8 @@ use crate::launch::{SimpleOp, Spec, launch_one};
 
 const NAME: &str = "bits";
 
-/// Returns `words`, `[n]` of u32, reinterpreted as `[n]` of f32. Many of the results may be NaN:
-/// move them, but do not compute with them.
+/// Returns `words`, `[n]` of u32, reinterpreted as `[n]` of f32. Many of the results may be NaN, so do not compute with
+/// them.
 ///
 /// # Panics
 ///

@@ -37,8 +37,8 @@ impl CudaGraph {
     ///
     /// # Errors
     ///
-    /// Returns [`CudaGraphError`] if the device does not support graphs, or while another graph of
-    /// the device is captured.
+    /// Returns [`CudaGraphError`] if the device does not support graphs, or if another graph of the device is being
+    /// captured.
     pub fn prepare(device: &Device) -> Result<(), CudaGraphError> {
         let device = device.clone().inner();
         let prepared = Dispatch::graph_prepare(device.as_dispatch());
@@ -60,8 +60,7 @@ impl CudaGraph {
         let device = device.clone().inner();
         let began = Dispatch::graph_start_capture(device.as_dispatch());
         began.map_err(|error| failed("graph_start_capture", &device, error))?;
-        // The capture must end even after a panic: otherwise the device would record everything
-        // that follows.
+        // The capture must end even after a panic. Otherwise the device would record all later work.
         let result = catch_unwind(AssertUnwindSafe(body));
         let graph = Dispatch::graph_stop_capture(device.as_dispatch());
         let result = result.unwrap_or_else(|panic| resume_unwind(panic));
@@ -100,9 +99,9 @@ fn failed(call: &'static str, device: &Device, error: impl fmt::Display) -> Cuda
     }
 }
 
-/// Returns an identifier of a tensor's memory. It is equal for views of a tensor, and for two
-/// tensors only if they share memory. Returns `None` if tensors have no identifier: on the CPU, and
-/// with Burn's fusion.
+/// Returns an identifier of a tensor's memory. Views of a tensor have the same identifier. Two tensors have the same
+/// identifier only if they share memory. Returns `None` on the CPU and with Burn's fusion, where tensors have no
+/// identifier.
 pub fn memory_id<const D: usize, K: Basic>(tensor: &Tensor<D, K>) -> Option<usize> {
     launch::memory_id(&tensor.clone().into_dispatch())
 }

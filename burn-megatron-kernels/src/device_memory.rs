@@ -19,9 +19,9 @@ pub fn driver_memory(device: &Device) -> Option<DriverMemory> {
 
 /// Returns freed memory of `device` to its driver. Does nothing on devices other than CUDA devices.
 ///
-/// CubeCL queues the pages that it no longer needs. The driver gets them when the stream of this
-/// thread is flushed, or when memory runs out. Until then other libraries cannot use them. Do not
-/// call this function while a CUDA graph is captured.
+/// CubeCL queues the pages that it no longer needs. The driver gets them when the stream of this thread is flushed, or
+/// when memory runs out. Other libraries cannot use the pages until then. Do not call this function while a CUDA graph
+/// is captured.
 pub fn return_freed_memory(device: &Device) {
     driver::return_freed(device);
 }

@@ -16,7 +16,7 @@ pub enum KernelError {
     Shape {
         /// The operation.
         operation: &'static str,
-        /// The shapes, and what was expected.
+        /// The shapes, and the expected shapes.
         message: String,
     },
     /// An element type that the operation, or the device, does not support.
@@ -125,7 +125,7 @@ pub(crate) fn check_option(
     }
 }
 
-/// Fails if a tensor is not of type `fits`, which errors call `named`.
+/// Returns an error if a tensor is not of type `fits`. `named` is the name of this type in the error.
 pub(crate) fn check_type(
     operation: &'static str,
     name: &'static str,

@@ -23,9 +23,9 @@
 //! | [`fp8`] | 8-bit floats: quantisers and products of quantised matrices |
 //! | [`bits`] | bit casts between types |
 //!
-//! The operations are built on [`function`] (an operation defined by its forward and its backward)
-//! and [`philox`] (counter-based random numbers, so that a draw depends only on its coordinates).
-//! [`record`] runs operations on shapes alone. [`cuda_graph`] captures and replays them.
+//! The operations are built on [`function`] and [`philox`]. [`function`] defines an operation by its forward and its
+//! backward. [`philox`] provides counter-based random numbers, so that a draw depends only on its coordinates.
+//! [`record`] runs operations on shapes, without values. [`cuda_graph`] captures and replays them.
 //!
 //! The feature flags have Burn's names and are forwarded to Burn: `cuda`, `wgpu`, `fusion`,
 //! `tracing`.

@@ -1,5 +1,5 @@
-//! No step of AdamW compiles a kernel of its own. Alone in its process, as launches are counted on
-//! every thread.
+//! AdamW uses one compiled kernel for all step parameters. This test has its own process, because launches are counted
+//! on all threads.
 #![cfg(feature = "wgpu")]
 
 use burn::tensor::{Device, Tensor};

@@ -1,5 +1,5 @@
-//! Writing into a flat buffer is one kernel, in place. Alone in its process, as kernels are collected
-//! on every thread.
+//! Writing into a flat buffer takes one kernel, in place. This test has its own process, because kernels are collected
+//! on all threads.
 #![cfg(feature = "wgpu")]
 
 use burn::tensor::{Device, Tensor};

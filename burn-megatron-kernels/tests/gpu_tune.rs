@@ -1,5 +1,5 @@
-//! Large element-wise kernels are measured once, and give the bits of small ones, which are not
-//! measured. Alone in its process, as kernels are collected on every thread.
+//! Large element-wise kernels are measured once. They give the same bits as small kernels, which are not measured. This
+//! test has its own process, because kernels are collected on all threads.
 #![cfg(feature = "wgpu")]
 
 use burn::tensor::{Device, Distribution, Tensor};
@@ -11,10 +11,10 @@ use cubecl::launched::LaunchedKernels;
 const ROWS: usize = 1024;
 const WIDTH: usize = 1024;
 
-/// As many splits at least are measured where a cube can have 256 units.
+/// The minimum number of different kernels in a measured call: one per split.
 const SPLITS: usize = 5;
 
-/// What `work` gives, and how many kernels it takes, each counted once.
+/// Returns the result of `work` and the number of different kernels that it launches.
 fn kernels<const D: usize>(
     device: &Device,
     work: impl FnOnce() -> Tensor<D>,
@@ -31,8 +31,8 @@ fn bits<const D: usize>(tensor: Tensor<D>) -> Vec<u32> {
     values.into_iter().map(f32::to_bits).collect()
 }
 
-/// `operation` gets fresh values of `rows` rows, from row `first` on. On the whole it is measured
-/// once; on the halves it is not.
+/// Checks an operation on fresh values of `rows` rows, from row `first`. The complete rows are measured once. The
+/// halves are not measured.
 fn check<const D: usize>(
     name: &str,
     device: &Device,
@@ -66,7 +66,7 @@ fn large_kernels_are_measured_once_and_keep_their_bits() {
     let [wide, narrow] = [normal(2 * WIDTH), normal(WIDTH)];
     let rows = |x: &Tensor<2>, first, count| {
         let part = x.clone().narrow(0, first, count);
-        // Memory of its own.
+        // The product has its own memory.
         part * 1.0
     };
 
@@ -97,7 +97,7 @@ fn large_kernels_are_measured_once_and_keep_their_bits() {
     };
     let table = RopeTable::new(&config, &device, narrow.dtype()).expect("a table");
     for held in [false, true] {
-        // In place if the tensor is uniquely owned: the measured trials must not rotate it.
+        // A uniquely owned tensor is rotated in place. The measured trials must not rotate it.
         check(
             &format!("rope, held {held}"),
             &device,
@@ -115,7 +115,7 @@ fn large_kernels_are_measured_once_and_keep_their_bits() {
     check_gradients(&device);
 }
 
-/// The gradient of an activation's input is a launch of its own.
+/// The gradient of an activation's input has its own kernel launch.
 fn check_gradients(device: &Device) {
     let device = device.clone().autodiff();
     let x = Tensor::<2>::random([ROWS, WIDTH], Distribution::Default, &device) - 0.5;

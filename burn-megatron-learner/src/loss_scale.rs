@@ -20,6 +20,15 @@ thread_local! {
 ///
 /// Without a loss scale, or outside of a [`MegatronStrategy`](crate::MegatronStrategy), returns the loss unchanged. The
 /// gradients are divided by the scale before they are clipped.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_megatron_learner::scale_loss;
+///
+/// // Outside of a `MegatronStrategy` there is no loss scale.
+/// let loss = Tensor::<1>::full([1], 2.0, &Device::flex());
+/// assert_eq!(scale_loss(loss).into_scalar::<f32>(), 2.0);
+/// ```
 pub fn scale_loss<const D: usize>(loss: Tensor<D>) -> Tensor<D> {
     let (scale, _) = SCALE.get();
     SCALE.set((scale, true));

@@ -29,6 +29,23 @@ pub(crate) type WeightFn<M> = dyn Fn(&<M as TrainStep>::Input) -> u64 + Send + S
 ///
 /// Rank 0 validates, and writes Burn's output: metrics, summary and checkpoints. If ranks are processes, its training
 /// metrics cover only its batches. If ranks are threads, they cover all batches.
+///
+/// ```
+/// use burn::train::{LearnerModel, TrainingStrategy};
+/// use burn_megatron::comm::WorldError;
+/// use burn_megatron::data_parallel::ZeroStage;
+/// use burn_megatron::optim::AdamWConfig;
+/// use burn_megatron_learner::MegatronStrategy;
+///
+/// /// Four ranks with sharded gradients and a sharded optimizer.
+/// fn strategy<M: LearnerModel + 'static>() -> Result<TrainingStrategy<M>, WorldError> {
+///     let strategy = MegatronStrategy::threads(4)?
+///         .zero_stage(ZeroStage::Gradients)
+///         .optimizer(AdamWConfig::default())
+///         .clip(1.0);
+///     Ok(strategy.into())
+/// }
+/// ```
 pub struct MegatronStrategy<M: LearnerModel> {
     pub(crate) world: World,
     /// The rank of this process, if ranks are processes.

@@ -1,4 +1,4 @@
-//! Planned and measured times of the same steps.
+//! Comparison of planned and measured step times.
 
 use plotters::prelude::*;
 
@@ -12,14 +12,23 @@ const DOT: RGBColor = RGBColor(0, 114, 178);
 pub struct TimedPlan {
     /// The layout.
     pub name: String,
-    /// Seconds of a step by the planner.
+    /// Planned seconds of a step.
     pub planned: f64,
-    /// Seconds of a step as measured.
+    /// Measured seconds of a step.
     pub measured: f64,
 }
 
-/// Spearman's rank correlation of planned and measured times, from -1 to 1: 1 if both have the same order. Equal times have
-/// the mean of their ranks. `None` for fewer than two plans, or where all times are equal.
+/// Returns Spearman's rank correlation of planned and measured times, from -1 to 1. It is 1 if both have the same
+/// order. Equal times get the mean of their ranks. Returns `None` for fewer than two plans, or if all planned or all
+/// measured times are equal.
+///
+/// ```
+/// use burn_megatron_plan::accuracy::{TimedPlan, spearman};
+///
+/// let plan = |planned, measured| TimedPlan { name: "tp2".into(), planned, measured };
+/// // The planned times have the order of the measured times.
+/// assert_eq!(spearman(&[plan(1.0, 1.5), plan(2.0, 2.1), plan(3.0, 9.0)]), Some(1.0));
+/// ```
 pub fn spearman(plans: &[TimedPlan]) -> Option<f64> {
     let ranks = |of: fn(&TimedPlan) -> f64| ranks(&plans.iter().map(of).collect::<Vec<_>>());
     let (planned, measured) = (ranks(|it| it.planned), ranks(|it| it.measured));
@@ -32,7 +41,7 @@ pub fn spearman(plans: &[TimedPlan]) -> Option<f64> {
     (scale > 0.0).then(|| product(&planned, &measured) / scale)
 }
 
-/// The rank of each value, from 1.
+/// Returns the rank of each value, from 1. Equal values get the mean of their ranks.
 fn ranks(values: &[f64]) -> Vec<f64> {
     let rank = |value: &f64| {
         let below = values.iter().filter(|other| *other < value).count();
@@ -42,7 +51,7 @@ fn ranks(values: &[f64]) -> Vec<f64> {
     values.iter().map(rank).collect()
 }
 
-/// The times as SVG: a numbered dot for each plan, and the line on which both times are equal.
+/// Draws the times as SVG: a numbered dot for each plan, and the line on which both times are equal.
 ///
 /// # Errors
 ///

@@ -1,9 +1,11 @@
-//! Bytes by the axes that they are sent over.
+//! Bytes that a rank sends, by axis.
 
 use burn_megatron::mesh::{Axis, AxisSet};
 
-/// The bytes that a rank sends in a step, by axis. What is sent over several axes counts for the last of them in the order
-/// of [`Axis::ALL`]: gradients, summed over context and data, for data.
+/// The bytes that a rank sends in a step, by axis.
+///
+/// Bytes that are sent over several axes count for the last of these axes in the order of [`Axis::ALL`]. For example,
+/// gradients that are summed over context and data count for data.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct AxisBytes([f64; Axis::ALL.len()]);
 
@@ -15,18 +17,18 @@ impl AxisBytes {
         }
     }
 
-    /// The bytes over an axis.
+    /// Returns the bytes that are sent over an axis.
     pub fn of(&self, axis: Axis) -> f64 {
         self.0[axis as usize]
     }
 
-    /// The axes over which anything is sent, with its bytes.
+    /// Returns each axis over which bytes are sent, with the number of bytes.
     pub fn iter(&self) -> impl Iterator<Item = (Axis, f64)> + '_ {
         let all = Axis::ALL.into_iter().map(|axis| (axis, self.of(axis)));
         all.filter(|(_, bytes)| *bytes > 0.0)
     }
 
-    /// The sum over all axes.
+    /// Returns the sum over all axes.
     pub fn total(&self) -> f64 {
         self.0.iter().sum()
     }

@@ -1,4 +1,4 @@
-//! A layout with the other settings that decide what a step costs.
+//! A layout, together with the other settings that determine the cost of a step.
 
 use std::fmt;
 
@@ -7,24 +7,24 @@ use burn_megatron::mesh::{ParallelConfig, ZeroStage};
 
 use super::Recompute;
 
-/// A layout with the other settings that decide what a step costs.
+/// A layout, together with the other settings that determine the cost of a step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Candidate {
     /// The layout, with the size of its data axis.
     pub layout: ParallelConfig,
     /// Samples of a micro-batch.
     pub micro_batch: usize,
-    /// Micro-batches of a step and replica.
+    /// Micro-batches per step of one replica.
     pub micro_batches: usize,
-    /// The layers that are computed again.
+    /// The kind of recomputation.
     pub recompute: Recompute,
     /// The share of the optimizer state that is on the host, from 0 to 1.
     pub offload: f64,
 }
 
 impl Candidate {
-    /// The settings of data parallelism: those given, with the layout's sharding. With ZeRO-1 and 2 parameters are gathered
-    /// during the next forward.
+    /// Returns the settings of data parallelism: the `given` settings with the sharding of the layout. With ZeRO-1 and
+    /// ZeRO-2, parameters are gathered during the next forward.
     pub fn sharing(&self, given: &DataParallelConfig) -> DataParallelConfig {
         let stage = self.layout.zero_stage;
         let gathers = matches!(stage, ZeroStage::Optimizer | ZeroStage::Gradients);
@@ -41,7 +41,7 @@ impl Candidate {
     }
 }
 
-/// `tp4-sp-pp8-dp2/interleaved/v5, ZeRO-1, micro-batch 1`.
+/// Formats a candidate, for example `tp4-pp8-dp2-sp/interleaved/v5 ZeRO-1 mb 1`.
 impl fmt::Display for Candidate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let layout = &self.layout;

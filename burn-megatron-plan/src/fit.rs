@@ -1,4 +1,4 @@
-//! The memory of a rank by formulas: state by ZeRO stage, activations by the schedule.
+//! The memory of a rank from formulas: state by ZeRO stage, activations by schedule.
 
 use super::memory::MemoryByKind;
 use super::model_profile::ModelProfile;
@@ -10,10 +10,10 @@ use burn_megatron::mesh::ZeroStage;
 use burn_megatron::mesh::stages::StageLayout;
 use burn_megatron::pipeline::schedule::{ActionKind, Schedule};
 
-/// The share of the memory that the allocator cannot use: 8 % of a device stay free.
+/// The share of device memory that the allocator cannot use: 8 % of the memory stays free.
 const SLACK: f64 = 0.08;
 
-/// This memory with the slack that it needs.
+/// Returns `memory` with the slack of the allocator added.
 pub fn with_slack(memory: MemoryByKind) -> MemoryByKind {
     let slack = memory.total() as f64 * SLACK / (1.0 - SLACK);
     MemoryByKind {
@@ -22,19 +22,28 @@ pub fn with_slack(memory: MemoryByKind) -> MemoryByKind {
     }
 }
 
-/// Bytes of state per element: of a parameter, its gradient, and its master weight and moments.
+/// Bytes of state per parameter element.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StateBytes {
-    /// Of a parameter in the type of the model; the master weight is one more copy if they differ.
+    /// Bytes of a parameter in the type of the model. If the master weight has another type, it is a separate copy.
     pub parameter: u64,
-    /// Of a gradient.
+    /// Bytes of a gradient.
     pub gradient: u64,
-    /// Of master weight and moments.
+    /// Bytes of the master weight and the moments.
     pub optimizer: u64,
 }
 
-/// The state of `elements` parameters, sharded over `shards` ranks: `18`, `6 + 12 / d`, `2 + 16 / d` and `18 / d` bytes each
-/// in ZeRO-0 to 3 for 16-bit parameters (Rajbhandari et al. 2020, arXiv:1910.02054).
+/// Returns the state of `elements` parameters, sharded over `shards` ranks. With 16-bit parameters, ZeRO-0 to ZeRO-3
+/// need `18`, `6 + 12 / d`, `2 + 16 / d` and `18 / d` bytes per parameter (Rajbhandari et al. 2020, arXiv:1910.02054).
+///
+/// ```
+/// use burn_megatron::data_parallel::ZeroStage;
+/// use burn_megatron_plan::fit::{StateBytes, state};
+///
+/// let bytes = StateBytes { parameter: 2, gradient: 4, optimizer: 12 };
+/// assert_eq!(state(1000, 8, ZeroStage::Replicated, bytes).total(), 18_000);
+/// assert_eq!(state(1000, 8, ZeroStage::Parameters, bytes).total(), 18_000 / 8);
+/// ```
 pub fn state(elements: u64, shards: u64, stage: ZeroStage, bytes: StateBytes) -> MemoryByKind {
     let shard = elements.div_ceil(shards);
     let from = |first: ZeroStage| if stage >= first { shard } else { elements };
@@ -46,8 +55,10 @@ pub fn state(elements: u64, shards: u64, stage: ZeroStage, bytes: StateBytes) ->
     }
 }
 
-/// Bytes that a layer keeps for its backward. Selective recomputation keeps no output of a norm or an activation, full only
-/// the first tensor: its input, unless that is on the host.
+/// Returns the bytes that a layer keeps for its backward.
+///
+/// Selective recomputation does not keep the outputs of norms and activations. Full recomputation keeps only the first
+/// tensor, the input of the layer. If the input is on the host, nothing is kept.
 pub fn kept_bytes(layer: &LayerProfile, recompute: Recompute) -> u64 {
     let is_cheap = |name: &str| name.ends_with("norm") || name.ends_with("activation");
     match recompute {
@@ -61,12 +72,12 @@ pub fn kept_bytes(layer: &LayerProfile, recompute: Recompute) -> u64 {
     }
 }
 
-/// Bytes of the input of a layer, the first tensor that it keeps.
+/// Returns the bytes of the input of a layer, which is the first tensor that the layer keeps.
 pub fn input_bytes(layer: &LayerProfile) -> u64 {
     layer.saved.first().map_or(0, |input| input.bytes)
 }
 
-/// Bytes of the largest input of a layer that is on its way to or from the host.
+/// Returns the bytes of the largest layer input, which may be in transfer to or from the host. 0 without offload.
 fn transferred_bytes(model: &ModelProfile, recompute: Recompute) -> u64 {
     let inputs = model.kinds.iter().map(|block| input_bytes(&block.layer));
     match recompute {
@@ -75,7 +86,8 @@ fn transferred_bytes(model: &ModelProfile, recompute: Recompute) -> u64 {
     }
 }
 
-/// Bytes of a micro-batch that are on the host from its forward to its backward in a stage: all inputs but the last one.
+/// Returns the bytes of a micro-batch that are on the host from its forward to its backward in a stage: all inputs
+/// except the last one.
 pub fn host_bytes(model: &ModelProfile, stage: &StageLayout, recompute: Recompute) -> u64 {
     if recompute != Recompute::FullOffloaded {
         return 0;
@@ -87,8 +99,8 @@ pub fn host_bytes(model: &ModelProfile, stage: &StageLayout, recompute: Recomput
         .saturating_sub(transferred_bytes(model, recompute))
 }
 
-/// The most bytes that a rank keeps at once, where a micro-batch in stage `s` keeps `bytes[s]` from its forward to the end of
-/// its backward. Without a schedule there is one stage.
+/// Returns the peak number of bytes that a rank keeps. A micro-batch in stage `s` keeps `bytes[s]` from its forward to
+/// the end of its backward. Without a schedule, all stages are on the rank and one micro-batch is in flight.
 pub fn in_flight(schedule: Option<&Schedule>, rank: usize, bytes: &[u64]) -> u64 {
     let Some(schedule) = schedule else {
         return bytes.iter().sum();
@@ -105,7 +117,7 @@ pub fn in_flight(schedule: Option<&Schedule>, rank: usize, bytes: &[u64]) -> u64
     peak
 }
 
-/// Bytes that a micro-batch keeps in a stage from its forward to its backward.
+/// Returns the bytes that a micro-batch keeps in a stage from its forward to its backward.
 pub fn stage_bytes(model: &ModelProfile, stage: &StageLayout, recompute: Recompute) -> u64 {
     let blocks = model.kinds.iter().zip(model.counts(stage));
     let layers = blocks.map(|(block, n)| n as u64 * kept_bytes(&block.layer, recompute));
@@ -116,8 +128,9 @@ pub fn stage_bytes(model: &ModelProfile, stage: &StageLayout, recompute: Recompu
         + end(&model.output, stage.loss)
 }
 
-/// Returns the memory that a rank holds in addition to its state, with `activations` bytes of all micro-batches in
-/// flight: the temporary tensors of one layer, including recomputed ones; its input too, if that comes from the host.
+/// Returns the memory that a rank holds in addition to its state. `activations` is the number of bytes of all
+/// micro-batches in flight. Temporary tensors, including recomputed tensors, count for one layer. If the input of a
+/// layer comes from the host, the input is included.
 pub fn working(
     model: &ModelProfile,
     recompute: Recompute,
@@ -135,12 +148,12 @@ pub fn working(
     }
 }
 
-/// The elements of a rank's parameters.
+/// The numbers of parameter elements on a rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RankElements {
-    /// All.
+    /// All parameters of the rank.
     pub parameters: GridElements,
-    /// The largest unit that is gathered by itself at an end of the model: the embedding or the output layer.
+    /// The larger of the embedding and the output layer, if they are on the rank. Each is gathered as a separate unit.
     pub end: u64,
     /// The largest layer.
     pub layer: u64,
@@ -166,26 +179,28 @@ impl RankElements {
         }
     }
 
-    /// Two adjacent units of which each is a layer or an end.
+    /// Returns the elements of two adjacent units. A unit is a layer, the embedding or the output layer.
     fn units(&self) -> u64 {
         self.layer + self.layer.max(self.end)
     }
 
-    /// Two adjacent buckets of at least `size` elements.
+    /// Returns the elements of two adjacent buckets of at least `size` elements.
     fn buckets(&self, size: u64) -> u64 {
         let all = self.parameters.dense + self.parameters.expert;
         (size + size.max(self.end)).min(all)
     }
 }
 
-/// Elements of a gradient bucket: [`DataParallelConfig::bucket_size`].
+/// Returns the elements of a gradient bucket: see [`DataParallelConfig::bucket_size`].
 fn bucket_size(ranks: usize) -> u64 {
     40_000_000.max(1_000_000 * ranks as u64)
 }
 
-/// The state of a rank, sharded over so many ranks of the dense and the expert grid, and its
-/// [buffers](burn_megatron::data_parallel::MemoryPlan::buffers): with ZeRO-2 the gradients of two adjacent buckets, with ZeRO-3 those of
-/// two adjacent units and their gathered parameters.
+/// Returns the state of a rank with its [buffers](burn_megatron::data_parallel::MemoryPlan::buffers). `shards` are the
+/// numbers of ranks over which the dense and the expert grid are sharded.
+///
+/// With ZeRO-2, the buffers hold the gradients of two adjacent buckets. With ZeRO-3, they hold the gradients and the
+/// gathered parameters of two adjacent units.
 pub fn sharded_state(
     elements: &RankElements,
     shards: [usize; 2],
@@ -233,7 +248,8 @@ mod tests {
         }
     }
 
-    /// Chunks in flight: `2 (p - 1) + (v - 1) p + 1` on the first rank, two fewer on each other; `p - r` for 1F1B.
+    /// Chunks in flight: `2 (p - 1) + (v - 1) p + 1` on the first rank, two fewer on each following rank. On rank `r`,
+    /// 1F1B has `p - r` chunks.
     #[test]
     fn micro_batches_in_flight_are_those_of_the_schedule() {
         let peaks = |kind, ranks, virtual_stages, micro_batches| {

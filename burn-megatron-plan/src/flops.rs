@@ -1,15 +1,23 @@
-//! Floating-point operations of training, as published tables count them.
+//! Floating-point operations of training, counted as in published tables.
 //!
 //! A matrix product counts 2 operations per weight and token in the forward and 4 in the backward. Causal attention
-//! counts the pairs of a query and a key that it computes, not the square. Embedding lookups, norms, activations,
-//! rotary positions, routers, the softmax and the optimizer are not counted, and recomputed or replicated work counts
-//! once (Narayanan et al. 2021, arXiv:2104.04473, with the causal half as in Megatron-LM's
+//! counts only the query-key pairs that it computes, not the full square. The following are not counted: embedding
+//! lookups, norms, activations, rotary positions, routers, the softmax and the optimizer. Recomputed or replicated work
+//! counts once (Narayanan et al. 2021, arXiv:2104.04473, with the causal half as in Megatron-LM's
 //! `num_floating_point_operations`).
 
-/// The keys of a query of causal attention, averaged over a sequence of `seq` tokens.
+/// Returns the number of keys per query of causal attention, averaged over a sequence of `seq` tokens.
 ///
-/// Half of the sequence without a window, as published tables have it. With a window of `window` tokens, the query's
-/// own included, the real number of pairs: `window - window (window - 1) / (2 seq)`.
+/// Without a window, this is half of the sequence length, as in published tables. A window of `window` tokens includes
+/// the token of the query. It counts the exact number of pairs: `window - window (window - 1) / (2 seq)`.
+///
+/// ```
+/// use burn_megatron_plan::flops::keys_per_query;
+///
+/// assert_eq!(keys_per_query(4096, None), 2048.0);
+/// // With a window of 1 token, a query only has its own key.
+/// assert_eq!(keys_per_query(4096, Some(1)), 1.0);
+/// ```
 pub fn keys_per_query(seq: usize, window: Option<usize>) -> f64 {
     let seq = seq as f64;
     match window.map(|window| window as f64) {
@@ -18,14 +26,15 @@ pub fn keys_per_query(seq: usize, window: Option<usize>) -> f64 {
     }
 }
 
-/// Operations per token of the forward and the backward of a layer's attention: `6 keys (q + v)`, where the query
-/// heads have `q` and the value heads of these queries `v` features in all, and a query attends to `keys`
-/// [on average](keys_per_query).
+/// Returns the operations per token of the forward and the backward of a layer's attention: `6 keys (q + v)`.
+///
+/// `q` is the total width of the query heads, and `v` is the total width of the value heads of these queries. A query
+/// attends to `keys` keys [on average](keys_per_query).
 pub fn attention_flops_per_token(keys: f64, query_features: usize, value_features: usize) -> f64 {
     6.0 * keys * (query_features as f64 + value_features as f64)
 }
 
-/// Operations per token of the forward and the backward of matrix products with so many weights.
+/// Returns the operations per token of the forward and the backward of matrix products with `weights` weights.
 pub fn product_flops_per_token(weights: f64) -> f64 {
     6.0 * weights
 }

@@ -1,11 +1,12 @@
-//! The cost of a layout before it runs: its memory and its time on given hardware, and the search for the best layout.
+//! Plans the cost of a layout before it runs: its memory, its time on given hardware, and the search for the best
+//! layout.
 //!
-//! - [`flops`]: the operations of a model, as published tables count them.
-//! - [`hardware`]: what a device computes, moves and exchanges per second.
-//! - [`profile`]: what the layers of a rank compute, send and keep.
+//! - [`flops`]: the operations of a model, counted as in published tables.
+//! - [`hardware`]: the compute, memory and link rates of a device.
+//! - [`profile`]: the computation, the exchanges and the saved tensors of the layers of a rank.
 //! - [`time`]: the time of a step, by part.
-//! - [`search`]: all layouts of a number of devices, by time.
-//! - [`accuracy`]: planned times against measured ones.
+//! - [`search`]: the search over all layouts of a number of devices.
+//! - [`accuracy`]: comparison of planned and measured times.
 
 pub mod accuracy;
 mod axis_bytes;
@@ -32,36 +33,36 @@ use serde::{Deserialize, Serialize};
 
 use burn_megatron::nn::{ActivationOffload, RecomputeConfig, RecomputeMethod, RecomputeModule};
 
-/// The part of the forward that is computed again in the backward, instead of being kept.
+/// The part of the forward that is recomputed in the backward instead of being kept.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
 )]
 #[serde(rename_all = "kebab-case")]
 pub enum Recompute {
-    /// Nothing.
+    /// No recomputation.
     #[default]
     None,
-    /// Norms and activations.
+    /// Recomputes norms and activations.
     Selective,
-    /// Every layer, from its input.
+    /// Recomputes every layer from its input.
     Full,
-    /// Every layer, from its input, which is on the host meanwhile.
+    /// Recomputes every layer from its input, which is offloaded to the host until the backward.
     FullOffloaded,
 }
 
-/// The most bytes of activations of a rank on the host.
+/// The maximum number of bytes of activations that a rank offloads to the host.
 const OFFLOADED_BYTES: u64 = 1 << 40;
 
 impl Recompute {
-    /// All of them, the least recomputation first.
+    /// All variants, ordered from the least to the most recomputation.
     pub const ALL: [Self; 4] = [Self::None, Self::Selective, Self::Full, Self::FullOffloaded];
 
-    /// Whether every layer is.
+    /// Returns whether every layer is recomputed.
     pub const fn is_full(self) -> bool {
         matches!(self, Self::Full | Self::FullOffloaded)
     }
 
-    /// Returns the settings of a model.
+    /// Returns the recomputation settings of a model.
     pub fn settings(self) -> RecomputeConfig {
         match self {
             Self::None => RecomputeConfig::default(),
@@ -79,7 +80,7 @@ impl Recompute {
         }
     }
 
-    /// Its name.
+    /// Returns the name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::None => "none",

@@ -1,21 +1,36 @@
-//! The time of a collective: alpha-beta costs over the links between the members of a group.
+//! The time of a collective, from alpha-beta costs over the links between the members of a group.
 //!
-//! Ranks fill the domains of each link in order: the first `devices` ranks are the first node. A group with several members
-//! in each node exchanges inside the nodes over the one link and between them over the other at once; between them, the
-//! members of a node share what the node receives. A ring of `n` has `n - 1` steps.
+//! Ranks fill the domains of each link in order: the first `devices` ranks are the first node. A group with several
+//! members in each node uses the link inside the nodes and the link between the nodes at the same time. Between nodes,
+//! the members of a node share the data that the node receives. A ring of `n` ranks has `n - 1` steps.
 
 use super::hardware::Hardware;
 use burn_megatron::collective::ExchangeKind;
 
-/// The members of a group of ranks that each link connects.
+/// The members of a group of ranks, by the link that connects them.
+///
+/// ```
+/// use burn_megatron::collective::ExchangeKind;
+/// use burn_megatron_plan::hardware::Hardware;
+/// use burn_megatron_plan::GroupLinks;
+///
+/// let hardware = Hardware::named("H100")?;
+/// // 8 consecutive ranks are one node. Every 8th rank is on another node.
+/// let within_node = GroupLinks::new(&hardware, &[(8, 1)]);
+/// let between_nodes = GroupLinks::new(&hardware, &[(8, 8)]);
+/// assert_eq!((within_node.size(), between_nodes.size()), (8, 8));
+/// let seconds = |links: &GroupLinks| links.seconds(&hardware, ExchangeKind::AllReduce, 1e9);
+/// assert!(seconds(&within_node) < seconds(&between_nodes));
+/// # Ok::<(), burn_megatron_plan::hardware::HardwareError>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupLinks {
-    /// By link of the hardware, the members of a group in one of its domains; the last is the whole group.
+    /// The number of members of the group in one domain of each link. The last link connects the whole group.
     members: Vec<usize>,
 }
 
-/// The part of a group's `bytes` that a rank sends: all of a message, `(n - 1) / n` of what a ring moves, twice that of a
-/// sum on all ranks.
+/// Returns the bytes that a rank sends in an exchange of `bytes`. A message sends all bytes. A ring collective or an
+/// all-to-all sends `(n - 1) / n` of the bytes, and an all-reduce sends twice this number.
 pub fn sent_bytes(kind: ExchangeKind, bytes: f64, ranks: usize) -> f64 {
     let others = (ranks - 1) as f64 / ranks as f64;
     match kind {
@@ -28,14 +43,14 @@ pub fn sent_bytes(kind: ExchangeKind, bytes: f64, ranks: usize) -> f64 {
 }
 
 impl GroupLinks {
-    /// The links of a group whose members lie in nested runs of ranks, each given as its size and the distance between
-    /// two of its ranks.
+    /// Creates the links of a group whose members lie in nested runs of ranks. A level is the size of a run and the
+    /// distance between two adjacent ranks of the run.
     pub fn new(hardware: &Hardware, levels: &[(usize, usize)]) -> Self {
         let members = hardware.links.iter().map(|link| {
             let inside = link.devices.unwrap_or(usize::MAX);
             let of_level = levels.iter().map(|(size, stride)| match inside {
                 usize::MAX => *size,
-                // A run that does not fit into a domain a whole number of times crosses its border.
+                // A run that does not evenly divide into domains crosses the border of a domain.
                 _ if inside.is_multiple_of(*stride) => gcd(*size, inside / stride),
                 _ => 1,
             });
@@ -46,19 +61,20 @@ impl GroupLinks {
         }
     }
 
-    /// The number of ranks.
+    /// Returns the number of ranks.
     pub fn size(&self) -> usize {
         self.members.last().copied().unwrap_or(1)
     }
 
-    /// The index of the slowest link that the group uses.
+    /// Returns the index of the slowest link that the group uses.
     pub fn slowest(&self) -> usize {
         let size = self.size();
         let found = self.members.iter().position(|members| *members == size);
         found.unwrap_or(0)
     }
 
-    /// The seconds of an exchange of `bytes`: those of the whole tensor of an all-gather or a reduce-scatter.
+    /// Returns the seconds of an exchange of `bytes`. For an all-gather or a reduce-scatter, `bytes` is the size of the
+    /// whole tensor.
     pub fn seconds(&self, hardware: &Hardware, kind: ExchangeKind, bytes: f64) -> f64 {
         let size = self.size();
         if size <= 1 {
@@ -75,9 +91,9 @@ impl GroupLinks {
             }
             let crossing = (members - below) as f64 / size as f64 * bytes;
             let (own, steps) = match kind {
-                // Each rank has rows of its own for every other.
+                // Each rank has different rows for every other rank.
                 ExchangeKind::AllToAll => (crossing, 1),
-                // What a domain receives, its members share.
+                // The members of a domain share the data that the domain receives.
                 _ => {
                     let ring = (members / below - 1) as f64 / (members / below) as f64;
                     (bytes * ring / below as f64, members / below - 1)
@@ -130,7 +146,7 @@ mod tests {
         let between = 0.75 / 8.0;
         let latency = 7.0 * 3.4e-6 + 3.0 * 14e-6;
         assert!((eight - (inside.max(between) + latency)).abs() < 1e-9);
-        // Rows of an all-to-all are each rank's own.
+        // Each rank sends different rows in an all-to-all.
         let rows = seconds(&[(32, 1)], ExchangeKind::AllToAll, 46e9);
         assert!((rows - (24.0 / 32.0 + 17.4e-6)).abs() < 1e-9, "{rows}");
     }
@@ -140,7 +156,7 @@ mod tests {
         let h100 = Hardware::named("H100").unwrap();
         let of = |levels: &[(usize, usize)]| GroupLinks::new(&h100, levels).slowest();
         assert_eq!([of(&[(8, 1)]), of(&[(16, 1)]), of(&[(2, 8)])], [0, 1, 1]);
-        // Three ranks apart by three: the third is in the next node.
+        // Ranks 0, 3, 6 and 9: the last rank is in the next node.
         assert_eq!(of(&[(4, 3)]), 1);
         // Tensor 2 and data 4 around a pipeline of 2.
         assert_eq!(of(&[(2, 1), (4, 4)]), 1);

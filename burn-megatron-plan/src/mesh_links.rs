@@ -8,7 +8,7 @@ use super::hardware::Hardware;
 use super::link::{GroupLinks, gcd};
 use super::profile::{Exchange, GroupPart};
 
-/// The links of the groups of a mesh.
+/// The links between the ranks of each group of a mesh.
 #[derive(Clone, Debug)]
 pub struct MeshLinks<'a> {
     mesh: Mesh,
@@ -17,7 +17,7 @@ pub struct MeshLinks<'a> {
     groups: Vec<((Grid, AxisSet), GroupLinks)>,
 }
 
-/// The groups that layers and the pipeline exchange in.
+/// The groups in which layers and the pipeline exchange.
 const GROUPS: [(Grid, &[Axis]); 8] = [
     (Grid::Dense, &[Axis::Tensor]),
     (Grid::Dense, &[Axis::Context]),
@@ -29,11 +29,11 @@ const GROUPS: [(Grid, &[Axis]); 8] = [
     (Grid::Expert, &[Axis::Expert, Axis::ExpertTensor]),
 ];
 
-/// A run of ranks: its size, and the distance between two of its ranks.
+/// A run of ranks: its size, and the distance between two adjacent ranks of the run.
 type Run = (usize, usize);
 
 impl<'a> MeshLinks<'a> {
-    /// The links of a mesh whose ranks are the devices in order.
+    /// Creates the links of a mesh whose ranks are the devices in order.
     pub fn new(mesh: &Mesh, hardware: &'a Hardware) -> Self {
         let groups = GROUPS.map(|(grid, axes)| {
             let set: AxisSet = axes.iter().copied().collect();
@@ -47,16 +47,16 @@ impl<'a> MeshLinks<'a> {
         }
     }
 
-    /// The mesh.
+    /// Returns the mesh.
     pub fn mesh(&self) -> &Mesh {
         &self.mesh
     }
 
-    /// The links of a group over these axes.
+    /// Returns the links of a group over these axes.
     ///
     /// # Panics
     ///
-    /// If the grid does not have one of the axes.
+    /// Panics if the grid does not have one of the axes.
     pub fn group(&self, grid: Grid, axes: AxisSet) -> Cow<'_, GroupLinks> {
         let found = self.groups.iter().find(|(key, _)| *key == (grid, axes));
         match found {
@@ -68,7 +68,7 @@ impl<'a> MeshLinks<'a> {
         }
     }
 
-    /// The links of the ranks of an exchange.
+    /// Returns the links between the ranks of an exchange.
     ///
     /// # Panics
     ///
@@ -87,15 +87,15 @@ impl<'a> MeshLinks<'a> {
         Cow::Owned(GroupLinks::new(self.hardware, &own))
     }
 
-    /// The links of the data axis where a grid's parameters are sharded over `ranks` ranks: of those ranks, and of the ones
-    /// with the same shard.
+    /// Returns the links of the data axis if the parameters of a grid are sharded over `ranks` ranks. The first links
+    /// connect the ranks of a sharding group. The second links connect the ranks with the same shard.
     pub fn sharding(&self, grid: Grid, ranks: usize) -> [GroupLinks; 2] {
         let (inner, outer) = divide(&runs(&self.mesh, grid, grid.data_axes()), ranks);
         [inner, outer].map(|runs| GroupLinks::new(self.hardware, &runs))
     }
 }
 
-/// The runs of a group over these axes, from the inside out.
+/// Returns the runs of a group over these axes, from the innermost to the outermost.
 fn runs(mesh: &Mesh, grid: Grid, axes: AxisSet) -> Vec<Run> {
     let axes = axes.iter().filter(|axis| mesh.size(grid, *axis) > 1);
     let mut runs: Vec<_> = axes
@@ -105,7 +105,7 @@ fn runs(mesh: &Mesh, grid: Grid, axes: AxisSet) -> Vec<Run> {
     runs
 }
 
-/// The distance between two ranks next to each other along an axis of several ranks.
+/// Returns the distance between two neighboring ranks along an axis with several ranks.
 fn stride(mesh: &Mesh, grid: Grid, axis: Axis) -> usize {
     let at = |wanted| (axis == wanted) as usize;
     match grid {
@@ -124,7 +124,7 @@ fn stride(mesh: &Mesh, grid: Grid, axis: Axis) -> usize {
     }
 }
 
-/// The runs of the first `ranks` members of a group, and those of the members that are so many apart.
+/// Splits a group: returns the runs of its first `ranks` members, and the runs of every `ranks`-th member.
 fn divide(runs: &[Run], mut ranks: usize) -> (Vec<Run>, Vec<Run>) {
     let (mut inner, mut outer) = (vec![], vec![]);
     for (size, stride) in runs {
@@ -162,7 +162,7 @@ mod tests {
         assert_eq!(slowest(Grid::Dense, &[Axis::Context, Axis::Data]), (8, 1));
         assert_eq!(slowest(Grid::Dense, &[Axis::Pipeline]), (4, 1));
         assert_eq!(slowest(Grid::Expert, &[Axis::Expert]), (16, 1));
-        // The first two of context x data are the two of the context axis, which are in a node.
+        // The first two ranks of context x data are the two ranks of the context axis, which are in one node.
         let [shard, replicas] = links.sharding(Grid::Dense, 2);
         assert_eq!((shard.size(), shard.slowest()), (2, 0));
         assert_eq!((replicas.size(), replicas.slowest()), (4, 1));

@@ -3,7 +3,7 @@
 use super::profile::{ELEMENT, LayerProfile};
 use burn_megatron::mesh::{Grid, stages::StageLayout};
 
-/// Elements on a rank by the grid over whose data axis they are summed and sharded.
+/// Elements on a rank, by the grid over whose data axis they are reduced and sharded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GridElements {
     /// Elements of experts.
@@ -33,36 +33,36 @@ impl GridElements {
 pub struct BlockProfile {
     /// The computation, the exchanges and the saved tensors of the layer.
     pub layer: LayerProfile,
-    /// The elements of its parameters on the rank.
+    /// The parameter elements of the layer on the rank.
     pub parameters: GridElements,
 }
 
 impl BlockProfile {
-    /// Adds a part that runs after this one, but not its output.
+    /// Adds a part that runs after this part. Does not change the output size.
     pub fn add(&mut self, other: &Self) {
         self.layer.add(&other.layer);
         self.parameters.add(other.parameters, 1);
     }
 }
 
-/// A model on a rank of a tensor, context and expert layout, for micro-batches of one size; the same for all pipeline
-/// stages and ranks of the data axis.
+/// The profile of a model on a rank of a tensor, context and expert layout, for micro-batches of one size. It is the
+/// same for all pipeline stages and all ranks of the data axis.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ModelProfile {
-    /// On the first stage.
+    /// The embedding, on the first stage.
     pub embedding: BlockProfile,
     /// The distinct layers.
     pub kinds: Vec<BlockProfile>,
     /// The kind of each layer, an index into `kinds`.
     pub layers: Vec<usize>,
-    /// On the last stage: the last norm, the output layer and the loss.
+    /// The last norm, the output layer and the loss, on the last stage.
     pub output: BlockProfile,
-    /// The elements of the output layer that the first stage has already, if it is tied to the embedding.
+    /// Elements of the output layer that are shared with the embedding, if the two are tied.
     pub tied: u64,
 }
 
 impl ModelProfile {
-    /// A profile in 16 bits, of a model whose elements have `bytes` bytes.
+    /// Scales a 16-bit profile to a model whose elements have `bytes` bytes.
     pub fn with_element_bytes(mut self, bytes: u64) -> Self {
         let scale = |size: &mut u64| *size = *size / ELEMENT * bytes;
         let ends = [&mut self.embedding, &mut self.output];
@@ -81,7 +81,7 @@ impl ModelProfile {
         self
     }
 
-    /// Bytes of a message between two stages.
+    /// Returns the bytes of a message between two stages.
     pub fn message_bytes(&self) -> u64 {
         self.kinds.first().map_or(0, |kind| kind.layer.output_bytes)
     }
@@ -95,7 +95,7 @@ impl ModelProfile {
         counts
     }
 
-    /// The blocks of a stage, each with its number.
+    /// Returns the blocks of a stage, each with its number of occurrences.
     pub fn blocks(&self, stage: &StageLayout) -> impl Iterator<Item = (&BlockProfile, usize)> {
         let ends = [
             (&self.embedding, stage.embedding as usize),
@@ -105,7 +105,7 @@ impl ModelProfile {
         ends.into_iter().chain(layers).filter(|(_, n)| *n > 0)
     }
 
-    /// The elements of the parameters of a rank with these stages.
+    /// Returns the parameter elements of a rank with these stages.
     pub fn parameters<'a>(
         &self,
         stages: impl IntoIterator<Item = &'a StageLayout> + Clone,

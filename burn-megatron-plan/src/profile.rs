@@ -3,11 +3,11 @@
 use burn_megatron::collective::ExchangeKind;
 use burn_megatron::mesh::{Axis, AxisSet, Grid};
 
-/// Bytes of an element of activations in a profile in 16 bits, which
-/// [`ModelProfile::with_element_bytes`](crate::ModelProfile::with_element_bytes) scales to other types.
+/// Bytes of an activation element in a 16-bit profile.
+/// [`ModelProfile::with_element_bytes`](crate::ModelProfile::with_element_bytes) scales a profile to other types.
 pub const ELEMENT: u64 = 2;
 
-/// A tensor that is kept from the forward to the backward. Two operations that save one storage count it once.
+/// A tensor that is kept from the forward to the backward. A storage that two operations save counts once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SavedTensor {
     /// The operation that saves it.
@@ -19,27 +19,27 @@ pub struct SavedTensor {
 /// The saved input of a recomputed block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockInput {
-    /// Its bytes.
+    /// The size in bytes.
     pub bytes: u64,
-    /// Whether another operation keeps it on the device too, as the input of a pipeline stage is kept.
+    /// Whether another operation also keeps it on the device. An example is the input of a pipeline stage.
     pub is_shared: bool,
 }
 
-/// A product of matrices `[m, k]` and `[k, n]`, `batch` times.
+/// A batch of matrix products `[m, k]` x `[k, n]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Product {
-    /// The number of products, such as the experts of a rank.
+    /// The number of products, for example the number of experts of a rank.
     pub batch: u64,
-    /// Rows of the result: tokens.
+    /// Rows of the result, which are tokens.
     pub m: u64,
     /// Columns of the result.
     pub n: u64,
-    /// The width that is summed over.
+    /// The width over which the product sums.
     pub k: u64,
 }
 
 impl Product {
-    /// Floating-point operations, two per multiply-add.
+    /// Returns the floating-point operations, two per multiply-add.
     pub fn flops(&self) -> f64 {
         2.0 * self.batch as f64 * self.m as f64 * self.n as f64 * self.k as f64
     }
@@ -48,25 +48,24 @@ impl Product {
 /// One call of attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AttentionShape {
-    /// Pairs of a query and a key that it may attend to, summed over the samples; causal masks and windows are left
-    /// out of it.
+    /// Query-key pairs, summed over the samples. Pairs that a causal mask or a window removes are not counted.
     pub pairs: u64,
     /// Heads of the queries on the rank.
     pub heads: u64,
-    /// Width of a head of the queries and keys.
+    /// Width of a query or key head.
     pub query_width: u64,
-    /// Width of a head of the values.
+    /// Width of a value head.
     pub value_width: u64,
 }
 
 impl AttentionShape {
-    /// Floating-point operations of the forward: scores and weighted sums.
+    /// Returns the floating-point operations of the forward: the scores and the weighted sums.
     pub fn flops(&self) -> f64 {
         2.0 * self.pairs as f64 * self.heads as f64 * (self.query_width + self.value_width) as f64
     }
 }
 
-/// In which pass of a training step something happens.
+/// A pass of a training step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TrainingPass {
     /// The forward.
@@ -75,69 +74,70 @@ pub enum TrainingPass {
     Backward,
 }
 
-/// The ranks of a group that take part in an exchange.
+/// The part of a group that takes part in an exchange.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum GroupPart {
-    /// All.
+    /// All ranks of the group.
     #[default]
     Whole,
-    /// The ranks on one node, of which there are this number.
+    /// The ranks on one node. The value is the number of ranks per node.
     IntraNode(usize),
-    /// The ranks with the same place on each node, which has this number of ranks.
+    /// The ranks at the same position on each node. The value is the number of ranks per node.
     InterNode(usize),
 }
 
-/// A collective, or a message, of one micro-batch.
+/// A collective or a message of one micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exchange {
-    /// The call.
+    /// The kind of exchange.
     pub kind: ExchangeKind,
     /// The grid that the axes belong to.
     pub grid: Grid,
-    /// Which ranks take part: those that differ in these axes.
+    /// The axes in which the ranks that take part differ.
     pub axes: AxisSet,
-    /// Whether only some of them do.
+    /// The part of the group that takes part.
     pub part: GroupPart,
     /// The number of ranks.
     pub ranks: u64,
-    /// Bytes on this rank: of the larger of input and output, so the whole tensor of an all-gather or a
-    /// reduce-scatter.
+    /// The larger of input and output on this rank, in bytes. For an all-gather or a reduce-scatter, this is the whole
+    /// tensor.
     pub bytes: u64,
     /// The pass.
     pub pass: TrainingPass,
 }
 
-/// One forward of one layer of a rank, for one micro-batch.
+/// The forward and the backward of one layer of a rank, for one micro-batch.
 ///
-/// The embedding, and the output layer with its loss, are layers too.
+/// The embedding is also a layer, and so is the output layer with its loss.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LayerProfile {
-    /// The tensors that the layer keeps for its backward, its input where an operation saves it included.
+    /// The tensors that the layer keeps for its backward. The input of the layer is included if an operation saves it.
     pub saved: Vec<SavedTensor>,
-    /// The products of its forward. The backward has two of the same size for each, the gradients of both operands.
+    /// The matrix products of the forward. For each product, the backward has two products of the same size: the
+    /// gradients of both operands.
     pub products: Vec<Product>,
-    /// The attention of its forward.
+    /// The attention calls of the forward.
     pub attention: Vec<AttentionShape>,
-    /// Bytes that the operations of its forward read and write which are neither products nor attention.
+    /// Bytes that the other operations of the forward read and write: all operations except products and attention.
     pub streamed_bytes: u64,
-    /// The number of operations of its forward, exchanges not counted; 0 where it is not known.
+    /// The number of operations of the forward, without exchanges. 0 if it is unknown.
     pub operations: u64,
-    /// The exchanges of its forward and its backward.
+    /// The exchanges of the forward and the backward.
     pub exchanges: Vec<Exchange>,
-    /// Bytes of its output.
+    /// Bytes of the output.
     pub output_bytes: u64,
-    /// The most bytes that its backward allocates at once in addition to the saved tensors and the gradient of its output:
-    /// temporaries, and the gradient of its input.
+    /// The peak number of bytes that the backward allocates for temporary tensors and the gradient of the input. The
+    /// saved tensors and the gradient of the output are not included.
     pub backward_bytes: u64,
 }
 
 impl LayerProfile {
-    /// Bytes that it keeps for its backward.
+    /// Returns the bytes that the layer keeps for its backward.
     pub fn saved_bytes(&self) -> u64 {
         self.saved.iter().map(|tensor| tensor.bytes).sum()
     }
 
-    /// Floating-point operations of its forward.
+    /// Returns the floating-point operations of the forward.
     pub fn flops(&self) -> f64 {
         let products: f64 = self.products.iter().map(Product::flops).sum();
         let attention: f64 = self.attention.iter().map(AttentionShape::flops).sum();
@@ -157,7 +157,7 @@ impl LayerProfile {
         self.products.push(Product { batch: 1, m, n, k });
     }
 
-    /// Adds an exchange of the `ranks` ranks of an axis of the dense grid. A single rank exchanges nothing.
+    /// Adds an exchange between the `ranks` ranks of an axis of the dense grid. Adds nothing for a single rank.
     pub fn exchange(
         &mut self,
         kind: ExchangeKind,
@@ -179,7 +179,8 @@ impl LayerProfile {
         }
     }
 
-    /// Adds the computation, the exchanges and the saved tensors of a part that runs after this one, but not its output.
+    /// Adds the computation, the exchanges and the saved tensors of a part that runs after this part. Does not change
+    /// [`output_bytes`](Self::output_bytes).
     pub fn add(&mut self, other: &Self) {
         self.saved.extend(other.saved.iter().cloned());
         self.products.extend(&other.products);
@@ -194,22 +195,23 @@ impl LayerProfile {
 /// The layers of one pipeline stage on one rank.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StageProfile {
-    /// On the first stage.
+    /// The embedding, on the first stage.
     pub embedding: Option<LayerProfile>,
-    /// The distinct layers between, with the number of each.
+    /// The distinct layers, with the number of each.
     pub layers: Vec<(LayerProfile, usize)>,
-    /// On the last stage: the output layer and the loss. The last norm counts with the last layer.
+    /// The output layer and the loss, on the last stage. The last norm counts as a part of the last layer.
     pub output: Option<LayerProfile>,
-    /// The most bytes that a forward has allocated at once, of those that it keeps and its temporaries.
+    /// The peak number of bytes of a forward: the tensors that it keeps and its temporary tensors.
     pub forward_bytes: u64,
-    /// The most bytes of the backward of one micro-batch, of those that the forward kept, its temporaries and gradients of
-    /// activations.
+    /// The peak number of bytes of the backward of one micro-batch: the tensors that the forward kept, the temporary
+    /// tensors and the gradients of activations.
     pub backward_bytes: u64,
-    /// The bytes that weight gradients hold until a schedule computes them in an action of their own.
+    /// The bytes that deferred weight gradients hold until the schedule computes them in a separate action.
     pub deferred_bytes: u64,
-    /// The inputs of recomputed blocks that may be [on the host](burn_megatron::nn::ActivationOffload), in the order of the forward.
+    /// The inputs of recomputed blocks that may be [offloaded to the host](burn_megatron::nn::ActivationOffload), in
+    /// the order of the forward.
     pub offloadable: Vec<BlockInput>,
-    /// The bytes that the stage receives for a micro-batch; 0 for the first.
+    /// The bytes that the stage receives for a micro-batch. 0 for the first stage.
     pub input_bytes: u64,
 }
 
@@ -221,7 +223,7 @@ impl StageProfile {
             .map_or(0, |(layer, _)| layer.output_bytes)
     }
 
-    /// All layers, each with its number.
+    /// Returns all layers, each with its number of occurrences.
     pub fn all(&self) -> impl Iterator<Item = (&LayerProfile, usize)> {
         let one = |layer: &Option<LayerProfile>| layer.is_some() as usize;
         let ends = [
@@ -234,14 +236,14 @@ impl StageProfile {
         ends.chain(self.layers.iter().map(|(layer, n)| (layer, *n)))
     }
 
-    /// Bytes that one micro-batch keeps for its backward in this stage.
+    /// Returns the bytes that one micro-batch keeps for its backward in this stage.
     pub fn saved_bytes(&self) -> u64 {
         self.all()
             .map(|(layer, n)| layer.saved_bytes() * n as u64)
             .sum()
     }
 
-    /// Floating-point operations of one forward.
+    /// Returns the floating-point operations of one forward.
     pub fn flops(&self) -> f64 {
         self.all().map(|(layer, n)| layer.flops() * n as f64).sum()
     }

@@ -1,25 +1,25 @@
-//! What charts of work over time share: text, boxes, a legend and the axis of time.
+//! Shared elements of charts of work over time: text, boxes, a legend and the time axis.
 
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use crate::{Area, FAINT, FONT, PlotError, TEXT, failed};
 
-/// A point, in pixels.
+/// A point in pixels.
 pub type Point = (i32, i32);
 
 /// The drawing area of a chart whose time goes from left to right.
 pub struct Gantt<'a, 'b> {
     /// The drawing area.
     pub area: &'a Area<'b>,
-    /// The pixels at which the time begins and ends.
+    /// The pixels at which the time starts and ends.
     pub columns: (i32, i32),
-    /// The time of the last pixel.
+    /// The time at the last pixel.
     pub total: f64,
 }
 
 impl Gantt<'_, '_> {
-    /// Returns the pixel of a time. A time after the last one has the last pixel.
+    /// Returns the pixel of a time. Later times are clamped to the last pixel.
     pub fn x(&self, time: f64) -> i32 {
         let (left, right) = self.columns;
         let part = if self.total > 0.0 {
@@ -40,7 +40,7 @@ impl Gantt<'_, '_> {
         self.area.draw(&filled).map_err(failed)
     }
 
-    /// Writes text of a size below a point.
+    /// Writes text of this font size below a point.
     ///
     /// # Errors
     ///
@@ -52,7 +52,7 @@ impl Gantt<'_, '_> {
         self.area.draw(&text).map_err(failed)
     }
 
-    /// Draws a box and a name for each color, and returns the pixel after them.
+    /// Draws a box and a name for each color. Returns the x coordinate after them.
     ///
     /// # Errors
     ///
@@ -71,7 +71,7 @@ impl Gantt<'_, '_> {
         Ok(x)
     }
 
-    /// Draws lines at round times over these rows, with the times and their unit below.
+    /// Draws lines at round times over these rows. The times and their unit are written below.
     ///
     /// # Errors
     ///
@@ -95,7 +95,7 @@ impl Gantt<'_, '_> {
     }
 }
 
-/// The next number above that is 1, 2 or 5 times a power of ten.
+/// Returns the smallest number of at least `least` that is 1, 2 or 5 times a power of ten.
 fn round_step(least: f64) -> f64 {
     if least <= 0.0 {
         return 1.0;
@@ -108,7 +108,7 @@ fn round_step(least: f64) -> f64 {
         .unwrap_or(10.0 * power)
 }
 
-/// A number with at most 3 decimals.
+/// Formats a number with at most 3 decimals.
 pub fn number(value: f64) -> String {
     let text = format!("{value:.3}");
     text.trim_end_matches('0').trim_end_matches('.').to_string()

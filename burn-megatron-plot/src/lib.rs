@@ -1,4 +1,4 @@
-//! Charts as SVG: what the charts of all crates share, and the chart of a pipeline schedule.
+//! Charts as SVG: shared elements for the charts of all crates, and the chart of a pipeline schedule.
 
 mod gantt;
 mod schedule_chart;
@@ -22,7 +22,7 @@ pub const FAINT: RGBColor = RGBColor(225, 225, 225);
 /// The drawing area of a chart.
 pub type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
 
-/// Why a plot cannot be drawn.
+/// Reasons why a plot cannot be drawn.
 #[derive(Debug, thiserror::Error)]
 pub enum PlotError {
     /// The drawing failed.
@@ -38,7 +38,7 @@ pub enum PlotError {
     },
 }
 
-/// Draws an SVG of this size, in pixels.
+/// Draws an SVG of this size in pixels.
 ///
 /// # Errors
 ///
@@ -56,12 +56,12 @@ pub fn render(
     Ok(text)
 }
 
-/// The error of a drawing operation.
+/// Converts the error of a drawing operation.
 pub fn failed(error: impl std::error::Error) -> PlotError {
     PlotError::Draw(error.to_string())
 }
 
-/// Writes a chart; a file of this name is replaced at once.
+/// Writes a chart to a file. An existing file is replaced atomically.
 ///
 /// # Errors
 ///

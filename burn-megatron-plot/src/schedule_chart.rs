@@ -1,4 +1,4 @@
-//! A simulated pipeline schedule as a Gantt chart.
+//! Draws a simulated pipeline schedule as a Gantt chart.
 
 use burn_megatron::pipeline::schedule::{ActionKind, ActionSpan, Simulation};
 use plotters::prelude::*;
@@ -18,16 +18,18 @@ const ROW: i32 = 44;
 const GAP: i32 = 8;
 /// The height of the part of a row in which transfers are drawn.
 const STRIP: i32 = 6;
-/// The most shades of a legend.
+/// The maximum number of shades in the legend.
 const MAX_SHADES: usize = 4;
-/// A larger picture would be slow to open and unreadable.
+/// The maximum number of actions. A larger picture would be slow to open and unreadable.
 const MAX_SPANS: usize = 200_000;
 
 type DrawResult = Result<(), PlotError>;
 
-/// Draws a schedule as an SVG, 1200 pixels wide: one row per rank, time from left to right, each
-/// computation with its micro-batch, lighter for later chunks of a rank, with transfers below.
-/// Reductions of gradients, which take no time, are not drawn.
+/// Draws a schedule as an SVG that is 1200 pixels wide.
+///
+/// The chart has one row per rank, and time runs from left to right. Each computation shows its micro-batch. Later
+/// chunks of a rank are lighter. Transfers are drawn below the computations. Gradient reductions take no time and are
+/// not drawn.
 ///
 /// # Errors
 ///
@@ -106,7 +108,7 @@ impl Chart<'_, '_> {
         Ok(())
     }
 
-    /// A box for each kind, and the shade of its later stages.
+    /// Draws a box for each kind, and the shades of later stages.
     fn legend(&self) -> DrawResult {
         let kinds = self.simulation.kinds();
         let ranks = 0..self.simulation.schedule().ranks();
@@ -125,7 +127,7 @@ impl Chart<'_, '_> {
         let mut x = self.gantt.legend(63, drawn)?;
         let chunks = chunks.unwrap_or(1);
         if chunks > 1 {
-            // Next to each other, as in a rank.
+            // Adjacent, like the chunks of a rank.
             for chunk in 0..chunks.min(MAX_SHADES) {
                 let shade = lighter(color(ActionKind::Forward), chunk as f64 / chunks as f64);
                 self.gantt.rectangle((x, 63), (x + 14, 77), shade)?;
@@ -137,7 +139,7 @@ impl Chart<'_, '_> {
         Ok(())
     }
 
-    /// The label of the axis: what the unit of the times is.
+    /// Returns the label of the time axis, which states the unit of time.
     fn unit(&self) -> String {
         let spans = self.simulation.all_timelines().flatten();
         let forwards = spans.filter(|span| span.action.kind.is_forward());
@@ -151,7 +153,7 @@ impl Chart<'_, '_> {
     }
 }
 
-/// The color of a kind of action that takes time.
+/// Returns the color of a kind of action.
 fn color(kind: ActionKind) -> RGBColor {
     match kind {
         ActionKind::Forward | ActionKind::PairedForward => RGBColor(107, 163, 214),
@@ -164,7 +166,7 @@ fn color(kind: ActionKind) -> RGBColor {
     }
 }
 
-/// A color mixed with white: 0 changes nothing, 1 is two thirds white.
+/// Mixes a color with white. 0 changes nothing, and 1 mixes in two thirds of white.
 fn lighter(color: RGBColor, by: f64) -> RGBColor {
     let mix = |part: u8| (f64::from(part) + (255.0 - f64::from(part)) * by * 2.0 / 3.0) as u8;
     RGBColor(mix(color.0), mix(color.1), mix(color.2))
@@ -224,7 +226,7 @@ mod tests {
             assert!(svg.contains(name), "{name}");
         }
         assert!(!svg.contains("backward"));
-        // One for each of 4 x 8 computations and transfers, and one in the legend.
+        // One box for each of the 4 x 8 computations and for each transfer, and one in the legend.
         let boxes = |color: &str| svg.matches(&format!("fill=\"{color}\"")).count();
         assert_eq!(boxes("#6BA3D6"), 32 + 1);
         assert_eq!(boxes("#DEB24A"), 32 + 1);

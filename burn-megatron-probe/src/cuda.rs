@@ -1,4 +1,4 @@
-//! NVIDIA's driver, and what compiles kernels for it: NVRTC and the CUDA headers.
+//! The NVIDIA driver, and the parts that compile kernels for it: NVRTC and the CUDA headers.
 
 use std::env;
 use std::error::Error;
@@ -35,28 +35,28 @@ const CUBLAS_LT_NAMES: [&str; 3] = match cfg!(windows) {
 /// The headers that kernels include.
 const HEADERS: [&str; 3] = ["cuda_fp16.h", "cuda_bf16.h", "mma.h"];
 
-/// The CUDA version of R570, the oldest driver with all functions that CubeCL calls (`cuEventElapsedTime_v2`).
+/// The CUDA version of R570, the oldest driver that has all functions that CubeCL calls (`cuEventElapsedTime_v2`).
 const OLDEST_DRIVER: (u32, u32) = (12, 8);
 
-/// NVIDIA's driver.
+/// The NVIDIA driver.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct CudaDriverInfo {
-    /// Major and minor of the newest CUDA that it supports, such as `(12, 4)`.
+    /// The major and minor version of the newest CUDA that the driver supports, for example `(12, 4)`.
     pub version: (u32, u32),
     /// The number of visible GPUs.
     pub devices: usize,
 }
 
-/// A library of NVIDIA, as the dynamic linker finds it.
+/// An NVIDIA library that the dynamic linker finds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct SharedLibrary {
     /// Major and minor version.
     pub version: (u32, u32),
-    /// The file, or the name that was opened where the system does not report the file.
+    /// The path of the library file. If the system does not report the path, the name that was opened.
     pub path: PathBuf,
 }
 
-/// The driver, the compiler, the headers and cuBLASLt of this machine. A missing part is an error with the reason.
+/// The driver, compiler, headers and cuBLASLt of this machine. For a missing part, contains the reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct CudaToolkit {
     /// The driver.
@@ -65,17 +65,17 @@ pub struct CudaToolkit {
     pub nvrtc: Result<SharedLibrary, String>,
     /// The folder of the headers that kernels include.
     pub headers: Result<PathBuf, String>,
-    /// cuBLASLt, which multiplies matrices. Without this library, products are slow.
+    /// cuBLASLt, which multiplies matrices. Matrix products are slow without cuBLASLt.
     pub cublas_lt: Result<SharedLibrary, String>,
 }
 
-/// Why kernels cannot be compiled for the GPUs of this machine.
+/// The reason why kernels cannot be compiled for the GPUs of this machine.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{cause}. {cure}")]
 pub struct CudaProblem {
-    /// The cause, such as a missing library.
+    /// The cause, for example a missing library.
     pub cause: String,
-    /// The remedy, such as what to install.
+    /// The remedy, for example a package to install.
     pub cure: String,
 }
 
@@ -90,11 +90,12 @@ impl CudaToolkit {
         }
     }
 
-    /// Checks that the parts are there and fit each other.
+    /// Checks that all parts are present and compatible.
     ///
     /// # Errors
     ///
-    /// [`CudaProblem`] for a missing part, for a driver before R570, and for an NVRTC whose PTX is newer than the driver.
+    /// [`CudaProblem`] for a missing part, for a driver older than R570, or for an NVRTC whose PTX is too new for the
+    /// driver.
     pub fn check(&self) -> Result<(), CudaProblem> {
         let problem = |cause: String, cure: String| Err(CudaProblem { cause, cure });
         let driver = match &self.driver {
@@ -146,9 +147,9 @@ impl CudaToolkit {
     }
 }
 
-/// The instruction to install an NVRTC that fits a driver.
+/// Returns the instruction to install an NVRTC version that fits the driver.
 fn install_nvrtc((major, minor): (u32, u32)) -> String {
-    // From 13 on, the names of the packages have no version.
+    // From CUDA 13 on, package names contain no version.
     let package = match major {
         ..=12 => format!("nvidia-cuda-nvrtc-cu{major}"),
         _ => "nvidia-cuda-nvrtc".into(),
@@ -159,8 +160,8 @@ fn install_nvrtc((major, minor): (u32, u32)) -> String {
     )
 }
 
-/// The version of PTX that NVRTC of a CUDA version writes and its driver reads, from the release notes of PTX. Versions
-/// of CUDA that are not listed here are compared as they are.
+/// Returns the PTX version that NVRTC writes and the driver reads for a CUDA version, according to the PTX release
+/// notes. CUDA versions that are not listed here are compared directly.
 fn ptx_version((major, minor): (u32, u32)) -> (u32, u32) {
     match (major, minor) {
         // CUDA 12.6 did not change PTX.
@@ -177,7 +178,7 @@ fn shown_ptx(cuda: (u32, u32)) -> String {
     format!("PTX {major}.{minor}")
 }
 
-/// The folder of the CUDA headers where CubeCL looks for them, if a CUDA folder is known.
+/// Returns the folder of the CUDA headers where CubeCL looks for them, or `None` if no CUDA folder is known.
 fn cuda_include_folder() -> Option<PathBuf> {
     let known = || {
         let folders = ["/usr/local/cuda", "/opt/cuda"].map(PathBuf::from);
@@ -197,10 +198,10 @@ fn headers(folder: Option<PathBuf>) -> Result<PathBuf, String> {
     }
 }
 
-/// Queries NVIDIA's driver.
+/// Queries the NVIDIA driver.
 ///
 /// # Errors
-/// If it is not installed, or the driver's error.
+/// If the driver is not installed, or if it returns an error.
 pub fn cuda_driver() -> Result<CudaDriverInfo, String> {
     let name = if cfg!(windows) {
         "nvcuda.dll"
@@ -209,8 +210,8 @@ pub fn cuda_driver() -> Result<CudaDriverInfo, String> {
     };
     let (mut version, mut devices): (c_int, c_int) = (0, 0);
     let missing = |error: libloading::Error| format!("cannot load {name}: {error}");
-    // SAFETY: the driver API declares `cuDriverGetVersion(int*)`, `cuInit(unsigned)` and
-    // `cuDeviceGetCount(int*)`, each with an int as its result.
+    // SAFETY: the driver API declares `cuDriverGetVersion(int*)`, `cuInit(unsigned)` and `cuDeviceGetCount(int*)`. The
+    // result of each function is an int.
     let codes = unsafe {
         let driver = Library::new(name).map_err(missing)?;
         let get_version: Symbol<unsafe extern "C" fn(*mut c_int) -> c_int> =
@@ -231,7 +232,7 @@ pub fn cuda_driver() -> Result<CudaDriverInfo, String> {
 }
 
 fn nvrtc() -> Result<SharedLibrary, String> {
-    // SAFETY: nvrtc.h declares `nvrtcResult nvrtcVersion(int*, int*)`, whose result is an int.
+    // SAFETY: nvrtc.h declares `nvrtcResult nvrtcVersion(int*, int*)`. The result is an int.
     first_of(&NVRTC_NAMES, |library| unsafe {
         type GetVersion = unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int;
         let version: Symbol<GetVersion> = library.get(b"nvrtcVersion")?;
@@ -252,14 +253,14 @@ fn cublas_lt() -> Result<SharedLibrary, String> {
     })
 }
 
-/// A library of NVIDIA that is found under one of several names.
+/// Finds an NVIDIA library under one of several names.
 fn first_of(
     names: &[&str],
     query: impl Fn(&Library) -> Result<((u32, u32), usize), Box<dyn Error>>,
 ) -> Result<SharedLibrary, String> {
     match first_library(names, query) {
         Ok((version, path)) => Ok(SharedLibrary { version, path }),
-        // The others have later names.
+        // Only the error for the first name is reported.
         Err(mut reasons) => Err(reasons.swap_remove(0)),
     }
 }

@@ -1,6 +1,6 @@
-//! Finds NCCL, MPI, NVIDIA's driver and NVRTC on this machine.
+//! Finds NCCL, MPI, the NVIDIA driver and NVRTC on this machine.
 //!
-//! Needs no feature. Libraries are opened at run time, queried and closed again.
+//! Needs no Cargo feature. Libraries are opened at run time, queried, and closed again.
 
 use std::env;
 use std::error::Error;
@@ -20,54 +20,54 @@ mod cuda;
 
 pub use cuda::{CudaDriverInfo, CudaProblem, CudaToolkit, SharedLibrary, cuda_driver};
 
-/// The file names of NCCL's library.
+/// The file names of the NCCL library.
 pub const NCCL_NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 
-/// The time that a program may take to print its version.
+/// The time in which a program must print its version.
 const VERSION_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// NCCL, as the dynamic linker finds it.
+/// The NCCL library that the dynamic linker finds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct NcclLibrary {
-    /// Major, minor and patch, such as `(2, 23, 3)`.
+    /// The major, minor and patch version, for example `(2, 23, 3)`.
     pub version: (u32, u32, u32),
-    /// The file, or the name that was opened where the system does not report the file.
+    /// The path of the library file. If the system does not report the path, the name that was opened.
     pub path: PathBuf,
 }
 
-/// OpenMPI's or another MPI's `mpirun`.
+/// The `mpirun` program of OpenMPI or another MPI.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct MpirunProgram {
-    /// The program.
+    /// The path of the program.
     pub path: PathBuf,
-    /// The first line of its `--version`.
+    /// The first line that the program prints for `--version`.
     pub version: String,
 }
 
-/// Opens NCCL under [`NCCL_NAMES`].
+/// Opens NCCL by its [names](NCCL_NAMES) and queries its version.
 ///
 /// # Errors
-/// The error of the dynamic linker or the library, for each name.
+/// The error of the dynamic linker or the library for each name.
 pub fn nccl() -> Result<NcclLibrary, String> {
     first_nccl(&NCCL_NAMES)
 }
 
-/// Finds `mpirun` on `PATH` and gets its version.
+/// Finds `mpirun` on `PATH` and queries its version.
 ///
 /// # Errors
-/// If it is not found, does not start, or does not answer within 10 s.
+/// If `mpirun` is not found, does not start, or does not answer within 10 s.
 pub fn mpirun() -> Result<MpirunProgram, String> {
     let path = program_on_path("mpirun").ok_or("mpirun not found in PATH")?;
     let version = program_version(&path)?;
     Ok(MpirunProgram { path, version })
 }
 
-/// Returns the first executable file of this name in the folders of `PATH`.
+/// Returns the first executable file with this name in the folders of `PATH`.
 pub fn program_on_path(name: impl AsRef<Path>) -> Option<PathBuf> {
     find(&env::var_os("PATH")?, name)
 }
 
-/// Returns the first line that a program prints for `--version`.
+/// Returns the first line that the program prints for `--version`.
 ///
 /// # Errors
 /// If the program does not start, prints nothing, or does not answer within 10 s.
@@ -76,7 +76,7 @@ pub fn program_version(program: &Path) -> Result<String, String> {
 }
 
 fn first_nccl(names: &[&str]) -> Result<NcclLibrary, String> {
-    // SAFETY: nccl.h declares `ncclResult_t ncclGetVersion(int*)`, whose result is an int.
+    // SAFETY: nccl.h declares `ncclResult_t ncclGetVersion(int*)`. The result is an int.
     let found = first_library(names, |library| unsafe {
         let version: Symbol<unsafe extern "C" fn(*mut c_int) -> c_int> =
             library.get(b"ncclGetVersion")?;
@@ -90,19 +90,19 @@ fn first_nccl(names: &[&str]) -> Result<NcclLibrary, String> {
     Ok(NcclLibrary { version, path })
 }
 
-/// Returns the version of the first library that can be opened and queried, and its file; else the reason for each name.
-/// `query` returns the version and the address of a function.
+/// Returns the version and the file of the first library that can be opened and queried. Otherwise returns the error
+/// for each name. `query` returns the version and the address of a function.
 fn first_library<V>(
     names: &[&str],
     query: impl Fn(&Library) -> Result<(V, usize), Box<dyn Error>>,
 ) -> Result<(V, PathBuf), Vec<String>> {
     let mut reasons = vec![];
     for name in names {
-        // SAFETY: opens a library of NVIDIA, which does nothing harmful when it is opened.
+        // SAFETY: opens an NVIDIA library, which does nothing harmful when it is opened.
         let opened = unsafe { Library::new(name) };
         let found = opened.map_err(Box::from).and_then(|library| {
             let (version, function) = query(&library)?;
-            // While the library is open.
+            // The file is only mapped while the library is open.
             let path = mapped_file(function).unwrap_or_else(|| name.into());
             Ok((version, path))
         });
@@ -115,7 +115,7 @@ fn first_library<V>(
     Err(reasons)
 }
 
-/// Decodes NCCL's numbers: 22303 is 2.23.3; up to 2.8 they were shorter, and 2804 is 2.8.4.
+/// Decodes NCCL's version codes. 22303 is 2.23.3. Up to NCCL 2.8 the codes were shorter: 2804 is 2.8.4.
 fn nccl_version(code: u32) -> (u32, u32, u32) {
     let major = if code < 10_000 { 1_000 } else { 10_000 };
     (code / major, code % major / 100, code % 100)
@@ -125,7 +125,7 @@ fn number(value: c_int) -> u32 {
     value.try_into().unwrap_or(0)
 }
 
-/// The file that is mapped at an address of this process, on Linux.
+/// Returns the file that is mapped at an address of this process. Works on Linux.
 fn mapped_file(address: usize) -> Option<PathBuf> {
     let maps = fs::read_to_string("/proc/self/maps").ok()?;
     maps.lines().find_map(|line| {
@@ -138,13 +138,13 @@ fn mapped_file(address: usize) -> Option<PathBuf> {
     })
 }
 
-/// The first executable of this name in the folders of a `PATH`.
+/// Returns the first executable with this name in the folders of a `PATH`.
 fn find(folders: &OsStr, name: impl AsRef<Path>) -> Option<PathBuf> {
     let mut programs = env::split_paths(folders).map(|folder| folder.join(&name));
     programs.find(|program| is_program(program))
 }
 
-/// Whether a path is an executable file.
+/// Returns whether a path is an executable file.
 #[cfg(unix)]
 pub fn is_program(path: &Path) -> bool {
     use std::os::unix::fs::PermissionsExt;
@@ -152,13 +152,13 @@ pub fn is_program(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
 }
 
-/// Whether a path is a file.
+/// Returns whether a path is a file.
 #[cfg(not(unix))]
 pub fn is_program(path: &Path) -> bool {
     path.is_file()
 }
 
-/// The first line that a program prints for `--version`.
+/// Returns the first line that the program prints for `--version`.
 fn version_of(program: &Path, timeout: Duration) -> Result<String, String> {
     let shown = program.display();
     let mut child = Command::new(program)
@@ -170,16 +170,16 @@ fn version_of(program: &Path, timeout: Duration) -> Result<String, String> {
         .map_err(|error| format!("cannot start {shown}: {error}"))?;
     let (send, receive) = mpsc::channel();
     if let Some(stdout) = child.stdout.take() {
-        // On a thread, as the pipe stays open while any process that inherited it runs.
+        // Reads on a thread, because the pipe stays open while any process that inherited it runs.
         thread::spawn(move || {
             let mut output = Vec::new();
-            // What was read before an error is used.
+            // Output that was read before an error is used.
             let _ = stdout.take(1 << 16).read_to_end(&mut output);
             let _ = send.send(output);
         });
     }
     let output = receive.recv_timeout(timeout);
-    // It has printed everything, or timed out. A process that has ended cannot be killed.
+    // The program has printed its output or timed out. Killing a process that has ended fails, which is ignored.
     let _ = child.kill();
     let _ = child.wait();
     let output = output.map_err(|_| {

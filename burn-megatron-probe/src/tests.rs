@@ -13,7 +13,7 @@ fn versions_of_nccl_are_read_old_and_new() {
     assert_eq!(nccl_version(2_804), (2, 8, 4));
 }
 
-/// Probes must be safe to call on any machine.
+/// Probes must be safe on any machine.
 #[test]
 fn what_is_missing_is_named() {
     match nccl() {
@@ -60,7 +60,7 @@ mod linux {
             "int ncclGetVersion(int *v) { return 3; }",
         );
         let other = library(&folder, "libother.so", "int f(void) { return 0; }");
-        // The path is that of the file, not the link that was opened.
+        // The path is the path of the file, not of the link that was opened.
         let link = folder.path().join("liblink.so");
         symlink(&good, &link).unwrap();
         let names = [
@@ -79,8 +79,8 @@ mod linux {
         assert!(reason.contains(&error), "{reason}");
     }
 
-    /// Another process writes the program: while this one had it open, a child that some other test
-    /// starts could inherit it, and a program that is open for writing does not start.
+    /// Another process writes the program. If this process had the file open, a child process of another test could
+    /// inherit the file descriptor. A program that is open for writing cannot be started.
     fn script(folder: &TempDir, name: &str, text: &str) -> PathBuf {
         let path = folder.path().join(name);
         let written = Command::new("sh")

@@ -1,4 +1,4 @@
-//! The failure of a world, and what each rank was doing at that moment.
+//! The failure of a world, and the position of each rank at that moment.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -7,38 +7,38 @@ use serde::{Deserialize, Serialize};
 
 use crate::rank_runs::ranks_verb;
 
-/// The position of a rank: its current activity, or the activity that it last reported. Serialized names are the names
-/// of the rendezvous' protocol.
+/// The position of a rank: its current activity, or the last reported activity. The serialized names are part of the
+/// rendezvous protocol.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum RankPosition {
-    /// It waits in a call.
+    /// The rank waits in a call.
     #[serde(rename = "At")]
     Waiting(String),
-    /// It has completed this call and is outside of calls.
+    /// The rank has completed this call and is outside of calls.
     #[serde(rename = "Past")]
     Completed(String),
-    /// It has started this call, has not waited for it, and is outside of calls.
+    /// The rank has started this call, has not waited for it, and is outside of calls.
     Started(String),
-    /// It has made no call.
+    /// The rank has made no call.
     #[serde(rename = "Nowhere")]
     NoCalls,
-    /// Its closure has returned.
+    /// The closure of the rank has returned.
     Returned,
-    /// Its closure has failed at this position.
+    /// The closure of the rank has failed at this position.
     Failed(Box<RankPosition>),
-    /// The process has sent no heartbeat for this number of seconds; has the last known position.
+    /// The process has sent no heartbeat for this number of seconds. Contains the last known position.
     #[serde(rename = "Silent")]
     NoHeartbeat(u64, Box<RankPosition>),
-    /// Its process has exited; with its last known position.
+    /// The process of the rank has exited. Contains the last known position.
     #[serde(rename = "Gone")]
     Exited(Box<RankPosition>),
-    /// It never joined the rendezvous.
+    /// The rank never joined the rendezvous.
     #[serde(rename = "Absent")]
     NeverJoined,
 }
 
 impl RankPosition {
-    /// A clause about these ranks, such as `rank 3 is at call 4 barrier over world [0, 1, 2, 3]`.
+    /// Returns a clause about these ranks, for example `rank 3 is at call 4 barrier over world [0, 1, 2, 3]`.
     fn clause(&self, ranks: &[usize]) -> String {
         let verb = |singular, plural| ranks_verb(ranks, singular, plural);
         match self {
@@ -65,7 +65,7 @@ impl RankPosition {
         }
     }
 
-    /// The last known position of a rank that no longer reports one.
+    /// Describes the last known position of a rank that no longer reports its position.
     fn last_seen(&self) -> String {
         match self {
             RankPosition::Waiting(call) => format!("last seen at {call}"),
@@ -76,18 +76,18 @@ impl RankPosition {
     }
 }
 
-/// Describes what one rank is doing.
+/// Describes the position of one rank.
 pub fn describe_rank(rank: usize, position: &RankPosition) -> String {
     position.clause(&[rank])
 }
 
-/// One line that describes what every rank is doing; ranks at the same position share a clause.
+/// Describes the positions of all ranks in one line. Ranks at the same position share a clause.
 pub fn describe_ranks(positions: &[RankPosition]) -> String {
     let all: Vec<_> = positions.iter().cloned().enumerate().collect();
     describe_some(&all)
 }
 
-/// [`describe_ranks`] for some of the ranks.
+/// Describes the positions of some of the ranks, as [`describe_ranks`] does.
 pub fn describe_some(positions: &[(usize, RankPosition)]) -> String {
     let mut clauses: Vec<(&RankPosition, Vec<usize>)> = Vec::new();
     let mut index: HashMap<&RankPosition, usize> = HashMap::new();
@@ -105,14 +105,14 @@ pub fn describe_some(positions: &[(usize, RankPosition)]) -> String {
     texts.join("; ")
 }
 
-/// The failure that ended a world. Its `Display` is the report for the user.
+/// The failure that ended a world. `Display` writes the report for the user.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FailureReport {
-    /// The rank whose failure has the highest precedence; of equal ones, the first.
+    /// The rank whose failure has the highest precedence. Among equal precedences, the first failure.
     pub rank: usize,
-    /// Its error.
+    /// The error of this rank.
     pub message: String,
-    /// One line that describes what each rank was doing.
+    /// A line that describes the position of each rank.
     #[serde(rename = "verdict")]
     pub positions: String,
 }

@@ -1,8 +1,9 @@
-//! The rendezvous of the processes of a world: the variables of launchers, authentication, heartbeats, failure reports.
+//! Rendezvous for the processes of a world: launcher variables, authentication, heartbeats and failure reports.
 //!
-//! [`launch`] reads the rank of a process from the environment of its launcher. Rank 0, or the launcher, hosts a
-//! [`Coordinator`], which each rank joins by a [`RendezvousClient`]; a [`Token`] authenticates both. No tensor passes the
-//! rendezvous: it exchanges small values, collects heartbeats, and sends one [`FailureReport`] to all ranks.
+//! [`launch`] reads the rank of a process from the environment variables of its launcher. Rank 0 or the launcher hosts
+//! a [`Coordinator`], and each rank joins it with a [`RendezvousClient`]. A [`Token`] authenticates both sides. The
+//! rendezvous transfers no tensors. It exchanges small values, collects heartbeats, and sends one [`FailureReport`] to
+//! all ranks.
 
 mod auth;
 mod failure_report;

@@ -1,10 +1,10 @@
-//! Lists of ranks in the space of a few numbers: the groups of a mesh are regular.
+//! Compact lists of ranks. The groups of a mesh are regular, so a few numbers describe them.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Ranks with the same distance from each to the next.
+/// Ranks with a constant step between consecutive ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct RankRun {
     first: usize,
@@ -17,7 +17,7 @@ impl RankRun {
         self.first + (self.count - 1) * self.step
     }
 
-    /// Whether each rank is one of a world of `size`.
+    /// Returns whether all ranks are in a world of `size` ranks.
     fn is_inside(&self, size: usize) -> bool {
         let last = self.count.checked_sub(1);
         let last = last.and_then(|steps| steps.checked_mul(self.step)?.checked_add(self.first));
@@ -35,12 +35,12 @@ impl fmt::Display for RankRun {
     }
 }
 
-/// A list of ranks, as runs.
+/// A list of ranks, stored as runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankRuns(pub(crate) Vec<RankRun>);
 
 impl RankRuns {
-    /// These ranks, in their order.
+    /// Creates the list of these ranks, in the given order.
     pub fn new(ranks: &[usize]) -> Self {
         let (mut runs, mut rest) = (vec![], ranks);
         while let [first, ..] = rest {
@@ -49,7 +49,7 @@ impl RankRuns {
                 _ => 1,
             };
             let regular = rest.windows(2).take_while(|pair| pair[1] == pair[0] + step);
-            // Two ranks that are no neighbours are no range.
+            // Two ranks that are not adjacent are stored as two runs.
             let (count, step) = match 1 + regular.count() {
                 1 => (1, 1),
                 2 if step > 1 => (1, 1),
@@ -62,7 +62,8 @@ impl RankRuns {
         Self(runs)
     }
 
-    /// The ranks, if each is one of a world of `size` and there are at most that many: the list may come from another process.
+    /// Returns the ranks. Returns `None` if a rank is outside of a world of `size` ranks, or if the list has more than
+    /// `size` ranks. The list may come from another process.
     pub fn within(&self, size: usize) -> Option<Vec<usize>> {
         if self.0.len() > size || !self.0.iter().all(|run| run.is_inside(size)) {
             return None;
@@ -71,14 +72,14 @@ impl RankRuns {
         (count <= size).then(|| self.iter().collect())
     }
 
-    /// The ranks of a list that was made in this process, or [checked](Self::within).
+    /// Iterates over the ranks. The list must come from this process or must have been [checked](Self::within).
     pub fn iter(&self) -> impl Iterator<Item = usize> + '_ {
         let runs = self.0.iter();
         runs.flat_map(|run| (0..run.count).map(|i| run.first + i * run.step))
     }
 }
 
-/// `"rank 3 has"`, `"ranks 0, 1 have"`; long sequences are shortened to `"0-7"`.
+/// Returns for example `"rank 3 has"` or `"ranks 0, 1 have"`. Long sequences are shortened to `"0-7"`.
 pub fn ranks_verb(ranks: &[usize], singular: &str, plural: &str) -> String {
     match ranks {
         [rank] => format!("rank {rank} {singular}"),
@@ -86,7 +87,8 @@ pub fn ranks_verb(ranks: &[usize], singular: &str, plural: &str) -> String {
     }
 }
 
-/// `"0, 1, 4"`; more than 16 ranks are written as ranges, `"0-31, 40"` or `"0-16256 in steps of 128"`.
+/// Returns for example `"0, 1, 4"`. More than 16 ranks are written as ranges: `"0-31, 40"` or `"0-16256 in steps of
+/// 128"`.
 pub fn list_ranks(ranks: &[usize]) -> String {
     const MAX_LISTED: usize = 16;
     let texts: Vec<String> = if ranks.len() <= MAX_LISTED {
@@ -117,7 +119,7 @@ mod tests {
         insta::assert_snapshot!(text(&data), @"3-16259 in steps of 128");
         assert_eq!(text(&[0, 1, 2, 8, 9, 10]), "0-2, 8-10");
         assert_eq!(text(&[4, 7, 8, 9, 20]), "4, 7-9, 20");
-        // No worse than a list where they are not.
+        // Irregular ranks need no more space than a list.
         let pairs: Vec<_> = (0..4).flat_map(|i| [8 * i, 8 * i + 2]).collect();
         assert_eq!(RankRuns::new(&pairs).0.len(), 8);
     }

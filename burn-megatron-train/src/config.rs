@@ -294,6 +294,17 @@ impl TrainConfig {
 
     /// Checks the settings that do not depend on a layout.
     ///
+    /// ```
+    /// use burn_megatron_train::TrainConfig;
+    ///
+    /// let config: TrainConfig = toml::from_str("steps = 50\nglobal_batch_size = 8\nwarmup_steps = 5")?;
+    /// config.check_without_layout(128)?;
+    /// assert_eq!(config.samples(), 50 * 8);
+    /// let error = TrainConfig { clip: 0.0, ..config }.check_without_layout(128).unwrap_err();
+    /// assert_eq!(error.to_string(), "invalid clip = 0: expected more than 0");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`ConfigError`] for the first invalid setting.
@@ -408,6 +419,19 @@ impl TrainConfig {
     }
 
     /// Returns the numbers of samples per step, from the smallest of the batch size warm-up to `global_batch_size`.
+    ///
+    /// ```
+    /// use burn_megatron_train::{BatchWarmup, TrainConfig};
+    ///
+    /// let config = TrainConfig {
+    ///     steps: 20,
+    ///     global_batch_size: 16,
+    ///     batch_warmup: vec![BatchWarmup { until_step: 10, global_batch_size: 4 }],
+    ///     ..TrainConfig::default()
+    /// };
+    /// assert_eq!(config.batch_sizes().collect::<Vec<_>>(), [4, 16]);
+    /// assert_eq!(config.samples(), 10 * 4 + 10 * 16);
+    /// ```
     pub fn batch_sizes(&self) -> impl Iterator<Item = usize> {
         let smaller = self.batch_warmup.iter().map(|part| part.global_batch_size);
         smaller.chain([self.global_batch_size])

@@ -197,6 +197,13 @@ pub enum MetricsRecord {
 /// Converts a loss in nats per token to bits per byte of text: `loss / (ln 2 * bytes_per_token)`.
 ///
 /// A byte-level model has one byte per token.
+///
+/// ```
+/// use burn_megatron_train::metrics::bits_per_byte;
+///
+/// // The loss of uniform predictions of bytes.
+/// assert!((bits_per_byte(256f64.ln(), 1.0) - 8.0).abs() < 1e-12);
+/// ```
 pub fn bits_per_byte(loss: f64, bytes_per_token: f64) -> f64 {
     loss / (std::f64::consts::LN_2 * bytes_per_token)
 }

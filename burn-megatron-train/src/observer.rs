@@ -41,6 +41,39 @@ impl StepGradients<'_> {
 }
 
 /// Observes a run, and may stop it.
+///
+/// ```
+/// use burn_megatron_train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
+/// use burn_megatron_train::{Observer, ObserverError};
+///
+/// /// Stops the run when the loss is below a limit.
+/// struct StopBelow {
+///     limit: f64,
+///     loss: f64,
+/// }
+///
+/// impl Observer for StopBelow {
+///     fn step(&mut self, metrics: &StepMetrics, _: &StepTiming) -> Result<(), ObserverError> {
+///         self.loss = metrics.loss;
+///         Ok(())
+///     }
+///
+///     fn held_out(&mut self, _: &HeldOutMetrics) -> Result<(), ObserverError> {
+///         Ok(())
+///     }
+///
+///     fn stop(&self) -> bool {
+///         self.loss < self.limit
+///     }
+/// }
+///
+/// let mut observer = StopBelow { limit: 2.0, loss: f64::INFINITY };
+/// let metrics = StepMetrics { step: 1, loss: 1.5, ..StepMetrics::default() };
+/// let timing = StepTiming { step: 1, seconds: 0.1, tokens_per_second: 1e4, flops_per_second: 1e9 };
+/// observer.step(&metrics, &timing)?;
+/// assert!(observer.stop());
+/// # Ok::<(), ObserverError>(())
+/// ```
 pub trait Observer {
     /// Called in each step after the reduction of the gradients and before clipping, even if the step will be skipped.
     /// Nothing is gathered unless the observer calls [`StepGradients::full`].

@@ -148,7 +148,7 @@ impl Progress {
         self.note(&format!("step {step}/{total}  {measured}"));
     }
 
-    /// Shows a line of text, above the bar if there is one.
+    /// Shows a line of text, above the bar if a bar is shown.
     pub fn note(&mut self, line: &str) {
         match &mut self.output {
             ProgressOutput::Silent => {}

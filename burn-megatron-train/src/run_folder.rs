@@ -55,6 +55,20 @@ pub const CHECKPOINTS: &str = "checkpoints";
 /// a model with experts), `sample.txt` and `checkpoints`.
 ///
 /// One rank of a run creates the folder. The other ranks do not need it.
+///
+/// ```
+/// use burn_megatron_train::TrainConfig;
+/// use burn_megatron_train::run_folder::RunFolder;
+///
+/// let root = tempfile::tempdir()?;
+/// let run = RunFolder::create(root.path(), Some("baseline"))?;
+/// run.write_config(&TrainConfig::default())?;
+/// assert!(run.config().is_file());
+/// // The name of a second run gets a number.
+/// let second = RunFolder::create(root.path(), Some("baseline"))?;
+/// assert!(second.path().ends_with("baseline-2"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunFolder {
     path: PathBuf,

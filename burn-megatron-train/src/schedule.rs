@@ -220,6 +220,17 @@ impl LrSchedule {
     }
 
     /// Returns the learning rate of update `step`, counted from 0.
+    ///
+    /// ```
+    /// use burn_megatron_train::schedule::{LrSchedule, LrStyle};
+    ///
+    /// // 2 steps of warm-up, then a linear decay from 1 to 0.2 in 8 steps.
+    /// let schedule = LrSchedule::new(1.0, 0.2, 2, 10, LrStyle::Linear)?;
+    /// assert_eq!([schedule.lr(0), schedule.lr(1), schedule.lr(2)], [0.5, 1.0, 1.0]);
+    /// assert!((schedule.lr(6) - 0.6).abs() < 1e-12);
+    /// assert!(LrSchedule::new(1.0, 0.2, 20, 10, LrStyle::Linear).is_err());
+    /// # Ok::<(), burn_megatron_train::schedule::LrScheduleError>(())
+    /// ```
     pub fn lr(&self, step: usize) -> f64 {
         if step < self.warmup_steps {
             return self.peak * ((step + 1) as f64 / self.warmup_steps as f64);

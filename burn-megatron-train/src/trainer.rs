@@ -1,5 +1,7 @@
 //! The trainer of a rank.
 
+use std::io;
+
 use burn::tensor::Device;
 
 use super::config::TrainConfig;
@@ -19,6 +21,27 @@ use burn_megatron_data::{Batch, DataError, Samples};
 use burn_megatron_generate::{GenerateConfig, GenerateError, GenerationOutput, Generator};
 
 /// Trains the shard of a model on one rank. Every rank of the mesh has a trainer.
+///
+/// ```
+/// use burn::tensor::Device;
+/// use burn_megatron::prelude::*;
+/// use burn_megatron_data::TextData;
+/// use burn_megatron_train::{NoopObserver, TrainConfig, Trainer};
+///
+/// /// Trains a model with tensor parallelism over two threads, and returns the number of steps of each rank.
+/// fn train<C: ModelConfig>(config: &C, text: &TextData) -> Result<Vec<usize>, AnyError> {
+///     let layout = ParallelConfig::new().with_tensor(2);
+///     let settings = TrainConfig { steps: 10, warmup_steps: 2, ..TrainConfig::default() };
+///     let steps = World::threads(2)?.run(|rank| {
+///         let groups = ParallelContext::new(&layout, &rank)?;
+///         let device = Device::flex();
+///         let model = config.init(&groups, &device)?;
+///         let mut trainer = Trainer::new(model, &groups, &device, &settings)?;
+///         Ok::<_, AnyError>(trainer.fit(text, &mut NoopObserver)?.steps)
+///     })?;
+///     Ok(steps)
+/// }
+/// ```
 pub struct Trainer<M: LanguageModel> {
     pub(super) ddp: DistributedDataParallel<M>,
     pub(super) optimizer: ParallelOptimizer,
@@ -119,6 +142,7 @@ impl<M: LanguageModel> Trainer<M> {
     }
 
     /// Generates text after a prompt, with the same result on all ranks. The default seed is the seed of the run.
+    /// `on_text` receives the text incrementally, as in [`Generator::generate`].
     /// Collective: call on all ranks of the tensor, pipeline and context axes. With full sharding or expert
     /// parallelism, call it on all ranks of the data axis too.
     ///
@@ -129,6 +153,7 @@ impl<M: LanguageModel> Trainer<M> {
         &self,
         config: &GenerateConfig,
         tokenizer: &Tokenizer,
+        on_text: &mut dyn FnMut(&str) -> io::Result<()>,
     ) -> Result<GenerationOutput, TrainError> {
         let mut config = config.clone();
         config.seed = config.seed.or(Some(self.config.seed));
@@ -136,7 +161,7 @@ impl<M: LanguageModel> Trainer<M> {
         let prompt = prompt.map_err(GenerateError::from)?;
         let mut generator = Generator::new(self.ddp.module(), self.ddp.groups(), &self.device)
             .with_placement(self.runner.placement());
-        let generated = generator.generate(&prompt, &config, tokenizer, &mut |_| Ok(()));
+        let generated = generator.generate(&prompt, &config, tokenizer, on_text);
         Ok(generated?)
     }
 

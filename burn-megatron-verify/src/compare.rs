@@ -4,8 +4,8 @@ use super::Observation;
 
 /// The scale of a tensor is at least this share of the scale of the whole model.
 ///
-/// Some results are zero in exact arithmetic, such as the gradient of a key bias under softmax. The computed values are
-/// rounding noise, which differs between layouts. In f64 the noise is about 1e-16 of the scale of the model, so with
+/// Some results are zero in exact arithmetic, such as the gradient of a key bias under softmax. Their computed values
+/// are rounding noise, which differs between layouts. In f64 the noise is about 1e-16 of the scale of the model. With
 /// this share it stays below 1e-13. An error of a gradient is found if it exceeds 1e-12 of the largest gradient.
 const FLOOR: f64 = 1e-2;
 
@@ -13,31 +13,33 @@ const FLOOR: f64 = 1e-2;
 /// vanish with the loss.
 const LOSS_FLOOR: f64 = 1e-2;
 
-/// The largest relative difference of one column, and its parameter.
+/// The largest relative difference of a column of the report, with its parameter.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Difference {
-    /// Largest absolute difference over the largest absolute reference. The denominator has a lower bound: a hundredth of
-    /// the largest gradient of the model for a gradient, a hundredth of the largest weight for a weight, and 0.01 for a
-    /// loss. Infinite if lengths differ, if either is NaN, or if the whole reference is zero and the other is not.
+    /// The largest absolute difference over the largest absolute reference.
+    ///
+    /// The denominator has a lower bound. It is a hundredth of the largest gradient of the model for a gradient, and a
+    /// hundredth of the largest weight for a weight. For a loss, it is 0.01. The difference is infinite if the lengths
+    /// differ, if either value is NaN, or if the denominator is zero and the values differ.
     pub relative: f64,
-    /// The path of the parameter, for columns of parameters.
+    /// The path of the parameter, for columns that compare parameters.
     pub path: Option<String>,
 }
 
-/// The comparison of a layout with one rank; each entry is the worst over all ranks.
+/// The comparison of a layout with one rank. Each entry is the worst over all ranks.
 #[derive(Clone, Debug)]
 pub struct Comparison {
-    /// Parameters whose initial weights are not bit-equal to those of one rank, or that no rank holds.
+    /// Parameters whose initial weights are not bit-equal to the weights of one rank, or that no rank holds.
     pub unequal_weights: Vec<String>,
     /// Parameters with replicas that are not bit-equal, at any time.
     pub unequal_replicas: Vec<String>,
-    /// Loss of any step.
+    /// Loss of all steps.
     pub loss: Difference,
-    /// Gradients of the parameters, in the first step.
+    /// Gradients of the parameters in the first step.
     pub gradients: Difference,
-    /// The same in the last step.
+    /// Gradients of the parameters in the last step.
     pub last_gradients: Difference,
-    /// Norm of all gradients, in any step.
+    /// Global gradient norm of all steps.
     pub gradient_norm: Difference,
     /// Weights after the last step.
     pub final_weights: Difference,
@@ -80,7 +82,7 @@ impl Comparison {
         }
     }
 
-    /// The failing columns of the report: differences beyond `tolerance`, and values that must be bit-equal and
+    /// Returns the names of the failing columns: differences above `tolerance`, and values that must be bit-equal but
     /// are not.
     pub fn failing(&self, tolerance: f64) -> Vec<&'static str> {
         let differences = [
@@ -101,7 +103,7 @@ impl Comparison {
         initial.into_iter().chain(between).chain(replicas).collect()
     }
 
-    /// Whether all differences are within `tolerance`, and initial weights and replicas are bit-equal.
+    /// Returns whether all differences are within `tolerance`, and initial weights and replicas are bit-equal.
     pub fn passes(&self, tolerance: f64) -> bool {
         self.failing(tolerance).is_empty()
     }
@@ -135,7 +137,7 @@ fn unequal(reference: &Observation, rank: &Observation) -> Vec<String> {
         .collect()
 }
 
-/// Parameters of the reference that no rank holds.
+/// Returns the parameters of the reference that no rank holds.
 fn missing(reference: &Observation, ranks: &[Observation]) -> Vec<String> {
     let held = |path: &&String| ranks.iter().any(|rank| rank.paths.contains(path));
     reference
@@ -146,7 +148,7 @@ fn missing(reference: &Observation, ranks: &[Observation]) -> Vec<String> {
         .collect()
 }
 
-/// Each parameter of a rank, with the values of the reference.
+/// Returns each parameter of a rank with the values of the reference.
 fn matched<'a>(
     reference: &'a Observation,
     expected: &'a [Vec<f64>],
@@ -187,13 +189,15 @@ fn worst(all: impl Iterator<Item = Difference>) -> Difference {
     })
 }
 
-/// The largest absolute value. A value that is not finite fails on its own, and must not hide other values.
+/// Returns the largest finite absolute value. A value that is not finite fails on its own, and must not hide other
+/// values.
 fn largest_finite<'a>(values: impl Iterator<Item = &'a f64>) -> f64 {
     let finite = values.filter(|x| x.is_finite());
     finite.fold(0.0, |most, x| most.max(x.abs()))
 }
 
-/// The difference of two tensors, over the largest reference or `floor`, whichever is larger.
+/// Returns the largest difference of two tensors, divided by the largest reference value or `floor`, whichever is
+/// larger.
 fn difference(expected: &[f64], found: &[f64], floor: f64) -> Difference {
     let largest = |values: &mut dyn Iterator<Item = f64>| {
         // `max` would skip NaN.
@@ -291,7 +295,7 @@ mod tests {
         }
     }
 
-    /// The columns that fail if the second of two ranks observes something else.
+    /// Returns the columns that fail if the second of two ranks has a changed observation.
     fn failing(change: impl FnOnce(&mut Observation)) -> (Vec<&'static str>, Comparison) {
         let mut other = observation();
         change(&mut other);
@@ -321,7 +325,7 @@ mod tests {
         );
     }
 
-    /// On both sides as well, although the bits are equal.
+    /// NaN on both sides fails too, although the bits are equal.
     #[test]
     fn nan_fails_in_each_column_on_either_side_and_on_both() {
         type Field = fn(&mut Observation) -> &mut f64;

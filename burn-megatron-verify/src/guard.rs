@@ -1,4 +1,4 @@
-//! Checks of a training loop while it runs.
+//! Checks a training loop while it runs.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::vec;
@@ -11,16 +11,18 @@ use burn_megatron::collective::Comm;
 use burn_megatron::comm::CommError;
 use burn_megatron::data_parallel::running_states;
 
-/// The checks of a [`Guard`] in every step, in addition to gradients that are not finite.
+/// The checks of a [`Guard`], in addition to the check for gradients that are not finite.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GuardConfig {
-    /// Compute the gradients of every so many steps a second time, and compare them bit for bit; 0 for never.
+    /// Every `repeat_every` steps, compute the gradients a second time and compare them bit for bit. 0 disables the
+    /// check.
     pub repeat_every: u64,
-    /// Compare the parameters of all ranks bit for bit after every so many steps; 0 for never.
+    /// Every `replicas_every` steps, compare the parameters of all ranks bit for bit after the step. 0 disables the
+    /// check.
     pub replicas_every: u64,
 }
 
-/// The fault of a step. The same on all ranks.
+/// The fault of a step. All ranks return the same error.
 #[derive(Debug, thiserror::Error)]
 pub enum GuardError {
     /// A gradient is not finite.
@@ -30,10 +32,10 @@ pub enum GuardError {
         step: u64,
         /// The path of the first such parameter, in the order of the module.
         path: String,
-        /// The first rank that has one.
+        /// The first rank that has such a gradient.
         rank: usize,
     },
-    /// A second computation of the step gave other gradients.
+    /// A second computation of the step gave different gradients.
     #[error(
         "step {step}: computed twice, the gradient of {path} on rank {rank} differs. Randomness such as dropout must be the same \
          both times"
@@ -43,10 +45,10 @@ pub enum GuardError {
         step: u64,
         /// The path of the first such parameter.
         path: String,
-        /// The first rank where one differs.
+        /// The first rank with a difference.
         rank: usize,
     },
-    /// Ranks have other parameters.
+    /// The parameters differ between ranks.
     #[error(
         "step {step}: {path} differs between rank 0 and rank {rank}: replicas must hold the same bits"
     )]
@@ -58,16 +60,16 @@ pub enum GuardError {
         /// The first rank that differs from rank 0.
         rank: usize,
     },
-    /// Ranks have other modules.
+    /// The ranks have different modules.
     #[error(
         "rank {rank} has {found} parameters, and rank 0 has {expected}: expected replicas of one module"
     )]
     Modules {
         /// The rank.
         rank: usize,
-        /// Its parameters.
+        /// The number of parameters of the rank.
         found: usize,
-        /// The parameters of rank 0.
+        /// The number of parameters of rank 0.
         expected: usize,
     },
     /// A collective failed.
@@ -75,8 +77,8 @@ pub enum GuardError {
     Comm(#[from] CommError),
 }
 
-/// Checks the steps of any training loop, on one rank or on data-parallel replicas: between the backward and the optimizer's
-/// step, and after it.
+/// Checks the steps of any training loop, on one rank or on data-parallel replicas. It runs between the backward and
+/// the optimizer step, and after the optimizer step.
 ///
 /// ```
 /// use burn::module::Module;
@@ -105,15 +107,15 @@ pub enum GuardError {
 pub struct Guard {
     config: GuardConfig,
     ranks: Option<Comm>,
-    /// Steps whose gradients were checked.
+    /// The number of steps whose gradients were checked.
     step: u64,
 }
 
-/// No parameter.
+/// The value that means no parameter.
 const NONE: i64 = -1;
 
 impl Guard {
-    /// A guard of one rank.
+    /// Creates a guard for one rank.
     pub fn new(config: GuardConfig) -> Self {
         Self {
             config,
@@ -122,7 +124,8 @@ impl Guard {
         }
     }
 
-    /// A guard of the replicas of `ranks`: its calls are collective, and return the same on all of them.
+    /// Creates a guard for the replicas of `ranks`. The calls of the guard are collective and return the same result on
+    /// all ranks.
     pub fn of_ranks(config: GuardConfig, ranks: Comm) -> Self {
         Self {
             ranks: Some(ranks),
@@ -130,17 +133,17 @@ impl Guard {
         }
     }
 
-    /// Counts on from this step, the last one of a run that is resumed.
+    /// Continues to count from this step, which is the last step before a run was resumed.
     pub fn resume(&mut self, step: u64) {
         self.step = step;
     }
 
-    /// Checks the gradients of the next step, before the optimizer's step. `again` computes them a second time, where the
-    /// settings ask for it. Waits for the device.
+    /// Checks the gradients of the next step, before the optimizer step. `again` computes the gradients a second time.
+    /// It is only called in the steps that [`GuardConfig::repeat_every`] selects. Waits for the device.
     ///
     /// # Errors
     ///
-    /// [`GuardError::NotFinite`] and [`GuardError::NotRepeatable`].
+    /// [`GuardError::NotFinite`], [`GuardError::NotRepeatable`], or [`GuardError::Comm`].
     pub fn gradients<M: Module>(
         &mut self,
         model: &M,
@@ -169,11 +172,12 @@ impl Guard {
         }
     }
 
-    /// Checks the parameters after the optimizer's step. Waits for the device where the settings ask for the comparison.
+    /// Checks the parameters after the optimizer step. Waits for the device in the steps that
+    /// [`GuardConfig::replicas_every`] selects.
     ///
     /// # Errors
     ///
-    /// [`GuardError::Replicas`].
+    /// [`GuardError::Replicas`], [`GuardError::Modules`], or [`GuardError::Comm`].
     pub fn stepped<M: Module>(&self, model: &M) -> Result<(), GuardError> {
         let Some(ranks) = self
             .ranks
@@ -210,7 +214,7 @@ impl Guard {
         Ok(())
     }
 
-    /// The first rank with a wrong parameter, and its path there, which is that of this rank's module.
+    /// Returns the first rank with an invalid parameter, and the path of the parameter in the module of this rank.
     fn first(
         &self,
         own: Option<usize>,
@@ -239,11 +243,11 @@ struct Fingerprint {
     hash: i64,
 }
 
-/// Of the parameters of a module or of their gradients.
+/// Fingerprints of the parameters of a module, or of their gradients.
 #[derive(Default)]
 struct Fingerprints<'a> {
     gradients: Option<&'a GradientsParams>,
-    /// For each parameter, whether it is a running state. Each rank updates running states with its own batches.
+    /// Whether each parameter is a running state. Each rank updates running states with its own batches.
     running: vec::IntoIter<bool>,
     path: Vec<String>,
     paths: Vec<String>,

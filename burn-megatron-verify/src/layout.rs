@@ -9,17 +9,28 @@ use burn_megatron::pipeline::{LayoutScheduleError, schedule_of};
 
 pub use text::{LayoutPartError, ParseLayoutError};
 
-/// A parallel layout, and the size of its micro-batches. The size of the data axis is always set.
+/// A parallel layout and its micro-batch size. The size of the data axis is always set.
+///
+/// ```
+/// use burn_megatron_verify::Layout;
+///
+/// let layout: Layout = "tp2-sp-dp2".parse()?;
+/// assert_eq!((layout.ranks(), layout.parallel.tensor), (4, 2));
+/// assert!(layout.parallel.sequence_parallel);
+/// assert_eq!(layout.to_string(), "tp2-sp-dp2");
+/// assert!("tp2-tp4".parse::<Layout>().is_err());
+/// # Ok::<(), burn_megatron_verify::ParseLayoutError>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// The parallel layout.
     pub parallel: ParallelConfig,
-    /// Samples per micro-batch; by default all samples of a rank at once.
+    /// Samples per micro-batch. `None` means all samples of a rank at once.
     pub micro_batch: Option<usize>,
 }
 
 impl Default for Layout {
-    /// One rank.
+    /// Returns the layout of one rank.
     fn default() -> Self {
         Self {
             parallel: ParallelConfig::new().with_data(1),
@@ -28,12 +39,12 @@ impl Default for Layout {
     }
 }
 
-/// Elements per bucket in `verify`: small, so that small models have several buckets and parameters span
+/// The bucket size of `verify`, in elements. It is small, so that small models have several buckets and parameters span
 /// several shards.
 const BUCKET: usize = 5000;
 
 impl Layout {
-    /// The data-parallel settings.
+    /// Returns the data-parallel settings.
     pub fn data_parallel(&self) -> DataParallelConfig {
         let ParallelConfig {
             zero_stage, hsdp, ..
@@ -46,12 +57,12 @@ impl Layout {
         }
     }
 
-    /// The number of ranks.
+    /// Returns the number of ranks.
     pub fn ranks(&self) -> usize {
         self.parallel.world_size().unwrap_or(usize::MAX)
     }
 
-    /// The schedule for `samples` samples per rank of the data axis.
+    /// Returns the schedule for `samples` samples per rank of the data axis.
     ///
     /// # Errors
     ///
@@ -61,7 +72,7 @@ impl Layout {
         schedule_of(&self.parallel, micro_batches)
     }
 
-    /// Tensor {1, 2, 4} x sequence parallelism {off, on} x data {1, 2}, two micro-batches each.
+    /// Returns layouts of tensor {1, 2, 4} x sequence parallelism {off, on} x data {1, 2}, with two micro-batches each.
     pub fn standard() -> Vec<Self> {
         let mut layouts = vec![];
         for tensor in [1, 2, 4] {
@@ -83,8 +94,8 @@ impl Layout {
         layouts
     }
 
-    /// Two and four pipeline ranks under every schedule, for models of eight layers and eight
-    /// samples; some with tensor, sequence and data parallelism.
+    /// Returns layouts of two and four pipeline ranks under every schedule, for models with eight layers and eight
+    /// samples. Some layouts also have tensor, sequence and data parallelism.
     pub fn pipelines() -> Vec<Self> {
         parsed(&[
             "pp2-mb2/gpipe",
@@ -103,8 +114,8 @@ impl Layout {
         ])
     }
 
-    /// Every ZeRO stage and hybrid sharding over the data axis, for models of eight layers and eight
-    /// samples; some with tensor and sequence parallelism and in pipelines.
+    /// Returns layouts with ZeRO stages 1 to 3 and hybrid sharding over the data axis, for models with eight layers and
+    /// eight samples. Some layouts also have tensor, sequence and pipeline parallelism.
     pub fn sharded() -> Vec<Self> {
         parsed(&[
             "dp4-mb1-z1",
@@ -122,8 +133,8 @@ impl Layout {
         ])
     }
 
-    /// Expert and expert-tensor parallelism with all others, for models of eight layers, four experts and eight
-    /// samples.
+    /// Returns layouts with expert and expert-tensor parallelism, combined with all other kinds of parallelism except
+    /// context parallelism, for models with eight layers, four experts and eight samples.
     pub fn experts() -> Vec<Self> {
         parsed(&[
             "dp2-mb1",
@@ -147,8 +158,9 @@ impl Layout {
         ])
     }
 
-    /// Context parallelism by each exchange and split, alone and with all others, for models of eight layers, four
-    /// heads and eight samples of sixteen tokens.
+    /// Returns layouts with each exchange and split of context parallelism, alone and combined with tensor, sequence,
+    /// pipeline and data parallelism. They are for models with eight layers, four heads and eight samples of sixteen
+    /// tokens.
     pub fn contexts() -> Vec<Self> {
         parsed(&[
             "cp2-ring-dp1-mb2",
@@ -172,8 +184,8 @@ impl Layout {
         ])
     }
 
-    /// Tensor-parallel overlap by each method, alone and with all others, for models of eight layers, four heads and eight
-    /// samples of sixteen tokens.
+    /// Returns layouts with each method of tensor-parallel overlap, alone and combined with context, pipeline and data
+    /// parallelism. They are for models with eight layers, four heads and eight samples of sixteen tokens.
     pub fn overlaps() -> Vec<Self> {
         parsed(&[
             "tp2-sp-tpring-dp2-mb2",
@@ -190,7 +202,7 @@ impl Layout {
     }
 }
 
-/// Parses texts that [`Layout`] writes, which the tests read back.
+/// Parses names that [`Layout`] writes. The tests read them back.
 fn parsed(names: &[&str]) -> Vec<Layout> {
     names.iter().filter_map(|name| name.parse().ok()).collect()
 }

@@ -1,19 +1,23 @@
-//! Checks that a layout computes the same as one rank.
+//! Checks that a layout computes the same results as one rank.
 //!
-//! [`verify`] trains a small model in each [`Layout`] and on one rank, usually in f64 on the CPU, with the
-//! [`Trainer`](burn_megatron_train::Trainer) of a run, and compares the initial weights (bit for bit), the loss and the
-//! gradient norm of each step, every parameter's gradient in the first and in the last step, before clipping,
-//! and the weights after these steps. Shards are
-//! assembled with the model's [`ParameterTable`](burn_megatron::nn::ParameterTable), and replicas, on the tensor or
-//! the data axis, must be bit-equal.
+//! [`verify`] trains a small model in each [`Layout`] and on one rank, usually in f64 on the CPU, with the same
+//! [`Trainer`](burn_megatron_train::Trainer) as a real run. It compares:
 //!
-//! In f64 only the order of sums differs, and the [tolerance](VerifyOptions::tolerance) is small; also for models
-//! with FP8 layers, whose products are then accumulated in f64. If a layout rounds other values than one rank
-//! does, the bound follows from the type: see [`Subject::rounding`].
+//! - the initial weights, bit for bit,
+//! - the loss and the gradient norm of each step, before clipping,
+//! - the gradient of every parameter in the first and in the last step, before clipping,
+//! - the weights after these steps.
 //!
-//! A difference between two tensors is the largest absolute difference of their elements over the
-//! largest absolute element of the reference. The scale of a gradient is at least a hundredth of the largest gradient of
-//! the model, as some gradients are zero in exact arithmetic: see [`Difference`].
+//! Shards are assembled with the model's [`ParameterTable`](burn_megatron::nn::ParameterTable). Replicas on the tensor
+//! or the data axis must be bit-equal.
+//!
+//! In f64 only the order of sums differs between layouts, so the [tolerance](VerifyOptions::tolerance) is small. This
+//! includes models with FP8 layers, whose products are accumulated in f64. If a layout rounds other values than one
+//! rank does, the bound depends on the type: see [`Subject::rounding`].
+//!
+//! The difference between two tensors is the largest absolute difference of their elements, divided by the largest
+//! absolute element of the reference. For a gradient, the denominator is at least a hundredth of the largest gradient
+//! of the model, since some gradients are zero in exact arithmetic: see [`Difference`].
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -61,8 +65,8 @@ pub trait Subject: Sync {
     /// The module.
     type Model: LanguageModel;
 
-    /// Builds this rank's part of the model in the layout of `groups`, its pipeline stages included, with the same
-    /// seed for all layouts. Parameters are f64 if the [`dtype`](Self::dtype) is, else f32.
+    /// Builds this rank's part of the model in the layout of `groups`, including its pipeline stages. The seed is the
+    /// same for all layouts. Parameters are f64 if the [`dtype`](Self::dtype) is f64, or else f32.
     ///
     /// # Errors
     ///
@@ -73,7 +77,7 @@ pub trait Subject: Sync {
         device: &Device,
     ) -> Result<ParallelModule<Self::Model>, BuildError>;
 
-    /// Checks that the model fits a layout, before anything is built.
+    /// Checks that the model fits a layout, before the model is built.
     ///
     /// # Errors
     ///
@@ -84,7 +88,7 @@ pub trait Subject: Sync {
     }
 
     /// Wraps the module for data parallelism with the settings of the layout. An implementation can replace the
-    /// communicators of the wrapper by ones that record or corrupt calls.
+    /// communicators of the wrapper with communicators that record or corrupt calls.
     ///
     /// # Errors
     ///
@@ -98,35 +102,36 @@ pub trait Subject: Sync {
         DistributedDataParallel::with(model, groups, config)
     }
 
-    /// The compute type of the model: f64 by default, or f32, bf16 or f16.
+    /// Returns the compute type of the model: f64 by default, or f32, bf16 or f16.
     fn dtype(&self) -> DType {
         DType::F64
     }
 
-    /// The bound on differences, if a layout rounds other values than one rank does; `None` if only the order of
-    /// sums in f64 differs. With a bound, the steps are proportional to the gradient (AdamW with an epsilon of
-    /// 1): AdamW's own steps have the same size for any gradient, so rounding would determine the direction for
-    /// gradients near 0.
+    /// Returns the bound on differences if a layout rounds other values than one rank does, or `None` if only the order
+    /// of sums in f64 differs.
+    ///
+    /// With a bound, the optimizer steps are proportional to the gradient (AdamW with an epsilon of 1). The usual AdamW
+    /// steps have the same size for any gradient, so rounding would determine their direction for gradients near 0.
     fn rounding(&self, layout: &Layout) -> Option<Rounding> {
         let _ = layout;
         None
     }
 
-    /// The number of samples per step, over all ranks.
+    /// Returns the number of samples per step over all ranks.
     fn samples(&self) -> usize;
 
-    /// The training samples: step `s` reads those from number `s * samples()` on. They must be the same for all
-    /// layouts and on all ranks; an implementation can return others on some ranks of `groups` to test that
-    /// `verify` finds it.
+    /// Returns the training samples. Step `s` reads the samples from index `s * samples()` on. The samples must be the
+    /// same for all layouts and on all ranks. An implementation can return different samples on some ranks of `groups`
+    /// to test that `verify` detects it.
     fn data(&self, groups: &ParallelContext) -> Arc<dyn Samples>;
 
-    /// Whether gradients depend on the micro-batches: see
+    /// Returns whether gradients depend on the division into micro-batches: see
     /// [`ModelConfig::depends_on_micro_batches`](burn_megatron::model::ModelConfig::depends_on_micro_batches).
     fn depends_on_micro_batches(&self) -> bool {
         false
     }
 
-    /// The number of layers that a pipeline can split; 0 if the model does not support pipelines.
+    /// Returns the number of layers that a pipeline can split, or 0 if the model does not support pipelines.
     fn layers(&self) -> usize {
         0
     }
@@ -135,20 +140,21 @@ pub trait Subject: Sync {
 /// The options of [`verify`].
 #[derive(Clone, Debug)]
 pub struct VerifyOptions {
-    /// Optimizer steps before the weights are compared.
+    /// The number of optimizer steps before the weights are compared.
     pub steps: usize,
     /// The largest relative difference that passes if only the order of sums differs.
     pub tolerance: f64,
-    /// The settings of the trainer. The number of steps, the batch, the type that the model computes in, the schedule of the
-    /// learning rate and the loss scale follow from the subject and the layout; so do the data-parallel settings that a
-    /// layout has. The default bucket size is small, so that small models have several buckets.
+    /// The settings of the trainer. `verify` replaces the number of steps, the batch, the compute type, the learning
+    /// rate schedule and the loss scale. It also replaces the data-parallel settings that a layout has. The default
+    /// bucket size is small, so that small models have several buckets.
     ///
-    /// The single rank has only the type of the moments and the frozen parameters of the data-parallel settings. It computes
-    /// no step twice and has no CUDA graphs. With [`cuda_graph`](TrainConfig::cuda_graph) gradients are added to static
-    /// buffers, and counted and reduced as after a replay; the host runs what would be captured.
+    /// Of the data-parallel settings, the single rank uses only the type of the moments and the frozen parameters. It
+    /// does not repeat steps and has no CUDA graphs. With [`cuda_graph`](TrainConfig::cuda_graph), gradients are added
+    /// to static buffers, and counted and reduced as after a graph replay. The host runs the computation that would be
+    /// captured.
     pub train: TrainConfig,
-    /// Whether the single rank uses micro-batches of the size of the layout instead of all samples at once, as
-    /// FP8 scales may depend on the micro-batch. A subject may need it anyway.
+    /// Whether the single rank uses the micro-batch size of the layout instead of all samples at once, since FP8 scales
+    /// may depend on the micro-batch. Some subjects require this even if it is not set.
     pub same_micro_batches: bool,
     /// Called with the name of each layout before it runs.
     pub progress: fn(&str),
@@ -171,7 +177,7 @@ impl Default for VerifyOptions {
 }
 
 impl VerifyOptions {
-    /// The data-parallel settings of `layout`, for a model that computes in `dtype`.
+    /// Returns the data-parallel settings of `layout`, for a model that computes in `dtype`.
     fn data_parallel_for(&self, layout: &Layout, dtype: DType) -> DataParallelConfig {
         let DataParallelConfig {
             zero_stage,
@@ -194,7 +200,7 @@ impl VerifyOptions {
         }
     }
 
-    /// The settings of the trainer: a constant learning rate, and no loss scale.
+    /// Returns the settings of the trainer, with a constant learning rate and no loss scale.
     fn train_config<S: Subject>(&self, subject: &S, layout: &Layout) -> TrainConfig {
         let samples = subject.samples();
         TrainConfig {
@@ -209,15 +215,15 @@ impl VerifyOptions {
             freeze: self.train.data_parallel.freeze.clone(),
             data_parallel: self.data_parallel_for(layout, subject.dtype()),
             loss_scale: Some(LossScale::None),
-            // A step that is skipped shows in the report.
+            // A skipped step is visible in the report.
             skip_limit: NonZeroU64::MAX,
-            // The host runs what would be captured.
+            // The host runs the computation that would be captured.
             cuda_graph: false,
             ..self.train.clone()
         }
     }
 
-    /// The options for the single rank.
+    /// Returns the options for the single rank.
     fn single_rank(&self) -> Self {
         let data_parallel = &self.train.data_parallel;
         let train = TrainConfig {
@@ -236,7 +242,7 @@ impl VerifyOptions {
         }
     }
 
-    /// The same options with steps proportional to the gradients.
+    /// Returns the same options with steps that are proportional to the gradients.
     fn with_gradient_steps(&self) -> Self {
         Self {
             train: TrainConfig {
@@ -249,7 +255,7 @@ impl VerifyOptions {
     }
 }
 
-/// A layout that cannot be run.
+/// The error of a layout that cannot be run.
 #[derive(Debug, thiserror::Error)]
 #[error("layout {layout}: {error}")]
 pub struct VerifyError {
@@ -259,19 +265,19 @@ pub struct VerifyError {
     pub error: LayoutRunError,
 }
 
-/// Why a layout cannot be run.
+/// Reasons why a layout cannot be run.
 #[derive(Debug, thiserror::Error)]
 pub enum LayoutRunError {
-    /// The model does not fit it.
+    /// The model does not fit the layout.
     #[error(transparent)]
     Build(#[from] BuildError),
-    /// A setting has no effect, or the samples are not divisible over its ranks.
+    /// A setting has no effect, or the samples cannot be divided over the ranks.
     #[error(transparent)]
     Samples(#[from] MeshError),
-    /// Its schedule does not fit the samples, or its stages the layers.
+    /// The schedule does not fit the samples, or the stages do not fit the layers.
     #[error(transparent)]
     Schedule(#[from] LayoutScheduleError),
-    /// Invalid sharding of the data axis.
+    /// The sharding of the data axis is invalid.
     #[error(transparent)]
     Sharding(#[from] DataParallelConfigError),
     /// A rank failed.
@@ -282,13 +288,13 @@ pub enum LayoutRunError {
 /// The error of a rank.
 type RankError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Runs `subject` on one rank and in each layout, and compares the results. A layout that cannot run does not stop the others:
-/// see [`VerifyReport::not_run`].
+/// Runs `subject` on one rank and in each layout, and compares the results. If a layout cannot run, the other layouts
+/// still run: see [`VerifyReport::not_run`].
 ///
 /// # Errors
 ///
-/// [`VerifyError`] if one rank, or every layout, cannot be run. A layout with other results is not an error, but a failing
-/// row of the report.
+/// [`VerifyError`] if the single rank or every layout cannot be run. A layout with different results is not an error,
+/// but a failing row of the report.
 pub fn verify<S: Subject>(
     subject: &S,
     layouts: &[Layout],
@@ -331,7 +337,7 @@ pub fn verify<S: Subject>(
     Ok(VerifyReport::new(rows, not_run.collect(), options))
 }
 
-/// The observation of a single rank, with micro-batches of this size.
+/// Runs a single rank with micro-batches of this size and returns its observation.
 fn run_reference<S: Subject>(
     subject: &S,
     micro_batch: Option<usize>,

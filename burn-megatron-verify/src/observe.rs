@@ -15,20 +15,20 @@ use burn_megatron_train::{Observer, ObserverError, StepGradients, Trainer};
 /// The results of a run on one rank, with assembled weights and gradients.
 #[derive(Clone, Debug)]
 pub struct Observation {
-    /// The paths of the parameters that are trained, in the order of the lists below, then those of frozen parameters and
-    /// of expert biases, which have no gradients.
+    /// The paths of the trained parameters, in the order of the lists below. The paths of frozen parameters and of
+    /// expert biases follow; these have no gradients.
     pub paths: Vec<String>,
-    /// Full parameters, frozen ones and expert biases, before the first step.
+    /// Full parameters before the first step, including frozen parameters and expert biases.
     pub initial_weights: Vec<Vec<f64>>,
-    /// Mean loss per token of each step.
+    /// The mean loss per token of each step.
     pub losses: Vec<f64>,
     /// Full gradients of the first step.
     pub gradients: Vec<Vec<f64>>,
     /// Full gradients of the last step.
     pub last_gradients: Vec<Vec<f64>>,
-    /// The gradient norm of each step, before clipping, as the trainer reports it.
+    /// The gradient norm of each step before clipping, as reported by the trainer.
     pub gradient_norms: Vec<f64>,
-    /// Full parameters, frozen ones and expert biases after the last step, as a checkpoint has them.
+    /// Full parameters after the last step, including frozen parameters and expert biases, as stored in a checkpoint.
     pub final_weights: Vec<Vec<f64>>,
     /// Parameters with replicas that are not bit-equal.
     pub unequal_replicas: Vec<String>,
@@ -81,7 +81,7 @@ pub(super) fn observe<S: Subject>(
     }
     let mut observation = observer.observation;
     let ddp = trainer.model();
-    // A stage may have frozen parameters alone.
+    // A stage may have only frozen parameters.
     assert!(
         observation.gradients.is_empty() == ddp.table().entries().is_empty()
             && observation.gradients.len() == observation.last_gradients.len(),
@@ -99,7 +99,7 @@ pub(super) fn observe<S: Subject>(
     Ok(observation)
 }
 
-/// The paths and the values of expert biases.
+/// Returns the paths and the values of the expert biases.
 fn expert_biases(routers: &Routers) -> (Vec<String>, Vec<Vec<f64>>) {
     let biases = routers.expert_biases().into_iter();
     let biases = biases.map(|(path, bias)| (path, elements(bias.value())));
@@ -119,7 +119,7 @@ impl Observer for GradientObserver<'_> {
             gradients.step,
             self.options.train.data_parallel.gradient_limit,
         );
-        // A training run skips a step with a gradient beyond the limit; here that is an error.
+        // A training run skips a step with a gradient above the limit. Here this is an error.
         if let (Some(limit), Some(culprit)) = (limit, gradients.invalid().first()) {
             return Err(format!(
                 "gradient_limit = {limit} would skip step {step}, which cannot be compared: {culprit}"
@@ -149,7 +149,7 @@ impl Observer for GradientObserver<'_> {
     }
 }
 
-/// Full parameters, and the paths of those whose replicas are not equal.
+/// Full parameters, and the paths of the parameters whose replicas are not equal.
 struct AssembledParameters {
     full: Vec<Vec<f64>>,
     unequal: Vec<String>,
@@ -196,7 +196,7 @@ impl AssembledParameters {
     }
 }
 
-/// The values of each rank of `comm`; all have the same length.
+/// Returns the values of each rank of `comm`. All ranks have the same number of values.
 fn gather_shards(part: &[f64], comm: &Comm) -> Result<Vec<Vec<f64>>, CommError> {
     let all: Vec<f64> = comm.all_gather(part.to_vec().into())?.into_vec();
     Ok(all.chunks(part.len().max(1)).map(<[f64]>::to_vec).collect())

@@ -13,7 +13,7 @@ const COLUMNS: usize = 10;
 pub struct VerifyReport {
     rows: Vec<(Layout, Comparison)>,
     not_run: Vec<(Layout, String)>,
-    /// By row, the bound if the layout rounds other values than one rank.
+    /// For each row, the bound if the layout rounds other values than one rank.
     roundings: Vec<Option<Rounding>>,
     tolerance: f64,
     steps: usize,
@@ -36,29 +36,29 @@ impl VerifyReport {
         }
     }
 
-    /// The layouts with their comparisons.
+    /// Returns the layouts with their comparisons.
     pub fn rows(&self) -> &[(Layout, Comparison)] {
         &self.rows
     }
 
-    /// The layouts that could not run, each with the reason.
+    /// Returns the layouts that could not run, each with the reason.
     pub fn not_run(&self) -> &[(Layout, String)] {
         &self.not_run
     }
 
-    /// Whether every layout ran and passes.
+    /// Returns whether every layout ran and passed.
     pub fn passes(&self) -> bool {
         self.not_run.is_empty() && self.failing().next().is_none()
     }
 
-    /// The layouts that ran and fail.
+    /// Returns the layouts that ran and failed.
     pub fn failing(&self) -> impl Iterator<Item = &Layout> {
         let rows = self.rows.iter().zip(self.bounds());
         let failing = rows.filter(|((_, comparison), bound)| !comparison.passes(*bound));
         failing.map(|((layout, _), _)| layout)
     }
 
-    /// By row, the largest difference that passes.
+    /// Returns the largest difference that passes, for each row.
     pub fn bounds(&self) -> impl Iterator<Item = f64> {
         let bound = |rounding: &Option<Rounding>| {
             let rounding = rounding.as_ref();
@@ -69,7 +69,7 @@ impl VerifyReport {
         self.roundings.iter().map(bound)
     }
 
-    /// The bounds and their reasons.
+    /// Returns the bounds and their reasons.
     fn reasons(&self) -> Vec<String> {
         let reason = |rounding: &Option<Rounding>| match rounding {
             Some(rounding) if rounding.bound > self.tolerance => {
@@ -120,8 +120,9 @@ impl VerifyReport {
 }
 
 impl VerifyReport {
-    /// The table in lines of at most `width` characters, or of any length. Where it does not fit, the bounds, the names of
-    /// the worst gradients, the last gradients, the norms and the weights after the last step are left out, in this order.
+    /// Formats the table in lines of at most `width` characters, or without a limit. If the table does not fit, columns
+    /// are left out in this order: the bounds, the names of the worst gradients, the last gradients, the gradient
+    /// norms, and the weights after the last step.
     pub fn fit(&self, width: Option<usize>) -> String {
         let mut text = "largest relative difference to one rank that passes:\n".to_string();
         for reason in self.reasons() {

@@ -12,15 +12,17 @@ use burn_megatron::nn::fp8::{Fp8Config, Fp8Recipe};
 pub struct Rounding {
     /// The largest relative difference that passes.
     pub bound: f64,
-    /// Which values are rounded differently, and how the bound follows from the type.
+    /// The values that are rounded differently, and how the bound depends on the type.
     pub why: String,
 }
 
 impl Rounding {
-    /// The bound `2 sqrt(sum of n u^2)` for values with `n` successive roundings to a type with unit roundoff
-    /// `u`, as `(n, u)`: half the distance of adjacent numbers over the smaller one. The roundings of the two
-    /// sides are independent, with a root mean square of 0.4 `u`, so the bound is about three standard
-    /// deviations of the largest value.
+    /// Creates the bound `2 sqrt(sum of n u^2)` for values with `n` successive roundings to a type with unit roundoff
+    /// `u`, given as `(n, u)`. The unit roundoff is half the distance of adjacent numbers, divided by the smaller
+    /// number.
+    ///
+    /// The roundings of the two sides are independent, with a root mean square of 0.4 `u`. The bound is therefore about
+    /// three standard deviations of the largest value.
     pub fn new(roundings: &[(usize, f64)], what: &str) -> Self {
         let squares = roundings.iter().map(|(n, unit)| *n as f64 * unit * unit);
         let bound = 2.0 * squares.sum::<f64>().sqrt();
@@ -35,14 +37,16 @@ impl Rounding {
         }
     }
 
-    /// The bound for the FP8 layers of a model of these sizes in a layout, if it rounds other values than one rank.
+    /// Returns the bound for the FP8 layers of a model of these sizes in a layout, if the layout rounds other values
+    /// than one rank.
     ///
-    /// In f64, FP8 products do not depend on the order of their sums, so each value has the same code as on one
-    /// rank, unless ranks round parts of a sum, or scales are those of other values, such as rows of an expert that
-    /// come from several micro-batches at once.
+    /// In f64, FP8 products do not depend on the order of their sums, so each value has the same FP8 code as on one
+    /// rank. There are two exceptions. Ranks may round partial sums. Scales may be computed from other values, such as
+    /// rows of an expert that come from several micro-batches at once.
     ///
-    /// Tokens that travel to experts in 8 bits need none: each is rounded once, wherever it goes, as what
-    /// [`Fp8DispatchScales`](burn_megatron::nn::moe::Fp8DispatchScales) makes of a row it makes of the result too.
+    /// FP8 dispatch of tokens to experts needs no bound. Each token is rounded once, independent of its destination:
+    /// rounding with [`Fp8DispatchScales`](burn_megatron::nn::moe::Fp8DispatchScales) does not change a row that is
+    /// already rounded.
     pub fn in_8_bits(fp8: &Fp8Config, layout: &Layout, sizes: &RoundingSizes) -> Option<Self> {
         let parallel = &layout.parallel;
         let cut = |block: usize| {
@@ -53,7 +57,7 @@ impl Rounding {
             parallel.tensor > 1 && parts.any(|part| !part.is_multiple_of(block))
         };
         let senders = parallel.expert * parallel.expert_tensor_size();
-        // As one micro-batch has them: its ranks are all that send an expert rows, and none beside them.
+        // An expert has the same rows as on one rank if its rows come from exactly the ranks of one micro-batch.
         let other_rows = sizes.experts && senders != parallel.tensor * parallel.context;
         let other_order = sizes.experts && senders > 1;
         let of = |recipe: &Fp8Recipe| {
@@ -83,8 +87,8 @@ impl Rounding {
             .reduce(Self::or)
     }
 
-    /// The bound for transfers in FP8, if the layout has some: between two stages an activation and its gradient are
-    /// rounded, and on one rank neither is.
+    /// Returns the bound for FP8 pipeline transfers, if the layout has them. Activations and their gradients are
+    /// rounded between two stages. A single rank rounds neither.
     pub fn of_transfers(layout: &Layout) -> Option<Self> {
         let parallel = &layout.parallel;
         let kind = match parallel.schedule.clone().unwrap_or_default() {
@@ -100,14 +104,14 @@ impl Rounding {
         (parallel.fp8_transfers && ways > 0).then(|| Self::new(&[(2 * ways, unit)], what))
     }
 
-    /// The bound for the FP8 layers of a model if sums in a narrower type than f64 have another order: values at
-    /// a tie may be rounded either way. `None` without FP8 layers.
+    /// Returns the bound for the FP8 layers of a model if sums in a narrower type than f64 have another order. Values
+    /// at a tie may then be rounded in either direction. Returns `None` without FP8 layers.
     pub fn at_ties(fp8: &Fp8Config) -> Option<Self> {
         let of = |recipe| Self::of_codes(fp8.format.of(&recipe), "FP8, values at a tie");
         recipes(fp8).map(of).reduce(Self::or)
     }
 
-    /// The larger of two.
+    /// Returns the larger of two bounds.
     pub fn or(self, other: Self) -> Self {
         if other.bound > self.bound {
             other
@@ -116,9 +120,9 @@ impl Rounding {
         }
     }
 
-    /// A branch of a block has two successive products, each of a rounded input and a rounded weight, and in
-    /// the backward two of a rounded gradient. The residual stream is not rounded to FP8, so the errors of
-    /// branches are independent.
+    /// Returns the bound for FP8 formats. A branch of a block has two successive products. Each rounds an input and a
+    /// weight, and in the backward a gradient. The residual stream is not rounded to FP8, so the errors of branches are
+    /// independent.
     fn of_codes([value, gradient]: [Format; 2], what: &str) -> Self {
         if value == gradient {
             Self::new(&[(6, unit(value))], what)
@@ -139,7 +143,7 @@ fn recipes(config: &Fp8Config) -> impl Iterator<Item = Fp8Recipe> {
     config.recipe.into_iter().chain(of_layers)
 }
 
-/// The unit roundoff: half the distance of adjacent numbers over the smaller one.
+/// Returns the unit roundoff: half the distance of adjacent numbers, divided by the smaller number.
 fn unit(format: Format) -> f64 {
     2f64.powi(-1 - format.mantissa_bits() as i32)
 }
@@ -192,7 +196,7 @@ mod tests {
             ("current", "tp2-pp2", None),
             ("current", "tp4", Some(hybrid)),
             ("mxfp8", "pp2-dp4-z3", None),
-            // 64 / 2 is a multiple of the block of 32, 96 / 2 is not.
+            // 64 / 2 is a multiple of the block size 32, 96 / 2 is not.
             ("mxfp8", "tp2", Some(e4m3)),
             ("blockwise", "tp2", Some(e4m3)),
             ("blockwise", "dp2", None),
@@ -205,7 +209,8 @@ mod tests {
             ("delayed", "tp2-sp-ep2-etp2-dp2", None),
             ("current", "ep2-dp2", Some(hybrid)),
             ("blockwise", "dp2", None),
-            // The two ranks of one micro-batch, and every other token of it.
+            // With `ep2`, the senders are the two ranks of one micro-batch. With `ep1`, an expert has only the tokens
+            // of one rank.
             ("current", "tp2-sp-ep2-etp1", None),
             ("current", "tp2-sp-ep1-etp1", Some(hybrid)),
             ("mxfp8", "tp2-sp-ep2-etp1", Some(e4m3)),

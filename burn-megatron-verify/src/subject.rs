@@ -1,4 +1,4 @@
-//! A model on random tokens.
+//! A small model on random tokens, as a subject of `verify`.
 
 use std::sync::Arc;
 
@@ -15,13 +15,26 @@ use burn_megatron::nn::lora::LoraConfig;
 use burn_megatron::nn::{BuildError, ModelBuilder, ParallelModule};
 use burn_megatron_data::{DataError, IGNORE, Sample, Samples};
 
-/// A small model on random tokens, some of whose targets are ignored, so that the ranks of the data axis have
-/// different numbers of tokens.
+/// A small model on random tokens. Some targets are ignored, so that the ranks of the data axis have different numbers
+/// of tokens.
+///
+/// ```
+/// use burn_megatron::model::ModelConfig;
+/// use burn_megatron_verify::{Layout, ModelSubject, VerifyError, VerifyOptions, verify};
+///
+/// /// Prints whether a model computes the same in all standard layouts.
+/// fn check<C: ModelConfig>(config: C) -> Result<bool, VerifyError> {
+///     let subject = ModelSubject::new(config);
+///     let report = verify(&subject, &Layout::standard(), &VerifyOptions::default())?;
+///     println!("{report}");
+///     Ok(report.passes())
+/// }
+/// ```
 #[derive(Clone, Debug)]
 pub struct ModelSubject<C> {
-    /// The model.
+    /// The configuration of the model.
     pub config: C,
-    /// The seed of its weights, its dropout and its tokens.
+    /// The seed of the weights, the dropout and the tokens.
     pub seed: u64,
     /// Samples per step.
     pub samples: usize,
@@ -31,15 +44,15 @@ pub struct ModelSubject<C> {
     pub packed: bool,
     /// The FP8 configuration.
     pub fp8: Fp8Config,
-    /// The adapters; by default every parameter is trained.
+    /// The LoRA adapters. With `None`, every parameter is trained.
     pub lora: Option<LoraConfig>,
-    /// Tokens per sample; by default the model's context.
+    /// Tokens per sample. With `None`, the context length of the model.
     pub sequence_length: Option<usize>,
-    /// The compute type; parameters are f64 for f64, and f32 for others.
+    /// The compute type. Parameters are f64 if it is f64, or else f32.
     pub dtype: DType,
 }
 
-/// Returns `count` random integers below `below`, from the word `start` of a stream.
+/// Returns `count` random integers below `below`, from word `start` of a stream.
 pub(crate) fn integers(stream: &Stream, start: usize, count: usize, below: usize) -> Vec<i32> {
     let mut integers = Vec::with_capacity(count);
     stream.words(start as u64, count, |_, word| {
@@ -49,7 +62,7 @@ pub(crate) fn integers(stream: &Stream, start: usize, count: usize, below: usize
 }
 
 impl<C> ModelSubject<C> {
-    /// The same settings with another model.
+    /// Returns the same settings with another model configuration.
     pub fn with_config<D>(self, config: D) -> ModelSubject<D> {
         let Self {
             config: _,
@@ -77,8 +90,9 @@ impl<C> ModelSubject<C> {
 }
 
 impl<C: ModelConfig> ModelSubject<C> {
-    /// The model in f64 with seed 0 and the default kernels, on eight samples per step: enough for
-    /// [`Layout::pipelines`] and [`Layout::sharded`]. A sample is one document, as long as the model's context.
+    /// Creates a subject in f64 with seed 0 and the default kernels, on eight samples per step. Eight samples are
+    /// enough for [`Layout::pipelines`] and [`Layout::sharded`]. A sample is one document with the context length of
+    /// the model.
     pub fn new(config: C) -> Self {
         Self {
             config,
@@ -109,7 +123,7 @@ impl<C: ModelConfig> ModelSubject<C> {
         self.sequence_length.unwrap_or(self.config.context())
     }
 
-    /// The bound for a type narrower than f64.
+    /// Returns the bound for a type narrower than f64.
     fn rounding_of_type(&self, sizes: &RoundingSizes) -> Option<Rounding> {
         let values = sizes.values_per_layer * self.config.layers();
         let narrow = |bits: i32, name: &str| {
@@ -121,7 +135,7 @@ impl<C: ModelConfig> ModelSubject<C> {
             DType::BF16 => narrow(8, "bf16"),
             DType::F16 => narrow(11, "f16"),
             _ => {
-                // The longest sums: over features, classes, or the tokens of a step.
+                // The longest sums are over features, classes, or the tokens of a step.
                 let longest = sizes.longest_sum.max(self.samples * self.sequence());
                 let what = format!("sums of up to {longest} in another order in f32");
                 Some(Rounding::new(&[(values * longest, 2f64.powi(-24))], &what))
@@ -129,21 +143,22 @@ impl<C: ModelConfig> ModelSubject<C> {
         }
     }
 
-    /// `[seq]` random integers below `below`.
+    /// Returns random integers below `below`, of shape `[seq]`.
     fn draws(&self, key: u64, step: usize, sample: usize, below: usize) -> Vec<i32> {
         let seq = self.sequence();
         let stream = Stream::new(self.seed ^ key, step as u64);
         integers(&stream, sample * seq, seq, below)
     }
 
-    /// The starts of the documents of a sample, on average every third token.
+    /// Returns the starts of the documents of a sample. On average, every third token starts a document.
     fn documents(&self, step: usize, sample: usize) -> Vec<usize> {
         let draws = self.draws(4, step, sample, 3).into_iter().enumerate();
         let starts = draws.filter(|(at, draw)| *at == 0 || *draw == 0);
         starts.map(|(at, _)| at).collect()
     }
 
-    /// Returns the padding of a packed sample: the last document of every second sample, unless the sample has one document.
+    /// Returns the padding of a packed sample: the last document of every second sample, unless the sample has only one
+    /// document.
     fn padding(&self, sample: usize, documents: &[usize]) -> usize {
         match documents {
             [_, .., last] if sample % 2 == 1 => self.sequence() - last,
@@ -151,7 +166,7 @@ impl<C: ModelConfig> ModelSubject<C> {
         }
     }
 
-    /// One target in eight is ignored.
+    /// Returns the targets. On average, one target in eight is ignored.
     fn targets(&self, step: usize, sample: usize) -> Vec<i32> {
         let targets = self
             .draws(2, step, sample, self.config.vocabulary())

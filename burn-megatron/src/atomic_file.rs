@@ -106,6 +106,17 @@ impl Drop for StagedPath {
 /// Permissions are kept. If `path` is a link, its target is replaced. If it is a device or a pipe, the bytes
 /// are written to it.
 ///
+/// ```
+/// use burn_megatron::atomic_file::replace_file;
+///
+/// let folder = tempfile::tempdir()?;
+/// let path = folder.path().join("state.json");
+/// replace_file(&path, b"{}")?;
+/// replace_file(&path, b"{\"step\": 1}")?;
+/// assert_eq!(std::fs::read_to_string(&path)?, "{\"step\": 1}");
+/// # Ok::<(), std::io::Error>(())
+/// ```
+///
 /// # Errors
 ///
 /// Errors of the operating system. The old file is then unchanged.

@@ -24,7 +24,7 @@ use crate::recipe::Recipe;
 use crate::resume::ResumePoint;
 use crate::terminal::labelled;
 
-/// Prints a line of the results of a run.
+/// Prints one line of the results of a run.
 pub fn print(label: &str, text: impl AsRef<str>) {
     println!("{}", labelled(label, text.as_ref()));
 }
@@ -213,7 +213,7 @@ pub fn print_aside(folder: &RunFolder) -> Result<(), Error> {
     Ok(())
 }
 
-/// A checkpoint that was set aside: its name, its size, and how long it is kept.
+/// Describes a checkpoint that was set aside: its name, its size, and how long it is kept.
 pub fn describe_aside(aside: &InactiveCheckpoint) -> String {
     let bytes = match aside.bytes {
         Some(bytes) => HumanBytes(bytes).to_string(),
@@ -227,7 +227,7 @@ pub fn describe_aside(aside: &InactiveCheckpoint) -> String {
     format!("{}, {bytes}: {until}", aside.name())
 }
 
-/// The parallel layout in a line.
+/// Returns the parallel layout as one line.
 pub fn layout(recipe: &Recipe) -> String {
     let parallel = &recipe.parallel;
     let sequence = match (parallel.sequence_parallel, parallel.tp_comm_overlap) {
@@ -252,7 +252,7 @@ pub fn layout(recipe: &Recipe) -> String {
     )
 }
 
-/// Adds to the header what is sharded over the `ranks` ranks of the data axis, and the buckets of rank 0.
+/// Adds the sharding over the `ranks` ranks of the data axis to the header, and the buckets of rank 0.
 pub fn print_sharing(
     header: &mut Header,
     config: &DataParallelConfig,
@@ -265,7 +265,7 @@ pub fn print_sharing(
     header.detail("buckets", format!("{}; {timing}", buckets(layout)));
 }
 
-/// Adds the optimizer state of rank 0 that is on the host to the header, if there is any.
+/// Adds the host-offloaded optimizer state of rank 0 to the header, if there is any.
 pub fn print_offload(header: &mut Header, offload: &OffloadPlan, layout: &BufferLayout) {
     if let Some(offload) = offloaded(offload, layout) {
         header.line("offload", offload);
@@ -334,7 +334,7 @@ fn buckets(layout: &BufferLayout) -> String {
     format!("{} of {sizes} elements on rank 0", layout.bucket_count())
 }
 
-/// When buckets are reduced and gathered.
+/// Describes when buckets are reduced and gathered.
 fn timing(config: &DataParallelConfig, ranks: usize) -> String {
     let stage = config.zero_stage;
     if ranks == 1 {

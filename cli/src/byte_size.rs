@@ -1,8 +1,11 @@
-//! Sizes in bytes, as flags have them.
+//! Sizes in bytes as values of flags and recipes.
 
+use std::fmt;
 use std::str::FromStr;
 
-/// Bytes, as in `80GiB`, `5GB`, `512MiB` or `1000000`.
+use serde::de::{Deserializer, Error, Unexpected, Visitor};
+
+/// Number of bytes, parsed from `80GiB`, `5GB`, `512MiB` or `1000000`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ByteSize(pub u64);
 
@@ -34,6 +37,34 @@ impl FromStr for ByteSize {
                 "invalid size \"{text}\": expected bytes, or a number with KiB, MiB, GiB, TiB, KB, MB, GB or TB"
             )),
         }
+    }
+}
+
+/// Reads a number of bytes from a recipe: an integer, or text such as `"2GiB"`.
+pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+    deserializer.deserialize_any(BytesVisitor)
+}
+
+struct BytesVisitor;
+
+impl Visitor<'_> for BytesVisitor {
+    type Value = u64;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter) -> fmt::Result {
+        formatter.write_str("a number of bytes, or text such as \"2GiB\"")
+    }
+
+    fn visit_u64<E: Error>(self, bytes: u64) -> Result<u64, E> {
+        Ok(bytes)
+    }
+
+    fn visit_i64<E: Error>(self, bytes: i64) -> Result<u64, E> {
+        u64::try_from(bytes).map_err(|_| E::invalid_value(Unexpected::Signed(bytes), &self))
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<u64, E> {
+        let size = text.parse::<ByteSize>().map_err(E::custom)?;
+        Ok(size.0)
     }
 }
 

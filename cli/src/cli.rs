@@ -19,24 +19,24 @@ use crate::verify::args::VerifyArgs;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use tracing_subscriber::fmt::format::FmtSpan;
 
-/// Large-model training for Burn: tensor, sequence, pipeline and data parallelism, checked against one
-/// rank.
+/// Large-model training for Burn: tensor, sequence, pipeline and data parallelism, checked against one rank.
 #[derive(Parser)]
 #[command(name = "burn-megatron", version, max_term_width = MAX_COLUMNS)]
 pub struct Cli {
-    /// The command.
+    /// The subcommand.
     #[command(subcommand)]
     pub command: Command,
-    /// The log.
+    /// The log flags.
     #[command(flatten)]
     pub log: LogArgs,
 }
 
-/// The log of a command.
+/// Global flags of the log.
 #[derive(clap::Args)]
 pub struct LogArgs {
-    /// Messages on standard error: error, warn, info (also the time of each step), debug (also its phases) or trace
-    /// (also each collective and each parameter's update). The progress of a run is shown at every level.
+    /// Log level of standard error: error, warn, info (also the time of each step), debug (also the phases of each
+    /// step) or trace (also each collective and each parameter's update). The progress of a run is shown at every
+    /// level.
     #[arg(
         long,
         global = true,
@@ -51,7 +51,7 @@ pub struct LogArgs {
 }
 
 impl Cli {
-    /// Returns the command line with the flags of these model families.
+    /// Returns the command line with the flags of the given model families.
     pub fn with_families(families: &Families) -> clap::Command {
         let settings = Settings::of(families);
         Self::command().mut_subcommand("pretrain", |pretrain| {
@@ -60,74 +60,77 @@ impl Cli {
     }
 }
 
-/// The commands.
+/// The subcommands of `burn-megatron`.
 #[derive(Subcommand)]
 pub enum Command {
     /// Train a language model on text or token files. Ranks are threads of this process, or processes.
     ///
-    /// Without flags `burn-megatron` trains a small Llama on the text of its repository, tensor 2 x pipeline 2 x
-    /// data 2 on the CPU. Writes metrics.jsonl, timings.jsonl, config.toml, loss.svg, sample.txt and, for a model with
-    /// experts, experts.svg to a run folder, and a checkpoint at the end and when the run is interrupted.
+    /// Without flags, `burn-megatron` trains a small Llama on the text of its repository, with tensor 2 x pipeline 2
+    /// x data 2 on the CPU. The run folder receives metrics.jsonl, timings.jsonl, config.toml, loss.svg, sample.txt
+    /// and, for a model with experts, experts.svg. A checkpoint is saved at the end and when the run is interrupted.
     ///
-    /// Every setting of a recipe has a flag, such as `--train.clip 0.5`. `none` removes an optional setting. `-h` lists the flags
-    /// with a short name only, `--help KEY` describes one setting.
+    /// Every setting of a recipe has a flag, such as `--train.clip 0.5`. `none` removes an optional setting. `-h`
+    /// lists only the flags with a short name, and `--help KEY` describes one setting.
     Pretrain(Box<PretrainArgs>),
     /// Describe a setting of a recipe: its meaning, values, default and flag.
     ///
-    /// `config train.clip`, `config clip` or `pretrain --help clip`; a part of a key lists all keys that have it.
+    /// The same description is printed by `config train.clip`, `config clip` and `pretrain --help clip`. A part of a
+    /// key lists all keys that contain it.
     Config(ConfigArgs),
-    /// Tokenize text into token files: PREFIX.bin and PREFIX.idx in Megatron's format, and PREFIX.json, which
-    /// describes them.
+    /// Tokenize text into token files: PREFIX.bin and PREFIX.idx in Megatron's format, and PREFIX.json with their
+    /// metadata.
     ///
-    /// Reads text and JSON lines, also compressed as .gz or .zst. The files are the same for any number of
-    /// workers. They get their names only when all are complete: an interrupted run leaves none.
+    /// The input is text or JSON lines, optionally compressed as .gz or .zst. The files are the same for any number
+    /// of workers. They are renamed to their final names only when all are complete, so an interrupted run leaves no
+    /// output.
     Preprocess(Box<PreprocessArgs>),
     /// Generate text from a prompt with a saved model, in any layout.
     ///
-    /// Streams the text to standard output, and writes the speed to standard error. The same seed gives
-    /// the same text in every layout.
+    /// Streams the text to standard output, and writes the speed to standard error. The same seed gives the same text
+    /// in every layout.
     Generate(Box<GenerateArgs>),
-    /// Start ranks as processes of this machine, for MPI or NCCL.
+    /// Start ranks as processes on this machine, for MPI or NCCL.
     ///
-    /// Every rank runs the command that follows, as in `launch --ranks 4 pretrain --steps 20`. Each line of output
-    /// is prefixed with its rank. When a rank fails, all others are ended, and its exit code is returned; with --max-restarts
-    /// the job is started again from its newest checkpoint, if the fault may pass.
-    /// Ctrl-C stops all ranks; a second one kills them.
+    /// Every rank runs the given command, as in `launch --ranks 4 pretrain --steps 20`. Each line of output is
+    /// prefixed with its rank. When a rank fails, all other ranks are stopped, and the exit code of the failed rank
+    /// is returned. With --max-restarts the job is restarted from its latest checkpoint after a transient failure.
+    /// Ctrl-C stops all ranks, and a second Ctrl-C kills them.
     Launch(Box<LaunchArgs>),
-    /// Take the place of one rank under mpirun; `launch` starts it.
+    /// Run one rank under mpirun. Only `launch` starts this command.
     #[command(hide = true)]
     #[cfg(unix)]
     LaunchSlot,
-    /// Convert a Hugging Face model to a checkpoint, or back.
+    /// Convert a Hugging Face model to a checkpoint, or a checkpoint to a Hugging Face model.
     ///
-    /// The folder SRC decides which. The model is converted tensor by tensor, and no file is overwritten.
+    /// The contents of SRC select the direction. The model is converted tensor by tensor, and no file is overwritten.
     Convert(ConvertArgs),
-    /// Compare the losses of runs: a table, and a plot with a curve for each.
+    /// Compare the losses of runs: prints a table, and plots a curve for each run.
     Compare(CompareArgs),
-    /// Check that layouts compute the same as one rank, on the CPU, in f64 unless another type is given.
+    /// Check that parallel layouts compute the same results as one rank, on the CPU, in f64 by default.
     Verify(VerifyArgs),
-    /// Find the fastest layouts of a model on some devices: their memory, time and traffic, before anything is built.
+    /// Find the fastest layouts of a model on a number of devices, with estimates of memory, time and traffic.
     ///
-    /// `plan --model HF_FOLDER --devices 64xH100 --global-batch-size 256` searches every layout and schedule, ZeRO stage,
-    /// micro-batch and recomputation. The times are estimates: see the book.
+    /// `plan --model HF_FOLDER --devices 64xH100 --global-batch-size 256` searches every layout, schedule, ZeRO
+    /// stage, micro-batch size and recomputation. The times are estimates: see the book.
     Plan(Box<PlanArgs>),
     /// Show a pipeline schedule: a table, its bubble and memory, and with --svg a Gantt chart.
     Schedule(ScheduleArgs),
-    /// Check that the collectives of an engine are correct.
+    /// Check that the collectives of a communication engine are correct.
     ///
-    /// Runs every operation, type, group and order of calls, and random programs, and compares the result
-    /// of every rank with a serial model. The first difference is an error that names the case, the rank,
-    /// the call and the element.
+    /// Runs every operation, type, group and order of calls, and random programs, and compares the result of every
+    /// rank with a serial model. The error for the first difference names the case, the rank, the call and the
+    /// element.
     Conformance(ConformanceArgs),
-    /// Show the environment of a run: launcher, engines, devices, and how to install what is missing.
+    /// Show the environment of a run: launcher, engines, devices, and how to install missing libraries.
     ///
-    /// Run it in place of a program that does not start, with the same launcher. Exits with 1 if the
+    /// Run `env` under the same launcher in place of a program that does not start. The exit code is 1 if the
     /// variables of the launcher contradict each other.
     Env(EnvArgs),
-    /// Check that a GPU of this machine computes right results, and with which libraries.
+    /// Check that a GPU of this machine computes correct results, and print the libraries in use.
     ///
-    /// Compares kernels, matrix products, attention and training steps with the CPU, runs NCCL, and reports memory and speed.
-    /// Each check is a process with a time limit. Exits with 1 if one fails, with the reason and the remedy.
+    /// Compares kernels, matrix products, attention and training steps with the CPU, runs NCCL, and reports memory
+    /// and speed. Each check is a process with a time limit. If a check fails, its reason and remedy are printed, and
+    /// the exit code is 1.
     CheckGpu(CheckGpuArgs),
     /// Inspect, compare, reshard, verify and upcycle checkpoints.
     #[command(subcommand)]
@@ -137,7 +140,7 @@ pub enum Command {
 /// Flags of `config`.
 #[derive(Args)]
 pub struct ConfigArgs {
-    /// A key of a recipe, or a part of one.
+    /// A key of a recipe, or a part of a key.
     pub key: String,
 }
 
@@ -148,23 +151,23 @@ pub enum LogLevel {
     Error,
     /// Warnings.
     Warn,
-    /// Steps, with their times.
+    /// Steps, with their durations.
     Info,
-    /// Each phase of a step, with its time.
+    /// Each phase of a step, with its duration.
     Debug,
-    /// Each collective and each parameter's update, with its time.
+    /// Each collective and each parameter's update, with its duration.
     Trace,
 }
 
 impl LogLevel {
-    /// The filter: our own spans at this level, those of other libraries at most at `warn`.
+    /// Returns the tracing filter: this level for the spans of burn-megatron, and at most `warn` for other libraries.
     pub fn filter(self) -> String {
         let level = format!("{self:?}").to_lowercase();
         let others = if self == Self::Error { "error" } else { "warn" };
         format!("{others},burn_megatron={level},burn_megatron_models={level}")
     }
 
-    /// Spans are written when they end, with their times.
+    /// Returns the span events to log. From `info` on, each span is written when it ends, with its duration.
     pub fn span_events(self) -> FmtSpan {
         match self {
             Self::Error | Self::Warn => FmtSpan::NONE,

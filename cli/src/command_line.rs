@@ -1,4 +1,4 @@
-//! A command line for the models of a user.
+//! The command line, which users can extend with their own models.
 
 use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
@@ -21,15 +21,15 @@ use crate::{
     generate, help, launch, plan, preprocess, pretrain, schedule, stdio, verify,
 };
 
-/// The exit code of wrong usage, as with clap.
+/// The exit code for wrong usage, as in clap.
 const USAGE: u8 = 2;
 
 /// The message for the command `bench`.
 const BENCH: &str = "bench is another program: use burn-megatron-bench COMMAND, or in a checkout \
                      cargo run --release -p burn-megatron-bench -- COMMAND";
 
-/// A command line with `pretrain`, `verify`, `generate`, `checkpoint`, `launch` and the other commands of
-/// `burn-megatron`, for the model families that are registered.
+/// Command line with `pretrain`, `verify`, `generate`, `checkpoint`, `launch` and the other commands of
+/// `burn-megatron`, for the registered model families.
 ///
 /// ```no_run
 /// # use burn_megatron_models::TransformerConfig as MyConfig;
@@ -48,7 +48,7 @@ const BENCH: &str = "bench is another program: use burn-megatron-bench COMMAND, 
 pub struct CommandLine {
     name: &'static str,
     families: Families,
-    /// The recipe that runs without flags, and whose values others leave out, in TOML.
+    /// The default recipe in TOML. It runs without flags, and supplies the values that other recipes leave out.
     recipe: String,
 }
 
@@ -64,7 +64,7 @@ impl Default for CommandLine {
 }
 
 impl CommandLine {
-    /// A command line of this name, without model families.
+    /// Creates a command line with this name, without model families.
     pub fn new(name: &'static str) -> Self {
         Self {
             name,
@@ -73,34 +73,34 @@ impl CommandLine {
         }
     }
 
-    /// Registers a model family: `[model] family = "NAME"` in a recipe selects it, and the settings that a recipe
-    /// leaves out are those of `defaults`. A recipe that names none has the family of the [default
-    /// recipe](Self::with_recipe), or the first. A family of the same name is replaced.
+    /// Registers a model family. `[model] family = "NAME"` in a recipe selects it, and `defaults` supplies the settings
+    /// that a recipe leaves out. A recipe without a family uses the family of the [default recipe](Self::with_recipe),
+    /// or else the first family. A family of the same name is replaced.
     pub fn with_family<C: ModelConfig>(mut self, name: &'static str, defaults: C) -> Self {
         self.families.add(name, defaults);
         self
     }
 
-    /// Registers a model family of Hugging Face by its `model_type`, as [`with_family`](Self::with_family) does.
-    /// `convert` then reads and writes its folders, and `pretrain --load` and `generate --model` read them.
+    /// Registers a Hugging Face model family by its `model_type`, like [`with_family`](Self::with_family). `convert`
+    /// then reads and writes its folders, and `pretrain --load` and `generate --model` read them.
     pub fn with_hugging_face_family<F: HfFamily>(mut self, family: F, defaults: F::Model) -> Self {
         self.families.add_hf(family, defaults);
         self
     }
 
-    /// Sets the recipe, in TOML, that `pretrain` runs without `--recipe`, and whose values other recipes take where they
-    /// leave them out.
+    /// Sets the default recipe, in TOML. `pretrain` runs it without `--recipe`, and other recipes take the values
+    /// from it that they leave out.
     pub fn with_recipe(mut self, recipe: impl Into<String>) -> Self {
         self.recipe = recipe.into();
         self
     }
 
-    /// Runs the command of the program's arguments, and returns its exit code: 2 for wrong usage.
+    /// Runs the command in the program's arguments. Returns its exit code, which is 2 for wrong usage.
     pub fn run(&self) -> ExitCode {
         self.run_from(std::env::args_os())
     }
 
-    /// Runs the command of these arguments; the first is the program.
+    /// Runs the command in these arguments. The first argument is the program.
     pub fn run_from(
         &self,
         args: impl IntoIterator<Item = impl Into<OsString> + Clone>,
@@ -127,7 +127,8 @@ impl CommandLine {
         run_program(&cli.log, || self.command(&cli.command))
     }
 
-    /// The message for the command `bench`, and for an unknown flag of `pretrain` that has the name of a setting.
+    /// Returns the message for the command `bench`, or for an unknown flag of `pretrain` that is named like a
+    /// setting.
     fn explain(&self, args: &[OsString], error: &clap::Error) -> Option<String> {
         if args.get(1).is_some_and(|command| command == "bench") {
             return Some(BENCH.into());
@@ -136,7 +137,7 @@ impl CommandLine {
         is_pretrain.then(|| Settings::of(&self.families).explain_flag(error))?
     }
 
-    /// The text of `pretrain --help KEY`; `None` for other arguments.
+    /// Returns the text of `pretrain --help KEY`, or `None` for other arguments.
     fn help_of_key(&self, args: &[OsString]) -> Option<String> {
         let at = args.iter().position(|arg| arg == "--help" || arg == "-h")?;
         let key = args
@@ -157,7 +158,7 @@ impl CommandLine {
         Ok(ExitCode::SUCCESS)
     }
 
-    /// The command of clap; where help is asked for, with the defaults of the recipe.
+    /// Returns the clap command. If the arguments ask for help, it includes the values of the default recipe.
     fn clap(&self, args: &[OsString]) -> clap::Command {
         let command = Cli::with_families(&self.families).name(self.name);
         let asks = |arg: &OsString| arg == "-h" || arg == "--help" || arg == "help";
@@ -192,7 +193,7 @@ impl CommandLine {
     }
 }
 
-/// Runs the work of a program with its log on standard error, and returns the exit code. Prints an error.
+/// Runs the work of a program with its log on standard error. Prints an error, and returns the exit code.
 pub fn run_program(
     LogArgs { log_level }: &LogArgs,
     work: impl FnOnce() -> Result<ExitCode, Error>,
@@ -207,7 +208,7 @@ pub fn run_program(
         .with_thread_names(true)
         .with_span_events(log_level.span_events())
         .init();
-    // Whatever a command computed after the first failure is wrong.
+    // Results after the first failure of a device are wrong, so the command fails even if its work succeeded.
     let result = work().and_then(|code| failure().map(|()| code).map_err(Error::from));
     let code = match result {
         Ok(code) => code,
@@ -219,7 +220,7 @@ pub fn run_program(
     code
 }
 
-/// Returns the verdict of the check of a step which ended the run, if one did.
+/// Returns the verdict of the check of steps, if the check ended the run.
 fn verdict(error: &(dyn std::error::Error + Send + Sync + 'static)) -> Option<Verdict> {
     let error = match error.downcast_ref::<WorldError>() {
         Some(WorldError::RankFailed { source, .. }) => &**source,
@@ -238,7 +239,7 @@ fn verdict(error: &(dyn std::error::Error + Send + Sync + 'static)) -> Option<Ve
 fn fail(error: &(dyn std::error::Error + Send + Sync + 'static)) -> ExitCode {
     let of_world = error.downcast_ref::<WorldError>();
     if !of_world.is_some_and(WorldError::is_reported) {
-        // In one piece: several processes may write at once.
+        // Write in one piece, because several processes may write at once.
         let error = error.to_string();
         let note = file_size_limit::note(&error);
         let note = note.map_or(String::new(), |note| format!("note: {note}\n"));

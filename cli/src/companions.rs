@@ -1,4 +1,5 @@
-//! The files of an exported model that come from elsewhere: its `config.json`, the tokenizer and the chat template.
+//! The files of an exported model that are copied from other sources: its `config.json`, the tokenizer and the chat
+//! template.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,11 +15,11 @@ use serde_json::Value;
 use crate::error::Error;
 use crate::model_folder::open_checkpoint;
 
-/// The files of a tokenizer and of its chat template in a Hugging Face folder.
+/// The file of a tokenizer in a Hugging Face folder.
 const TOKENIZER: &str = "tokenizer.json";
 const TEMPLATE: &str = "chat_template.jinja";
 
-/// The files that belong to a tokenizer if the recipe names the file of the tokenizer and not its folder.
+/// The files that belong to a tokenizer, if the recipe names the tokenizer file instead of its folder.
 const SMALL_FILES: [&str; 4] = [
     TEMPLATE,
     "generation_config.json",
@@ -65,11 +66,12 @@ impl Companions {
         }
     }
 
-    /// Returns the companions of a checkpoint of a run: the files of the model that the run was loaded from, and the tokenizer
-    /// and the template of its data. A checkpoint that was converted from a Hugging Face folder has its own companions.
+    /// Returns the companions of a checkpoint of a run. These are the files of the model that the run was loaded
+    /// from, and the tokenizer and the chat template of its data. For a checkpoint that was converted from a Hugging
+    /// Face folder, the result is empty, because the checkpoint stores these files.
     ///
     /// # Errors
-    /// Files that the recipe names and that cannot be read.
+    /// Returns an error if a file of the recipe cannot be read.
     pub fn of_checkpoint(checkpoint: &Checkpoint) -> Result<Self, Error> {
         if !stored_hf_files(checkpoint)?.is_empty() {
             return Ok(Self::default());
@@ -83,10 +85,10 @@ impl Companions {
         })
     }
 
-    /// Returns the companions of a run with this recipe, in JSON, and the tokenizer of its data.
+    /// Returns the companions of a run with this recipe, in JSON. `tokenizer` is the tokenizer of its data.
     ///
     /// # Errors
-    /// Files that the recipe names and that cannot be read.
+    /// Returns an error if a file of the recipe cannot be read.
     pub fn of_recipe(recipe: &Value, tokenizer: Option<&str>) -> Result<Self, Error> {
         let origin = match loaded(recipe)? {
             Some(path) => origin_of(&path, MAX_RUNS).map_err(|error| {
@@ -111,12 +113,12 @@ impl Companions {
         })
     }
 
-    /// The origin of the `config.json`.
+    /// Returns the origin of the `config.json`.
     pub fn origin(&self) -> Option<&Origin> {
         self.origin.as_ref()
     }
 
-    /// Replaces other tokenizers and templates by the tokenizer and the template of the data.
+    /// Replaces the tokenizer and the chat template by the tokenizer and the template of the data, if they differ.
     pub fn apply(&self, tokens: &mut SpecialTokenIds, files: &mut Files) {
         if let Some(own) = &self.tokenizer
             && find(files, TOKENIZER) != find(&own.files, TOKENIZER)
@@ -132,7 +134,7 @@ impl Companions {
 }
 
 impl TokenizerFiles {
-    /// Reads a tokenizer and the files in its folder.
+    /// Reads a tokenizer and its companion files.
     fn read(path: &Path) -> Result<Self, Error> {
         let tokenizer = Tokenizer::open(path)?;
         let files = if path.is_dir() {
@@ -168,8 +170,8 @@ fn loaded(recipe: &Value) -> Result<Option<PathBuf>, Error> {
     Ok(base.or_else(|| Some(recipe["checkpoint"]["load"].as_str()?.into())))
 }
 
-/// Returns the Hugging Face folder of a model, or the checkpoint that has its files. Follows a run to the model that it was
-/// loaded from, through at most `runs` runs.
+/// Returns the Hugging Face folder of a model, or the checkpoint that stores the files of the folder. Follows a run
+/// to the model that it was loaded from, through at most `runs` runs.
 fn origin_of(path: &Path, runs: usize) -> Result<Option<PathBuf>, Error> {
     if is_hf_folder(path) {
         return Ok(Some(path.into()));
@@ -239,7 +241,8 @@ mod tests {
             error.contains("the run was loaded from /nowhere"),
             "{error}"
         );
-        // A different tokenizer replaces all files of the loaded tokenizer. The template of the data replaces its template.
+        // A different tokenizer replaces all files of the loaded tokenizer. The template of the data replaces the
+        // loaded template.
         let bpe = format!("{FIXTURES}/burn-megatron-data/tests/fixtures/tokenizer/byte_bpe");
         let template = format!("{FIXTURES}/burn-megatron-data/tests/fixtures/chat/chatml.jinja");
         let data =

@@ -1,4 +1,4 @@
-//! `burn-megatron compare`.
+//! Implements `burn-megatron compare`.
 
 use std::iter;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use crate::{recipe, terminal};
 /// Flags of `compare`.
 #[derive(Args)]
 pub struct CompareArgs {
-    /// Run folders; the others are compared with the first.
+    /// Run folders. All other runs are compared with the first run.
     #[arg(required = true, value_name = "RUN")]
     pub runs: Vec<PathBuf>,
     /// Write the plot to this file.
@@ -32,16 +32,17 @@ pub struct CompareArgs {
 struct ComparedRun {
     name: String,
     records: Vec<MetricsRecord>,
-    /// The number of steps until its last evaluation, or without one until its last step.
+    /// The step of the last evaluation, or the last step if there is no evaluation.
     steps: usize,
-    /// The loss of its last evaluation.
+    /// The loss of the last evaluation.
     held_out: Option<f64>,
-    /// The terms of its loss besides the cross-entropy, if its metrics are of version 1, whose loss includes them.
+    /// The terms of the loss in addition to the cross-entropy. Set only for metrics of version 1, whose loss includes
+    /// these terms.
     minimised: Option<Vec<String>>,
 }
 
 impl ComparedRun {
-    /// The run in a folder.
+    /// Reads the run in a folder.
     fn read(path: &Path) -> Result<Self, Error> {
         let folder = RunFolder::open(path)?;
         let records = read_metrics(&folder.metrics())?;
@@ -75,7 +76,7 @@ impl ComparedRun {
         })
     }
 
-    /// Its name in the plot, with the terms that its loss includes.
+    /// Returns the name in the plot, with the terms that the loss includes.
     fn title(&self) -> String {
         match self.minimised.as_deref() {
             None | Some([]) => self.name.clone(),
@@ -84,12 +85,12 @@ impl ComparedRun {
     }
 }
 
-/// The terms that a run minimised beside the cross-entropy, as its configuration has them.
+/// Returns the loss terms that a run minimized in addition to the cross-entropy, from its configuration.
 fn terms(folder: &RunFolder) -> Result<Vec<String>, Error> {
     let path = folder.config();
     let text = regular_file::read_text(&path, recipe::MAX_BYTES)
         .map_err(|error| format!("cannot read '{}': {error}", path.display()))?;
-    // Not read as a recipe: that of an older version may have other keys.
+    // Do not parse it as a recipe: a recipe of an older version may have other keys.
     let config: toml::Table = toml::from_str(&text)
         .map_err(|error| format!("'{}' is not TOML: {error}", path.display()))?;
     let weight = |key: &str| {
@@ -106,7 +107,7 @@ fn terms(folder: &RunFolder) -> Result<Vec<String>, Error> {
     Ok(terms.into_iter().filter_map(term).collect())
 }
 
-/// A note on the loss of a run whose metrics are of version 1.
+/// Returns a note on the loss of a run whose metrics are of version 1.
 fn note(run: &ComparedRun) -> Option<String> {
     let is = match &run.minimised.as_ref()?[..] {
         [] => "without label smoothing and z-loss, that is the cross-entropy".into(),
@@ -121,7 +122,7 @@ fn note(run: &ComparedRun) -> Option<String> {
     ))
 }
 
-/// Prints a table of the last held-out losses and the curves, and draws them.
+/// Prints a table of the last held-out losses and the loss curves. With `--svg`, also writes the plot to a file.
 pub fn run(args: &CompareArgs) -> Result<ExitCode, Error> {
     let runs = args.runs.iter().map(|path| ComparedRun::read(path));
     let runs = runs.collect::<Result<Vec<ComparedRun>, Error>>()?;
@@ -140,7 +141,7 @@ pub fn run(args: &CompareArgs) -> Result<ExitCode, Error> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A line for each run, with its distance from the first.
+/// Returns a table with one line for each run and its difference from the first run.
 fn table(runs: &[ComparedRun]) -> String {
     let first = runs.first().and_then(|run| run.held_out);
     let head = ["#", "run", "steps", "held-out loss", "difference"];
@@ -192,7 +193,7 @@ mod tests {
     const HELD_OUT: &str =
         r#"{"kind":"held_out","step":1,"loss":5.25,"bits_per_byte":7.5,"tokens":8}"#;
 
-    /// A run folder with these lines of metrics and this configuration.
+    /// Creates a run folder with these lines of metrics and this configuration.
     fn folder(at: &Path, name: &str, lines: &[&str], config: &str) -> PathBuf {
         let path = at.join(name);
         std::fs::create_dir(&path).unwrap();
@@ -207,7 +208,7 @@ mod tests {
         let version = r#"{"kind":"run","version":2}"#;
         let new = [version, STEP, HELD_OUT];
         let old = [STEP, HELD_OUT];
-        // As it is after a run of an older program was resumed by this one.
+        // The state after this version resumes a run of an older version.
         let both = [STEP, version, HELD_OUT];
         let plain = "[model]\nlayers = 2\nan_old_setting = true\n";
         let with = "[model]\nlabel_smoothing = 0.1\nz_loss = 1e-4\n";
@@ -239,7 +240,7 @@ mod tests {
             );
             assert_eq!((run.steps, run.held_out), (1, Some(5.25)));
         }
-        // A run without held-out data, whose steps are counted from 0 in this version.
+        // A run without held-out data. Version 1 counts steps from 0.
         let step = STEP.replace("\"step\":0", "\"step\":7");
         let run = read("everything", &[version, &step], with);
         assert_eq!((run.steps, run.held_out), (8, None));

@@ -1,4 +1,4 @@
-//! `burn-megatron conformance`.
+//! Implements `burn-megatron conformance`.
 
 use std::process::ExitCode;
 
@@ -16,10 +16,10 @@ use crate::settings::NcclFlags;
 /// Flags of `conformance`.
 #[derive(Args)]
 pub struct ConformanceArgs {
-    /// Ranks; by default 4 threads of this process, or as many as a launcher started.
+    /// Number of ranks. The default is 4 threads of this process, or the number of ranks that a launcher started.
     #[arg(long, value_name = "N")]
     pub ranks: Option<usize>,
-    /// Make the ranks call different collectives, and print the error of each: operation, type, length, root,
+    /// Make the ranks call different collectives, and print the error on each rank: operation, type, length, root,
     /// reduction or message-length.
     #[arg(long, value_name = "KIND")]
     pub mismatch: Option<MismatchCase>,
@@ -32,12 +32,12 @@ pub struct ConformanceArgs {
     /// The ranks and their timeouts.
     #[command(flatten)]
     pub world: RankArgs,
-    /// The settings of NCCL.
+    /// The NCCL settings.
     #[command(flatten)]
     pub nccl: NcclFlags,
 }
 
-/// Runs the suite on every rank and prints what was checked.
+/// Runs the conformance suite on every rank, and prints a summary.
 pub fn run(args: &ConformanceArgs) -> Result<ExitCode, Error> {
     let started = Launch::from_env()?.map(|launch| launch.world_size);
     let size = args.ranks.or(started).unwrap_or(4);
@@ -52,7 +52,7 @@ pub fn run(args: &ConformanceArgs) -> Result<ExitCode, Error> {
     let options = ConformanceOptions {
         programs: args.programs,
         seed: args.seed,
-        // NCCL reduces in an order of its own, and its max and min ignore NaN.
+        // NCCL reduces in its own order, and its max and min ignore NaN.
         fixed_order: engine != Engine::Nccl,
         nan_wins: engine != Engine::Nccl,
         ..ConformanceOptions::default()
@@ -67,7 +67,7 @@ pub fn run(args: &ConformanceArgs) -> Result<ExitCode, Error> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Makes the ranks call different collectives; each prints the error that it gets.
+/// Makes the ranks call different collectives. Each rank prints its error.
 fn run_mismatch(world: &World, mismatch: MismatchCase) -> Result<ExitCode, Error> {
     world.run(|rank| {
         let received = run_mismatch_case(&rank.communicator(), mismatch)?;
@@ -78,7 +78,7 @@ fn run_mismatch(world: &World, mismatch: MismatchCase) -> Result<ExitCode, Error
     Ok(ExitCode::SUCCESS)
 }
 
-/// The suite on one rank; rank 0 prints the progress.
+/// Runs the suite on one rank. Rank 0 prints the progress.
 fn check(rank: &Rank, options: &ConformanceOptions) -> Result<ConformanceReport, ConformanceError> {
     let first = rank.rank() == 0;
     conformance::run(&rank.communicator(), options, &mut |case| {

@@ -1,4 +1,4 @@
-//! Checks that all ranks run the same recipe on the same data: ranks that are processes each read their own flags and
+//! Checks that all ranks run the same recipe on the same data. Ranks that are processes read their own flags and
 //! files.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -21,10 +21,10 @@ struct RankInputs {
 /// Checks that all ranks have the recipe and the data of rank 0. Collective: call on all ranks.
 ///
 /// # Errors
-/// On every rank, the first difference, with the ranks and both values.
+/// Returns the first difference on every rank, with the ranks and both values.
 pub fn check(world: &dyn Communicator, recipe: &Recipe, data: &dyn Dataset) -> Result<(), Error> {
     let mut recipe = recipe.clone();
-    // The paths of the data may differ between machines, its content may not.
+    // The paths of the data may differ between machines, but the content must be the same.
     recipe.data.clear_paths();
     let own = RankInputs {
         recipe: toml::to_string(&recipe)?,
@@ -49,7 +49,8 @@ pub fn check(world: &dyn Communicator, recipe: &Recipe, data: &dyn Dataset) -> R
     }
 }
 
-/// Whether all ranks have these inputs, by a hash: the texts of thousands of ranks are many megabytes.
+/// Returns whether all ranks have these inputs. Compares hashes, because the texts of thousands of ranks are many
+/// megabytes.
 fn is_equal_on_all(world: &dyn Communicator, own: &RankInputs) -> Result<bool, Error> {
     let mut hasher = DefaultHasher::new();
     (&own.recipe, own.fingerprint).hash(&mut hasher);
@@ -71,7 +72,7 @@ fn difference(first: &RankInputs, rank: usize, other: &RankInputs) -> Option<Str
         ));
     }
     let of = |start: &RankInputs| format!("{} ({:016x})", start.data, start.fingerprint);
-    // The paths may differ.
+    // Only the content is compared, because the paths may differ.
     (first.fingerprint != other.fingerprint).then(|| {
         format!(
             "the ranks read different data: rank 0 has {}, rank {rank} {}; pass the same --data to all ranks",

@@ -1,4 +1,4 @@
-//! The CPUs of the ranks on GPUs.
+//! CPUs available to the ranks on GPUs.
 
 use std::env;
 use std::fs;
@@ -8,14 +8,14 @@ use burn_megatron::device::DeviceKind;
 
 use crate::ranks::RankSetup;
 
-/// The number of threads of a rank on a GPU that are busy at once: the rank, CubeCL's thread of the device, NCCL's
-/// worker, and NCCL's own threads. A thread that waits for a CPU delays each batch of launches by up to 4 ms.
+/// The number of threads of a rank on a GPU that are busy at once: the rank, CubeCL's device thread, NCCL's worker,
+/// and NCCL's own threads. A thread that waits for a CPU delays each batch of launches by up to 4 ms.
 const CPUS_PER_RANK: f64 = 4.0;
 
-/// Launchers that bind each rank to its own CPUs, by a variable that they set.
+/// Variables of launchers that bind each rank to its own CPUs.
 const BINDING_LAUNCHERS: [&str; 3] = ["SLURM_CPUS_PER_TASK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"];
 
-/// Warns if the ranks on CUDA devices have fewer CPUs each than they keep busy, once on each machine.
+/// Warns if the ranks on CUDA devices have fewer CPUs than they keep busy. The warning is printed once per machine.
 pub fn warn_if_few(device: DeviceKind, ranks: &RankSetup) {
     if device != DeviceKind::Cuda || ranks.local_rank > 0 {
         return;
@@ -30,17 +30,17 @@ pub fn warn_if_few(device: DeviceKind, ranks: &RankSetup) {
     }
 }
 
-/// The CPUs that this process may use.
+/// CPUs that this process may use.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Cpus {
-    /// The number of CPUs in its affinity mask.
+    /// The number of CPUs in the affinity mask.
     affinity: usize,
-    /// The number of CPUs of its cgroup's quota, if there is a quota.
+    /// The number of CPUs of the cgroup quota, if there is a quota.
     quota: Option<f64>,
 }
 
 impl Cpus {
-    /// Reads the CPUs of this process. `None` where they are not known.
+    /// Reads the CPUs of this process. Returns `None` if they are unknown.
     fn read() -> Option<Self> {
         Some(Self {
             affinity: affinity()?,
@@ -48,8 +48,8 @@ impl Cpus {
         })
     }
 
-    /// Returns the number of CPUs of each of `ranks` on this machine. All ranks share the quota, and the affinity mask
-    /// unless each is bound to its own CPUs.
+    /// Returns the number of CPUs per rank, for `ranks` ranks on this machine. All ranks share the quota. They also
+    /// share the affinity mask, unless each rank is bound to its own CPUs.
     fn per_rank(self, ranks: usize, is_bound: bool) -> f64 {
         let ranks = ranks.max(1) as f64;
         let affinity = self.affinity as f64;
@@ -57,7 +57,7 @@ impl Cpus {
         own.min(self.quota.map_or(f64::INFINITY, |quota| quota / ranks))
     }
 
-    /// Returns the warning, if there are too few CPUs.
+    /// Returns the warning if there are too few CPUs.
     fn shortage(self, ranks: usize, is_bound: bool) -> Option<String> {
         let own = self.per_rank(ranks, is_bound);
         let quota = self
@@ -75,7 +75,7 @@ impl Cpus {
 
 #[cfg(target_os = "linux")]
 fn affinity() -> Option<usize> {
-    // SAFETY: the set is plain memory of the size that is passed, and the call fills it.
+    // SAFETY: the set is plain memory of the passed size, and the call fills it.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         let code = libc::sched_getaffinity(0, size_of_val(&set), &mut set);
@@ -88,7 +88,7 @@ fn affinity() -> Option<usize> {
     None
 }
 
-/// Returns the smallest CPU quota of the cgroups of this process, of cgroup v1 or v2, from the files under `root`.
+/// Returns the smallest CPU quota of the cgroups (v1 or v2) of this process, from the files under `root`.
 fn quota(root: &Path) -> Option<f64> {
     let text = fs::read_to_string(root.join("proc/self/cgroup")).ok()?;
     let mounted = root.join("sys/fs/cgroup");
@@ -144,7 +144,7 @@ mod tests {
         let cpus = |affinity, quota| Cpus { affinity, quota };
         assert_eq!(cpus(64, None).per_rank(8, false), 8.0);
         assert_eq!(cpus(64, Some(16.0)).per_rank(8, false), 2.0);
-        // A launcher that binds ranks gives each its own mask.
+        // A launcher that binds ranks gives each rank its own mask.
         assert_eq!(cpus(8, None).per_rank(8, true), 8.0);
         assert_eq!(cpus(8, Some(16.0)).per_rank(8, true), 2.0);
         assert_eq!(cpus(32, None).shortage(8, false), None);

@@ -1,4 +1,4 @@
-//! Data parallelism: the checks that its settings fit the layout.
+//! Checks that the settings of data parallelism fit the layout.
 
 use burn_megatron::data_parallel::{Moments, Precision, ZeroStage};
 use serde::Deserialize;
@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::memory::not_fused_adamw;
 use crate::recipe::Recipe;
 
-/// A type to compute in, as a flag has it, also by PyTorch's names.
+/// Parses a compute type. PyTorch's names are accepted too.
 pub fn precision(text: &str) -> Result<Precision, ValueError> {
     let text = match text {
         "fp64" | "float64" => "f64",
@@ -22,8 +22,8 @@ pub fn precision(text: &str) -> Result<Precision, ValueError> {
     Precision::deserialize(text)
 }
 
-/// Checks that each setting has an effect in the layout of a recipe. Errors in any layout are found by
-/// `DataParallelConfig::check`.
+/// Checks that each setting has an effect in the layout of a recipe. `DataParallelConfig::check` finds the errors
+/// that do not depend on the layout.
 pub fn check(recipe: &Recipe) -> Result<(), Error> {
     let (config, parallel) = (&recipe.data_parallel, &recipe.parallel);
     if config.zero_stage > ZeroStage::Replicated && parallel.data_parallel_size() == 1 {
@@ -40,7 +40,7 @@ pub fn check(recipe: &Recipe) -> Result<(), Error> {
         .into());
     }
     if recipe.train.check_replicas_every.is_some() {
-        // Whether a pipeline has any depends on the model: see `RankEstimates`.
+        // For a pipeline, the existence of replicas depends on the model: see `RankEstimates`.
         let one_stage = parallel.pipeline == 1 && parallel.tensor == 1;
         if one_stage && !has_data_replicas(recipe) {
             return Err(NO_REPLICAS.into());
@@ -59,7 +59,7 @@ pub fn check(recipe: &Recipe) -> Result<(), Error> {
 pub const NO_REPLICAS: &str =
     "check_replicas_every requires replicated weights, and this layout has none; remove it";
 
-/// Whether ranks of the data axis always hold the same shard of a parameter.
+/// Returns whether several ranks of the data axis hold the same shard of a parameter.
 pub fn has_data_replicas(recipe: &Recipe) -> bool {
     let data = recipe.parallel.data_parallel_size();
     recipe.data_parallel.shard_ranks(data) < data

@@ -1,4 +1,4 @@
-//! Flags to recipes, and what is refused.
+//! Tests of recipes from flags, and of flags that are refused.
 
 use burn_megatron::optim::LossScale;
 use insta::assert_snapshot;
@@ -8,13 +8,13 @@ use crate::family::Families;
 use crate::flags::parse_text;
 use crate::recipe::DEFAULT_RECIPE;
 
-/// The recipe of `pretrain` with these flags.
+/// Returns the recipe of `pretrain` with these flags.
 fn resolve(flags: &str) -> Result<Recipe, Error> {
     let families = Families::transformers();
     Ok(Recipe::resolve(&parse_text(flags)?, &families, DEFAULT_RECIPE)?.recipe)
 }
 
-/// What is said of these flags before anything starts.
+/// Returns the error for these flags before anything starts.
 fn refusal(flags: &str) -> String {
     match resolve(flags).and_then(|recipe| recipe.plan().map(drop)) {
         Ok(()) => panic!("{flags} were not refused"),

@@ -1,4 +1,4 @@
-//! `train.deterministic` and `train.check_replay_every`.
+//! Support for `train.deterministic` and `train.check_replay_every`.
 
 use std::env;
 
@@ -11,11 +11,11 @@ use crate::header::Header;
 use crate::numbers::count;
 use crate::recipe::Recipe;
 
-/// Variables of NCCL, and the value that a deterministic run sets: the sum of a ring has one order, and the protocol does not
-/// depend on the size.
+/// NCCL variables with the values that a deterministic run sets. The sum over a ring has a fixed order, and the
+/// protocol does not depend on the size.
 const NCCL: [(&str, &str); 2] = [("NCCL_ALGO", "Ring"), ("NCCL_PROTO", "Simple")];
 
-/// The settings that a deterministic run has fixed.
+/// Settings that a deterministic run fixes.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Pinned {
     pub fixed: String,
@@ -23,8 +23,8 @@ pub struct Pinned {
     pub cost: String,
 }
 
-/// Sets what a deterministic recipe sets in this process, and describes all that is fixed; `None` for another recipe. Call it
-/// before NCCL is opened and before there are other threads.
+/// Applies the settings of a deterministic recipe to this process, and describes all fixed settings. Returns `None`
+/// for any other recipe. Call it before NCCL is opened and before other threads are started.
 pub fn pin(recipe: &Recipe, engine: Engine) -> Option<Pinned> {
     if !recipe.train.deterministic {
         return None;
@@ -58,12 +58,12 @@ pub fn pin(recipe: &Recipe, engine: Engine) -> Option<Pinned> {
     Some(Pinned { fixed, cost })
 }
 
-/// The variables of NCCL with their values: those that are given, otherwise the fixed ones.
+/// Returns the NCCL variables with their values: the given value, or else the fixed value.
 fn nccl_variables(given: impl Fn(&str) -> Option<String>) -> [(&'static str, String); 2] {
     NCCL.map(|(name, value)| (name, given(name).unwrap_or_else(|| value.into())))
 }
 
-/// Returns the cost of an all-reduce over `ranks` ranks with these variables.
+/// Describes the cost of an all-reduce over `ranks` ranks with these variables.
 fn cost_of(variables: &[(&str, String)], ranks: usize) -> String {
     let algorithm = variables.iter().find(|(name, _)| *name == "NCCL_ALGO");
     match algorithm {
@@ -72,7 +72,8 @@ fn cost_of(variables: &[(&str, String)], ranks: usize) -> String {
     }
 }
 
-/// Of all-reduces over so many ranks by NCCL's rings, for small messages, whose time is that of the messages in a row.
+/// Describes the cost of an all-reduce over `ranks` ranks with NCCL rings. For small messages, the time is
+/// proportional to the number of sequential messages.
 fn cost_of_rings(ranks: usize) -> String {
     let (ring, tree) = (2 * (ranks - 1), 2 * ranks.next_power_of_two().ilog2());
     format!(
@@ -82,7 +83,7 @@ fn cost_of_rings(ranks: usize) -> String {
     )
 }
 
-/// Adds to the header what a run has fixed and checks, with what it costs.
+/// Adds the fixed settings, their cost and the check of steps to the header.
 pub fn print_header(header: &mut Header, recipe: &Recipe, pinned: Option<&Pinned>) {
     if let Some(Pinned { fixed, cost }) = pinned {
         header.detail("fixed", fixed);
@@ -93,7 +94,7 @@ pub fn print_header(header: &mut Header, recipe: &Recipe, pinned: Option<&Pinned
     }
 }
 
-/// Describes the cost of the check of steps; `None` without the check.
+/// Describes the cost of the check of steps. Returns `None` without the check.
 fn describe_check(recipe: &Recipe) -> Option<String> {
     let every = recipe.train.check_replay_every?;
     let steps = match every {
@@ -106,11 +107,11 @@ fn describe_check(recipe: &Recipe) -> Option<String> {
     ))
 }
 
-/// Checks that a deterministic recipe has no library of matrix products whose results may depend on the addresses of its
-/// operands, and no form of a layer that depends on a measurement.
+/// Checks that a deterministic recipe uses only deterministic forms. The results of a matrix library must not depend
+/// on the addresses of its operands. The form of a layer must not depend on a measurement.
 ///
 /// # Errors
-/// The setting, and what fits.
+/// Returns an error that names the setting and the valid values.
 pub fn check(recipe: &Recipe) -> Result<(), Error> {
     let gemm = recipe.kernels.gemm;
     if recipe.train.deterministic && matches!(gemm, CpuGemm::OpenBlas | CpuGemm::Blis) {

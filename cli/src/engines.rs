@@ -8,7 +8,8 @@ use burn_megatron::kernels::gemm::{engine_of, slow_reason};
 use crate::error::Error;
 use crate::header::Header;
 
-/// Adds the engine of products and a warning for each slow engine to the header; nothing on a CPU.
+/// Adds the matrix product engine and a warning for each slow engine to the header. On a CPU, there is nothing to
+/// add.
 pub fn print_engines(
     header: &mut Header,
     kind: DeviceKind,
@@ -29,7 +30,7 @@ pub fn print_engines(
     }
 }
 
-/// Why a CUDA device computes slower than it could, one reason for each engine.
+/// Returns the reasons why a CUDA device computes slower than it could, one per engine.
 pub fn slow_engines(kind: DeviceKind, device: &Device, kernels: &KernelSelection) -> Vec<String> {
     if kind != DeviceKind::Cuda {
         return vec![];
@@ -40,7 +41,7 @@ pub fn slow_engines(kind: DeviceKind, device: &Device, kernels: &KernelSelection
     products.into_iter().chain(attention).collect()
 }
 
-/// Refuses slow engines, for `--require-fast-kernels`.
+/// Returns an error if an engine is slow, for `--require-fast-kernels`.
 pub fn require_fast(
     kind: DeviceKind,
     device: &Device,

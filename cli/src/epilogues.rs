@@ -1,4 +1,5 @@
-//! `kernels.epilogue_fusion = "measured"`: rank 0 times both forms of GELU in the MLPs of the model, for all ranks.
+//! Support for `kernels.epilogue_fusion = "measured"`: rank 0 times both forms of GELU in the MLPs of the model, for
+//! all ranks.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -26,19 +27,19 @@ const TIMING: TimingConfig = TimingConfig {
     warm_up: Duration::from_millis(200),
 };
 
-/// The form that rank 0 has chosen.
+/// Form that rank 0 has chosen.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EpilogueDecision {
     pub fuse: bool,
-    /// The line of the header: the times or the reason.
+    /// The line of the header, with the times or the reason.
     pub line: String,
 }
 
-/// Has all ranks use the form that is faster on rank 0; `None` if the recipe leaves nothing to be measured. Collective:
-/// call on all ranks, before the model is built.
+/// Makes all ranks use the form that is faster on rank 0. Returns `None` if the recipe does not request a
+/// measurement. Collective: call on all ranks, before the model is built.
 ///
 /// # Errors
-/// On every rank, a device of rank 0 that fails while it is timed.
+/// Returns an error on every rank if the device of rank 0 fails during the measurement.
 pub fn share(
     recipe: &Recipe,
     plan: &ParallelPlan,
@@ -75,7 +76,8 @@ fn share_by(
     })
 }
 
-/// Chooses epilogues if the MLPs can have them and their times, with epilogues and without, say so.
+/// Chooses epilogues if the MLPs support them and they are faster. `time` returns the seconds with and without
+/// epilogues.
 fn decide(
     mlps: Result<Vec<EpilogueShape>, Error>,
     check: impl Fn(&EpilogueShape) -> Result<(), String>,
@@ -123,20 +125,20 @@ fn decide(
     })
 }
 
-/// The reason of an error without the advice to remove the setting, which `"measured"` does not need.
+/// Removes the advice to remove the setting from an error. The advice does not apply to `"measured"`.
 fn without_advice(reason: &str) -> &str {
     let advice = ["; or remove epilogue_fusion", "; remove epilogue_fusion"];
     let cut = advice.iter().find_map(|end| reason.strip_suffix(end));
     cut.unwrap_or(reason)
 }
 
-/// The rows of the products: the tokens of a micro-batch on a context rank.
+/// Returns the number of rows of the products: the tokens of a micro-batch on a context rank.
 fn rows(recipe: &Recipe) -> usize {
     let tokens = recipe.train.micro_batch_size * recipe.sequence_length();
     tokens / recipe.parallel.context
 }
 
-/// The MLPs of a rank of each pipeline stage, as they are built with epilogues.
+/// Returns the MLPs of one rank of each pipeline stage, as built with epilogues.
 fn mlps(
     recipe: &Recipe,
     plan: &ParallelPlan,
@@ -157,7 +159,7 @@ fn mlps(
     Ok(mlps)
 }
 
-/// Times an MLP with epilogues and without: the median seconds of each.
+/// Times an MLP with and without epilogues. Returns the median seconds of both forms.
 fn time(
     mlp: &EpilogueShape,
     rows: usize,
@@ -171,7 +173,7 @@ fn time(
     Ok([median(&times[0]), median(&times[1])])
 }
 
-/// The first product of an MLP with GELU, and the gradient of its output, with epilogues and without.
+/// Returns the first product of an MLP with GELU and the gradient of its output, with and without epilogues.
 fn forms(mlp: &EpilogueShape, rows: usize, on: (&Device, DType)) -> [Work<'static>; 2] {
     let EpilogueShape {
         hidden,

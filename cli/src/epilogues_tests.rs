@@ -20,7 +20,7 @@ fn never(_: EpilogueShape) -> Result<[f64; 2], Error> {
     panic!("nothing is timed")
 }
 
-/// Two layers of one size and a wider one, whose times by size a clock gives.
+/// Decides for two layers of one size and a wider layer. `times` returns the times for each size.
 fn decided(times: impl Fn(EpilogueShape) -> [f64; 2]) -> EpilogueDecision {
     let mut timed = vec![];
     let mlps = vec![MLP, WIDE, MLP];
@@ -92,7 +92,7 @@ fn every_rank_takes_what_rank_0_has_measured() {
     assert_eq!(failed.unwrap(), [error, error]);
 }
 
-/// A GPT whose two layers are on two stages, in one micro-batch of 3 x 32 tokens.
+/// GPT with two layers on two stages, in one micro-batch of 3 x 32 tokens.
 const GPT: &str = "
 [parallel]
 tensor = 2
@@ -111,7 +111,7 @@ global_batch_size = 6
 epilogue_fusion = \"measured\"
 ";
 
-/// The MLPs of a recipe, or why they cannot have epilogues.
+/// Returns the MLPs of a recipe, or the reason why they cannot have epilogues.
 fn mlps_of(text: &str) -> (Recipe, Result<Vec<EpilogueShape>, String>) {
     let recipe = parsed(text).unwrap();
     let plan = recipe.plan().unwrap();

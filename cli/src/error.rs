@@ -1,4 +1,4 @@
-//! The error of a command.
+//! The error type of commands.
 
-/// Any error, which ends the command: its text goes to standard error.
+/// Any error that ends the command. Its text is printed to standard error.
 pub type Error = Box<dyn std::error::Error + Send + Sync>;

@@ -1,4 +1,4 @@
-//! The memory that the ranks of a run need, estimated before anything is allocated.
+//! Estimates the memory of the ranks of a run before anything is allocated.
 
 use burn::tensor::{DType, Device};
 use burn_megatron::comm::ParallelContext;
@@ -16,33 +16,33 @@ use crate::parallel_plan::ParallelPlan;
 use crate::ranks::RankSetup;
 use crate::recipe::Recipe;
 
-/// The estimates of all ranks; ranks with the same pipeline coordinate have the same.
+/// Estimates of all ranks. Ranks with the same pipeline coordinate have the same estimate.
 pub struct RankEstimates {
-    /// By pipeline coordinate.
+    /// The estimates, indexed by pipeline coordinate.
     ranks: Vec<RankEstimate>,
-    /// The parameters of the whole model, each counted once.
+    /// The number of parameters of the whole model, each counted once.
     pub parameters: usize,
-    /// The parameters that are trained.
+    /// The number of trained parameters.
     pub trained: usize,
 }
 
-/// The estimate of a rank.
+/// Estimate of a rank.
 pub struct RankEstimate {
     pub sharing: ShardingEstimate,
-    /// Elements of its shards of the parameters.
+    /// The number of elements in the parameter shards of the rank.
     pub parameters: usize,
     pub kernels: KernelSelection,
     pub flops_per_token: f64,
     need: RequiredMemory,
 }
 
-/// The builder of a rank's part of the model.
+/// Returns the builder of a rank's part of the model.
 pub fn builder(
     recipe: &Recipe,
     groups: &ParallelContext,
     device: &Device,
 ) -> Result<ModelBuilder, Error> {
-    // Parameters are created in f32, and stay f32 as master weights where the model computes in 16 bits.
+    // Parameters are created in f32. They stay in f32 as master weights if the model computes in 16 bits.
     let precision = recipe.data_parallel.precision;
     let builder = ModelBuilder::with(groups, device, recipe.train.seed, precision.master())
         .with_compute_dtype(precision.of(precision.master()))
@@ -51,11 +51,12 @@ pub fn builder(
     Ok(builder.with_lora(recipe.lora.as_ref())?)
 }
 
-/// Checks that the model has the parameters and layers that patterns of the recipe name, and the layers that its sample and
-/// QK-Clip require. Builds the model without allocating its parameters.
+/// Checks the model for the parameters and layers that patterns of the recipe name, and for the layers that its
+/// sample and QK-Clip require. Builds the model without allocating its parameters.
 ///
 /// # Errors
-/// A pattern that matches nothing, with the nearest names, and the setting that the model does not allow.
+/// Returns an error for a pattern that matches nothing, with the nearest names, or for a setting that the model does
+/// not support.
 pub fn check_names(recipe: &Recipe, device: &Device) -> Result<(), Error> {
     let (train, sample) = (&recipe.train, &recipe.sample);
     let drafts = sample.speculative && sample.tokens > 0;
@@ -106,20 +107,20 @@ impl RankEstimates {
         })
     }
 
-    /// The estimate of rank 0.
+    /// Returns the estimate of rank 0.
     pub fn first(&self) -> &RankEstimate {
         &self.ranks[0]
     }
 
-    /// Checks that the ranks fit into memory, where its size is known.
+    /// Checks that the ranks fit into memory, if the size of the memory is known.
     ///
     /// # Errors
     ///
-    /// The least memory that they need, and what there is.
+    /// Returns an error with the minimum memory of the ranks and the available memory.
     pub fn check(&self, mesh: &Mesh, ranks: &RankSetup, device: DeviceKind) -> Result<(), Error> {
         match device {
             DeviceKind::Cpu => self.check_in(mesh, ranks, HostMemory::read()),
-            // The memory of a GPU is not queried.
+            // The size of GPU memory is not queried.
             DeviceKind::Wgpu | DeviceKind::Cuda => Ok(()),
         }
     }
@@ -127,10 +128,11 @@ impl RankEstimates {
     fn check_in(&self, mesh: &Mesh, ranks: &RankSetup, memory: HostMemory) -> Result<(), Error> {
         let need = |rank: usize| self.ranks[mesh.coordinates(rank).pipeline].need;
         let mut all: Vec<RequiredMemory> = (0..mesh.world_size()).map(need).collect();
-        // Which ranks run on this machine is not known with several processes: take those that need the least.
+        // With several processes, it is unknown which ranks run on this machine. Assume the ranks that need the least
+        // memory.
         all.sort_by_key(RequiredMemory::total);
         let here = RequiredMemory::sum(all.into_iter().take(ranks.on_this_machine));
-        // Processes may each have a cgroup of their own.
+        // Each process may have its own cgroup.
         let own = ranks.own_rank.map_or(here, need);
         let check = |need: RequiredMemory, limit: Option<MemoryLimit>| {
             need.check(limit)
@@ -141,7 +143,7 @@ impl RankEstimates {
     }
 }
 
-/// The first rank with this pipeline coordinate.
+/// Returns the first rank with this pipeline coordinate.
 pub fn first_of(mesh: &Mesh, pipeline: usize) -> usize {
     let mut ranks = 0..mesh.world_size();
     let found = ranks.find(|rank| mesh.coordinates(*rank).pipeline == pipeline);

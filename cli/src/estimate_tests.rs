@@ -19,7 +19,7 @@ fn estimates(text: &str) -> (ParallelPlan, RankEstimates) {
     (plan, estimates)
 }
 
-/// A pipeline whose first rank has the embedding, and its last one the output and the logits.
+/// Pipeline whose first rank has the embedding, and whose last rank has the output layer and the logits.
 const PIPELINE: &str = "
 [parallel]
 tensor = 2
@@ -47,7 +47,7 @@ fn each_rank_needs_what_its_stages_hold() {
         assert_eq!(rank.need.parameters, u128::from(memory.parameters));
         assert_eq!(rank.need.gradients, u128::from(memory.gradients));
         assert_eq!(rank.need.optimizer, u128::from(memory.optimizer));
-        // Weights in 16 bits, with gradients, a master and two moments in 32.
+        // Weights in 16 bits; gradients, master weights and two moments in 32 bits.
         assert_eq!(memory.optimizer, 6 * memory.parameters);
     }
     let whole = Recipe::default();
@@ -75,11 +75,11 @@ fn ranks_of_a_machine_count_together_and_each_in_its_cgroup() {
         };
         found.check_in(&plan.mesh, &ranks, memory).is_ok()
     };
-    // Threads: all are here.
+    // Ranks that are threads are all on this machine.
     assert!(check(ranks(4, None, 4), all, all));
     assert!(!check(ranks(4, None, 4), all - 1, all));
     assert!(!check(ranks(4, None, 4), all, all - 1));
-    // Two of four processes: the two that need the least, as nobody knows which they are.
+    // Two of four processes: the two that need the least memory count, because their ranks are unknown.
     assert!(check(ranks(4, Some(3), 2), 2 * least, need(1)));
     assert!(!check(ranks(4, Some(3), 2), 2 * least - 1, need(1)));
     assert!(!check(ranks(4, Some(3), 2), all, need(1) - 1));
@@ -90,7 +90,7 @@ fn ranks_of_a_machine_count_together_and_each_in_its_cgroup() {
     assert!(found.check_in(&plan.mesh, &ranks(4, None, 4), none).is_ok());
 }
 
-/// Nothing as large as its sizes is made of a model that no machine holds.
+/// Checks that no allocation has the size of a model that no machine can hold.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_model_beyond_all_memory_is_outlined_and_refused() {

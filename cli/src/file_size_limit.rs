@@ -1,7 +1,7 @@
-//! The limit of the system on the size of a file (`ulimit -f`).
+//! The system's limit on the size of a file (`ulimit -f`).
 
-/// Makes a write beyond the limit fail with an error, like a write to a full disk. By default the signal SIGXFSZ ends the
-/// process at such a write, without a message.
+/// Makes a write beyond the limit fail with an error, like a write to a full disk. By default, the signal SIGXFSZ
+/// ends the process at such a write, without a message.
 pub fn make_it_an_error() {
     #[cfg(unix)]
     // SAFETY: an ignored signal runs no code.
@@ -32,7 +32,7 @@ pub fn note(error: &str) -> Option<String> {
     })
 }
 
-/// Returns nothing: other systems have no such limit.
+/// Returns `None`, because other systems have no such limit.
 #[cfg(not(unix))]
 pub fn note(_error: &str) -> Option<String> {
     None

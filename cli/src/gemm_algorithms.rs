@@ -1,4 +1,5 @@
-//! The algorithms of cuBLASLt that `burn-megatron-bench gemm --tune` has written to a file: rank 0 reads it for all ranks.
+//! The cuBLASLt algorithms that `burn-megatron-bench gemm --tune` has written to a file. Rank 0 reads the file for
+//! all ranks.
 
 use std::path::Path;
 
@@ -14,21 +15,22 @@ use crate::error::Error;
 use crate::numbers::count;
 use crate::recipe::Recipe;
 
-/// The decision of rank 0.
+/// Decision of rank 0.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 enum Decision {
-    /// These are used.
+    /// Use these algorithms.
     Use(GemmAlgorithms),
-    /// None are, for this reason.
+    /// Use no algorithms from the file, for this reason.
     Ignore(String),
-    /// The run cannot start.
+    /// Do not start the run, for this reason.
     Fail(String),
 }
 
 /// Checks the file that a recipe names, before ranks start.
 ///
 /// # Errors
-/// A file that cannot be read, a device without cuBLASLt, and a file that a deterministic run would ignore.
+/// Returns an error if the file cannot be read, if the device has no cuBLASLt, or if a deterministic run would have
+/// to ignore the file.
 pub fn check(recipe: &Recipe, device: &Device) -> Result<(), Error> {
     match decide(recipe, device) {
         Some(Decision::Fail(reason)) => Err(reason.into()),
@@ -36,11 +38,12 @@ pub fn check(recipe: &Recipe, device: &Device) -> Result<(), Error> {
     }
 }
 
-/// Has all ranks use the algorithms that rank 0 reads, if the recipe names a file. Returns a line for the header.
-/// Collective: call on all ranks, before products are computed.
+/// Makes all ranks use the algorithms that rank 0 reads, if the recipe names a file. Returns a line for the header.
+/// Collective: call on all ranks, before matrix products are computed.
 ///
 /// # Errors
-/// On every rank, those of [`check`] on rank 0; and a device or a library that is not that of rank 0.
+/// Returns the errors of [`check`] on rank 0 on every rank. Also returns an error if the device or the library
+/// differs from rank 0.
 pub fn share(
     recipe: &Recipe,
     device: &Device,
@@ -91,7 +94,7 @@ fn decide(recipe: &Recipe, device: &Device) -> Option<Decision> {
     Some(decided().unwrap_or_else(Decision::Fail))
 }
 
-/// The maximum size of a file of algorithms that is read, in bytes.
+/// Maximum size of a file of algorithms, in bytes.
 const MAX_BYTES: u64 = 64 << 20;
 
 fn read(path: &Path) -> Result<GemmAlgorithms, String> {
@@ -106,7 +109,7 @@ fn read(path: &Path) -> Result<GemmAlgorithms, String> {
     serde_json::from_str(&text).map_err(|error| failed(error.to_string()))
 }
 
-/// Whether algorithms are for this device and library.
+/// Decides whether algorithms are used: they must be for this device and library.
 fn fitting(
     algorithms: GemmAlgorithms,
     own: &GemmLibrary,

@@ -1,4 +1,4 @@
-//! The algorithms of cuBLASLt, timed for the products of linear layers: `burn-megatron-bench gemm --tune`.
+//! Times the algorithms of cuBLASLt for the products of linear layers: `burn-megatron-bench gemm --tune`.
 
 use burn::tensor::{DType, Device, Distribution, Tensor};
 use burn_megatron::kernels::gemm::algorithms::{GemmAlgorithms, GemmTiming, time_algorithms};
@@ -7,14 +7,14 @@ use burn_megatron::kernels::gemm::{accumulate_weight_gradient_at, linear};
 
 use crate::error::Error;
 
-/// Runs of an algorithm in its turn, so that launching them is a small part of the time.
+/// The number of consecutive runs of an algorithm. With several runs, the launch is a small part of the time.
 const RUNS: usize = 10;
 
-/// Times `candidates` algorithms of each product of the layers of these sizes (rows, inputs and outputs), `rounds` times
-/// each in turn, and returns the fastest of each product.
+/// Times up to `candidates` algorithms of each matrix product for layers of these sizes (rows, inputs and outputs).
+/// Each algorithm is timed in `rounds` alternating rounds. Returns the fastest algorithm of each product.
 ///
 /// # Errors
-/// A device without cuBLASLt, or one that fails.
+/// Returns an error if the device has no cuBLASLt, or if the device fails.
 pub fn tune(
     (device, dtype): (&Device, DType),
     sizes: &[[usize; 3]],
@@ -38,8 +38,8 @@ pub fn tune(
     Ok(timed)
 }
 
-/// All products of a layer that a training step has: with and without a bias, written over or added to the gradients of a
-/// micro-batch before, and with GELU after the layer where there is such an epilogue.
+/// Computes all matrix products of a layer in a training step. The products have a bias or not, and their gradients
+/// are written or accumulated over micro-batches. If a GELU epilogue exists, GELU after the layer is included.
 fn products([rows, inputs, outputs]: [usize; 3], on: (&Device, DType)) {
     let random = |sizes: [usize; 2]| Tensor::<2>::random(sizes, Distribution::Default, on);
     let (x, weight, dy) = (
@@ -61,7 +61,7 @@ fn products([rows, inputs, outputs]: [usize; 3], on: (&Device, DType)) {
         for bias in [None, Some(bias)] {
             drop(linear_gelu(x.clone(), weight.clone(), bias));
         }
-        // Of the layer after it, which has as many outputs as this has inputs.
+        // The weight of the next layer, whose outputs have the size of this layer's inputs.
         let after = random([outputs, inputs]);
         for with_bias in [false, true] {
             drop(gelu_gradient(

@@ -7,14 +7,14 @@ use burn_megatron_train::run_folder::RunFolder;
 
 use crate::terminal::{labelled, wrapped};
 
-/// Prints the header and keeps its text.
+/// Header of a run, which is printed and stored as text.
 pub struct Header {
     verbose: bool,
     text: String,
 }
 
 impl Header {
-    /// A header that also prints its details if `verbose`.
+    /// Creates a header. It prints its details if `verbose` is true.
     pub fn new(verbose: bool) -> Self {
         Self {
             verbose,
@@ -22,7 +22,7 @@ impl Header {
         }
     }
 
-    /// Prints a line of the summary. An empty label continues the line before it.
+    /// Adds a line to the summary, and prints it. An empty label continues the previous line.
     pub fn line(&mut self, label: &str, text: impl AsRef<str>) {
         self.add(labelled(label, text.as_ref()), true);
     }
@@ -45,7 +45,8 @@ impl Header {
         self.text.push('\n');
     }
 
-    /// Writes the summary and the details to `header.txt` in the run folder, and prints where the details are.
+    /// Writes the summary and the details to `header.txt` in the run folder. Prints the path of the file unless the
+    /// header is verbose.
     pub fn write(&mut self, folder: &RunFolder) -> io::Result<()> {
         let file = folder.path().join("header.txt");
         replace_file(&file, self.text.as_bytes())?;

@@ -1,4 +1,4 @@
-//! The values of the recipe in the help of `pretrain`.
+//! Adds the values of the recipe to the help of `pretrain`.
 
 use clap::builder::StyledStr;
 use clap::{Arg, Command};
@@ -7,11 +7,10 @@ use toml::Table;
 use crate::recipe::Recipe;
 use crate::settings::keys::get;
 
-/// Adds to the help of `pretrain` the value that each setting has in the recipe that runs by default:
-/// `[recipe: 200]`.
+/// Adds the value of each setting in the default recipe to the help of `pretrain`, as in `[recipe: 200]`.
 pub fn with_values(command: Command, recipe: &Recipe) -> Command {
     let Ok(recipe) = Table::try_from(recipe) else {
-        return command; // `pretrain` says why
+        return command; // `pretrain` reports the error
     };
     command.mut_subcommand("pretrain", |pretrain| {
         pretrain.mut_args(|arg| {
@@ -72,7 +71,7 @@ mod tests {
         assert!(long.contains("[recipe: \"llama\"]"), "{long}");
     }
 
-    /// Lists of flags are read in groups.
+    /// Flags are listed in groups, so every flag needs a heading.
     #[test]
     fn every_flag_of_pretrain_has_a_heading() {
         let pretrain = pretrain();

@@ -1,4 +1,4 @@
-//! The parts of the command that `burn-megatron-bench` uses. They are not for other programs, and may change.
+//! The parts of the command that `burn-megatron-bench` uses. They are not a public API and may change.
 
 pub use crate::cli::LogArgs;
 pub use crate::command_line::run_program;

@@ -1,5 +1,5 @@
-//! Ctrl-C stops the run after the current step; a second one, or one before the first step, ends the process. The
-//! process also ends if the ranks do not finish their step in time.
+//! Stops a run after the current step on Ctrl-C. A second Ctrl-C, or a Ctrl-C before the first step, ends the process
+//! at once. The process also ends if the ranks do not finish their step in time.
 
 use std::process;
 use std::sync::Arc;
@@ -8,35 +8,35 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// The exit code after an interrupt, as shells have it for SIGINT.
+/// The exit code after an interrupt. Shells use it for SIGINT.
 pub const EXIT_CODE: u8 = 130;
 
-/// Whether the run was interrupted.
+/// Handle that reports whether the run was interrupted.
 #[derive(Clone)]
 pub struct Interrupt(Arc<Mutex<InterruptState>>);
 
 struct InterruptState {
-    /// The least time that the ranks have to finish a step.
+    /// The minimum time that the ranks have to finish a step.
     grace: Duration,
     pressed: bool,
-    /// When a rank last finished a step; `None` before the first step begins.
+    /// The time at which a rank last finished a step. `None` before the first step begins.
     last_step_end: Option<Instant>,
-    /// The longest step so far.
+    /// The duration of the longest step so far.
     longest_step: Duration,
 }
 
-/// The response to a signal.
+/// Response to a signal.
 #[derive(Debug, PartialEq, Eq)]
 enum SignalResponse {
-    /// End the process at once.
+    /// Ends the process at once.
     Exit,
-    /// Finish the current step first.
+    /// Finishes the current step first.
     FinishStep,
 }
 
 impl Interrupt {
-    /// Handles SIGINT and SIGTERM from now on. After the first, the current step has `grace` to finish, or twice the
-    /// longest step if that is more; saving after it has as long again.
+    /// Installs a handler for SIGINT and SIGTERM. After the first signal, the current step has `grace` to finish, or
+    /// twice the longest step if that is longer. Saving afterwards has the same time.
     pub fn listen(grace: Duration) -> Result<Self, ctrlc::Error> {
         let interrupt = Self::new(grace);
         let own = interrupt.clone();
@@ -49,7 +49,7 @@ impl Interrupt {
                     .spawn(move || own.exit_on_timeout())
                     .is_err()
                 {
-                    // Without that thread nothing would enforce the timeout.
+                    // Without that thread, nothing would enforce the timeout.
                     exit();
                 }
             }
@@ -57,7 +57,7 @@ impl Interrupt {
         Ok(interrupt)
     }
 
-    /// One that no signal reaches.
+    /// Creates a handle that no signal reaches.
     pub fn new(grace: Duration) -> Self {
         Self(Arc::new(Mutex::new(InterruptState {
             grace,
@@ -67,13 +67,13 @@ impl Interrupt {
         })))
     }
 
-    /// The first step begins: from now on a signal lets the step finish.
+    /// Marks the beginning of the first step. From now on, a signal lets the current step finish.
     pub fn steps_begin(&self) {
         let mut state = self.0.lock();
         state.last_step_end = Some(Instant::now());
     }
 
-    /// Whether to stop. Ranks call it between two steps.
+    /// Returns whether to stop. Ranks call it between two steps.
     pub fn pressed(&self) -> bool {
         let mut state = self.0.lock();
         state.record_step_end(Instant::now());
@@ -92,7 +92,7 @@ impl Interrupt {
         }
     }
 
-    /// Ends the process when the ranks have not finished a step in time.
+    /// Ends the process if the ranks do not finish a step in time.
     fn exit_on_timeout(&self) -> ! {
         loop {
             let allowance = self.0.lock().allowance();
@@ -109,7 +109,7 @@ impl Interrupt {
         }
     }
 
-    /// The time that the ranks still have; `None` when it is over.
+    /// Returns the time that the ranks still have, or `None` when the time is over.
     fn left(&self, now: Instant) -> Option<Duration> {
         let state = self.0.lock();
         let since = now.saturating_duration_since(state.last_step_end.unwrap_or(now));
@@ -175,7 +175,7 @@ mod tests {
             SignalResponse::FinishStep
         );
         assert_eq!(interrupt.left(now + seconds(51)), Some(seconds(59)));
-        // The step has ended; what follows it has as long again.
+        // The step has ended, so the work after it has the full time again.
         state(now + seconds(60));
         assert_eq!(interrupt.left(now + seconds(61)), Some(seconds(59)));
     }

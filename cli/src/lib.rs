@@ -1,6 +1,6 @@
-//! The `burn-megatron` command, and the same command line for the models of a user: see [`CommandLine`].
+//! The `burn-megatron` command, and the same command line for user-defined models: see [`CommandLine`].
 
-// First, as all other modules use its macros.
+// This module comes first, because all other modules use its macros.
 #[macro_use]
 mod stdio;
 
@@ -28,6 +28,7 @@ mod error;
 mod estimate;
 mod family;
 mod file_size_limit;
+mod final_sample;
 #[cfg(test)]
 mod flags;
 mod fp8;
@@ -83,11 +84,12 @@ use error::Error;
 use family::Families;
 use recipe::Recipe;
 
-/// Checks a recipe of the `burn-megatron` command in TOML, on its own: that it can be read, and that its layout is valid.
+/// Checks a recipe of the `burn-megatron` command in TOML, without other layers: that it can be parsed, and that its
+/// layout is valid.
 ///
 /// # Errors
 ///
-/// The key that is wrong, and what is expected.
+/// Returns an error that names the invalid key and the expected value.
 pub fn check_recipe(text: &str) -> Result<(), Error> {
     Recipe::parse(text, &Families::transformers())?.plan()?;
     Ok(())

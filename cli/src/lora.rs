@@ -1,4 +1,4 @@
-//! The table `[lora]` of a recipe.
+//! Checks and uses the table `[lora]` of a recipe.
 
 use std::path::Path;
 
@@ -9,20 +9,21 @@ use crate::model_folder::base_of;
 use crate::recipe::Recipe;
 use crate::settings::SettingFlags;
 
-/// The key of the model that was adapted.
+/// The key for the base model of the adapters.
 pub const BASE: &str = "base_model";
 
-/// Returns the line of the header for adapters without a model.
+/// Returns the header line for adapters without a base model.
 pub fn note_of_base(lora: &LoraConfig) -> Option<&'static str> {
     lora.base_model.is_none().then_some(
         "the frozen weights are random, from the seed: --load or lora.base_model starts from the weights of a model",
     )
 }
 
-/// Checks the adapters of a recipe: their settings, that the model has each layer, and settings that they exclude.
+/// Checks the adapters of a recipe: their settings, that the model has each layer, and settings that conflict with
+/// adapters.
 ///
 /// # Errors
-/// The invalid setting, and the values that would fit.
+/// Returns an error that names the invalid setting, and the valid values or the remedy.
 pub fn check(recipe: &Recipe) -> Result<(), Error> {
     let Some(lora) = &recipe.lora else {
         return Ok(());
@@ -45,8 +46,9 @@ pub fn check(recipe: &Recipe) -> Result<(), Error> {
     Ok(())
 }
 
-/// Returns the weights to load. A run without a checkpoint starts from `load`. A run with a checkpoint loads only the base
-/// model of its adapters, because checkpoints of adapters have no frozen weights.
+/// Returns the path of the weights to load. A run without a checkpoint starts from `load`, or else from the base
+/// model of its adapters. A run with a checkpoint loads only the base model of its adapters, because checkpoints of
+/// adapters have no frozen weights.
 pub fn initial_weights(recipe: &Recipe, has_checkpoint: bool) -> Option<&Path> {
     let load = recipe.checkpoint.load.as_deref();
     let lora = recipe.lora.as_ref();
@@ -58,11 +60,11 @@ pub fn initial_weights(recipe: &Recipe, has_checkpoint: bool) -> Option<&Path> {
     }
 }
 
-/// Records in a recipe with adapters which model `--load` of the flags, or else the recipe's own `load` names, so that the
-/// run can be resumed and its adapters merged.
+/// Records the base model in a recipe with adapters: the model of the flag `--load`, or else of the recipe's own
+/// `load`. The run can then be resumed, and its adapters can be merged.
 ///
 /// # Errors
-/// A path that cannot be read, and another model that `--lora.base_model` names.
+/// Returns an error if the path cannot be read, or if `--lora.base_model` names another model.
 pub fn set_base(recipe: &mut Recipe, flags: &SettingFlags) -> Result<(), Error> {
     let flag = flags.text("checkpoint.load").map(Path::new);
     let of_recipe = recipe.checkpoint.load.as_deref();
@@ -70,7 +72,7 @@ pub fn set_base(recipe: &mut Recipe, flags: &SettingFlags) -> Result<(), Error> 
         && let Some(path) = flag.or(of_recipe.filter(|_| lora.base_model.is_none()))
     {
         let base = base_of(path)?;
-        // The run may be resumed from another folder.
+        // The run may be resumed from another working directory.
         let base = base.canonicalize().unwrap_or(base);
         let given = flags.text("lora.base_model").map(Path::new);
         if let Some(given) = given

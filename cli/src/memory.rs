@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::parallel_plan::ParallelPlan;
 use crate::recipe::Recipe;
 
-/// The optimizer of a recipe, if it is not the fused AdamW.
+/// Describes why the optimizer of a recipe is not the fused AdamW. Returns `None` if it is.
 pub fn not_fused_adamw(recipe: &Recipe) -> Option<String> {
     let optimizer = &recipe.train.optimizer;
     if !optimizer.is_adamw() {
@@ -19,7 +19,7 @@ pub fn not_fused_adamw(recipe: &Recipe) -> Option<String> {
     unfused.then(|| "kernels.optimizer is unfused".into())
 }
 
-/// Checks the settings against the layout, before a model is built.
+/// Checks the memory settings against the layout, before a model is built.
 pub fn check(recipe: &Recipe, plan: &ParallelPlan) -> Result<(), Error> {
     if recipe.memory.offload.optimizer > 0.0
         && let Some(own) = not_fused_adamw(recipe)
@@ -47,7 +47,7 @@ pub fn check(recipe: &Recipe, plan: &ParallelPlan) -> Result<(), Error> {
     recompute.check_in_flight(&in_flight).map_err(of_table)
 }
 
-/// Checks that the model can recompute what the settings name: builds it in outline, without parameters.
+/// Checks that the model supports the recomputation settings. Builds the model without allocating its parameters.
 pub fn check_model(recipe: &Recipe, device: &Device) -> Result<(), Error> {
     let recompute = &recipe.memory.recompute;
     if !recompute.is_on() {

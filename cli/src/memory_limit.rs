@@ -1,4 +1,4 @@
-//! The memory that a run may use, checked against its plan before anything is allocated.
+//! Checks the planned memory of a run against the available memory before anything is allocated.
 
 use std::fmt;
 use std::path::Path;
@@ -19,21 +19,21 @@ use crate::ranks::RankSetup;
 use crate::recipe::Recipe;
 use crate::terminal;
 
-/// The plan of a run.
+/// Plans the memory of a run.
 ///
 /// # Errors
 ///
-/// For a recipe that cannot be run, and for a model with an operation that cannot be planned.
+/// Returns an error for an invalid recipe, or for a model with an operation that cannot be planned.
 pub fn plan(recipe: &Recipe) -> Result<MemoryReport, Error> {
     plan_layout(recipe, recipe.plan()?, &RankProfiles::default())
 }
 
-/// Runs [`plan`] for a recipe whose [settings](Recipe::plan) were checked, with the profiles of earlier plans of the same
-/// recipe in other layouts.
+/// Runs [`plan`] for a recipe whose [settings](Recipe::plan) were checked, with the profiles of earlier plans of the
+/// same recipe in other layouts.
 ///
 /// # Errors
 ///
-/// For a model with an operation that cannot be planned.
+/// Returns an error for a model with an operation that cannot be planned.
 pub fn plan_layout(
     recipe: &Recipe,
     mut plan: ParallelPlan,
@@ -44,7 +44,7 @@ pub fn plan_layout(
     let mut sequence_length = recipe.sequence_length();
     let mut micro_batch_size = train.micro_batch_size;
     if let Some(tokens) = plan.layout.hybrid_tokens() {
-        // A full micro-batch of documents on one rank; no document is longer than a row.
+        // The plan assumes a full micro-batch of documents on one rank. No document is longer than a row.
         sequence_length = sequence_length.min(tokens);
         micro_batch_size = tokens.div_ceil(sequence_length.max(1));
         plan.layout = plan.layout.with_whole_sequences();
@@ -66,43 +66,45 @@ pub fn plan_layout(
     recipe.model.plan_memory(&request, profiles)
 }
 
-/// The share of a device's memory above which a plan is tight.
+/// The fraction of a device's memory above which a plan is tight.
 const TIGHT: f64 = 0.6;
 
-/// The most pipeline ranks in a table.
+/// Maximum number of pipeline ranks in a table.
 const MOST_COLUMNS: usize = 4;
 
-/// The planned memory of a run.
+/// Planned memory of a run.
 pub struct PlannedMemory {
-    /// By pipeline rank, or why it cannot be planned.
+    /// The report per pipeline rank, or the reason why memory cannot be planned.
     report: Result<MemoryReport, String>,
-    /// The bytes that the fullest rank would need if each rank held whole sequences, for a layout that splits them.
+    /// The bytes that the rank with the highest memory use would need if each rank held whole sequences. Set for a
+    /// layout that splits sequences.
     whole_sequences: Option<u64>,
 }
 
-/// The ranks whose memory is compared with a limit.
+/// Ranks whose memory is compared with a limit.
 #[derive(Clone, Copy)]
 enum Ranks {
-    /// The one that needs the most.
+    /// The rank that needs the most memory.
     Fullest,
-    /// This one.
+    /// The rank with this number.
     Rank(usize),
-    /// All of this machine: so many. Which they are is not known with several processes: those that need the least.
+    /// All ranks on this machine, given by their number. With several processes it is unknown which ranks these are:
+    /// the ranks that need the least memory are assumed.
     Here(usize),
 }
 
-/// A limit.
+/// A memory limit.
 struct Limit {
     ranks: Ranks,
     bytes: u64,
-    /// The words before the bytes: `this machine has`.
+    /// The words before the bytes, as in `this machine has`.
     of: String,
-    /// Whether it is one of the host, which has what is offloaded too.
+    /// Whether it is a limit of the host, whose memory also holds offloaded state.
     is_host: bool,
 }
 
 impl PlannedMemory {
-    /// Plans the memory of a run. A model with an operation that cannot be planned is no error.
+    /// Plans the memory of a run. A model with an operation that cannot be planned is not an error.
     pub fn new(recipe: &Recipe) -> Self {
         let parallel = &recipe.parallel;
         let shares = parallel.context > 1 && parallel.hybrid_tokens().is_none();
@@ -120,13 +122,14 @@ impl PlannedMemory {
         }
     }
 
-    /// Checks that each rank stays within the limit that was given, if any; otherwise, unless that is skipped, that the
-    /// ranks fit into the memory of this machine, of the cgroup of this process, or of its devices, where it is known.
+    /// Checks that the ranks of a run fit into memory. If a limit is `given`, each rank must stay within it.
+    /// Otherwise the ranks must fit into the memory of this machine, of the cgroup of this process, or of its
+    /// devices. Unknown sizes are not checked, and the user can skip the check.
     ///
     /// # Errors
     ///
-    /// The required memory, by kind, and the changes of the recipe that would fit; for a given limit also the reason
-    /// why memory cannot be planned.
+    /// Returns an error with the required memory by kind, and the changes of the recipe that would fit. For a given
+    /// limit, also returns an error if memory cannot be planned, with the reason.
     pub fn check(
         &self,
         recipe: &Recipe,
@@ -160,15 +163,16 @@ impl PlannedMemory {
         Ok(())
     }
 
-    /// Returns whether the fullest rank needs most of a device with this memory. What other libraries need may then not
-    /// be left once the pools of the device are full.
+    /// Returns whether the rank with the highest memory use needs most of a device with this memory. The pools of the
+    /// device may then leave too little memory for other libraries.
     pub fn is_tight(&self, device_bytes: u64) -> bool {
         let report = self.report.as_ref();
         let needed = report.map_or(0, |report| report.fullest().1.peak.total());
         needed as f64 > TIGHT * device_bytes as f64
     }
 
-    /// The peak of each pipeline rank by kind, if it is planned; of many ranks the fullest alone.
+    /// Returns a table of the peak memory of each pipeline rank by kind, or an empty string without a plan. With many
+    /// ranks, the table contains only the rank with the highest memory use.
     pub fn table(&self) -> String {
         let Ok(report) = &self.report else {
             return String::new();
@@ -193,11 +197,11 @@ impl PlannedMemory {
         Table::new(rows).fit(terminal::width())
     }
 
-    /// Draws the memory over a step, if it is planned.
+    /// Plots the memory over a step, if it is planned.
     ///
     /// # Errors
     ///
-    /// A file that cannot be written.
+    /// Returns an error if the file cannot be written.
     pub fn write_svg(&self, path: &Path) -> Result<(), Error> {
         match &self.report {
             Ok(report) => Ok(report.write_svg(path, "Planned memory of a step", None)?),
@@ -207,7 +211,7 @@ impl PlannedMemory {
 }
 
 impl fmt::Display for PlannedMemory {
-    /// The peak of the fullest rank and its kinds, in a line.
+    /// Writes the peak of the rank with the highest memory use and its kinds as one line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let report = match &self.report {
             Ok(report) => report,
@@ -226,10 +230,11 @@ impl fmt::Display for PlannedMemory {
     }
 }
 
-/// The memory of this machine, of the cgroup of this process and of its devices, where it is known.
+/// Returns the memory limits of this machine, of the cgroup of this process and of its devices, as far as they are
+/// known.
 fn limits(setup: &RankSetup, device: DeviceKind) -> Vec<Limit> {
     let here = Ranks::Here(setup.on_this_machine);
-    // Processes may each have a cgroup of their own.
+    // Each process may have its own cgroup.
     let own = setup.own_rank.map_or(here, Ranks::Rank);
     match device {
         DeviceKind::Cpu => {
@@ -269,7 +274,7 @@ fn own_or_fullest(setup: &RankSetup) -> Ranks {
 }
 
 impl Ranks {
-    /// The memory that they need at most, together.
+    /// Returns the maximum memory that these ranks need together.
     fn need(self, report: &MemoryReport, mesh: &Mesh, is_host: bool) -> MemoryByKind {
         let of = |rank: usize| {
             let pipeline = mesh.coordinates(rank).pipeline;
@@ -294,7 +299,7 @@ impl Ranks {
         }
     }
 
-    /// The start of a sentence about them.
+    /// Returns the start of a sentence about these ranks.
     fn describe(self, report: &MemoryReport) -> String {
         match self {
             Self::Fullest => format!("a rank of pipeline rank {} needs", report.fullest().0),
@@ -344,14 +349,14 @@ impl Limit {
     }
 }
 
-/// The kinds that are not empty.
+/// Lists the kinds of memory that are not empty.
 fn kinds(memory: &MemoryByKind) -> String {
     let kinds = memory.kinds().into_iter().filter(|(_, bytes)| *bytes > 0);
     let kinds = kinds.map(|(kind, bytes)| format!("{} {kind}", format_bytes(bytes)));
     kinds.collect::<Vec<_>>().join(", ")
 }
 
-/// The recipe with one change each, on the same number of ranks. Those that are invalid have no plan.
+/// Returns variants of the recipe with one change each, on the same number of ranks. Invalid variants have no plan.
 fn changes(recipe: &Recipe) -> Vec<(String, Recipe)> {
     let mut changes = vec![];
     let mut add = |name: String, change: &dyn Fn(&mut Recipe)| {

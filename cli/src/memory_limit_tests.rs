@@ -54,7 +54,7 @@ fn a_run_that_does_not_fit_names_the_kinds_and_what_fits() {
         "{error}"
     );
 }
-/// A pipeline whose last rank has the logits of a large vocabulary.
+/// Tests a pipeline whose last rank has the logits of a large vocabulary.
 #[test]
 fn ranks_of_a_machine_count_together() {
     let text = "
@@ -110,7 +110,7 @@ fn whole_sequences_are_planned_beside_split_ones() {
     assert!(planned.to_string().ends_with(" with whole sequences"));
 }
 
-/// Under hybrid context parallelism a rank may have a micro-batch of whole rows.
+/// Under hybrid context parallelism, a rank may have a micro-batch of whole rows.
 #[test]
 fn a_micro_batch_of_documents_is_planned_as_rows() {
     let peak = |parallel: &str, rows: usize| {
@@ -129,7 +129,7 @@ fn a_micro_batch_of_documents_is_planned_as_rows() {
     }
 }
 
-/// Everything that can run has a plan: each family, each setting that changes what a layer computes, and each shipped
+/// Plans everything that can run: each family, each setting that changes the computation of a layer, and each shipped
 /// recipe. Another test plans the published models.
 #[test]
 fn every_recipe_family_and_setting_is_planned() {
@@ -204,7 +204,8 @@ fn every_recipe_family_and_setting_is_planned() {
     assert!(failed.is_empty(), "{}", failed.join("\n\n"));
 }
 
-/// A frozen parameter has no gradient and no optimizer state, and a layer keeps nothing for it.
+/// Checks that a frozen parameter needs no gradient and no optimizer state, and that its layer saves no activations
+/// for it.
 #[test]
 fn frozen_parameters_save_memory() {
     let peak = |settings: &str| {

@@ -1,4 +1,4 @@
-//! Records the metrics of a run: the progress bar and the files of the run folder.
+//! Records the metrics of a run in the progress bar and in the files of the run folder.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ use crate::recipe::Recipe;
 use crate::resume::TrainStart;
 use crate::save_hf::HfSaver;
 
-/// The observer of one rank; only rank 0 prints and writes.
+/// Observer of one rank. Only rank 0 prints and writes.
 pub struct Recorder {
     files: Option<(MetricsLog, TimingsLog)>,
     progress: Progress,
@@ -28,17 +28,17 @@ pub struct Recorder {
     first: usize,
     /// The total number of steps.
     steps: usize,
-    /// The steps between evaluations.
+    /// The number of steps between evaluations.
     evaluate_every: Option<usize>,
-    /// The layers that are measured in the last step.
+    /// The layers whose quantization is measured in the last step.
     fp8: Option<Fp8>,
     /// Writes checkpoints as Hugging Face folders.
     hf: Option<HfSaver>,
 }
 
 impl Recorder {
-    /// Opens the files of the run folder, if this rank writes them. The run of the steps `steps` ends when `stop` returns
-    /// true.
+    /// Opens the files of the run folder, if this rank writes them. `steps` is the range of steps of the run. The run
+    /// also ends when `stop` returns true.
     pub fn new(
         rank: usize,
         steps: Range<usize>,
@@ -58,7 +58,7 @@ impl Recorder {
         })
     }
 
-    /// Sets the recipe that is written to a continued run folder. It has the measured choices.
+    /// Sets the recipe that replaces the recipe of a continued run folder. It includes the measured choices.
     pub fn recording(mut self, recipe: &Recipe) -> Self {
         if let Some((_, config)) = &mut self.config {
             *config = recipe.clone();
@@ -66,45 +66,46 @@ impl Recorder {
         self
     }
 
-    /// Measures the 8-bit layers in the last step.
+    /// Enables the measurement of the FP8 layers in the last step.
     pub fn measuring(mut self, fp8: &Fp8) -> Self {
         fp8.measure(self.first + 1 >= self.steps);
         self.fp8 = Some(fp8.clone());
         self
     }
 
-    /// Writes checkpoints as Hugging Face folders.
+    /// Enables writing checkpoints as Hugging Face folders.
     pub fn saving_hf(mut self, hf: Option<HfSaver>) -> Self {
         self.hf = hf;
         self
     }
 
-    /// Sets the steps between evaluations; by default there is one at the end alone.
+    /// Sets the number of steps between evaluations. By default, the only evaluation is at the end.
     pub fn evaluating_every(mut self, steps: Option<usize>) -> Self {
         self.evaluate_every = steps;
         self
     }
 
-    /// Sets the unit of a loss in bits.
+    /// Sets the unit for a loss in bits.
     pub fn in_bits_per(mut self, unit: &'static str) -> Self {
         self.progress = self.progress.in_bits_per(unit);
         self
     }
 
-    /// Whether an evaluation follows after so many steps of a run that is not stopped.
+    /// Returns whether an evaluation follows after `done` steps, in a run that is not stopped.
     fn is_evaluated(&self, done: usize) -> bool {
         let is_due = |every: usize| done.is_multiple_of(every);
         done == self.steps || self.evaluate_every.is_some_and(is_due)
     }
 
-    /// Ends the bar. Returns what may still be writing.
+    /// Ends the progress bar. Returns the saver, which may still be writing.
     pub fn finish(mut self) -> Option<HfSaver> {
         self.progress.finish();
         self.hf
     }
 }
 
-/// The files of the run folder: new ones, or those of a run that is resumed, cut after its checkpoint.
+/// Opens the files of the run folder. Creates new files, or truncates the files of a resumed run after its
+/// checkpoint.
 fn files(start: &TrainStart) -> Result<(MetricsLog, TimingsLog), Error> {
     let folder = &start.folder;
     let (metrics, timings) = (folder.metrics(), folder.timings());
@@ -121,7 +122,7 @@ fn files(start: &TrainStart) -> Result<(MetricsLog, TimingsLog), Error> {
     ))
 }
 
-/// Why a step was skipped, at a loss scale.
+/// Describes why a step was skipped. `scale` is the loss scale.
 fn skip_text(reason: SkipReason, scale: Option<f64>) -> String {
     match (reason, scale) {
         (SkipReason::NoTargets, _) => "all of its targets are masked".into(),

@@ -1,4 +1,4 @@
-//! Models on disk, of any family: checkpoints, and folders of Hugging Face and of `peft`.
+//! Models on disk, of any family: checkpoints, Hugging Face folders and `peft` folders.
 
 use std::path::{Path, PathBuf};
 
@@ -10,10 +10,11 @@ use serde_json::Value;
 
 use crate::error::Error;
 
-/// Opens a checkpoint, or the latest one of a folder of checkpoints or of a run.
+/// Opens a checkpoint, or the latest checkpoint of a folder of checkpoints or of a run folder.
 ///
 /// # Errors
-/// A file that cannot be read, and a missing folder. The message names the expected folders.
+/// Returns an error if the folder is missing or a file cannot be read. The message for a missing folder names the
+/// expected folders.
 pub fn open_checkpoint(path: &Path) -> Result<Checkpoint, Error> {
     if !path.is_dir() {
         return Err(format!(
@@ -26,10 +27,10 @@ pub fn open_checkpoint(path: &Path) -> Result<Checkpoint, Error> {
     Ok(Checkpoint::open(path)?)
 }
 
-/// The settings of the adapters in a checkpoint, if it has adapters.
+/// Returns the settings of the adapters in a checkpoint, if it has adapters.
 ///
 /// # Errors
-/// Settings that are invalid.
+/// Returns an error if the settings are invalid.
 pub fn lora_of(checkpoint: &Checkpoint) -> Result<Option<LoraConfig>, Error> {
     let lora = match checkpoint.metadata().config.get("lora") {
         None | Some(Value::Null) => return Ok(None),
@@ -42,10 +43,11 @@ pub fn lora_of(checkpoint: &Checkpoint) -> Result<Option<LoraConfig>, Error> {
     Ok(Some(lora))
 }
 
-/// The model of which a run that starts from `path` trains adapters: `path` itself, unless it has adapters.
+/// Returns the base model of a run that starts from `path` and trains adapters: `path` itself, unless it has
+/// adapters.
 ///
 /// # Errors
-/// If a file cannot be read.
+/// Returns an error if a file cannot be read.
 pub fn base_of(path: &Path) -> Result<PathBuf, Error> {
     let base = if is_peft_folder(path) {
         adapted_model(path)?

@@ -1,9 +1,9 @@
-//! The settings of NCCL in a run.
+//! The NCCL settings of a run.
 
 use burn_megatron::comm::{Engine, NcclConfig};
 
-/// Returns the line of the header about settings of a recipe that another engine does not have; `engine` begins with
-/// its name.
+/// Returns a header line if the recipe has NCCL settings but the run uses another engine. `engine` begins with the
+/// name of the engine.
 pub fn unused(config: &NcclConfig, engine: &str) -> Option<&'static str> {
     let is_nccl = engine.starts_with(&Engine::Nccl.to_string());
     let is_unused = !is_nccl && !config.is_default();
@@ -63,7 +63,7 @@ mod tests {
         }
     }
 
-    /// A recipe is for any engine: what one does not use is said.
+    /// A recipe works with any engine, and unused settings are reported.
     #[test]
     fn settings_of_a_recipe_without_the_engine_are_said_to_be_unused() {
         let config = resolve("--set nccl.groups.tensor.max_ctas=16");

@@ -1,4 +1,4 @@
-//! Which ranks are on a node: what the launcher says where the recipe does not, and what follows for the exchanges.
+//! The assignment of ranks to nodes: the launcher's value if the recipe has none, and its effect on collectives.
 
 use burn_megatron::comm::{Buffer, Communicator};
 use burn_megatron::data_parallel::DataParallelConfig;
@@ -6,17 +6,17 @@ use burn_megatron::mesh::{Axis, AxisSet, Grid, Mesh, ParallelConfig};
 
 use crate::error::Error;
 
-/// A process among those of its machine, as the launcher says.
+/// Position of a process on its machine, as set by the launcher.
 #[derive(Clone, Copy, Debug)]
 pub struct LocalRank {
-    /// Its number.
+    /// The local rank.
     pub rank: usize,
-    /// The processes of the machine.
+    /// The number of processes on the machine.
     pub world_size: usize,
 }
 
-/// The layout with the [`ranks_per_node`](ParallelConfig::ranks_per_node) of the launcher, if the recipe has none: where every
-/// machine has equally many ranks, with consecutive numbers. Collective over the world.
+/// Returns the layout with [`ranks_per_node`](ParallelConfig::ranks_per_node) from the launcher, if the recipe does
+/// not set it. It is set only if all machines have the same number of consecutive ranks. Collective over the world.
 pub fn in_nodes(
     layout: &ParallelConfig,
     place: Option<LocalRank>,
@@ -37,7 +37,8 @@ pub fn in_nodes(
     })
 }
 
-/// The ranks of each machine, by the local rank and the ranks of the machine of every rank.
+/// Returns the number of ranks per machine, if all machines are equal. `places` holds the local rank and the number
+/// of ranks on the machine for every rank.
 fn equal_nodes(places: &[[usize; 2]]) -> Option<usize> {
     let [_, size] = *places.first()?;
     let mut all = places.iter().enumerate();
@@ -47,8 +48,8 @@ fn equal_nodes(places: &[[usize; 2]]) -> Option<usize> {
     (is_equal && size < places.len()).then_some(size)
 }
 
-/// Returns the line of the header about nodes, if the ranks are on several, or if gradients were to be summed over
-/// nodes.
+/// Returns the header line about nodes, if the ranks are on several nodes, or if the recipe requests gradient sums
+/// over nodes.
 pub fn describe(mesh: &Mesh, config: &DataParallelConfig) -> Option<String> {
     let world = mesh.world_size();
     let ranks = mesh.config().ranks_per_node.filter(|ranks| *ranks < world);
@@ -95,7 +96,7 @@ mod tests {
         for sizes in [&[4][..], &[2, 3], &[4, 2], &[]] {
             assert_eq!(of(sizes), None, "{sizes:?}");
         }
-        // Ranks in turns.
+        // Ranks are assigned to the machines in round-robin order.
         assert_eq!(equal_nodes(&[[0, 2], [0, 2], [1, 2], [1, 2]]), None);
     }
 

@@ -1,19 +1,19 @@
-//! Numbers in text: separators of thousands, nouns in the plural, and the numbers of flags.
+//! Numbers in text: thousands separators, plural nouns, and numbers of flags.
 
 use indicatif::HumanCount;
 
-/// `1,024`.
+/// Formats a number with thousands separators: `1,024`.
 pub fn grouped(number: usize) -> String {
     HumanCount(number as u64).to_string()
 }
 
-/// `1 step`, `1,024 steps`.
+/// Formats a number with its noun: `1 step`, `1,024 steps`.
 pub fn count(number: usize, noun: &str) -> String {
     let plural = if number == 1 { "" } else { "s" };
     format!("{} {noun}{plural}", grouped(number))
 }
 
-/// A number of at least 1.
+/// Parses a number of at least 1.
 pub fn at_least_one(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(0) => Err("expected at least 1".into()),

@@ -1,4 +1,4 @@
-//! Where the values of a recipe are from.
+//! The sources of the values of a recipe.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
@@ -12,14 +12,14 @@ use crate::resume_check;
 use crate::settings::keys::{dotted, is_within};
 use crate::settings::twice;
 
-/// Where a value is from.
+/// Source of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// The default recipe, or the defaults of the library.
     Default,
     /// A recipe file.
     File(PathBuf),
-    /// A flag of its own.
+    /// The flag of the key.
     Flag,
     /// `--set`.
     Set,
@@ -36,7 +36,7 @@ pub enum Origin {
 }
 
 impl fmt::Display for Origin {
-    /// As a comment in TOML.
+    /// Writes the origin for a comment in TOML.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let shown = |path: &Path| path.display().to_string().replace(char::is_control, " ");
         match self {
@@ -53,7 +53,7 @@ impl fmt::Display for Origin {
     }
 }
 
-/// The origins of the values of a recipe, by dotted key. A key without one has that of the table that it is in.
+/// Sources of the values of a recipe, by dotted key. A key that is not recorded has the source of its table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Origins {
     others: Origin,
@@ -61,13 +61,13 @@ pub struct Origins {
 }
 
 impl Origins {
-    /// All values are from one place.
+    /// Creates origins in which all values have one source.
     pub fn new(others: Origin) -> Self {
         let keys = BTreeMap::new();
         Self { others, keys }
     }
 
-    /// Records that the keys of a layer are from this place. Those of the default recipe are not recorded.
+    /// Records the source of the keys of a layer. Keys of the default recipe are not recorded.
     pub fn record(&mut self, path: &str, layer: &Table, origin: &Origin) {
         if *origin == Origin::Default {
             return;
@@ -81,7 +81,7 @@ impl Origins {
         }
     }
 
-    /// Records where a key is from.
+    /// Records the source of a key.
     pub fn derive(&mut self, path: &str, origin: Origin) {
         self.keys.retain(|key, _| !is_within(key, path));
         self.keys.insert(path.into(), origin);
@@ -92,10 +92,10 @@ impl Origins {
         self.keys.insert(table.into(), Origin::Weights(path.into()));
     }
 
-    /// Records the keys in which flags changed a recipe.
+    /// Records the keys that flags changed in a recipe.
     ///
     /// # Errors
-    /// A key that is also given by `--set`.
+    /// Returns an error if a key is also given by `--set` or by another flag.
     pub fn record_flags(&mut self, before: &Recipe, after: &Recipe) -> Result<(), Error> {
         let [before, after] = [before, after].map(serde_json::to_value);
         for key in resume_check::differing(&before?, &after?) {
@@ -113,19 +113,19 @@ impl Origins {
         Ok(())
     }
 
-    /// Where a key is from.
+    /// Returns the source of a key.
     fn of(&self, path: &str) -> &Origin {
         let mut tables = self.keys.iter().rev();
         let found = tables.find(|(table, _)| is_within(path, table));
         found.map_or(&self.others, |(_, origin)| origin)
     }
 
-    /// Whether a value is from the command line.
+    /// Returns whether a value is from the command line.
     pub fn is_of_command_line(&self, path: &str) -> bool {
         matches!(self.keys.get(path), Some(Origin::Flag | Origin::Set))
     }
 
-    /// Whether a key, or one in the table of this name, was given by a file or a flag.
+    /// Returns whether a key, or a key in the table of this name, was given by a file or a flag.
     pub fn is_given(&self, path: &str) -> bool {
         self.keys.iter().any(|(key, origin)| {
             let given = matches!(origin, Origin::File(_) | Origin::Flag | Origin::Set);
@@ -133,20 +133,20 @@ impl Origins {
         })
     }
 
-    /// Whether a key has the value of a recipe file or of the run that is resumed.
+    /// Returns whether a key has the value of a recipe file or of the run that is resumed.
     pub fn is_of_user(&self, path: &str) -> bool {
         matches!(self.of(path), Origin::File(_) | Origin::Resumed(_))
     }
 
-    /// Whether a key has the value of the default recipe or of the library.
+    /// Returns whether a key has the value of the default recipe or of the library.
     pub fn is_default(&self, path: &str) -> bool {
         *self.of(path) == Origin::Default
     }
 
-    /// The text of a recipe in TOML with the origin of each value as a comment.
+    /// Returns the text of a recipe in TOML with the source of each value as a comment.
     ///
     /// # Errors
-    /// Text that is no TOML.
+    /// Returns an error if the text is not TOML.
     pub fn annotate(&self, text: &str) -> Result<String, Error> {
         let (mut table, mut entry, mut annotated) = (String::new(), String::new(), String::new());
         for line in text.lines() {
@@ -154,7 +154,7 @@ impl Origins {
                 entry.push('\n');
             }
             entry += line;
-            // A value may have several lines.
+            // Collect lines until the entry parses, because a value may have several lines.
             let Ok(parsed) = entry.parse::<Table>() else {
                 continue;
             };
@@ -179,10 +179,10 @@ impl Origins {
     }
 }
 
-/// The column of comments.
+/// The column at which comments start.
 const COMMENTS: usize = 40;
 
-/// The path of a header such as `[a.b]`, from the tables that it makes.
+/// Returns the path of a header such as `[a.b]`, from its parsed tables.
 fn header_path(parsed: &Table) -> String {
     let (mut path, mut table) = (String::new(), Some(parsed));
     while let Some((key, value)) = table.and_then(|table| table.iter().next()) {

@@ -11,7 +11,7 @@ use crate::recipe::Recipe;
 use crate::{data_parallel, fp8, memory};
 
 impl Recipe {
-    /// Makes the parallel layout, and checks every size that can be checked before a model is built.
+    /// Creates the parallel layout, and checks every size that can be checked before a model is built.
     pub fn plan(&self) -> Result<ParallelPlan, Error> {
         let layout = self.layout();
         let (tensor, data) = (layout.tensor, layout.data_size());
@@ -32,7 +32,7 @@ impl Recipe {
         data_parallel::check(self)?;
         self.checkpoint.check()?;
         fp8::check(self)?;
-        // Of single layers, where they are built.
+        // FP8 for selected layers is checked when they are built.
         let is_fp8 = self.fp8.recipe.is_some() && self.fp8.layers.is_empty();
         if let Some(method) = layout.tp_comm_overlap.filter(|_| is_fp8) {
             return Err(tp_comm_overlap::refuses_fp8(method).into());
@@ -43,7 +43,7 @@ impl Recipe {
         sample.map_err(|error| format!("[sample] {error}"))?;
         let is_pipeline = layout.pipeline > 1;
         let stages = if is_pipeline {
-            // Before the schedule is generated: one for more stages than layers can be very long.
+            // Check before generating the schedule: with more stages than layers, a schedule can be very long.
             stages_of(&layout, self.model.layers())?
         } else {
             vec![]
@@ -74,7 +74,7 @@ impl Recipe {
                 (1, _) => {
                     split_evenly("sequence length", length, Axis::Tensor, tensor).map(drop)?
                 }
-                // Its rows are padded.
+                // The rows of this split are padded.
                 (_, ContextSplit::ZigzagPerDocument) => {}
                 (ranks, split) => split.check(length, ranks, tensor)?,
             }
@@ -83,7 +83,7 @@ impl Recipe {
         Ok(())
     }
 
-    /// The schedule of a pipeline of several ranks, for steps of so many samples.
+    /// Returns the pipeline schedule for steps of `samples` samples.
     fn schedule(&self, layout: &ParallelConfig, samples: usize) -> Result<Schedule, Error> {
         let share = samples / layout.data_size();
         let schedule = schedule_of(layout, share / self.train.micro_batch_size)?;
@@ -105,13 +105,13 @@ impl Recipe {
     }
 }
 
-/// The parallel layout of a run.
+/// Parallel layout of a run.
 pub struct ParallelPlan {
     /// The layout.
     pub layout: ParallelConfig,
     /// The mesh.
     pub mesh: Mesh,
-    /// The pipeline schedule; `None` without a pipeline.
+    /// The pipeline schedule, or `None` without a pipeline.
     pub schedule: Option<Schedule>,
     /// The contents of each pipeline stage.
     pub stages: Vec<StageLayout>,

@@ -1,4 +1,4 @@
-//! The recipes of published models in full size: what their first comment says is what they are.
+//! Tests that the recipes of published models at full size match their first comments.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use burn_megatron_plan::hardware::Hardware;
 use crate::estimate::RankEstimates;
 use crate::memory_limit;
 
-/// The parameters of the released weights.
+/// The number of parameters of the released weights.
 const RECIPES: [(&str, usize); 17] = [
     ("llama-3-8b", 8_030_261_248),
     ("llama-3-70b", 70_553_706_496),
@@ -35,7 +35,7 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/recipes")
 }
 
-/// The comment at the start of a recipe.
+/// Comment at the start of a recipe.
 struct Header {
     parameters: usize,
     devices: usize,
@@ -45,7 +45,7 @@ struct Header {
 }
 
 impl Header {
-    /// Reads `... N parameters ..., on D x DEVICE. ... Source: ... Plan: M GB ... Run: ...`.
+    /// Parses `... N parameters ..., on D x DEVICE. ... Source: ... Plan: M GB ... Run: ...`.
     fn read(name: &str, text: &str) -> Self {
         let comment = text.lines().map_while(|line| line.strip_prefix('#'));
         let words: Vec<_> = comment.flat_map(str::split_whitespace).collect();
@@ -65,7 +65,8 @@ impl Header {
     }
 }
 
-/// The parameters, the devices and the planned memory of each, which fits; and the row of the book's table.
+/// Checks the parameters, the devices and the planned memory of each recipe, that it fits, and the row of the book's
+/// table.
 #[test]
 fn the_published_recipes_are_what_they_say() {
     let book = fs::read_to_string(folder().join("../../docs/src/recipes.md")).unwrap();

@@ -31,6 +31,7 @@ use crate::epilogues::{self, EpilogueDecision};
 use crate::error::Error;
 use crate::estimate::{self, RankEstimates};
 use crate::family::{AnyTrainer, RankMemory};
+use crate::final_sample::{self, OnText};
 use crate::fp8;
 use crate::fp8::report::{self, OperandLine};
 use crate::header::Header;
@@ -47,7 +48,7 @@ use crate::slow_progress::phase;
 use crate::weights::InitialWeights;
 use crate::{consistency, data, gemm_algorithms, lora, resume_check, trace};
 
-/// The inputs of every rank.
+/// Inputs of every rank.
 pub struct RankRun<'a> {
     pub recipe: &'a Recipe,
     pub plan: &'a ParallelPlan,
@@ -55,13 +56,13 @@ pub struct RankRun<'a> {
     pub estimates: &'a RankEstimates,
     pub planned_memory: &'a PlannedMemory,
     pub data: &'a dyn Dataset,
-    /// On rank 0 only, which writes.
+    /// Decides the start of the run. Only on rank 0, which writes.
     pub resolver: Option<&'a StartResolver<'a>>,
     /// The flags of loading and saving.
     pub saving: &'a SavingArgs,
-    /// The weights that it loads.
+    /// The initial weights.
     pub weights: &'a InitialWeights<'a>,
-    /// The text at the end.
+    /// The settings of the sample at the end.
     pub sample: &'a GenerateConfig,
     /// The tokenizer of the sample at the end, if one is generated.
     pub tokenizer: Option<&'a Tokenizer>,
@@ -69,23 +70,23 @@ pub struct RankRun<'a> {
     pub faults: &'a [Fault],
     /// The timeout of a collective.
     pub deadline: Duration,
-    /// The interval at which rank 0 signals the others while it looks for a checkpoint.
+    /// The interval at which rank 0 signals the other ranks while it looks for a checkpoint.
     pub heartbeat_interval: Duration,
     pub device: DeviceKind,
-    /// The settings that a deterministic run has fixed.
+    /// The settings that a deterministic run fixes.
     pub deterministic: Option<&'a Pinned>,
-    /// Whether the 8-bit layers are measured in the last step.
+    /// Whether the FP8 layers are measured in the last step.
     pub fp8_report: bool,
     /// Whether the details of the header are printed.
     pub verbose: bool,
-    /// Where a process is on its machine.
+    /// The position of a process on its machine.
     pub place: Option<LocalRank>,
 }
 
-/// The result of a rank.
+/// Result of a rank.
 pub struct RankResult {
     pub outcome: TrainOutcome,
-    /// The generated text, on the ranks that generate.
+    /// The generated text, on the ranks that generate it.
     pub sample: Option<String>,
     /// The trace of all ranks in the last step of a pipeline.
     pub events: Vec<TraceEvent>,
@@ -94,16 +95,17 @@ pub struct RankResult {
     pub memory: RankMemory,
     /// The loss scale at the end.
     pub loss_scale: f64,
-    /// The report on the 8-bit layers in the last step, if it was requested.
+    /// The report on the FP8 layers in the last step, if it was requested.
     pub fp8: Vec<OperandLine>,
     /// The injected faults of all ranks that did not fire.
     pub unfired_faults: Vec<String>,
-    /// The engine at the end, where it is not as at the start: the copies to and from registered buffers of NCCL.
+    /// The engine description at the end, if it differs from the start: the copies to and from registered buffers of
+    /// NCCL.
     pub engine: Option<String>,
 }
 
 impl RankRun<'_> {
-    /// Trains, if there are steps left; rank 0 prints and writes.
+    /// Trains if there are steps left. Rank 0 prints and writes.
     pub fn train(
         &self,
         rank: &Rank,
@@ -202,18 +204,23 @@ impl RankRun<'_> {
         let outcome = trainer.fit(self.data, &mut recorder)?;
         let hf = recorder.finish();
         let unfired_faults = self.gather_unfired_faults(rank, &faults)?;
-        // With ZeRO-3 and with split experts each rank has a shard of what every forward needs.
+        // With ZeRO-3 and with split experts, each rank has a shard that every forward needs.
         let full = recipe.data_parallel.zero_stage == ZeroStage::Parameters
             || self.plan.layout.splits_experts();
         let has_model = full || groups.data().rank() == 0;
-        // A model that diverged cannot generate: the run reports the divergence instead.
+        // A model that diverged cannot generate. The run reports the divergence instead.
         let writes = has_model && !outcome.stopped && !outcome.has_diverged();
-        let sample = self
-            .tokenizer
-            .filter(|_| writes)
-            .map(|tokenizer| trainer.generate(self.sample, tokenizer))
-            .transpose()?;
-        let sample = sample.map(|sample| format!("{}{}", self.sample.prompt, sample.text));
+        let sample = match self.tokenizer {
+            Some(tokenizer) => {
+                let generate =
+                    |on_text: OnText<'_>| trainer.generate(self.sample, tokenizer, on_text);
+                let generate = writes.then_some(generate);
+                let stop = || interrupt.pressed() || rank.stop_requested();
+                final_sample::generate(&**groups.world(), generate, stop)?
+            }
+            None => None,
+        };
+        let sample = sample.map(|text| format!("{}{text}", self.sample.prompt));
         let events = (rank.size() > 1).then(|| trace::gather(rank, trainer.events()));
         let result = RankResult {
             outcome,
@@ -226,12 +233,12 @@ impl RankRun<'_> {
             unfired_faults,
             engine: Some(rank.engine()).filter(|ended| *ended != engine),
         };
-        // No other rank waits for this one any more.
+        // No other rank waits for this rank any more.
         hf.map_or(Ok(()), |mut hf| hf.wait())?;
         Ok(Some(result))
     }
 
-    /// Runs a phase that may take long. Rank 0 shows it.
+    /// Runs a phase that may take long. Rank 0 shows its name.
     fn phase<T>(&self, name: &'static str, work: impl FnOnce() -> T) -> T {
         match self.resolver {
             Some(_) => phase(name, work),
@@ -239,8 +246,8 @@ impl RankRun<'_> {
         }
     }
 
-    /// Connects the process groups if a rank plans to use most of its GPU: NCCL may find no memory for them after the
-    /// first forward. Collective: call on all ranks.
+    /// Connects the process groups early if a rank plans to use most of its GPU. After the first forward, NCCL may
+    /// find no memory for them. Collective: call on all ranks.
     fn connect_if_tight(&self, groups: &ParallelContext) -> Result<(), Error> {
         let world = groups.world();
         if self.device != DeviceKind::Cuda || world.size() == 1 {
@@ -255,8 +262,8 @@ impl RankRun<'_> {
         Ok(())
     }
 
-    /// The recipe with the form of GELU that was measured. Rank 0 writes it to a new run folder, so that a run that is
-    /// resumed keeps the form.
+    /// Returns the recipe with the measured form of GELU. Rank 0 writes it to a new run folder, so that a resumed run
+    /// keeps the form.
     fn with_epilogues(
         &self,
         epilogues: &EpilogueDecision,
@@ -279,14 +286,14 @@ impl RankRun<'_> {
         }))
     }
 
-    /// Gathers the faults that did not fire on every rank. Collective: call on all ranks.
+    /// Gathers on every rank the faults that did not fire. Collective: call on all ranks.
     fn gather_unfired_faults(&self, rank: &Rank, faults: &Faults) -> Result<Vec<String>, Error> {
         if self.faults.is_empty() {
             return Ok(vec![]);
         }
         let left = faults.not_triggered(rank.rank());
         let own: Vec<_> = left.iter().map(ToString::to_string).collect();
-        // Not through the faults themselves.
+        // Use the plain communicator, so that the faults do not affect this collective.
         let all = all_gather_bytes(&*rank.communicator(), &serde_json::to_vec(&own)?)?;
         let all = all
             .iter()
@@ -294,8 +301,8 @@ impl RankRun<'_> {
         Ok(all.collect::<Result<Vec<_>, _>>()?.concat())
     }
 
-    /// Broadcasts the path of the run folder, where call logs go as well; `None` if no step is left. Ranks that are
-    /// processes wait here while rank 0 looks for a checkpoint to resume from.
+    /// Broadcasts the path of the run folder, which also receives the call logs. Returns `None` if no step is left.
+    /// Ranks that are processes wait here while rank 0 looks for a checkpoint to resume from.
     fn share_folder(
         &self,
         rank: &Rank,
@@ -328,7 +335,7 @@ impl RankRun<'_> {
         trainer.load(&checkpoint, leniency)
     }
 
-    /// The saver into the run folder.
+    /// Returns the saver for the run folder.
     fn saver(
         &self,
         folder: PathBuf,

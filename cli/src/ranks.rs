@@ -16,15 +16,15 @@ use crate::settings::SettingFlags;
 #[derive(Args)]
 #[command(next_help_heading = "Communication")]
 pub struct RankArgs {
-    /// Communication engine: threads (of this process), nccl or mpi. By default threads; where a launcher
-    /// started this process as one of several ranks, mpi, or nccl with --device cuda.
+    /// Communication engine: threads (of this process), nccl or mpi. The default is threads. If a launcher started
+    /// this process as one of several ranks, the default is mpi, or nccl with --device cuda.
     #[arg(long, value_name = "threads|nccl|mpi")]
     pub engine: Option<Engine>,
     /// Timeout of a collective in seconds. The error names the missing ranks.
     #[arg(long = "timeout", value_name = "SECONDS", default_value_t = 100.0)]
     pub deadline: f64,
-    /// The same for the first collective of a group and for the first step; between processes also for the
-    /// rendezvous of all ranks.
+    /// Timeout in seconds of the first collective of a group and of the first step. Between processes it also applies
+    /// to the rendezvous of all ranks.
     #[arg(
         long = "first-timeout",
         value_name = "SECONDS",
@@ -40,23 +40,23 @@ pub struct RankArgs {
         hide_short_help = true
     )]
     pub heartbeat_timeout: f64,
-    /// File of mode 0600 with the token that ranks authenticate with: 64 hexadecimal digits, the same for all.
-    /// By default BURN_MEGATRON_TOKEN; not needed under `launch` and mpirun.
+    /// File of mode 0600 with the token that authenticates the ranks: 64 hexadecimal digits, the same for all ranks.
+    /// The default is BURN_MEGATRON_TOKEN. Not needed under `launch` and mpirun.
     #[arg(long, value_name = "FILE", hide_short_help = true)]
     pub token_file: Option<PathBuf>,
 }
 
-/// The variable with the engine for ranks that `launch` starts.
+/// The variable that sets the engine for ranks that `launch` starts.
 pub const ENGINE: &str = "BURN_MEGATRON_ENGINE";
 
-/// The time that ranks that are threads may run after one has failed, as with processes.
+/// The time that ranks that are threads may still run after a rank has failed, as with processes.
 const FAILURE_GRACE: Duration = Duration::from_secs(5);
 
-/// The world of a run, and the rank of this process in it.
+/// World of a run, and the rank of this process in it.
 pub struct RankSetup {
     /// All ranks.
     pub world: World,
-    /// The rank of this process; `None` where the ranks are its threads.
+    /// The rank of this process, or `None` if the ranks are threads of the process.
     pub own_rank: Option<usize>,
     /// The local rank.
     pub local_rank: usize,
@@ -66,7 +66,7 @@ pub struct RankSetup {
     pub engine: Engine,
 }
 
-/// Sets up `wanted` ranks from the flags and the launcher's variables. `settings` has the flags of NCCL.
+/// Sets up `wanted` ranks from the flags and the launcher's variables. `settings` contains the NCCL flags.
 pub fn set_up(
     args: &RankArgs,
     settings: &SettingFlags,
@@ -108,7 +108,7 @@ pub fn set_up(
     Ok(RankSetup { world, ..ranks })
 }
 
-/// Adds the token of a file, if one was given.
+/// Adds the token of a file, if a file was given.
 fn with_token(launch: Option<Launch>, file: Option<&Path>) -> Result<Option<Launch>, Error> {
     match (launch, file) {
         (launch, None) => Ok(launch),
@@ -169,7 +169,7 @@ fn check_size(started: usize, wanted: usize) -> Result<(), Error> {
     }
 }
 
-/// The seconds of a flag as a time.
+/// Converts the seconds of a flag to a duration.
 pub fn seconds(flag: &str, value: f64) -> Result<Duration, Error> {
     if value > 0.0 && value <= 1e9 {
         Ok(Duration::from_secs_f64(value))

@@ -1,4 +1,4 @@
-//! Every number of a recipe, set to every extreme value: an error of one line, or a valid plan.
+//! Sets every number of a recipe to every extreme value, and expects an error of one line or a valid plan.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -10,7 +10,7 @@ use crate::estimate::RankEstimates;
 use crate::family::Families;
 use crate::recipe::DEFAULT_RECIPE;
 
-/// A recipe with every number that a recipe can have, but for those that exclude each other.
+/// A recipe with every number that a recipe can have, except numbers that conflict with each other.
 const ALL: &str = r#"
 [parallel]
 tensor = 2
@@ -92,7 +92,7 @@ keep_last = 2
 keep_every = 20
 "#;
 
-/// The values that each number is given.
+/// Returns the values that each number is set to.
 fn extremes() -> Vec<Value> {
     let integers = [
         0,
@@ -130,7 +130,7 @@ fn extremes() -> Vec<Value> {
         .collect()
 }
 
-/// The paths of all numbers of a value.
+/// Collects the paths of all numbers of a value.
 fn numbers(value: &Value, path: &str, found: &mut Vec<String>) {
     let below = |key: &str| match path {
         "" => key.to_string(),
@@ -157,7 +157,7 @@ fn at<'a>(recipe: &'a mut Value, path: &str) -> &'a mut Value {
     })
 }
 
-/// Plans a recipe up to the memory estimate of its ranks; returns the error, if any.
+/// Plans a recipe up to the memory estimate of its ranks. Returns the error, if any.
 fn planned(recipe: &Value) -> Option<String> {
     let Value::Table(recipe) = recipe.clone() else {
         unreachable!("a recipe is a table")

@@ -1,4 +1,4 @@
-//! Writes a folder in place of an existing folder.
+//! Writes a folder that replaces an existing folder.
 
 use std::ffi::OsString;
 use std::fs;
@@ -8,11 +8,11 @@ use burn_megatron::regular_file::is_there;
 
 use crate::error::Error;
 
-/// Calls `write` with the path of a new folder, which then becomes `to`. A folder that is already there stays until the new
-/// one is complete.
+/// Calls `write` with the path of a new folder, which then replaces `to`. An existing folder is kept until the new
+/// folder is complete.
 ///
 /// # Errors
-/// The errors of `write`, and failed renames.
+/// Returns the errors of `write`, and an error if a rename fails.
 pub fn replace<T>(to: &Path, write: impl FnOnce(&Path) -> Result<T, Error>) -> Result<T, Error> {
     let again = written_path(to);
     if again == to {
@@ -31,7 +31,7 @@ pub fn replace<T>(to: &Path, write: impl FnOnce(&Path) -> Result<T, Error>) -> R
     Ok(written)
 }
 
-/// Returns the path that [`replace`] writes: `to` itself, or a hidden folder next to a folder that is already there.
+/// Returns the path that [`replace`] writes to: `to` itself, or a hidden folder next to an existing folder.
 pub fn written_path(to: &Path) -> PathBuf {
     if is_there(to) {
         sibling(to, "again")
@@ -40,7 +40,7 @@ pub fn written_path(to: &Path) -> PathBuf {
     }
 }
 
-/// Returns the path of a hidden folder next to another one.
+/// Returns the path of a hidden folder next to the given folder.
 fn sibling(path: &Path, what: &str) -> PathBuf {
     let mut name = OsString::from(".");
     name.push(path.file_name().unwrap_or_default());

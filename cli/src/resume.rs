@@ -28,38 +28,38 @@ use crate::resume_mode::ResumeMode;
 use crate::settings::Settings;
 use crate::verify_progress::VerifyProgress;
 
-/// The start of a run, as rank 0 decides it.
+/// Start of a run, as decided by rank 0.
 pub enum StartDecision {
-    /// It has steps to train.
+    /// The run has steps to train.
     Train(Box<TrainStart>),
-    /// All of its steps are done.
+    /// All steps of the run are done.
     Finished(FinishedRun),
 }
 
-/// The start of a run that has steps to train.
+/// Start of a run that has steps to train.
 pub struct TrainStart {
     pub folder: RunFolder,
-    /// Whether the folder is that of a run that is resumed.
+    /// Whether the folder belongs to a run that is resumed.
     pub continues: bool,
     pub from: Option<ResumePoint>,
-    /// Newer checkpoints, which cannot be used and were skipped.
+    /// Newer checkpoints that are unusable and were skipped.
     pub passed: Vec<SkippedCheckpoint>,
-    /// The recipe that replaces the one in the folder once the first checkpoint is saved with it.
+    /// The new recipe of a continued folder. It replaces the old recipe once the first checkpoint is saved.
     pub config: Option<Recipe>,
-    /// The folder of run folders, if the start has made it too.
+    /// The folder of run folders, if this start created it too.
     made_parent: Option<PathBuf>,
 }
 
-/// The checkpoint that a run resumes from, as it is broadcast to all ranks.
+/// Checkpoint that a run resumes from, in the form that is broadcast to all ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ResumePoint {
     pub path: PathBuf,
     pub step: u64,
-    /// Whether it is in the folder of this run, where later checkpoints then become obsolete.
+    /// Whether the checkpoint is in the folder of this run. Later checkpoints in this folder then become obsolete.
     pub is_own: bool,
 }
 
-/// A run whose steps are all done.
+/// Run whose steps are all done.
 pub struct FinishedRun {
     from: ResumePoint,
     steps: usize,
@@ -78,7 +78,7 @@ impl fmt::Display for FinishedRun {
     }
 }
 
-/// The checkpoint and the folder that were found before anything is written.
+/// Checkpoint and folder that were found before anything is written.
 #[derive(Default)]
 struct LocatedCheckpoint {
     /// The folder of the run that is resumed in place.
@@ -88,14 +88,14 @@ struct LocatedCheckpoint {
 }
 
 impl TrainStart {
-    /// The number of steps to keep in the files of the folder, if they are continued.
+    /// Returns the number of steps to keep in the files of the folder, if they are continued.
     pub fn resumed_steps(&self) -> Option<usize> {
         let step = self.from.as_ref().map_or(0, |from| from.step as usize);
         self.continues.then_some(step)
     }
 }
 
-/// Decides how a run starts, on rank 0.
+/// Decides how a run starts. Used on rank 0.
 pub struct StartResolver<'a> {
     args: &'a PretrainArgs,
     recipe: &'a Recipe,
@@ -119,14 +119,14 @@ impl<'a> StartResolver<'a> {
         })
     }
 
-    /// Checks what can be checked without reading a whole checkpoint. Writes nothing.
+    /// Runs all checks that do not read a whole checkpoint. Writes nothing.
     pub fn check(&self) -> Result<(), Error> {
         self.find(false).map(drop)
     }
 
-    /// Decides the start of the run. The first call finds the checkpoint, which may take long, checks that it is one of
-    /// this run, and opens or creates the folder with the recipe in it. On an error, or if the run is finished, nothing
-    /// changes.
+    /// Returns the start of the run. The first call finds the checkpoint, which may take long, and checks that it
+    /// belongs to this run. It then opens or creates the folder with the recipe. On an error, or if the run is
+    /// finished, nothing changes.
     pub fn decision(&self) -> Result<&StartDecision, Error> {
         match self.decision.get() {
             Some(decision) => Ok(decision),
@@ -180,19 +180,19 @@ impl<'a> StartResolver<'a> {
         })))
     }
 
-    /// Removes the folder that this start has made, unless there is anything of a run in it: of one that failed before its
-    /// first step.
+    /// Removes the folder that this start created, unless it contains files of a run. Such a folder is left by a
+    /// start that failed before the first step.
     pub fn remove_unused(&self) {
         let Some(StartDecision::Train(start)) = self.decision.get() else {
             return;
         };
         if !start.continues && start.folder.remove_unused() {
-            // Another run may have begun in it: then it is not empty, and stays.
+            // If another run has begun in the parent folder, the folder is not empty, and is kept.
             let _ = start.made_parent.as_ref().map(std::fs::remove_dir);
         }
     }
 
-    /// Finds the checkpoint; `whole` says whether all of it is read.
+    /// Finds the checkpoint. `whole` states whether the whole checkpoint is read.
     fn find(&self, whole: bool) -> Result<LocatedCheckpoint, Error> {
         match self.mode {
             ResumeMode::Fresh => {
@@ -204,7 +204,7 @@ impl<'a> StartResolver<'a> {
         }
     }
 
-    /// Checks that a checkpoint is one of this run.
+    /// Checks that a checkpoint belongs to this run.
     fn check_settings(&self, checkpoint: &Checkpoint) -> Result<(), Error> {
         let (name, metadata) = (checkpoint.name(), checkpoint.metadata());
         if metadata.state.as_object().is_some_and(Map::is_empty) {
@@ -222,7 +222,7 @@ impl<'a> StartResolver<'a> {
         Ok(())
     }
 
-    /// Resumes what is in a run folder, which may be empty yet.
+    /// Resumes from the newest checkpoint in a run folder, or starts in a folder without a checkpoint.
     fn go_on(&self, path: &Path, whole: bool) -> Result<LocatedCheckpoint, Error> {
         let folder = RunFolder::open(path)?;
         if !folder.config().exists() && !is_unused(path)? {
@@ -230,7 +230,7 @@ impl<'a> StartResolver<'a> {
             return Err(format!("{path} is not a run folder: it has no config.toml").into());
         }
         let checkpoints = folder.checkpoints();
-        // A dangling link, as to a disk that is not mounted, is an error, not a folder without checkpoints.
+        // A dangling link (for example to an unmounted disk) is an error, not a folder without checkpoints.
         let NewestCheckpoint {
             checkpoint,
             skipped: passed,
@@ -270,7 +270,7 @@ impl<'a> StartResolver<'a> {
         })
     }
 
-    /// Resumes from a checkpoint by its path: in its own run folder if that is --run-dir, else in a new one.
+    /// Resumes from a checkpoint by its path: in its own run folder if that is --run-dir, else in a new run folder.
     fn from(&self, path: &Path) -> Result<LocatedCheckpoint, Error> {
         let below = path.join("checkpoints");
         let checkpoint = Checkpoint::open(if below.is_dir() { &below } else { path })?;
@@ -306,7 +306,7 @@ impl<'a> StartResolver<'a> {
         })
     }
 
-    /// Checks that later checkpoints may be discarded.
+    /// Checks that there are no later checkpoints, or that they may be discarded.
     fn check_later(&self, checkpoints: &Path, from: &ResumePoint) -> Result<(), Error> {
         let steps = CheckpointFolder::open(checkpoints)?.steps()?.into_iter();
         let later = steps.filter(|step| *step > from.step);
@@ -354,7 +354,7 @@ impl<'a> StartResolver<'a> {
         Ok(RunFolder::create(self.parent(), name)?)
     }
 
-    /// The folder of a new run folder.
+    /// Returns the parent folder of a new run folder.
     fn parent(&self) -> &Path {
         match (&self.args.run_dir, &self.args.runs_dir) {
             (Some(path), _) => path.parent().unwrap_or(Path::new("")),
@@ -364,8 +364,8 @@ impl<'a> StartResolver<'a> {
     }
 }
 
-/// Checks that a run folder without a checkpoint has no steps of a run whose checkpoints are elsewhere. The disk of the
-/// checkpoints may not be mounted. A run that was killed before its first checkpoint has left the lock file.
+/// Checks that a run folder without a checkpoint has no recorded steps. If it has, its checkpoints are elsewhere, for
+/// example on a disk that is not mounted. A lock file shows that the run was killed before its first checkpoint.
 fn check_no_step_is_lost(folder: &RunFolder) -> Result<(), Error> {
     let checkpoints = folder.checkpoints();
     let (run, metrics, timings) = (folder.path(), folder.metrics(), folder.timings());
@@ -389,9 +389,9 @@ fn check_no_step_is_lost(folder: &RunFolder) -> Result<(), Error> {
     .into())
 }
 
-/// Warns if a checkpoint later than `from` was saved, but is missing and was not `passed` over.
+/// Warns if a checkpoint later than `from` was saved, but is neither in the folder nor in `passed`.
 fn warn_of_missing(folder: &RunFolder, from: &ResumePoint, passed: &[SkippedCheckpoint]) {
-    // A file that cannot be read is an error when it is continued.
+    // An unreadable file is reported later, when the file is continued.
     let saved = last_saved_step(&folder.timings()).ok().flatten();
     let known = passed.iter().map(SkippedCheckpoint::step).max();
     if let Some(saved) = saved.filter(|saved| *saved > known.unwrap_or(from.step)) {
@@ -412,8 +412,8 @@ fn last_step(records: &[MetricsRecord]) -> Option<usize> {
     steps.max()
 }
 
-/// Whether the held-out loss after the last step was recorded: a run that was killed after its last save has yet to
-/// measure it.
+/// Returns whether the held-out loss after the last step was recorded. A run that was killed after its last save
+/// still has to measure it.
 fn is_evaluated(folder: &RunFolder) -> bool {
     let records = read_metrics(&folder.metrics()).unwrap_or_default();
     let evaluated = records.iter().filter_map(|record| match record {
@@ -423,7 +423,7 @@ fn is_evaluated(folder: &RunFolder) -> bool {
     evaluated.max() >= last_step(&records)
 }
 
-/// The newest checkpoint of a folder; `whole` says whether all of it is read.
+/// Returns the newest checkpoint of a folder. `whole` states whether the whole checkpoint is read.
 fn newest(checkpoints: &Path, skip: &[u64], whole: bool) -> Result<NewestCheckpoint, Error> {
     let folder = CheckpointFolder::open(checkpoints)?;
     let newest = if whole {
@@ -449,7 +449,7 @@ fn newest(checkpoints: &Path, skip: &[u64], whole: bool) -> Result<NewestCheckpo
     })
 }
 
-/// Whether the checkpoint of a step is in this folder; it may itself be a link to another disk.
+/// Returns whether the checkpoint of a step is in this folder. The checkpoint itself may be a link to another disk.
 fn lies_in(step: &Path, folder: &Path) -> bool {
     let parent = step
         .parent()
@@ -458,8 +458,8 @@ fn lies_in(step: &Path, folder: &Path) -> bool {
     parent.is_some() && parent == folder.canonicalize().ok()
 }
 
-/// Whether a run can begin in the folder: it is empty, but for what a run leaves that was killed while it
-/// wrote its first file.
+/// Returns whether a run can begin in the folder. The folder must be empty, except for the temporary file of a run
+/// that was killed while it wrote its first file.
 fn is_unused(folder: &Path) -> std::io::Result<bool> {
     for entry in folder.read_dir()? {
         if !is_staged(&entry?.file_name()) {

@@ -1,4 +1,4 @@
-//! Checks that a resumed run has the settings of the run that was saved, but for those that may differ.
+//! Checks that a resumed run has the settings of the saved run, except for settings that may differ.
 
 use burn_megatron::checkpoint::Checkpoint;
 use burn_megatron_data::Dataset;
@@ -16,30 +16,30 @@ use crate::recipe::{ModelBase, Recipe, RecipeOf};
 use crate::settings::keys::{dotted, is_within, json_at as at};
 use crate::settings::{ResumeRule, Settings};
 
-/// The table of the optimizer, whose `name` says which settings it has.
+/// The table of the optimizer. Its `name` determines which settings it has.
 const OPTIMIZER: &str = "train.optimizer";
 
-/// The key of the data's fingerprint, beside the tables of the recipe.
+/// The key of the data fingerprint, next to the tables of the recipe.
 const FINGERPRINT: &str = "data_fingerprint";
 
 /// The key that records whether the documents of the data have special tokens. The fingerprint has this key too.
 const SPECIAL_TOKENS: &str = "data_special_tokens";
 
-/// The configuration that a checkpoint records: the recipe, the fingerprint of the data, and whether its documents have
-/// special tokens.
+/// Returns the configuration that a checkpoint records: the recipe, the fingerprint of the data, and whether its
+/// documents have special tokens.
 pub fn config(recipe: &Recipe, data: &dyn Dataset) -> Result<Value, Error> {
     let mut config = serde_json::to_value(recipe)?;
     if recipe.data.tokenizer.is_none()
         && let Some(tokenizer) = data::tokenizer(recipe)?
     {
-        // The checkpoint may be read without the data, which may be the only record of the tokenizer.
+        // The checkpoint may be read without the data, which may contain the only record of the tokenizer.
         config["data"]["tokenizer"] = tokenizer.name().into();
     }
     for key in ["/checkpoint/load", "/data/tokenizer", "/data/chat/template"] {
         if let Some(value) = config.pointer_mut(key)
             && let Some(path) = value.as_str().filter(|path| *path != BYTES)
         {
-            // The checkpoint may be read from another folder.
+            // The checkpoint may be read from another working directory.
             *value = std::path::absolute(path)?.display().to_string().into();
         }
     }
@@ -48,15 +48,15 @@ pub fn config(recipe: &Recipe, data: &dyn Dataset) -> Result<Value, Error> {
     Ok(config)
 }
 
-/// Whether the documents that the run of a checkpoint read had the special tokens of their tokenizer, if it is recorded.
+/// Returns whether the documents of a checkpoint's run had the special tokens of their tokenizer, if it is recorded.
 pub fn special_tokens(checkpoint: &Checkpoint) -> Option<bool> {
     checkpoint.metadata().config[SPECIAL_TOKENS].as_bool()
 }
 
-/// The recipe that a checkpoint records, if it is one of a run.
+/// Returns the recipe that a checkpoint records, if the checkpoint belongs to a run.
 ///
 /// # Errors
-/// Settings that are invalid.
+/// Returns an error if the settings are invalid.
 pub fn recipe_of(checkpoint: &Checkpoint, families: &Families) -> Result<Option<Recipe>, Error> {
     let mut config = checkpoint.metadata().config.clone();
     if config.get("train").is_none() {
@@ -77,7 +77,7 @@ pub fn recipe_of(checkpoint: &Checkpoint, families: &Families) -> Result<Option<
     Ok(Some(recipe?))
 }
 
-/// TOML has no null: a setting that is not set is left out.
+/// Removes settings that are null, because TOML has no null.
 fn without_nulls(value: Value) -> Value {
     match value {
         Value::Object(table) => {
@@ -93,8 +93,8 @@ fn without_nulls(value: Value) -> Value {
     }
 }
 
-/// Checks that the settings `now` are those that were `saved` in the checkpoint `name`, but for those that do not change
-/// what is computed, and `allowed` ones. `settings` has the rules.
+/// Checks that the settings `now` equal the settings `saved` in the checkpoint `name`. Settings that do not affect
+/// the computation may differ, as well as `allowed` settings. `settings` contains the rules.
 pub fn check(
     settings: &Settings,
     saved: &Value,
@@ -103,7 +103,7 @@ pub fn check(
     name: &str,
 ) -> Result<(), Error> {
     let mut saved = saved.clone();
-    // An earlier version may have used other names for keys.
+    // An earlier version may have used other key names.
     if let Some(train) = saved.get_mut("train")
         && let Ok(read) = TrainConfig::deserialize(&*train)
     {
@@ -161,7 +161,7 @@ pub fn check(
     )
 }
 
-/// Checks that a run has no fewer steps than its checkpoint `name`.
+/// Checks that the number of steps of a run is not below the steps of its checkpoint `name`.
 pub fn check_steps(recipe: &Recipe, name: &str, done: u64) -> Result<(), Error> {
     let steps = recipe.train.steps;
     if done <= steps as u64 {
@@ -175,10 +175,10 @@ pub fn check_steps(recipe: &Recipe, name: &str, done: u64) -> Result<(), Error> 
     .into())
 }
 
-/// Returns the message if the run was saved with another library for products on the CPU.
+/// Returns a message if the run was saved with another library for matrix products on the CPU.
 pub fn other_gemm(saved: &Value, recipe: &Recipe) -> Option<String> {
     let now = recipe.kernels.gemm.name();
-    // Versions without the key had the default.
+    // Versions without the key used the default.
     let saved = saved["kernels"]["gemm"].as_str().unwrap_or("gemm");
     (saved != now).then(|| {
         format!(
@@ -188,7 +188,7 @@ pub fn other_gemm(saved: &Value, recipe: &Recipe) -> Option<String> {
     })
 }
 
-/// The error for data that is not that of the run that was saved.
+/// Returns the error for data that differs from the data of the saved run.
 fn other_data(saved: &Value, now: &Value, name: &str) -> Error {
     let of = |config: &Value| {
         let data = &config["data"];
@@ -222,7 +222,7 @@ fn other_data(saved: &Value, now: &Value, name: &str) -> Error {
     }
 }
 
-/// Adds the settings that the version that saved did not have: they were what they are by default.
+/// Adds settings that are missing in `saved`, because an older version wrote it, with their default values.
 fn add_missing(saved: &mut Value, now: &Value, defaults: &Value) {
     let (Value::Object(saved), Value::Object(now)) = (saved, now) else {
         return;
@@ -238,7 +238,7 @@ fn add_missing(saved: &mut Value, now: &Value, defaults: &Value) {
     }
 }
 
-/// The dotted keys of values that differ.
+/// Returns the dotted keys of values that differ.
 pub fn differing(a: &Value, b: &Value) -> Vec<String> {
     let mut different = vec![];
     compare("", a, b, &mut different);
@@ -249,7 +249,7 @@ pub fn differing(a: &Value, b: &Value) -> Vec<String> {
 fn compare(key: &str, a: &Value, b: &Value, different: &mut Vec<String>) {
     let name = |of: &Value| of.get("name").cloned();
     if key == OPTIMIZER && name(a) != name(b) {
-        // Their settings are not comparable.
+        // Settings of different optimizers are not comparable.
         return different.push(format!("{key}.name"));
     }
     let none = Map::new();
@@ -394,7 +394,7 @@ mod tests {
             told.contains("\"openblas\" and goes on with \"gemm\""),
             "{told}"
         );
-        // Saved before there was a choice.
+        // Saved by a version without this setting.
         assert!(other_gemm(&Value::Null, &recipe).is_some());
         assert_eq!(other_gemm(&Value::Null, &Recipe::default()), None);
     }

@@ -1,4 +1,4 @@
-//! The start of a run, by its flags alone.
+//! Determines the start of a run from its flags.
 
 use std::path::{Path, PathBuf, absolute};
 
@@ -12,25 +12,26 @@ use crate::pretrain::args::PretrainArgs;
 use crate::recipe::Recipe;
 use crate::resume_check;
 
-/// The value of `--resume` for the newest checkpoint of the run's own folder.
+/// The value of `--resume` that selects the newest checkpoint of the run's own folder.
 pub const AUTO: &str = "auto";
 
-/// The start of a run.
+/// Start of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResumeMode<'a> {
-    /// From the beginning, in a new folder.
+    /// Start from the beginning, in a new folder.
     Fresh,
-    /// From the newest checkpoint of this run folder, in the same folder.
+    /// Resume from the newest checkpoint of this run folder, in the same folder.
     InPlace(&'a Path),
-    /// From this checkpoint, or the latest of a folder of checkpoints or of a run.
+    /// Resume from this checkpoint, or from the latest checkpoint of this folder. The run continues in a new folder,
+    /// unless --run-dir is the run folder of the checkpoint.
     NewFolder(&'a Path),
 }
 
 impl<'a> ResumeMode<'a> {
-    /// The mode of these flags.
+    /// Returns the mode for these flags.
     ///
     /// # Errors
-    /// Flags that do not apply in this mode.
+    /// Returns an error if flags do not apply in this mode.
     pub fn of(args: &'a PretrainArgs) -> Result<Self, Error> {
         let (saving, run_dir) = (&args.saving, args.run_dir.as_deref());
         if saving.resume.is_some() && args.settings.has("checkpoint.load") {
@@ -44,7 +45,7 @@ impl<'a> ResumeMode<'a> {
                         .into(),
                 );
             }
-            // A dangling link counts as existing.
+            // A dangling link counts as an existing folder.
             (Some(AUTO), Some(folder)) if folder.symlink_metadata().is_ok() => {
                 Self::InPlace(folder)
             }
@@ -52,7 +53,7 @@ impl<'a> ResumeMode<'a> {
             (Some(path), run_dir) => {
                 let path = Path::new(path);
                 let same = |other: &Path| other.canonicalize().ok() == path.canonicalize().ok();
-                // --runs-dir asks for a new folder.
+                // --runs-dir requests a new folder.
                 let here = run_dir.map_or(args.runs_dir.is_none(), same);
                 if here && config_of(path).is_some() {
                     Self::InPlace(path)
@@ -81,7 +82,7 @@ impl<'a> ResumeMode<'a> {
         }
     }
 
-    /// Returns the run or checkpoint that is resumed.
+    /// Returns the run folder or the checkpoint that is resumed.
     pub fn path(self) -> Option<&'a Path> {
         match self {
             Self::Fresh => None,
@@ -89,7 +90,7 @@ impl<'a> ResumeMode<'a> {
         }
     }
 
-    /// The recipe of the run that is resumed: that of its folder, or else of the checkpoint.
+    /// Returns the recipe of the run that is resumed: the recipe of its folder, or else of the checkpoint.
     pub fn recipe(self, families: &Families) -> Result<Option<Recipe>, Error> {
         let run = match self {
             Self::Fresh => None,
@@ -99,7 +100,7 @@ impl<'a> ResumeMode<'a> {
         if let Some(config) = run.and_then(|run| config_of(&run)) {
             return Ok(Some(Recipe::read_of_run(&config, families)?));
         }
-        // A checkpoint that cannot be opened is an error later, with the reason.
+        // A checkpoint that cannot be opened is reported later, with the reason.
         match self {
             Self::NewFolder(path) => match Checkpoint::open(path) {
                 Ok(checkpoint) => resume_check::recipe_of(&checkpoint, families),
@@ -109,7 +110,7 @@ impl<'a> ResumeMode<'a> {
         }
     }
 
-    /// Whether the run is resumed in its own folder.
+    /// Returns whether the run is resumed in its own folder.
     pub fn is_own(self, run_dir: Option<&Path>) -> bool {
         match self {
             Self::Fresh => false,
@@ -126,12 +127,12 @@ pub fn is_run_folder(path: &Path) -> bool {
     config_of(path).is_some()
 }
 
-/// The recipe file of a run folder.
+/// Returns the path of the recipe of a run folder, if it exists.
 fn config_of(run: &Path) -> Option<PathBuf> {
     Some(run.join("config.toml")).filter(|config| is_there(config))
 }
 
-/// The run folder of a path to it, to its checkpoints, or to one of them.
+/// Returns the run folder for a path to the folder, to its checkpoints, or to one of its checkpoints.
 fn run_of(path: &Path) -> Option<PathBuf> {
     let path = absolute(path).ok()?;
     let mut checkpoints = path.ancestors().take(2);

@@ -1,4 +1,4 @@
-//! `--save-hf`: a Hugging Face folder beside each checkpoint of a run.
+//! Implements `--save-hf`, which writes a Hugging Face folder for each checkpoint of a run.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,13 +20,13 @@ use crate::recipe::Recipe;
 use crate::replaced_folder::replace;
 use crate::saving::SavingArgs;
 
-/// The folder in a run folder, which has a folder for each checkpoint, of the same name.
+/// The folder in the run folder that contains a folder for each checkpoint, with the same name.
 const FOLDER: &str = "hugging-face";
 
 /// The interval at which a writing thread is polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Writes the folders while training goes on, on the rank that publishes the checkpoints.
+/// Writes the folders in the background, on the rank that publishes the checkpoints.
 pub struct HfSaver {
     target: Target,
     writing: Option<HfWrite>,
@@ -34,20 +34,20 @@ pub struct HfSaver {
     timeout: Duration,
 }
 
-/// A folder that is being written.
+/// Folder that is being written.
 struct HfWrite {
     thread: JoinHandle<Result<(), String>>,
     /// The name of the checkpoint.
     name: PathBuf,
-    /// When the last bytes were written.
+    /// The time at which the last bytes were written.
     last: Arc<Mutex<Instant>>,
 }
 
-/// The model to write, and the place.
+/// Model to write, and its destination.
 #[derive(Clone)]
 struct Target {
     model: Model,
-    /// The adapters, if there are some: then only they are written, in the format of `peft`.
+    /// The adapters, if the recipe has adapters. Then only the adapters are written, in the format of `peft`.
     lora: Option<LoraLayers>,
     folder: PathBuf,
     /// The files that are written next to the weights.
@@ -55,10 +55,10 @@ struct Target {
     dtype: Option<ElementType>,
 }
 
-/// Returns the files next to the weights of a run that starts.
+/// Returns the files next to the weights for a run that starts.
 ///
 /// # Errors
-/// Files that the recipe names and that cannot be read.
+/// Returns an error if a file of the recipe cannot be read.
 pub fn companions(recipe: &Recipe) -> Result<Companions, Error> {
     let tokenizer = match &recipe.data.tokenizer {
         Some(name) => Some(name.clone()),
@@ -71,7 +71,8 @@ pub fn companions(recipe: &Recipe) -> Result<Companions, Error> {
 /// Checks that the checkpoints of a run can be written as Hugging Face folders.
 ///
 /// # Errors
-/// A model of no family of Hugging Face, and settings with which a checkpoint could be removed while it is read.
+/// Returns an error for a model without a Hugging Face family, and for settings that could remove a checkpoint while
+/// it is read.
 pub fn check(recipe: &Recipe, saving: &SavingArgs) -> Result<(), Error> {
     if saving.save_hf.is_none() {
         return Ok(());
@@ -82,7 +83,7 @@ pub fn check(recipe: &Recipe, saving: &SavingArgs) -> Result<(), Error> {
             "--save-hf has no effect with checkpoint.save = false; remove one of them".into(),
         );
     }
-    // One is read while the next is saved; in the background, published before the next step.
+    // One checkpoint is read while the next is saved. An asynchronous checkpoint is published before the next step.
     let least = if config.asynchronous { 3 } else { 2 };
     if config.keep_last.is_some_and(|last| last < least) {
         return Err(format!(
@@ -108,7 +109,8 @@ pub fn check(recipe: &Recipe, saving: &SavingArgs) -> Result<(), Error> {
 }
 
 impl HfSaver {
-    /// For a run in this folder whose collectives have this timeout; `None` if it was not asked for.
+    /// Creates the saver for a run in this folder. `timeout` is the timeout of the collectives. Returns `None`
+    /// without `--save-hf`.
     pub fn new(
         run: &Path,
         recipe: &Recipe,
@@ -121,7 +123,7 @@ impl HfSaver {
         let (model, lora) = (&recipe.model, recipe.lora.as_ref());
         let lora = lora.map(|lora| model.adapted_layers(lora)).transpose()?;
         let folder = run.join(FOLDER);
-        // It may be a link. The folders of steps in it are replaced, and removed with their checkpoints.
+        // The folder may be a link. Folders of steps in it are replaced, and removed with their checkpoints.
         check_place(&folder.join("step")).map_err(|error| format!("--save-hf: {error}"))?;
         let target = Target {
             model: model.clone(),
@@ -129,7 +131,7 @@ impl HfSaver {
             folder,
             companions: Arc::new(match recipe.lora {
                 None => companions(recipe)?,
-                // Adapters are written without the base model.
+                // Adapters are written without the files of the base model.
                 Some(_) => Companions::default(),
             }),
             dtype: dtype.map(ElementType::from),
@@ -141,13 +143,13 @@ impl HfSaver {
         }))
     }
 
-    /// Starts to write the folder of a published checkpoint, after that of the one before.
+    /// Starts to write the folder of a published checkpoint, after the previous folder is complete.
     ///
     /// # Errors
-    /// That of the one before, and one that takes longer than the other ranks, which are in a collective, wait for this
-    /// one.
+    /// Returns an error if writing the previous folder failed, or if it takes too long: the other ranks wait for this
+    /// rank in a collective.
     pub fn save(&mut self, checkpoint: &Path) -> Result<(), Error> {
-        // Reported before the others time out.
+        // Report the error before the other ranks time out.
         self.wait_for(self.timeout * 3 / 4)?;
         let (target, checkpoint) = (self.target.clone(), checkpoint.to_path_buf());
         let last = Arc::new(Mutex::new(Instant::now()));
@@ -162,15 +164,15 @@ impl HfSaver {
         Ok(())
     }
 
-    /// Waits until the last one is written.
+    /// Waits until the current folder is written.
     ///
     /// # Errors
-    /// A failed write, and one of which nothing was written for the timeout.
+    /// Returns an error if a write failed, or if nothing was written for the duration of the timeout.
     pub fn wait(&mut self) -> Result<(), Error> {
         self.wait_for(Duration::MAX)
     }
 
-    /// The same, at most for this time.
+    /// Waits at most for this time; see [`wait`](Self::wait).
     fn wait_for(&mut self, most: Duration) -> Result<(), Error> {
         let Some(HfWrite { thread, name, last }) = self.writing.take() else {
             return Ok(());
@@ -205,7 +207,7 @@ impl HfSaver {
     }
 }
 
-/// A run that failed still completes the folder that it was writing.
+/// Completes the current folder even if the run fails.
 impl Drop for HfSaver {
     fn drop(&mut self) {
         if let Err(error) = self.wait() {
@@ -215,7 +217,7 @@ impl Drop for HfSaver {
 }
 
 impl Target {
-    /// Writes a checkpoint; `progress` gets the bytes that were written since its last call.
+    /// Writes a checkpoint. `progress` receives the number of bytes written since its last call.
     fn write(&self, path: &Path, progress: &mut dyn FnMut(u64)) -> Result<(), Error> {
         let checkpoint = Checkpoint::open(path)?;
         let name = checkpoint.path().file_name().unwrap_or_default().to_owned();
@@ -229,7 +231,7 @@ impl Target {
             .model
             .hf()
             .ok_or_else(|| format!("no family {family}"))?;
-        // The step may have been saved before, if the run was resumed from an earlier step.
+        // If the run was resumed from an earlier step, this step may have been saved before.
         replace(&to, |to| {
             match &self.lora {
                 None => {
@@ -246,7 +248,7 @@ impl Target {
         self.remove_others(checkpoint.path())
     }
 
-    /// Removes the folders of checkpoints that were removed.
+    /// Removes the folders whose checkpoints were removed.
     fn remove_others(&self, checkpoint: &Path) -> Result<(), Error> {
         for entry in fs::read_dir(&self.folder)? {
             let entry = entry?;
@@ -266,7 +268,7 @@ mod tests {
     use super::*;
     use std::sync::mpsc;
 
-    /// Folders of steps are replaced there.
+    /// Folders of steps would be replaced there.
     #[cfg(unix)]
     #[test]
     fn a_link_to_checkpoints_is_no_place_for_folders() {

@@ -7,15 +7,17 @@ use crate::convert::Dtype;
 use crate::error::Error;
 use crate::recipe::checkpoint::CheckpointConfig;
 
-/// Flags of checkpoints that are no settings of `[checkpoint]`.
+/// Checkpoint flags that are not settings of `[checkpoint]`.
 #[derive(Args, Debug, Default)]
 pub struct SavingArgs {
-    /// Save no checkpoint, not even at the end: the weights are lost.
+    /// Save no checkpoint, not even at the end. The weights are lost.
     #[arg(long, help_heading = "Checkpoints")]
     pub no_save: bool,
-    /// Write a Hugging Face folder beside each checkpoint, in the folder `hugging-face` of the run folder, while training
-    /// goes on; optionally with elements of this type, by default that of the checkpoint. Tokenizer and special tokens
-    /// are those of --load. With [lora] in the recipe the folder has the adapters alone, in the format of peft. A folder whose checkpoint is not kept is removed after the next one is written.
+    /// Write a Hugging Face folder for each checkpoint to the folder `hugging-face` of the run folder, in the
+    /// background. The optional value is the type of the elements; the default is the type of the checkpoint. The
+    /// tokenizer and the special tokens are copied from --load. With [lora] in the recipe, the folder holds only the
+    /// adapters, in the format of peft. If a checkpoint is not kept, its folder is removed after the next folder is
+    /// written.
     #[arg(
         long,
         value_enum,
@@ -25,12 +27,12 @@ pub struct SavingArgs {
         help_heading = "Checkpoints"
     )]
     pub save_hf: Option<Option<Dtype>>,
-    /// Resume a run. A run folder is resumed in place, with its recipe and the flags given; auto does so with
-    /// --run-dir, and starts a new run if the folder does not exist. A checkpoint, or a folder of them, is
-    /// resumed in a new run folder, unless --run-dir is its own. The layout may differ.
+    /// Resume a run. A run folder is resumed in place, with its recipe and the given flags. auto resumes --run-dir in
+    /// the same way, or starts a new run if the folder does not exist. A checkpoint, or a folder of checkpoints, is
+    /// resumed in a new run folder, unless --run-dir is the run folder that contains it. The layout may differ.
     #[arg(long, value_name = "auto|PATH", help_heading = "Checkpoints")]
     pub resume: Option<String>,
-    /// Skip the checkpoint of this step if it cannot be read now, or has another format version: it may be
+    /// Skip the checkpoint of this step if it is currently unreadable or has another format version. It may be
     /// intact, and is kept under another name. May be repeated.
     #[arg(
         long,
@@ -39,12 +41,12 @@ pub struct SavingArgs {
         help_heading = "Checkpoints"
     )]
     pub resume_skip: Vec<u64>,
-    /// Resume from an earlier checkpoint of the same run: the later ones are renamed, and removed when the
-    /// first new one is saved.
+    /// Resume from an earlier checkpoint of the same run. The later checkpoints are renamed, and removed when the
+    /// first new checkpoint is saved.
     #[arg(long, requires = "resume", help_heading = "Checkpoints")]
     pub discard_later: bool,
-    /// Keys of the recipe that may differ from those of the checkpoint, such as train.steps. The layout, paths
-    /// and output settings may always differ.
+    /// Keys of the recipe that may differ from the checkpoint, such as train.steps. The layout, paths and output
+    /// settings may always differ.
     #[arg(
         long,
         value_name = "KEY,..",
@@ -53,9 +55,9 @@ pub struct SavingArgs {
         help_heading = "Checkpoints"
     )]
     pub resume_allow_change: Vec<String>,
-    /// Differences to accept when loading: `missing` tensors that the checkpoint lacks, `unexpected` ones that
-    /// the model lacks, `rounding` of values to narrower types, `settings` of [model] that differ from
-    /// those of --load.
+    /// Differences to accept when loading: `missing` (tensors of the model that the checkpoint lacks), `unexpected`
+    /// (tensors of the checkpoint that the model lacks), `rounding` (values are rounded to narrower types),
+    /// `settings` ([model] differs from the model of --load).
     #[arg(
         long,
         value_enum,
@@ -75,12 +77,12 @@ pub enum Lenient {
     Unexpected,
     /// Values that are rounded to narrower types.
     Rounding,
-    /// Settings of the model.
+    /// Settings of `[model]` that differ.
     Settings,
 }
 
 impl SavingArgs {
-    /// The differences that loading accepts.
+    /// Returns the differences that loading accepts.
     pub fn leniency(&self) -> LoadTolerance {
         LoadTolerance {
             missing: self.allows(Lenient::Missing),
@@ -92,7 +94,8 @@ impl SavingArgs {
     /// Checks that each flag has an effect.
     ///
     /// # Errors
-    /// The flag, and what it needs.
+    ///
+    /// Returns an error that names the flag and the setting that it requires.
     pub fn check(&self, config: &CheckpointConfig) -> Result<(), Error> {
         if self.allows(Lenient::Settings) && config.load.is_none() {
             return Err(
@@ -104,7 +107,7 @@ impl SavingArgs {
         Ok(())
     }
 
-    /// Whether loading accepts this difference.
+    /// Returns whether loading accepts this difference.
     pub fn allows(&self, what: Lenient) -> bool {
         self.lenient.contains(&what)
     }

@@ -1,4 +1,4 @@
-//! `burn-megatron schedule`.
+//! Implements `burn-megatron schedule`.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -16,16 +16,16 @@ use crate::terminal;
 /// Flags of `schedule`.
 #[derive(Args)]
 pub struct ScheduleArgs {
-    /// gpipe, 1f1b, eager-1f1b, interleaved, interleaved:N, zb-h1, zb-v, dualpipe-v, or a CSV file.
+    /// Schedule: gpipe, 1f1b, eager-1f1b, interleaved, interleaved:N, zb-h1, zb-v, dualpipe-v, or a CSV file.
     #[arg(long, value_name = "NAME|FILE.csv", default_value = "1f1b")]
     pub pipeline_schedule: String,
-    /// Stages of the pipeline, over all ranks.
+    /// Number of pipeline stages over all ranks.
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = at_least_one)]
     pub stages: usize,
-    /// Stages per rank; by default the usual number for the schedule.
+    /// Stages per rank. The default depends on the schedule.
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub virtual_stages: Option<usize>,
-    /// Micro-batches of a step.
+    /// Micro-batches per step.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = at_least_one)]
     pub micro_batches: usize,
     /// Pair forwards with backwards of other micro-batches, as parallel.overlap_moe_expert_parallel_comm does.
@@ -40,19 +40,19 @@ pub struct ScheduleArgs {
         default_value = "1,1,1,0"
     )]
     pub times: Vec<f64>,
-    /// Draw a Gantt chart to this file.
+    /// Write a Gantt chart to this file.
     #[arg(long, value_name = "FILE.svg")]
     pub svg: Option<PathBuf>,
-    /// Write the schedule to this file, with sends, receives and reductions of gradients, as a table that
-    /// --pipeline-schedule reads.
+    /// Write the schedule to this file, with sends, receives and gradient reductions. --pipeline-schedule reads this
+    /// format.
     #[arg(long, value_name = "FILE.csv")]
     pub csv: Option<PathBuf>,
-    /// Width of the table in characters; by default that of the terminal.
+    /// Width of the table in characters. The default is the width of the terminal.
     #[arg(long, value_name = "N")]
     pub columns: Option<usize>,
 }
 
-/// Prints the table, the bubble and the memory; writes the chart and the CSV.
+/// Prints the table, the bubble and the memory, and writes the chart and the CSV file.
 pub fn run(args: &ScheduleArgs) -> Result<ExitCode, Error> {
     let virtual_stages = match args.pipeline_schedule.parse::<ScheduleKind>() {
         Ok(kind) => args.virtual_stages.unwrap_or(kind.default_virtual_stages()),

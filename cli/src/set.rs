@@ -1,4 +1,4 @@
-//! `--set`: keys of a recipe on the command line.
+//! Implements `--set`: keys of a recipe on the command line.
 
 use std::str::FromStr;
 
@@ -9,16 +9,16 @@ use crate::error::Error;
 use crate::settings::keys::dotted;
 use crate::settings::{Given, SettingFlags, Settings, from_toml};
 
-/// The flag for any key of a recipe.
+/// Flag for any key of a recipe.
 #[derive(Args, Clone, Debug, Default)]
 pub struct SetArgs {
-    /// Set a key of the recipe, as in model.hidden=256, train.clip=0.5 or model.family=qwen3: any key, with a value as its
-    /// flag has it, or in TOML. May be repeated.
+    /// Set any key of the recipe, as in model.hidden=256, train.clip=0.5 or model.family=qwen3. The value has the
+    /// form of the key's flag, or is TOML. May be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     set: Vec<KeyValue>,
 }
 
-/// A key and the text of its value.
+/// Key and the text of its value.
 #[derive(Clone, Debug, PartialEq)]
 struct KeyValue {
     key: String,
@@ -51,7 +51,7 @@ fn invalid(why: String) -> String {
     format!("expected KEY=VALUE, as in model.hidden=256: {why}")
 }
 
-/// Whether a value can only be meant as a string.
+/// Returns whether a value can only be a string.
 fn is_word(value: &str) -> bool {
     let first = value.chars().next();
     first.is_some_and(|first| first.is_alphabetic() || "./~".contains(first))
@@ -59,10 +59,10 @@ fn is_word(value: &str) -> bool {
 }
 
 impl SetArgs {
-    /// Checks that keys are set of a recipe only.
+    /// Checks that keys are set only if there is a recipe.
     ///
     /// # Errors
-    /// Keys without the recipe, which the flag `recipe` names.
+    /// Returns an error if keys are set without the recipe. The error names the flag `recipe`.
     pub fn need(&self, recipe: &str) -> Result<(), Error> {
         if self.set.is_empty() {
             Ok(())
@@ -74,13 +74,13 @@ impl SetArgs {
     /// Returns all keys with their values.
     ///
     /// # Errors
-    /// Keys that no recipe has, and values that cannot be read.
+    /// Returns an error for an unknown key or an invalid value.
     pub fn given(&self, settings: &Settings) -> Result<SettingFlags, Error> {
         let invalid = |error: String| -> Error { format!("invalid --set: {error}").into() };
         let mut given = vec![];
         for KeyValue { key, text } in &self.set {
             let value = value(settings, key, text).map_err(invalid)?;
-            // Keys in quotes, too.
+            // Parsed as TOML, because keys may be quoted.
             let mut keys: Table = format!("{key} = 0").parse()?;
             let Given::Value(value) = value else {
                 given.push((key.clone(), value));
@@ -98,11 +98,11 @@ impl SetArgs {
     }
 }
 
-/// Reads a value in TOML, or else as the flag of the key has it.
+/// Parses a value as TOML, or else in the form of the key's flag.
 fn value(settings: &Settings, key: &str, text: &str) -> Result<Given, String> {
     let setting = settings.find(key);
     if let Some(value) = from_toml(text) {
-        // The text 5 is a prompt, too.
+        // A number such as 5 is also a valid text, for example of a prompt.
         let is_text = setting.is_some_and(|setting| setting.forms.is_text_only());
         let value = if is_text && !value.is_str() {
             text.into()
@@ -113,14 +113,14 @@ fn value(settings: &Settings, key: &str, text: &str) -> Result<Given, String> {
     }
     match setting.map(|setting| setting.parser().parse(text)) {
         Some(Ok(given)) => Ok(given),
-        // The type of the key is an error later.
+        // The type of the value is checked later.
         _ if is_word(text) => Ok(Given::Value(text.into())),
         Some(Err(error)) => Err(format!("{key}={text}: {error}, or a value in TOML")),
         None => Err(format!("{key}={text}: expected a value in TOML")),
     }
 }
 
-/// Replaces the value of the only key of the innermost table.
+/// Replaces the value of the only key in the innermost table.
 fn replace_innermost(table: &mut Table, value: Value) {
     match table.iter_mut().next() {
         Some((_, Value::Table(inner))) => replace_innermost(inner, value),
@@ -129,7 +129,8 @@ fn replace_innermost(table: &mut Table, value: Value) {
     }
 }
 
-/// Adds the keys of a table, each with its path; the keys of a variant or of a table with any keys stay in their table.
+/// Adds the keys of a table, each with its path. The keys of a variant, or of a table with arbitrary keys, stay in
+/// their table.
 fn flatten(settings: &Settings, path: &str, table: Table, given: &mut Vec<(String, Given)>) {
     for (key, value) in table {
         let path = dotted(path, &key);

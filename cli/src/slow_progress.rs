@@ -1,4 +1,4 @@
-//! Progress on standard error of work that may take long.
+//! Progress output on standard error for work that may take long.
 
 use std::io::{self, IsTerminal};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -10,7 +10,8 @@ use indicatif::ProgressBar;
 
 use crate::terminal::bar_style;
 
-/// A bar on a terminal, elsewhere a line from time to time. What ends before the first line prints nothing.
+/// Progress bar on a terminal, or a line at intervals for other outputs. Work that ends before the first line prints
+/// nothing.
 pub struct SlowProgress {
     bar: Option<ProgressBar>,
     /// The time before the first line, and between two lines.
@@ -19,7 +20,7 @@ pub struct SlowProgress {
 }
 
 impl SlowProgress {
-    /// Begins with a bar of this template of indicatif, or with lines at this interval.
+    /// Creates a progress bar with this indicatif template, or lines at this interval.
     pub fn new(template: &'static str, interval: Duration) -> Self {
         let bar = || ProgressBar::new(0).with_style(bar_style(template).progress_chars("━╸─"));
         Self {
@@ -29,7 +30,7 @@ impl SlowProgress {
         }
     }
 
-    /// Shows that `done` of `all` are done, with a text.
+    /// Shows that `done` of `all` units are done, with a text.
     pub fn show(&self, done: u64, all: u64, line: String) {
         if let Some(bar) = &self.bar {
             bar.set_message(line);
@@ -56,8 +57,8 @@ impl Drop for SlowProgress {
 /// The duration after which a phase is shown.
 const PHASE_DELAY: Duration = Duration::from_secs(3);
 
-/// Runs a phase that reports no progress. After 3 s a terminal shows a spinner with the name and the elapsed time; a file or
-/// pipe gets one line.
+/// Runs a phase that reports no progress. After 3 s, a terminal shows a spinner with the name and the elapsed time. A
+/// file or pipe gets one line.
 pub fn phase<T>(name: &'static str, work: impl FnOnce() -> T) -> T {
     let (running, ended) = mpsc::channel::<()>();
     thread::scope(|scope| {
@@ -74,7 +75,7 @@ pub fn phase<T>(name: &'static str, work: impl FnOnce() -> T) -> T {
                 .with_message(name)
                 .with_elapsed(PHASE_DELAY);
             spinner.enable_steady_tick(Duration::from_millis(200));
-            // The sender is dropped at the end of the phase, also by a panic.
+            // The sender is dropped at the end of the phase, even after a panic.
             let _ = ended.recv();
             spinner.finish_and_clear();
         });

@@ -1,13 +1,14 @@
-//! Standard output and standard error that may fail: `pretrain | head` continues to train and writes its files.
+//! Output macros that do not panic if writing fails: `pretrain | head` continues to train and writes its files.
 //!
-//! The macros of the standard library panic if writing fails. Those of this crate, which have the same names, do not: a
-//! closed pipe is ignored, any other error, such as a full disk, is reported once and changes the exit code.
+//! The macros of the standard library panic if writing fails. The macros of this crate have the same names and do not
+//! panic. On standard output, a closed pipe is ignored. Any other error, such as a full disk, is reported once and
+//! changes the exit code. Errors on standard error are ignored.
 
 use std::fmt;
 use std::io::{self, ErrorKind, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Whether writing failed for a reason other than a closed pipe.
+/// Whether writing to standard output failed for a reason other than a closed pipe.
 static FAILED: AtomicBool = AtomicBool::new(false);
 
 macro_rules! print {
@@ -33,7 +34,7 @@ pub fn write_error(text: fmt::Arguments<'_>) {
     let _ = io::stderr().lock().write_fmt(text);
 }
 
-/// Flushes standard output; returns whether everything was written or the reader closed the pipe.
+/// Flushes standard output. Returns whether everything was written or the reader closed the pipe.
 pub fn finish() -> bool {
     check(io::stdout().lock().flush());
     !FAILED.load(Ordering::Relaxed)

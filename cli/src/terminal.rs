@@ -7,26 +7,27 @@ use indicatif::ProgressStyle;
 use terminal_size::{Width, terminal_size_of};
 use textwrap::{Options, WordSplitter};
 
-/// Wider lines are hard to read.
+/// The maximum line width, because wider lines are hard to read.
 pub const MAX_COLUMNS: usize = 200;
 
-/// The columns of charts where the width is not known.
+/// The width of charts if the terminal width is unknown.
 const DEFAULT_COLUMNS: usize = 120;
 
-/// The fewest columns that text is wrapped to.
+/// The minimum width to which text is wrapped.
 const MIN_COLUMNS: usize = 40;
 
-/// The width of lines that do not go to a terminal, as for the help. `launch` sets it for its ranks.
+/// The variable with the line width for output that does not go to a terminal. clap uses it for the help too, and
+/// `launch` sets it for its ranks.
 pub const VARIABLE: &str = "COLUMNS";
 
-/// The longest label of a line.
+/// The maximum length of the label of a line.
 const MAX_LABEL: usize = 20;
 
-/// The columns before the text of a labelled line.
+/// The number of columns before the text of a labeled line.
 pub const LABEL: usize = 9;
 
-/// Returns the width of standard output in characters, from its terminal or from `COLUMNS`. `None` without both, where
-/// lines may have any length.
+/// Returns the width of standard output in characters, from its terminal or from `COLUMNS`. Without either, returns
+/// `None`, and lines may have any length.
 pub fn width() -> Option<usize> {
     let terminal = terminal_size_of(io::stdout()).map(|(Width(columns), _)| columns.into());
     let variable = || env::var(VARIABLE).ok()?.parse().ok();
@@ -34,27 +35,28 @@ pub fn width() -> Option<usize> {
     Some(columns.clamp(MIN_COLUMNS, MAX_COLUMNS))
 }
 
-/// The width of charts.
+/// Returns the width of charts.
 pub fn columns() -> usize {
     width().unwrap_or(DEFAULT_COLUMNS)
 }
 
-/// Returns the style of a progress bar with this template of indicatif.
+/// Returns the style of a progress bar with this indicatif template.
 pub fn bar_style(template: &'static str) -> ProgressStyle {
     ProgressStyle::with_template(template).expect("the template is a constant")
 }
 
-/// A line of the header of a run: `label    text`. Text that is too long goes on below its start.
+/// Returns a line of the header of a run: `label    text`. Long text is wrapped and continues below the start of the
+/// text.
 pub fn labelled(label: &str, text: &str) -> String {
     wrap_after(&padded(label), text, width())
 }
 
-/// A label of a line with at least one space after it.
+/// Returns the label of a line with at least one space after it.
 fn padded(label: &str) -> String {
     format!("{label:<0$} ", LABEL - 1)
 }
 
-/// Breaks the lines that are too long. They go on below their text, which may have a label and two spaces before it.
+/// Wraps long lines. Continuation lines start below the text of the line, which may follow a label and two spaces.
 pub fn wrapped(text: &str) -> String {
     wrapped_to(text, width())
 }
@@ -70,13 +72,13 @@ fn wrapped_to(text: &str, width: Option<usize>) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// Paths and names with dashes are not broken.
+/// Returns the options for wrapping, which do not break paths and names with dashes.
 fn options<'a>(width: usize) -> Options<'a> {
     let options = Options::new(width).break_words(false);
     options.word_splitter(WordSplitter::NoHyphenation)
 }
 
-/// Where the text of a line begins, after its label if it has one.
+/// Returns the column at which the text of a line begins, after its label if it has one.
 fn text_column(line: &str) -> usize {
     let start = line.len() - line.trim_start().len();
     let rest = &line[start..];

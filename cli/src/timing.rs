@@ -1,4 +1,4 @@
-//! Times work on a device.
+//! Timing of work on a device.
 
 use std::time::{Duration, Instant};
 
@@ -7,20 +7,21 @@ use burn::tensor::ProfileOptions;
 
 use crate::error::Error;
 
-/// Work whose set-up is not timed: the outer function sets up, the inner one runs.
+/// Work whose set-up is not timed. The outer function sets up, and the inner function runs.
 pub type Work<'a> = Box<dyn Fn() -> Box<dyn FnOnce() + Send> + 'a>;
 
-/// The number and the duration of the timed runs.
+/// Number and duration of the timed runs.
 #[derive(Clone, Copy, Debug)]
 pub struct TimingConfig {
-    /// Measured runs.
+    /// The number of measured runs.
     pub samples: usize,
-    /// The least time of warm-up runs, at least two: kernels are compiled, pools filled, clocks raised.
+    /// The minimum duration of the warm-up, which has at least two runs. The warm-up compiles kernels, fills pools
+    /// and raises clocks.
     pub warm_up: Duration,
 }
 
-/// Times several works, interleaved, so that other load on the machine affects all of them. Returns the seconds of each
-/// run.
+/// Times several works, interleaved, so that other load on the machine affects all of them. Returns the seconds of
+/// each run.
 pub fn time_interleaved(
     device: &Device,
     timing: TimingConfig,
@@ -43,7 +44,7 @@ pub fn time_interleaved(
     Ok(times)
 }
 
-/// One run, on the device's own clock where it has one.
+/// Times one run, with the device's own clock if it has one.
 fn seconds(device: &Device, work: &Work) -> Result<f64, Error> {
     let run = work();
     device.sync()?;
@@ -54,7 +55,7 @@ fn seconds(device: &Device, work: &Work) -> Result<f64, Error> {
     Ok(ticks.duration().as_secs_f64())
 }
 
-/// Returns the median of some times, and NaN without times.
+/// Returns the median of the times, or NaN for an empty slice.
 pub fn median(times: &[f64]) -> f64 {
     if times.is_empty() {
         return f64::NAN;

@@ -10,10 +10,10 @@ use burn_megatron_train::run_folder::RunFolder;
 
 use crate::error::Error;
 
-/// Gathers the actions of all ranks in the last step, and their calls meanwhile, on every rank. Collective: call on all
-/// ranks.
+/// Gathers the actions of all ranks in the last step and their calls during that step, on every rank. Collective:
+/// call on all ranks.
 ///
-/// Times are those of the wall clock: between machines they are as exact as the clocks are synchronised.
+/// Times are wall-clock times. Between machines, their accuracy depends on the synchronization of the clocks.
 pub fn gather(rank: &Rank, own: &[ActionEvent]) -> Result<Vec<TraceEvent>, Error> {
     let (now, wall, elapsed) = (
         Instant::now(),

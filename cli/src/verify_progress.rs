@@ -1,4 +1,4 @@
-//! Progress of verifying the checkpoint that a run is about to resume from.
+//! Progress of verifying the checkpoint from which a run is about to resume.
 
 use std::time::Duration;
 
@@ -7,10 +7,10 @@ use indicatif::HumanBytes;
 
 use crate::slow_progress::SlowProgress;
 
-/// Shows the progress. Small checkpoints print nothing.
+/// Progress of the verification. Small checkpoints print nothing.
 pub struct VerifyProgress {
     progress: SlowProgress,
-    /// The step of the checkpoint, and how many of its bytes were read.
+    /// The step of the checkpoint. `read` counts the bytes of the checkpoint that were read.
     step: u64,
     read: u64,
 }
@@ -27,7 +27,7 @@ impl Default for VerifyProgress {
 }
 
 impl VerifyProgress {
-    /// Adds bytes that were read.
+    /// Adds the number of bytes that were read, and shows the progress.
     pub fn show(&mut self, checkpoint: &Checkpoint, bytes: u64) {
         let (step, total) = (checkpoint.metadata().step, checkpoint.totals().bytes);
         let before = if self.step == step { self.read } else { 0 };

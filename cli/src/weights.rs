@@ -14,7 +14,7 @@ use crate::lora;
 use crate::recipe::Recipe;
 use crate::saving::{Lenient, SavingArgs};
 
-/// Settings that decide which tensors exist: these may differ if missing or unexpected tensors are accepted.
+/// Settings that determine which tensors exist. They may differ if missing or unexpected tensors are accepted.
 const TENSOR_SETTINGS: [&str; 8] = [
     "layers",
     "bias",
@@ -31,9 +31,9 @@ pub struct InitialWeights<'a> {
     recipe: &'a Recipe,
     saving: &'a SavingArgs,
     families: &'a Families,
-    /// Of a run without a checkpoint.
+    /// The weights of a run without a checkpoint.
     first: OnceLock<Box<dyn TensorSource>>,
-    /// Of a run with a checkpoint.
+    /// The weights of a run with a checkpoint.
     base: OnceLock<Box<dyn TensorSource>>,
 }
 
@@ -48,12 +48,12 @@ impl<'a> InitialWeights<'a> {
         }
     }
 
-    /// Returns the weights that the run loads before its checkpoint, if it has one: they are opened at the first call.
-    /// `None` for a run that loads none.
+    /// Returns the weights that the run loads before its checkpoint, if it has one. The first call opens the weights.
+    /// Returns `None` if the run loads no weights.
     ///
     /// # Errors
     ///
-    /// See [`open`].
+    /// Returns the errors of [`open`].
     pub fn open(&self, has_checkpoint: bool) -> Result<Option<&dyn TensorSource>, Error> {
         let Some(path) = lora::initial_weights(self.recipe, has_checkpoint) else {
             return Ok(None);
@@ -64,19 +64,19 @@ impl<'a> InitialWeights<'a> {
         };
         if opened.get().is_none() {
             let model = (&self.recipe.model, self.recipe.lora.as_ref());
-            // Another rank may have opened them meanwhile.
+            // Another rank may have opened the weights in the meantime.
             let _ = opened.set(open(path, model, self.saving, self.families)?);
         }
         Ok(opened.get().map(|opened| &**opened))
     }
 }
 
-/// Opens the checkpoint or Hugging Face folder with the initial weights of `model`. With `lora` its adapters are read
-/// separately, otherwise they are added to the weights of their model.
+/// Opens the checkpoint or Hugging Face folder with the initial weights of `model`. With `lora`, the adapters at
+/// `path` are read separately. Without `lora`, they are merged into the weights of their model.
 ///
 /// # Errors
 ///
-/// Files that cannot be read, and settings of `model` and `lora` that differ from the weights.
+/// Returns an error if a file cannot be read, or if the settings of `model` and `lora` differ from the weights.
 pub fn open(
     path: &Path,
     (model, lora): (&Model, Option<&LoraConfig>),

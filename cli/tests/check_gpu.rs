@@ -1,4 +1,4 @@
-//! `check-gpu` on the CPU, where all its checks must pass.
+//! Tests `check-gpu` on the CPU, where all checks must pass.
 
 use std::fs;
 use std::process::{Command, Output};

@@ -1,4 +1,4 @@
-//! `burn-megatron checkpoint` as a process.
+//! Tests `burn-megatron checkpoint` as a process.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +10,7 @@ use burn_megatron::checkpoint::{
     TensorSlice,
 };
 
-/// Saves two tensors, the first in two pieces, whose first element is this.
+/// Saves two tensors, the first in two pieces. `first` is the first element.
 fn save(path: &Path, first: f32) {
     let tensor = |key: &str, shape: &[usize]| TensorMeta {
         key: key.into(),
@@ -59,7 +59,7 @@ fn save(path: &Path, first: f32) {
         .unwrap();
 }
 
-/// The exit code, and what was written to standard output and standard error.
+/// Runs the command. Returns the exit code, standard output and standard error.
 fn run(arguments: &[&str]) -> (i32, String, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_burn-megatron"));
     let output = command.arg("checkpoint").args(arguments).output().unwrap();

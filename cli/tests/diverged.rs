@@ -1,9 +1,10 @@
-//! A run whose loss is no longer finite fails with that error, and not while generating its sample.
+//! Tests that a run whose loss is no longer finite fails with an error for that step, and not while generating its
+//! sample.
 
 use std::fs;
 use std::process::Command;
 
-/// A recipe with a sample at the end and a learning rate at which training diverges.
+/// A recipe with a sample at the end, and a learning rate at which training diverges.
 const RECIPE: &str = r#"
 [parallel]
 data = 2
@@ -29,7 +30,7 @@ warmup_steps = 1
 held_out_samples = 2
 "#;
 
-/// The exit code and the standard error of a run with these flags.
+/// Returns the exit code and standard error of a run with these flags.
 fn pretrain(flags: &str) -> (Option<i32>, String) {
     let temp = tempfile::tempdir().unwrap();
     let file = |name: &str| temp.path().join(name);
@@ -66,7 +67,7 @@ fn the_verdict_on_a_step_is_the_exit_code() {
             6,
             "error: rank",
         ),
-        // Before the checkpoint of the step, which no other step checks.
+        // Found before the checkpoint of the step is saved. Only this check covers the step.
         (
             "--lr 1e-3 --save-every 1 --train.check_replay_every 4 --inject bit-flip:collective:1000:28@rank=1,step=3,call=0",
             6,
@@ -88,7 +89,7 @@ fn a_run_that_diverges_says_at_which_step() {
         error.starts_with("error: training diverged at step 2: "),
         "{said}"
     );
-    // Two ranks have gradients that are not finite; one of them says so.
+    // Two ranks have gradients that are not finite, but only one of them prints the warning.
     for step in 2..=4 {
         let skipped = format!("step {step} skipped on every rank: the loss");
         assert_eq!(said.matches(&skipped).count(), 1, "{said}");

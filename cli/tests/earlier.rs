@@ -1,4 +1,4 @@
-//! Files that an earlier version of the command wrote can still be read: see `fixtures/earlier/make.sh`.
+//! Tests that files of an earlier version of the command can be read: see `fixtures/earlier/make.sh`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,7 +10,7 @@ pub fn fixture(name: &str) -> PathBuf {
     folder.join(name)
 }
 
-/// What the command prints; it must succeed.
+/// Runs the command, which must succeed. Returns its output.
 fn run(arguments: &[&str]) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_burn-megatron"));
     let output = command.args(arguments).output().unwrap();
@@ -23,7 +23,7 @@ pub fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// The losses of a run, of training and of held-out text, each with its step.
+/// Returns the training losses and the held-out losses of a run, each with its step.
 pub fn losses(run: &Path) -> Vec<(&'static str, usize, f64)> {
     let records = read_metrics(&run.join("metrics.jsonl")).unwrap();
     let losses = records.iter().filter_map(|record| match record {
@@ -36,7 +36,7 @@ pub fn losses(run: &Path) -> Vec<(&'static str, usize, f64)> {
 
 /// Resumes from a checkpoint in a new run folder, and compares with the losses of the earlier version.
 ///
-/// The bound allows for other instruction sets than those of the machine that made the files.
+/// The bound allows for an instruction set that differs from the machine on which the files were created.
 fn resumes(name: &str, step: usize, flags: &[&str], bound: f64) {
     let folder = tempfile::tempdir().unwrap();
     let run_folder = folder.path().join("run");
@@ -63,7 +63,7 @@ fn resumes(name: &str, step: usize, flags: &[&str], bound: f64) {
         "{said}"
     );
     let mut wanted = losses(&old);
-    // The held-out loss at the step of the checkpoint was measured before it was saved.
+    // The held-out loss at this step was measured before the checkpoint was saved.
     wanted.retain(|(_, at, _)| *at > step);
     let found = losses(&run_folder);
     assert_eq!(found.len(), wanted.len(), "{found:?} {wanted:?}");
@@ -79,14 +79,14 @@ fn resumes(name: &str, step: usize, flags: &[&str], bound: f64) {
 #[test]
 fn a_run_over_every_axis_is_resumed() {
     resumes("dense", 4, &[], 1e-5);
-    // The same in another layout, where nothing of what is drawn may change.
+    // Repeat the test in another layout. Random values must not change.
     let other = ["--tp", "1", "--pp", "1", "--dp", "4", "--zero-stage", "3"];
     resumes("dense", 4, &other, 1e-5);
 }
 
-/// A value that another instruction set rounds to the neighbour in 8 bits moves the loss by less than the
-/// spacing of E4M3, 2^-3, over the number of values in a row of the model's products, of which the smallest
-/// has 16.
+/// The bound covers a value that another instruction set rounds to the adjacent FP8 value. This moves the loss by
+/// less than the spacing of E4M3, 2^-3, over the number of values per row of a matrix product. The smallest row has
+/// 16 values.
 #[test]
 fn a_run_in_8_bits_is_resumed() {
     resumes("fp8", 2, &[], 0.125 / 16.0);
@@ -145,12 +145,13 @@ fn a_schedule_is_read() {
         );
         std::fs::read_to_string(to).unwrap()
     };
-    // It was written before schedules had reductions of gradients, and gets them where they are written now.
+    // The earlier version wrote the file before schedules contained gradient reductions. The current version adds
+    // them.
     let before = std::fs::read_to_string(&csv).unwrap();
     let now = rewritten(text(&csv));
     assert!(!before.contains("RG") && now.contains("RG 1"), "{now}");
     assert_eq!(now, rewritten("zb-h1"));
-    // It trains, too: a run of earlier goes on with it.
+    // The schedule can be trained: an earlier run continues with it.
     let flags = [
         "--dp",
         "1",

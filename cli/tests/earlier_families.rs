@@ -1,6 +1,7 @@
-//! Run folders of every model family that an earlier version of the command wrote: see `fixtures/earlier/make.sh`.
+//! Tests run folders of every model family that an earlier version of the command wrote: see
+//! `fixtures/earlier/make.sh`.
 //!
-//! The settings are read from the checkpoints alone, without a recipe.
+//! The settings are read only from the checkpoints, without a recipe.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -17,14 +18,14 @@ use crate::earlier::{fixture, losses, text};
 /// The step of the checkpoints.
 const STEP: usize = 2;
 
-/// The largest relative difference of a loss, and the largest difference of a log-probability. It allows for the
+/// The maximum relative difference of a loss, and the maximum difference of a log-probability. It allows for the
 /// instruction sets of other machines. Other layouts differ by about 5e-8 and 5e-7.
 const BOUND: f64 = 1e-5;
 
-/// The number of run folders that are checked at a time.
+/// The number of run folders that are checked concurrently.
 const WORKERS: usize = 2;
 
-/// Runs the command in the folder of the fixtures, to which the path in `lora.base_model` is relative.
+/// Runs the command in the folder of the fixtures, because the path in `lora.base_model` is relative to it.
 fn output(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_burn-megatron"));
     command.current_dir(fixture("")).args(arguments);
@@ -49,7 +50,7 @@ fn read(path: &Path) -> Result<String, String> {
     fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))
 }
 
-/// A run folder of an earlier version.
+/// Run folder of an earlier version.
 struct Earlier {
     name: String,
     folder: PathBuf,
@@ -74,7 +75,7 @@ impl Earlier {
         text(&path).into()
     }
 
-    /// Resumes from the checkpoint, and compares the losses with the recorded ones.
+    /// Resumes from the checkpoint, and compares the losses with the recorded losses.
     fn check_losses(&self, temporary: &Path) -> Result<(), String> {
         let run_folder = temporary.join("run");
         let resume = ["pretrain", "--resume", &self.checkpoint(), "--data", "text"];
@@ -215,7 +216,8 @@ fn a_model_of_every_family_generates_the_same_text() {
     check_all(Earlier::check_text);
 }
 
-/// The command lists its families if a recipe names an unknown one.
+/// Checks that there is a run folder for each family. The command lists its families if a recipe names an unknown
+/// family.
 #[test]
 fn every_family_of_the_command_has_a_run_folder() {
     let said = said(&output(&[

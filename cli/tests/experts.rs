@@ -1,4 +1,4 @@
-//! A run whose ranks share experts, from its first step to the text at its end.
+//! Tests a run whose ranks share experts, from its first step to the sample at its end.
 
 use std::fs;
 use std::process::Command;
@@ -33,8 +33,8 @@ warmup_steps = 1
 held_out_samples = 2
 "#;
 
-/// Of the ranks that share the experts, all take part in generating the sample. With one of them alone the run waits
-/// until the deadline, and fails.
+/// Checks that all ranks that share the experts take part in generating the sample. With only one of these ranks, the
+/// run would wait until the deadline and fail.
 #[test]
 fn ranks_that_share_experts_write_a_sample() {
     let temp = tempfile::tempdir().unwrap();

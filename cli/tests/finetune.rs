@@ -1,4 +1,4 @@
-//! `burn-megatron pretrain` on conversations, from the weights of a Hugging Face folder.
+//! Tests `burn-megatron pretrain` on conversations, from the weights of a Hugging Face folder.
 
 use std::fs;
 use std::path::Path;
@@ -7,10 +7,10 @@ use std::process::{Command, Output};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// The example, whose paths are those of the repository.
+/// The example recipe, whose paths are relative to the repository.
 const RECIPE: &str = "examples/recipes/finetune.toml";
 
-/// A small random model of bytes.
+/// A recipe of a small random byte-level model.
 const BASE: &str = r#"
 [parallel]
 data = 1
@@ -64,7 +64,7 @@ impl Stage {
         assert!(!Path::new(&self.path("failed")).exists());
     }
 
-    /// The losses of steps, or on held-out conversations.
+    /// Returns the losses of the steps, or on held-out conversations, depending on `kind`.
     fn losses(&self, run: &str, kind: &str) -> Vec<f64> {
         let metrics = fs::read_to_string(format!("{}/metrics.jsonl", self.path(run))).unwrap();
         let lines = metrics
@@ -87,7 +87,7 @@ fn a_hugging_face_folder_is_fine_tuned_on_conversations() {
     fs::write(&base, BASE).unwrap();
     stage.trains(&base, "base", &["--save-hf", "--data", "LICENSE-APACHE"]);
     let folder = stage.path("base/hugging-face/step-00000001");
-    // The model is that of the folder, which the recipe does not describe.
+    // The model is taken from the folder. The recipe does not describe it.
     let load = ["--load", &folder];
     let flags = "--steps 6 --save-every 4 --save-hf --lr 1e-2";
     let flags: Vec<_> = load.into_iter().chain(flags.split(' ')).collect();
@@ -100,7 +100,7 @@ fn a_hugging_face_folder_is_fine_tuned_on_conversations() {
     let (steps, held_out) = (stage.losses("two", "step"), stage.losses("two", "held_out"));
     assert_eq!(steps.len(), 6);
     assert!(held_out[0] < steps[0] - 0.1, "{steps:?} {held_out:?}");
-    // One rank has the losses of two.
+    // One rank has the same losses as two ranks.
     let flags = [
         &load[..],
         &["--steps", "2", "--dp", "1", "--no-save", "--lr", "1e-2"],
@@ -110,7 +110,7 @@ fn a_hugging_face_folder_is_fine_tuned_on_conversations() {
     for (one, two) in stage.losses("one", "step").iter().zip(&steps) {
         assert!((one - two).abs() < 1e-4, "{one} {two}");
     }
-    // A run that goes on has the same batches, without the weights that it began with.
+    // A resumed run has the same batches, and does not need the initial weights.
     fs::remove_dir_all(&folder).unwrap();
     let checkpoint = stage.path("two/checkpoints/step-00000004");
     let mut command = Command::new(env!("CARGO_BIN_EXE_burn-megatron"));
@@ -128,7 +128,7 @@ fn a_hugging_face_folder_is_fine_tuned_on_conversations() {
         .unwrap();
     assert!(resumed.status.success(), "{}", text(&resumed));
     assert_eq!(stage.losses("resumed", "step"), steps[4..]);
-    // What was written is loaded again, and differences are errors.
+    // Load the saved folder. Differences are errors.
     let folder = stage.path("two/hugging-face/step-00000006");
     let recipe = fs::read_to_string(concat!(
         env!("CARGO_MANIFEST_DIR"),

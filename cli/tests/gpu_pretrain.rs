@@ -1,4 +1,4 @@
-//! `burn-megatron pretrain` on a GPU, through CUDA or wgpu: the losses of the CPU.
+//! Tests that `burn-megatron pretrain` on a GPU, through CUDA or wgpu, has the losses of the CPU.
 #![cfg(any(feature = "cuda", feature = "wgpu"))]
 
 use std::path::Path;
@@ -10,7 +10,7 @@ use burn::tensor::{DType, Device};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// A model with every kernel of a training step, small enough for a software device.
+/// A recipe of a model that uses every kernel of a training step, small enough for a software device.
 const RECIPE: &str = r#"
 [parallel]
 tensor = 2
@@ -51,7 +51,7 @@ const GPU: &str = if cfg!(feature = "cuda") {
     "wgpu"
 };
 
-/// A folder with a text and a recipe.
+/// Creates a folder with a text and a recipe.
 fn stage() -> TempDir {
     let folder = TempDir::new().unwrap();
     fs::write(folder.path().join("recipe.toml"), RECIPE).unwrap();
@@ -63,12 +63,12 @@ fn stage() -> TempDir {
     folder
 }
 
-/// The losses of the steps of a run with these flags.
+/// Returns the losses of the steps of a run with these flags.
 fn losses(stage: &Path, device: &str, run: &str, flags: &[&str]) -> Vec<f64> {
     pretrain(stage, device, run, flags).0
 }
 
-/// The losses of the steps of a run, and what it printed.
+/// Returns the losses of the steps of a run, and its output.
 fn pretrain(stage: &Path, device: &str, run: &str, flags: &[&str]) -> (Vec<f64>, String) {
     let run_dir = stage.join(format!("{run}-{device}"));
     let mut command = Command::new(env!("CARGO_BIN_EXE_burn-megatron"));
@@ -93,7 +93,7 @@ fn pretrain(stage: &Path, device: &str, run: &str, flags: &[&str]) -> (Vec<f64>,
     (losses.collect(), printed)
 }
 
-/// The losses of a run on the GPU, and the largest relative difference to those of the CPU.
+/// Compares the losses of a run on the GPU with the losses on the CPU.
 #[track_caller]
 fn compare(stage: &Path, run: &str, flags: &[&str], tolerance: f64) {
     let [found, expected] = [GPU, "cpu"].map(|device| losses(stage, device, run, flags));
@@ -138,13 +138,13 @@ fn sixteen_bits_stay_near_the_cpu() {
     let stage = stage();
     let flags: &[&str] = match GPU {
         "cuda" => &["--precision", "bf16"],
-        // The dynamic scale begins with steps that are skipped.
+        // A dynamic loss scale would skip the first steps.
         _ => &["--precision", "f16", "--train.loss_scale", "1024"],
     };
     compare(stage.path(), "narrow", flags, 5e-3);
 }
 
-/// Two ranks of the tensor axis, with one head of 32 features each.
+/// Runs two tensor-parallel ranks with one head of 32 features each.
 #[cfg(feature = "cuda")]
 #[test]
 fn attention_uses_matrix_units_in_16_bits() {
@@ -169,7 +169,7 @@ fn attention_uses_matrix_units_in_16_bits() {
     }
 }
 
-/// wgpu has no 8-bit layers: they compute in bf16.
+/// wgpu does not support FP8 layers, and computes them in bf16.
 #[cfg(feature = "cuda")]
 #[test]
 fn eight_bits_stay_near_the_cpu() {
@@ -203,7 +203,8 @@ fn a_run_of_graphs_has_the_losses_of_one_without() {
     assert!(printed.join(" ").contains(shown), "{printed:?}");
 }
 
-/// GELU as an epilogue, by algorithms that were timed here, keeps the losses; a file of another device is ignored, and said.
+/// Checks that GELU as an epilogue, with algorithms timed on this device, keeps the losses. A file from another
+/// device is ignored, with a message.
 #[cfg(feature = "cuda")]
 #[test]
 fn epilogues_by_timed_algorithms_keep_the_losses() {
@@ -216,7 +217,7 @@ fn epilogues_by_timed_algorithms_keep_the_losses() {
     ];
     let expected = losses(stage.path(), "cpu", "gelu", &model);
     let file = stage.path().join("algorithms.json");
-    // The first layer of the MLP on one of two tensor ranks.
+    // The first MLP layer on one of two tensor-parallel ranks.
     let on = (&Device::cuda(0), DType::F32);
     let chosen = burn_megatron_cli::internal::tune(on, &[[64, 64, 128]], (8, 1)).unwrap();
     let chosen = serde_json::to_value(&chosen).unwrap();

@@ -1,5 +1,5 @@
-//! Ranks as threads: the process exits even if a rank hangs outside of collectives; and a run that does not fit into
-//! memory.
+//! Tests ranks as threads. The process exits even if a rank hangs outside of collectives. A run that does not fit
+//! into memory is refused.
 #![cfg(unix)]
 
 use std::io::{BufRead, BufReader};
@@ -8,10 +8,10 @@ use std::sync::mpsc;
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
-/// Timeout for a process that exits by itself, also on a busy machine.
+/// Timeout for a process that exits on its own, even on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(240);
 
-/// Two ranks, of which the second loops forever in its second step.
+/// Starts two ranks. The second rank loops forever in its second step.
 fn spinning(folder: &std::path::Path, flags: &[&str]) -> Child {
     let recipe = folder.join("recipe.toml");
     std::fs::write(
@@ -46,7 +46,7 @@ fn spinning(folder: &std::path::Path, flags: &[&str]) -> Child {
         .unwrap()
 }
 
-/// Waits for its exit, and kills it on timeout.
+/// Waits for the exit of the process, and kills it on timeout.
 fn code(mut child: Child) -> Option<i32> {
     let began = Instant::now();
     loop {
@@ -62,7 +62,7 @@ fn code(mut child: Child) -> Option<i32> {
     }
 }
 
-/// The lines that it writes to standard error.
+/// Returns the lines that the process writes to standard error.
 fn lines(child: &mut Child) -> mpsc::Receiver<String> {
     let (send, lines) = mpsc::channel();
     let stderr = BufReader::new(child.stderr.take().unwrap());
@@ -105,7 +105,7 @@ fn one_signal_ends_the_process_within_the_grace() {
             before.push(line.unwrap_or_else(|error| panic!("{error}: {before:?}")));
         }
         let pid = libc::pid_t::try_from(child.id()).unwrap();
-        // SAFETY: the process is a child that was not waited for, so its number is its own.
+        // SAFETY: the process is a child that was not waited for, so its process id is not reused.
         assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
         assert_eq!(code(child), Some(130));
         let said = lines.iter().collect::<Vec<_>>().join("\n");
@@ -117,7 +117,7 @@ fn one_signal_ends_the_process_within_the_grace() {
     }
 }
 
-/// A model that fits no machine is refused with one line, before a run folder is created.
+/// Checks that a model that fits on no machine is refused with one line, before a run folder is created.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_model_that_does_not_fit_is_refused_before_anything_is_made() {
@@ -148,8 +148,8 @@ fn a_model_that_does_not_fit_is_refused_before_anything_is_made() {
     assert!(!runs.exists());
 }
 
-/// With --ignore-memory it starts, and prints the memory estimate first. A limit of the process, not the memory of the
-/// machine, ends it here.
+/// Checks that a run with --ignore-memory starts, and prints the memory estimate first. A limit on the process ends
+/// it here, not the memory of the machine.
 #[cfg(target_os = "linux")]
 #[test]
 fn the_header_comes_before_the_model() {
@@ -184,13 +184,13 @@ fn the_header_comes_before_the_model() {
         rlim_max: 3 << 29,
     };
     let limits = move || {
-        // SAFETY: the limit is a local value, and the call is one that is allowed between fork and exec.
+        // SAFETY: the limit is a local value, and the call is allowed between fork and exec.
         match unsafe { libc::setrlimit(libc::RLIMIT_AS, &limit) } {
             0 => Ok(()),
             _ => Err(std::io::Error::last_os_error()),
         }
     };
-    // SAFETY: the closure allocates nothing and takes no lock.
+    // SAFETY: the closure neither allocates nor takes a lock.
     unsafe { std::os::unix::process::CommandExt::pre_exec(&mut command, limits) };
     let output = command.output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);

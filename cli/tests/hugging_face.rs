@@ -1,4 +1,4 @@
-//! `burn-megatron pretrain` that loads the weights of a Hugging Face folder.
+//! Tests `burn-megatron pretrain` with the weights of a Hugging Face folder.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -18,10 +18,10 @@ const FIXTURE: &str = concat!(
     "/../models/tests/fixtures/hf/llama2"
 );
 
-/// Of the fixture.
+/// The vocabulary size of the fixture.
 const VOCABULARY: u32 = 61;
 
-/// A temporary folder with token files, removed on drop.
+/// Temporary folder with token files, which is removed on drop.
 struct Stage(PathBuf);
 
 impl Stage {
@@ -41,7 +41,7 @@ impl Stage {
         Self(folder)
     }
 
-    /// The model of the fixture, changed.
+    /// Writes a recipe with a changed model of the fixture.
     fn recipe(&self, name: &str, change: fn(&mut TransformerConfig), sample: usize) {
         let mut model = HfFolder::open(FIXTURE).unwrap().config().model.clone();
         change(&mut model);
@@ -85,7 +85,7 @@ split = '80,20'
         command.args(flags).output().unwrap()
     }
 
-    /// The losses of the steps.
+    /// Returns the losses of the steps.
     fn losses(&self, run: &str, flags: &[&str]) -> Vec<f64> {
         let output = self.run("same", run, flags);
         assert!(output.status.success(), "{}", text(&output));
@@ -100,7 +100,7 @@ split = '80,20'
         let output = self.run(recipe, "failed", flags);
         assert_eq!(output.status.code(), Some(1), "{}", text(&output));
         assert!(text(&output).contains(says), "{says}: {}", text(&output));
-        // It is said before anything is written.
+        // The error is reported before anything is written.
         assert!(!self.0.join("failed").exists());
     }
 }
@@ -143,8 +143,8 @@ fn every_layout_begins_with_the_same_weights() {
     }
 }
 
-/// The adapters of a run are saved, in the format of `peft` too, resumed from the model that the run began with, and
-/// merged into it.
+/// Checks that adapters are saved, also in the format of `peft`, resumed from the model that the run started from,
+/// and merged into this model.
 #[test]
 fn adapters_of_a_folder_are_trained_resumed_and_merged() {
     let stage = Stage::new("lora");
@@ -170,7 +170,7 @@ fn adapters_of_a_folder_are_trained_resumed_and_merged() {
     let base = fs::canonicalize(FIXTURE).unwrap();
     assert_eq!(adapter.lora().base_model, Some(base.clone()));
     let checkpoint = Checkpoint::open(run.join("checkpoints")).unwrap();
-    // Two factors of two layers of two blocks.
+    // Two factors each for two layers in two blocks.
     assert_eq!(adapter.keys().len(), 8);
     let weights = checkpoint.keys().into_iter();
     assert_eq!(weights.filter(|key| key.starts_with("model/")).count(), 8);
@@ -183,7 +183,7 @@ fn adapters_of_a_folder_are_trained_resumed_and_merged() {
         assert_eq!(bytes, whole(&checkpoint, &key), "{key}");
         assert!(bytes.iter().any(|byte| *byte != 0), "{key}");
     }
-    // From the first step, which has the frozen weights of the folder.
+    // Resume from the first step, with the frozen weights of the folder.
     let first = run.join("checkpoints/step-00000001");
     let flags = [
         "--dp",
@@ -218,7 +218,7 @@ fn adapters_of_a_folder_are_trained_resumed_and_merged() {
         |block: usize, layer: &str| format!("model/blocks.{block}.attention.{layer}.weight");
     let wanted = [0, 1].map(|block| [weight(block, "output"), weight(block, "qkv")]);
     assert_eq!(changed, wanted.concat());
-    // The keys are as they were.
+    // The key projections are unchanged.
     let keys = TensorSlice {
         offset: vec![0, 32],
         shape: vec![32, 32],
@@ -241,7 +241,7 @@ fn adapters_of_a_folder_are_trained_resumed_and_merged() {
     );
 }
 
-/// A run that ends before its first checkpoint begins again with the adapters that it has loaded.
+/// Checks that a run that ended before its first checkpoint starts again from the adapters that it loaded.
 #[test]
 fn adapters_are_loaded_again_where_there_is_no_checkpoint() {
     let stage = Stage::new("adapters");
@@ -257,7 +257,7 @@ fn adapters_are_loaded_again_where_there_is_no_checkpoint() {
     let ended = stage.run("same", "ended", &[&flags[..], &fails].concat());
     assert!(!ended.status.success(), "{}", text(&ended));
     let resumed = stage.losses("ended", &["--resume", "auto"]);
-    // The step of the first attempt stays in the metrics.
+    // The step of the first attempt is kept in the metrics.
     assert_eq!(resumed[..], [&whole[..1], &whole[..]].concat());
     let other = ["--load", FIXTURE, "--lora.base_model", flags[3]];
     stage.fails("same", &other, "conflicts with --load");
@@ -265,7 +265,8 @@ fn adapters_are_loaded_again_where_there_is_no_checkpoint() {
     assert!((base[0] - whole[0]).abs() > 1e-3, "{base:?} {whole:?}");
 }
 
-/// Beside each checkpoint there is its folder, in any layout; none without a checkpoint.
+/// Checks that a folder is written for each checkpoint, in any layout, and that no folder exists without a
+/// checkpoint.
 #[test]
 fn checkpoints_are_written_as_hugging_face_folders() {
     let stage = Stage::new("save-hf");
@@ -299,7 +300,7 @@ fn checkpoints_are_written_as_hugging_face_folders() {
             assert_eq!(narrow.1, wide.1, "{name} {key}");
         }
     }
-    // `convert` takes the other files from the folder that the run was loaded from.
+    // `convert` copies the other files from the folder that the run was loaded from.
     let converted = stage.0.join("converted");
     let mut convert = Command::new(env!("CARGO_BIN_EXE_burn-megatron"));
     let output = convert

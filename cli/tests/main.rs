@@ -1,4 +1,4 @@
-//! The tests of this crate but those that Cargo.toml lists.
+//! All tests of this crate, except the tests that Cargo.toml lists.
 
 mod check_gpu;
 mod checkpoint;

@@ -1,4 +1,5 @@
-//! `burn-megatron pretrain` without a recipe: sizes by `--set`, a model from its folder, a run from its checkpoint.
+//! Tests `burn-megatron pretrain` without a recipe: sizes from `--set`, a model from its folder, and a run from its
+//! checkpoint.
 
 use std::fs;
 use std::path::Path;
@@ -11,10 +12,10 @@ const TOKENIZER: &str = concat!(
     "/../burn-megatron-data/tests/fixtures/tokenizer/byte_bpe"
 );
 
-/// Of the tokenizer.
+/// The vocabulary size of the tokenizer.
 const VOCABULARY: &str = "vocabulary = 400";
 
-/// A small model on one rank.
+/// Flags of a small model on one rank.
 const SMALL: &str = "--tp 1 --pp 1 --dp 1 --set model.hidden=16 --set model.context=32 --set model.layers=1 \
                      --set sample.tokens=4 --set train.held_out_samples=2";
 
@@ -25,7 +26,7 @@ impl Stage {
         self.0.path().join(name).to_str().unwrap().into()
     }
 
-    /// A command line, in which `@name` is a path in the folder.
+    /// Runs a command line, in which `@name` is a path in the folder.
     fn run(&self, flags: &str) -> Output {
         let mut command = Command::new(env!("CARGO_BIN_EXE_burn-megatron"));
         command.args(["pretrain", "--compute-threads", "1"]);
@@ -64,7 +65,7 @@ fn a_folder_brings_its_settings() {
         "{SMALL} --data @my.txt --tokenizer {TOKENIZER} {save}"
     ));
     assert!(stage.read("base/config.toml").contains(VOCABULARY));
-    // Models of Hugging Face come with their tokenizer.
+    // Hugging Face models contain their tokenizer.
     let folder = stage.path("base/hugging-face/step-00000002");
     let tokenizer = Path::new(TOKENIZER).join("tokenizer.json");
     fs::copy(tokenizer, Path::new(&folder).join("tokenizer.json")).unwrap();
@@ -109,7 +110,7 @@ fn a_folder_brings_its_settings() {
         "{prompt}"
     );
 
-    // A checkpoint that was moved out of its run has the recipe.
+    // A checkpoint that was moved out of its run folder contains the recipe.
     let checkpoint = stage.path("moved/step-00000002");
     fs::create_dir(stage.path("moved")).unwrap();
     fs::rename(stage.path("base/checkpoints/step-00000002"), &checkpoint).unwrap();

@@ -1,4 +1,4 @@
-//! `burn-megatron` with an output that is closed or cannot be written.
+//! Tests `burn-megatron` with an output that is closed or not writable.
 #![cfg(unix)]
 
 use std::fs::{self, File};
@@ -34,7 +34,7 @@ tokens = 4
 every = 3
 "#;
 
-/// A pipe whose reader is closed, as by `| head`.
+/// Returns a pipe whose reader is closed, like the output to `| head`.
 fn closed() -> Stdio {
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
@@ -95,7 +95,7 @@ fn a_run_whose_output_nobody_reads_writes_its_files() {
         let metrics = fs::read_to_string(at.join(run).join("metrics.jsonl")).unwrap();
         assert!(metrics.lines().count() >= 3, "{metrics}");
     }
-    // Text ends where nobody reads it, long before its last token.
+    // Generation ends long before the last token, because no one reads the text.
     let run = at.join("out");
     let mut generate = command(&[
         "generate",
@@ -116,7 +116,8 @@ fn a_run_whose_output_nobody_reads_writes_its_files() {
     );
 }
 
-/// By default a write beyond the limit ends a process by SIGXFSZ, without a message.
+/// Checks the error for a file size limit. By default, a write beyond the limit ends a process by SIGXFSZ, without a
+/// message.
 #[test]
 fn a_file_size_limit_is_an_error_that_loses_no_checkpoint() {
     let held = folder();
@@ -130,7 +131,7 @@ fn a_file_size_limit_is_an_error_that_loses_no_checkpoint() {
     };
     let whole = run("unlimited", &[]);
     assert!(whole.status.success(), "{}", error_text(&whole));
-    // Enough for the metrics, and too little for a checkpoint.
+    // Enough for the metrics, but too little for a checkpoint.
     let allow = ["--resume-allow-change", "train.steps,train.warmup_steps"];
     let longer = [&["--steps", "6"], &allow[..]].concat();
     let text = error_text(&run("40", &longer));
@@ -183,7 +184,7 @@ fn a_fault_that_has_not_struck_is_an_error_when_the_files_are_written() {
     let wanted = format!("error: {fault} did not fire: the rank made no such call");
     assert!(text.contains(&wanted), "{text}");
     assert!(at.join("run/sample.txt").is_file());
-    // A run that goes on does not come to the steps before.
+    // A resumed run does not execute the previous steps.
     let fault = "nan@rank=1,step=1,call=0";
     let longer = ["--steps", "5", "--resume-allow-change", "train.steps"];
     let resumed = [&longer[..], &["--resume", "auto", "--inject", fault]].concat();

@@ -13,10 +13,10 @@ const FIXTURE: &str = concat!(
     "/../models/tests/fixtures/hf/llama2"
 );
 
-/// Makes something at a path.
+/// Function that creates an object at a path.
 type Make = fn(&Path);
 
-/// Runs a command that must fail within a time, and returns its error.
+/// Runs a command that must fail within a time limit, and returns its error.
 fn error(words: &[&str], at: &Path) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_burn-megatron"));
     command.args(words).current_dir(at).stderr(Stdio::piped());

@@ -1,4 +1,4 @@
-//! `burn-megatron checkpoint upcycle`, and what other commands make of its checkpoint.
+//! Tests `burn-megatron checkpoint upcycle`, and the use of its checkpoint in other commands.
 
 use std::fs;
 use std::path::PathBuf;
@@ -33,7 +33,7 @@ warmup_steps = 1
 held_out_samples = 2
 "#;
 
-/// A folder with a trained dense model in `dense`.
+/// Folder with a trained dense model in `dense`.
 struct Stage(TempDir);
 
 impl Stage {
@@ -53,7 +53,7 @@ impl Stage {
         self.0.path().join(name)
     }
 
-    /// A command line, in which `@name` is a path in the folder.
+    /// Runs a command line, in which `@name` is a path in the folder.
     fn run(&self, command: &str) -> Output {
         let words = command.split(' ').map(|word| match word.strip_prefix('@') {
             Some(name) => self.path(name).into_os_string(),
@@ -96,7 +96,7 @@ impl Stage {
     }
 }
 
-/// The recipe with the settings that the command printed.
+/// Returns the recipe with the settings that the command printed.
 fn with_printed(recipe: &Table, printed: &str) -> Table {
     let (_, printed) = printed.split_once("\n\n").unwrap();
     let printed: Table = printed.parse().unwrap();
@@ -149,7 +149,7 @@ fn a_dense_run_goes_on_with_experts() {
     assert!(error.contains("has weights only"), "{error}");
 }
 
-/// On two stages both hold the embedding.
+/// Both of two stages hold the embedding.
 #[test]
 fn a_model_with_tied_embeddings() {
     let mut recipe: Table = RECIPE.parse().unwrap();

@@ -1,4 +1,4 @@
-//! `burn-megatron verify` with `--faults` and `--against`.
+//! Tests `burn-megatron verify` with `--faults` and `--against`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ fn text(output: &Output) -> String {
     of(&output.stdout) + &of(&output.stderr)
 }
 
-/// The page has the rows of the list, with these checks and differences.
+/// Checks that the page of the book contains the rows of the list, with the same checks and differences.
 #[test]
 fn published_defects_are_found_as_the_book_says() {
     let page = concat!(
@@ -39,7 +39,8 @@ fn published_defects_are_found_as_the_book_says() {
     assert_eq!(in_page.count(), rows.len());
 }
 
-/// A folder with the weights of a fixture, and a step that `cli/foreign/transformers_step.py` wrote of it.
+/// Creates a folder with the weights of a fixture, and a step of `cli/foreign/transformers_step.py` with these
+/// weights.
 fn foreign(name: &str, at: &Path) -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let weights = root.join("../models/tests/fixtures/hf").join(name);
@@ -79,7 +80,7 @@ fn a_wrong_gradient_and_a_wrong_loss_are_found() {
     let folder = foreign("llama2", temp.path());
     let file = folder.join("gradients/model.safetensors");
     let mut bytes = fs::read(&file).unwrap();
-    // The last tensors of the file are of the last layer; halving one element of the largest exponent is a wrong gradient.
+    // The last tensors of the file belong to the last layer. The changed values give a wrong gradient.
     let end = bytes.len();
     for value in bytes[end - 4 * 32..].chunks_mut(4) {
         let wrong = f32::from_le_bytes(value.try_into().unwrap()) + 0.01;

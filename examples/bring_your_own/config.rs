@@ -51,7 +51,8 @@ impl ModelConfig for GptConfig {
         ParallelGpt::new(self, stages)
     }
 
-    /// By default only layouts without tensor parallelism pass. These layers need a multiple of the heads.
+    /// The default implementation only allows layouts without tensor parallelism. These layers require that the number
+    /// of tensor ranks divides the number of heads.
     fn check_layout(&self, layout: &ParallelConfig) -> Result<(), BuildError> {
         split_evenly("heads", self.heads, Axis::Tensor, layout.tensor)?;
         check_without_experts(layout)

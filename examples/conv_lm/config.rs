@@ -27,7 +27,7 @@ pub struct ConvLmConfig {
     /// Every layer whose number is a multiple of this has attention, the other layers have a convolution. Layers are
     /// counted from 1.
     pub attention_every: NonZeroUsize,
-    /// The kernel size: the number of tokens that a convolution sees, including the current token.
+    /// The kernel size: the number of tokens in a convolution, including the current token.
     pub kernel: NonZeroUsize,
 }
 

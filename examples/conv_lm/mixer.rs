@@ -94,7 +94,7 @@ impl Mixer for HybridMixer {
 pub struct GatedConvConfig {
     /// Features of the residual stream, and channels.
     pub hidden: usize,
-    /// The kernel size: the number of tokens that a convolution sees, including the current token.
+    /// The kernel size: the number of tokens in a convolution, including the current token.
     pub kernel: usize,
 }
 

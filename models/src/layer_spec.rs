@@ -61,6 +61,16 @@ impl<S> LayerSpec<S> {
 
 impl TransformerConfig {
     /// Returns the specification of layer `number` of the complete model.
+    ///
+    /// ```
+    /// use burn_megatron_models::{MixerSpec, TransformerConfig};
+    ///
+    /// // The first block of this small DeepSeek-V3 has no experts.
+    /// let config = TransformerConfig::deepseek();
+    /// assert!(!config.layer(0).has_experts());
+    /// assert!(config.layer(1).has_experts());
+    /// assert!(matches!(config.layer(1).mixer, MixerSpec::Latent(_)));
+    /// ```
     pub fn layer(&self, number: usize) -> LayerSpec {
         LayerSpec {
             mixer: self.mixer(number),

@@ -30,6 +30,24 @@ use crate::{Block, LayerSpec, Mixer, Positions, StandardMixer, TransformerConfig
 /// stream `[batch, seq, hidden]` becomes `[batch, seq / tensor, hidden]`.
 ///
 /// `X` is the type of the mixers. A program with custom mixers builds it with [`with_layers`](Self::with_layers).
+///
+/// ```
+/// use burn::tensor::Device;
+/// use burn_megatron::nn::Tokens;
+/// use burn_megatron::prelude::*;
+/// use burn_megatron_models::TransformerConfig;
+///
+/// let config = TransformerConfig { context: 16, hidden: 32, layers: 2, ..TransformerConfig::llama() };
+/// let layout = ParallelConfig::new().with_tensor(2);
+/// let shapes = World::threads(2)?.run(|rank| {
+///     let (groups, device) = (ParallelContext::new(&layout, &rank)?, Device::flex());
+///     let model = config.init(&groups, &device)?.module;
+///     let tokens = Tokens::new(&[1, 2, 3, 4], [1, 4], &device);
+///     Ok::<_, AnyError>(model.logits(tokens).dims())
+/// })?;
+/// assert_eq!(shapes, [[1, 4, 256]; 2]);
+/// # Ok::<(), AnyError>(())
+/// ```
 #[derive(Module, Debug)]
 pub struct Transformer<X: Mixer = StandardMixer> {
     /// Present on the first stage. Also present on the last stage if the output is tied, or for multi-token prediction.

@@ -22,10 +22,10 @@ use crate::links::on_threads;
 use burn_megatron_cli::internal::Error;
 use burn_megatron_cli::internal::median;
 
-/// Tokens of a sample: few, as only the effect of saving on training is measured.
+/// Tokens of a sample. The number is small, since only the effect of saving on training is measured.
 const TOKENS: usize = 64;
 
-/// The state that is saved, and the number of saves.
+/// The model, the flags and the folder of the benchmark.
 pub struct CheckpointBench<'a> {
     pub args: &'a CheckpointBenchArgs,
     pub model: TransformerConfig,
@@ -35,7 +35,7 @@ pub struct CheckpointBench<'a> {
     pub folder: &'a Path,
 }
 
-/// Seconds, of each sample.
+/// The measured times in seconds, one value per sample.
 #[derive(Debug, Default)]
 pub struct CheckpointTimings {
     /// Bytes of a checkpoint.
@@ -44,18 +44,18 @@ pub struct CheckpointTimings {
     pub copy: Vec<f64>,
     pub load: Vec<f64>,
     pub read: Vec<f64>,
-    /// Asynchronous: from begin to publication.
+    /// Asynchronous save: time from its start to the publication of the checkpoint.
     pub write: Vec<f64>,
-    /// The time that training was stalled by it.
+    /// Asynchronous save: the time for which training was stalled.
     pub stall: Vec<f64>,
-    /// The time by which the steps were longer until it was published.
+    /// Asynchronous save: the additional time of the steps until the checkpoint was published.
     pub slower: Vec<f64>,
-    /// Steps while nothing is written.
+    /// Steps during which no checkpoint is written.
     pub step: Vec<f64>,
 }
 
 impl CheckpointBench<'_> {
-    /// Measures; returns the timings of rank 0.
+    /// Runs the measurement and returns the timings of rank 0.
     pub fn run(&self) -> Result<CheckpointTimings, Error> {
         let text = self.folder.join("text");
         fs::write(
@@ -119,7 +119,7 @@ impl CheckpointBench<'_> {
         Ok(Saver::open(saving, groups)?)
     }
 
-    /// A save, a copy, a load and a read of the same bytes, repeated; the first round is a warm-up.
+    /// Repeats a save, a copy, a load and a read of the same bytes. The first round is a warm-up.
     fn measure_foreground(
         &self,
         groups: &ParallelContext,
@@ -158,7 +158,8 @@ impl CheckpointBench<'_> {
             if groups.rank() == 0 {
                 record.bytes = files::bytes(&checkpoint)?;
                 fs::remove_dir_all(&to)?;
-                // A copy removes nothing; with older checkpoints to remove, a save would do more work.
+                // A copy removes nothing. If a save had to remove older checkpoints, it would do more work than the
+                // copy.
                 fs::remove_dir_all(&checkpoint)?;
             }
             if round > 0 {
@@ -171,7 +172,7 @@ impl CheckpointBench<'_> {
         Ok(())
     }
 
-    /// Trains on while checkpoints are written.
+    /// Continues training while checkpoints are written.
     fn measure_background(
         &self,
         groups: &ParallelContext,
@@ -194,12 +195,12 @@ fn timed<T>(work: impl FnOnce() -> Result<T, Error>) -> Result<(T, f64), Error> 
     Ok((done, started.elapsed().as_secs_f64()))
 }
 
-/// Records which steps ran while a checkpoint was written.
+/// Records the steps that ran while a checkpoint was written.
 struct SaveObserver {
     every: usize,
     /// Seconds of each step.
     steps: Vec<f64>,
-    /// The steps before a checkpoint was begun and published, and the checkpoint.
+    /// Each checkpoint, with the number of steps that were complete when it was published.
     saved: Vec<(usize, SavedCheckpoint)>,
 }
 
@@ -223,7 +224,7 @@ impl SaveObserver {
             };
             saved.iter().any(within)
         };
-        // The first steps fill memory pools.
+        // The first steps fill the memory pools.
         let numbers = self.every / 2..self.steps.len();
         record.step = numbers
             .filter(|step| !is_busy(*step))

@@ -1,5 +1,5 @@
-//! The same bytes without a format: what saving and loading are compared with. Files are worked on at the same time, as ranks
-//! do.
+//! Copies and reads the same bytes without a format, as a baseline for saving and loading. Files are processed in
+//! parallel, as by ranks.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use burn_megatron_cli::internal::Error;
 use rayon::prelude::*;
 
-/// The data files of a checkpoint.
+/// Returns the data files of a checkpoint.
 fn files(checkpoint: &Path) -> Result<Vec<PathBuf>, Error> {
     let files = fs::read_dir(checkpoint)?.map(|entry| Ok(entry?.path()));
     let mut files = files.collect::<Result<Vec<_>, Error>>()?;
@@ -15,14 +15,14 @@ fn files(checkpoint: &Path) -> Result<Vec<PathBuf>, Error> {
     Ok(files)
 }
 
-/// The bytes of the data files.
+/// Returns the bytes of the data files.
 pub fn bytes(checkpoint: &Path) -> Result<u64, Error> {
     let files = files(checkpoint)?;
     let sizes = files.iter().map(|file| Ok(fs::metadata(file)?.len()));
     sizes.sum()
 }
 
-/// Copies the data files into a new folder, and waits until they are on the disk.
+/// Copies the data files into a new folder, and waits until the data is on the disk.
 pub fn copy(checkpoint: &Path, to: &Path) -> Result<(), Error> {
     fs::create_dir(to)?;
     files(checkpoint)?.par_iter().try_for_each(|file| {

@@ -1,4 +1,4 @@
-//! `burn-megatron-bench checkpoint`.
+//! The `burn-megatron-bench checkpoint` benchmark.
 
 mod case;
 mod files;
@@ -14,7 +14,7 @@ use serde::Serialize;
 use crate::report::write;
 use case::{CheckpointBench, CheckpointTimings};
 
-/// Blocks of the model, and features of its residual stream.
+/// Layers and hidden size of the model.
 const LAYERS: usize = 12;
 const HIDDEN: usize = 512;
 
@@ -30,10 +30,10 @@ pub struct CheckpointBenchArgs {
     /// ZeRO stage: 0 shards nothing, 1 the optimizer, 2 also gradients, 3 also parameters.
     #[arg(long, value_name = "STAGE", default_value_t = ZeroStage::Optimizer)]
     pub zero_stage: ZeroStage,
-    /// Checkpoints of each kind, of which the median is reported.
+    /// Number of checkpoints of each kind. The median is reported.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = at_least_one)]
     pub repeats: usize,
-    /// A folder on the disk to measure; by default the system's temporary folder.
+    /// Folder on the disk to measure. Default: the temporary folder of the system.
     #[arg(long, value_name = "DIR")]
     pub dir: Option<PathBuf>,
     /// Write the results to this file as JSON.
@@ -41,7 +41,7 @@ pub struct CheckpointBenchArgs {
     pub json: Option<PathBuf>,
 }
 
-/// The results; bandwidths in MB/s (1e6 bytes).
+/// The results. Bandwidths are in MB/s (1e6 bytes).
 #[derive(Serialize)]
 struct CheckpointReport {
     ranks: usize,
@@ -58,7 +58,7 @@ struct CheckpointReport {
     step_seconds: f64,
 }
 
-/// Saves, copies, loads and reads the same bytes, interleaved, and prints the time of each.
+/// Saves, copies, loads and reads the same bytes, interleaved, and prints the bandwidth of each.
 pub fn run(args: &CheckpointBenchArgs) -> Result<(), Error> {
     let dir = args.dir.clone().unwrap_or_else(std::env::temp_dir);
     let folder = tempfile::tempdir_in(&dir)
@@ -96,7 +96,7 @@ impl CheckpointReport {
         let megabytes = record.bytes as f64 / 1e6;
         let rate = |seconds: &[f64]| megabytes / median(seconds);
         let [save, copy, load, read] = [&record.save, &record.copy, &record.load, &record.read];
-        // Ratios within a round, so that other load on the disk affects both.
+        // Ratios are computed within a round, so that other load on the disk affects both values.
         let ratio = |own: &[f64], plain: &[f64]| {
             let ratios = own.iter().zip(plain).map(|(own, plain)| plain / own);
             median(&ratios.collect::<Vec<_>>())
@@ -133,8 +133,8 @@ impl std::fmt::Display for CheckpointReport {
         let of_write = |seconds: f64| 100.0 * seconds / self.write_seconds;
         writeln!(
             f,
-            "\nduring training: written in {:.2} s; training stalls for {:.3} s ({:.1} % of that), \
-             and its steps, of {:.2} s otherwise, take {:.2} s more in all ({:.0} %)",
+            "\nduring training: written in {:.2} s; training stalls for {:.3} s ({:.1} % of the write time); \
+             a step otherwise takes {:.2} s, and all steps together take {:.2} s longer ({:.0} % of the write time)",
             self.write_seconds,
             self.stall_seconds,
             of_write(self.stall_seconds),
@@ -184,7 +184,7 @@ mod tests {
             [2, 2],
             "{record:?}"
         );
-        // Weights and both moments, in f32, and the headers.
+        // Weights and both moments in f32, and the headers.
         let blocks = 2 * (12 * 32 * 32 + 13 * 32);
         let bytes = 12 * ((256 + 64 + 2) * 32 + blocks) as u64;
         assert!(

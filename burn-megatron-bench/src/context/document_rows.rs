@@ -1,4 +1,4 @@
-//! Documents of given lengths in rows.
+//! Packs documents of given lengths into rows.
 
 use burn_megatron_data::{DataError, IGNORE, Sample, Samples};
 
@@ -7,7 +7,8 @@ use burn_megatron_cli::internal::RandomTokens;
 
 pub const VOCABULARY: usize = 256;
 
-/// One document of all `tokens`, and half as many tokens in documents of each shorter length, down to a 64th.
+/// Returns the lengths of one document of `tokens` tokens, and of documents of each halved length down to a 64th. The
+/// documents of each length have `tokens / 2` tokens in total.
 pub fn long_tail(tokens: usize) -> Vec<usize> {
     let halves = (1..=6).map(|halving| (tokens >> halving, 1 << (halving - 1)));
     let shorter = halves.filter(|(length, _)| *length > 0);
@@ -15,16 +16,17 @@ pub fn long_tail(tokens: usize) -> Vec<usize> {
     [tokens].into_iter().chain(shorter).collect()
 }
 
-/// The rows of a global batch, which is the same in every step.
+/// The rows of a global batch. It is the same in every step.
 #[derive(Clone)]
 pub struct DocumentRows {
     tokens: RandomTokens,
-    /// By row, the lengths of its documents.
+    /// The lengths of the documents of each row.
     pub lengths: Vec<Vec<usize>>,
 }
 
 impl DocumentRows {
-    /// Packs the longest first, each into the fullest row that has room for it.
+    /// Packs the documents into rows. The longest document comes first, and each document goes into the fullest row
+    /// that has room for it.
     pub fn new(lengths: &[usize], row: usize) -> Result<Self, Error> {
         let invalid = |length: &&usize| **length == 0 || **length > row;
         if let Some(length) = lengths.iter().find(invalid) {
@@ -60,7 +62,7 @@ impl Samples for DocumentRows {
         self.tokens.length
     }
 
-    /// Fills the rest of a row with a document without targets.
+    /// Returns a sample. The rest of its row is a document without targets.
     fn sample(&self, number: u64) -> Result<Sample, DataError> {
         let number = number % self.lengths.len() as u64;
         let mut sample = self.tokens.sample(number)?;

@@ -1,5 +1,5 @@
-//! `burn-megatron-bench context --documents`: documents of very different lengths, in rows that all ranks share and on groups
-//! of ranks by their length.
+//! The `burn-megatron-bench context --documents` benchmark: documents of very different lengths. All ranks share rows
+//! of documents, or groups of ranks share documents by their length.
 
 use std::sync::Arc;
 
@@ -21,13 +21,13 @@ use crate::links::{LinkSpeed, Rounds, Traffic, on_threads, slowest};
 use crate::report::{Column, Report, fixed};
 
 const LAYERS: usize = 1;
-/// Little next to attention, which is what differs.
+/// Small relative to attention, since only attention differs.
 const MLP_WIDTH: usize = 64;
 
-/// The most by which the losses of two layouts may differ: sums in f32, in another order.
+/// The tolerated relative difference of the losses of two layouts. f32 sums have a different order in each layout.
 const TOLERANCE: f64 = 1e-3;
 
-/// Trains a small Llama on the documents in each layout, without and over a link.
+/// Trains a small Llama on the documents in each layout, without a link and over a link.
 pub fn run(args: &ContextArgs, lengths: &[usize]) -> Result<(), Error> {
     let lengths = match lengths {
         [] => long_tail(args.tokens),
@@ -51,15 +51,15 @@ pub fn run(args: &ContextArgs, lengths: &[usize]) -> Result<(), Error> {
     ))
 }
 
-/// The method by which the ranks share the documents.
+/// The assignment of documents to ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum DocumentLayout {
-    /// Each row is split as a zigzag over all ranks.
+    /// Each row is split over all ranks in a zigzag.
     Rows,
-    /// Each document is.
+    /// Each document is split over all ranks in a zigzag.
     PerDocument,
-    /// By their lengths.
+    /// Each document is split over a group of ranks that depends on its length.
     Hybrid,
 }
 
@@ -74,7 +74,7 @@ impl DocumentLayout {
         }
     }
 
-    /// With as much room on a rank as its part of a row takes.
+    /// Returns the layout. In the hybrid layout, a rank has room for its share of a row.
     fn config(self, ranks: usize, tokens: usize) -> ParallelConfig {
         let one = ParallelConfig::new().with_context_exchange(ContextExchange::Ring);
         let shared = one.clone().with_data(1).with_context(ranks);
@@ -89,7 +89,7 @@ impl DocumentLayout {
     }
 }
 
-/// The least and the most of the ranks.
+/// The minimum and the maximum over the ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 struct Extent {
     least: f64,
@@ -97,7 +97,7 @@ struct Extent {
 }
 
 impl Extent {
-    /// Collective: call on all ranks.
+    /// Computes the extent over all ranks. Collective: call on all ranks.
     fn of(rank: &Rank, value: f64) -> Result<Self, Error> {
         let ranks = rank.communicator();
         Ok(Self {
@@ -123,23 +123,23 @@ impl Extent {
     }
 }
 
-/// A layout with the figures of a step.
+/// A row of the table: a layout with the figures of a step.
 #[derive(Clone, Debug, Serialize)]
 struct DocumentsRow {
     ranks: usize,
     layout: DocumentLayout,
     micro_batches: usize,
-    /// Of a rank.
+    /// Attention operations of a rank.
     attention_flops: Extent,
-    /// Of a rank, with padding.
+    /// Tokens of a rank, including padding.
     tokens: Extent,
-    /// By attention of a rank.
+    /// Bytes that attention sends from a rank.
     bytes_sent: Extent,
     loss: f64,
     /// The seconds of the slowest rank.
     seconds: f64,
     seconds_over_link: f64,
-    /// The time of the first layout over this one.
+    /// The time of the first layout divided by the time of this layout.
     speed: f64,
     speed_over_link: f64,
 }
@@ -157,11 +157,11 @@ const COLUMNS: &[Column<DocumentsRow>] = &[
     Column::new("speed", 6, |row| fixed(row.speed_over_link, 2)),
 ];
 
-/// The figures of a step of a layout.
+/// The figures of a step in one layout.
 struct LayoutFigures {
     micro_batches: usize,
     tokens: Extent,
-    /// Pairs of query and key.
+    /// Query-key pairs.
     pairs: Extent,
     bytes_sent: Extent,
     /// The loss of the last step.
@@ -208,7 +208,7 @@ impl DocumentsBenchmark<'_> {
             width,
             ..
         } = *self.args;
-        // Room for the padding of documents in rows of one.
+        // Leaves room for the padding of a document in a separate row.
         let most = self.args.ranks.iter().max().copied().unwrap_or(1);
         TransformerConfig {
             vocabulary: VOCABULARY,
@@ -224,7 +224,7 @@ impl DocumentsBenchmark<'_> {
 
     fn train_config(&self) -> TrainConfig {
         TrainConfig {
-            // Both without and over a link.
+            // The steps of one run. The runs without a link and over a link have separate trainers.
             steps: self.args.steps.warm_up + self.args.steps.steps,
             micro_batch_size: 1,
             global_batch_size: self.rows.lengths.len(),
@@ -234,7 +234,7 @@ impl DocumentsBenchmark<'_> {
         }
     }
 
-    /// The layouts on a number of ranks, in the order of [`DocumentLayout::ALL`].
+    /// Returns the rows of all layouts on `ranks` ranks, in the order of [`DocumentLayout::ALL`].
     fn rows(&self, ranks: usize) -> Result<Vec<DocumentsRow>, Error> {
         if ranks < 2 {
             return Err(format!("invalid --ranks {ranks}: expected at least 2").into());
@@ -278,7 +278,7 @@ impl DocumentsBenchmark<'_> {
         Ok(rows)
     }
 
-    /// The figures of each layout.
+    /// Returns the figures of each layout.
     fn time(&self, ranks: usize, speed: LinkSpeed) -> Result<Vec<LayoutFigures>, Error> {
         let mut by_rank = on_threads(ranks, |rank| self.time_rank(rank, ranks, speed))?;
         Ok(by_rank.swap_remove(0))
@@ -336,13 +336,13 @@ impl DocumentsBenchmark<'_> {
     }
 }
 
-/// The groups in which keys, values and gradients travel, over a link.
+/// Returns the groups with a link in the groups that exchange keys, values and gradients.
 fn over_link(groups: ParallelContext, link: &Arc<Link>) -> Result<ParallelContext, Error> {
     let context = SimulatedNetwork::over(groups.context().clone(), link);
     let groups = groups.with_group(Grid::Dense, Axis::Context, context);
     let axes = Grid::Dense.data_axes();
     let all = groups.group(Grid::Dense, axes)?;
-    // With one data rank it is the group of the context axis.
+    // With one data rank, this is the group of the context axis.
     if Arc::ptr_eq(&all, groups.context()) {
         return Ok(groups);
     }
@@ -350,25 +350,25 @@ fn over_link(groups: ParallelContext, link: &Arc<Link>) -> Result<ParallelContex
     Ok(groups.with_group(Grid::Dense, axes, all))
 }
 
-/// The pairs of query and key of a rank.
+/// Returns the query-key pairs of a rank.
 fn pairs(batch: &Batch) -> u64 {
     batch.shard.as_ref().map_or(0, |shard| shard.pairs(None))
 }
 
-/// Returns the bytes that a rank sent, without the sums of gradients and of scalars.
+/// Returns the bytes that a rank sent, without the all-reduces of gradients and scalars.
 fn bytes_of_attention(transfers: &[Transfer]) -> f64 {
     let own = transfers.iter().filter(|of| of.op != "all_reduce");
     own.map(|of| of.bytes as f64).sum()
 }
 
-/// Checks that all layouts train with the same loss.
+/// Checks that all layouts train with the same loss, within [`TOLERANCE`].
 fn check_losses(rows: &[DocumentsRow]) -> Result<(), Error> {
     let expected = rows[0].loss;
     for row in rows {
         let apart = (row.loss - expected).abs() / expected;
         if apart.is_nan() || apart >= TOLERANCE {
             return Err(format!(
-                "{} trains with a loss of {}, and {} with one of {expected}: expected the same within {TOLERANCE}",
+                "the losses differ: {} has {}, and {} has {expected}; expected a relative difference below {TOLERANCE}",
                 row.layout.name(),
                 row.loss,
                 rows[0].layout.name()
@@ -384,7 +384,7 @@ mod tests {
     use super::*;
     use crate::test_flags::parse_text;
 
-    /// The one that is as long as a row is on both ranks, all others on one.
+    /// The document with the length of a row is on both ranks. All other documents are on one rank.
     #[test]
     fn short_documents_on_groups_by_length_send_nothing() {
         let text = "--tokens 64 --heads 2 --groups 1 --width 8 --ranks 2 --steps 1 --warm-up 0 --documents";
@@ -397,16 +397,16 @@ mod tests {
         let [plain, per_document, hybrid] = &bench.rows(2).unwrap()[..] else {
             panic!("three layouts");
         };
-        // Keys and values of 8 features of one group, forward, again in the backward, and their gradients, of rows of 64 tokens,
-        // half of them on a rank.
+        // Keys and values with 8 features of one group are sent in the forward and again in the backward, and so are
+        // their gradients. Half of the tokens of each row of 64 tokens are on a rank.
         let of_rows = |rows: usize| (rows * 64 / 2 * 2 * 8 * 3 * 4 * LAYERS) as f64;
         let sent = |row: &DocumentsRow| (row.bytes_sent.least, row.bytes_sent.most);
         assert_eq!(sent(plain), (of_rows(4), of_rows(4)));
-        // The document of 64 tokens alone.
+        // Only the document of 64 tokens is sent.
         assert_eq!(sent(hybrid), (of_rows(1), of_rows(1)));
         let all = |row: &DocumentsRow| row.tokens.least + row.tokens.most;
         assert_eq!(all(hybrid), all(plain));
-        // Documents of one and two tokens are padded to four.
+        // Documents of one and two tokens are padded to four tokens.
         assert!(per_document.tokens.most > plain.tokens.most);
         let pairs: usize = lengths.iter().map(|length| length * (length + 1) / 2).sum();
         let flops = (12 * LAYERS * 16 * pairs) as f64;

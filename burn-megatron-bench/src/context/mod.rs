@@ -1,4 +1,4 @@
-//! `burn-megatron-bench context`: a layer of attention whose sequence is shared by several ranks.
+//! The `burn-megatron-bench context` benchmark: an attention layer whose sequence is split over several ranks.
 
 mod document_rows;
 mod documents;
@@ -35,19 +35,19 @@ const EXCHANGES: [ContextExchange; 3] = [
 /// Flags of `context`.
 #[derive(Args)]
 pub struct ContextArgs {
-    /// Tokens of the sequence.
+    /// Number of tokens of the sequence.
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = at_least_one)]
     pub tokens: usize,
-    /// Heads of the queries.
+    /// Number of query heads.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = at_least_one)]
     pub heads: usize,
-    /// Groups of keys and values.
+    /// Number of key and value groups.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = at_least_one)]
     pub groups: usize,
-    /// Features of a head.
+    /// Width of a head.
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = at_least_one)]
     pub width: usize,
-    /// Numbers of ranks that share the sequence, compared with one.
+    /// Numbers of ranks that share the sequence. Each is compared with one rank.
     #[arg(
         long,
         visible_alias = "cp",
@@ -56,8 +56,9 @@ pub struct ContextArgs {
         default_value = "2,4"
     )]
     pub ranks: Vec<usize>,
-    /// Train on documents of these lengths instead, in rows of --tokens that all ranks share, and on groups of ranks by
-    /// their length (--hybrid-context-parallel of pretrain); without lengths on a long tail of 64 documents.
+    /// Train on documents of these lengths instead. The documents are packed into rows of --tokens that all ranks
+    /// share, and are also shared by groups of ranks by their length (--hybrid-context-parallel of pretrain). Without
+    /// lengths: a long tail of 64 documents.
     #[arg(
         long,
         num_args = 0..,
@@ -69,15 +70,15 @@ pub struct ContextArgs {
     /// Time of the transfers over the simulated link, as a fraction of the time of the layer without a link.
     #[arg(long, value_name = "FRACTION", default_value_t = 0.5, value_parser = above_zero)]
     pub share: f64,
-    /// The number of steps, and the file.
+    /// The number of steps, and the JSON file.
     #[command(flatten)]
     pub steps: StepFlags,
-    /// Write a plot of one step over the link, of each exchange, to this file.
+    /// Write a plot of one step over the link to this file, for each exchange.
     #[arg(long, value_name = "FILE.svg")]
     pub svg: Option<PathBuf>,
 }
 
-/// Times the layer on one rank and on several, without and over a link.
+/// Times the layer on one rank and on several ranks, without a link and over a link.
 pub fn run(args: &ContextArgs) -> Result<(), Error> {
     if let Some(lengths) = &args.documents {
         return documents::run(args, lengths);
@@ -146,7 +147,7 @@ impl Benchmark<'_> {
         )
     }
 
-    /// A row for each exchange; on one rank a single one.
+    /// Returns a row for each exchange, or a single row for one rank.
     fn rows(&self, ranks: usize) -> Result<Vec<LayersRow>, Error> {
         let run = LayersRun {
             ranks,
@@ -214,7 +215,7 @@ impl Benchmark<'_> {
     }
 }
 
-/// The sum of the output.
+/// Runs the layer and returns the sum of its output.
 fn forward(
     layer: &ParallelAttention,
     shard: &Arc<SequenceShard>,

@@ -1,6 +1,7 @@
-//! `burn-megatron-bench host`: the time of the host for a micro-batch and for a collective.
+//! The `burn-megatron-bench host` benchmark: the host time for a micro-batch and for a collective.
 //!
-//! The device must do no work, as on the stub in `tools/stub-cuda`, or less than the host needs to launch it.
+//! The device must do no work, as on the stub in `tools/stub-cuda`, or take less time than the host needs to launch the
+//! work.
 
 mod tensor;
 
@@ -22,15 +23,15 @@ use crate::step::recipe_of;
 /// Flags of `host`.
 #[derive(Args)]
 pub struct HostBenchArgs {
-    /// Device: cpu, wgpu or cuda. The last two must be compiled in. On the stub of CUDA, set
-    /// BURN_MEGATRON_UNCHECKED_DEVICE=1, as the stub computes nothing.
+    /// Device: cpu, wgpu or cuda. wgpu and cuda must be compiled in. On the CUDA stub, set
+    /// BURN_MEGATRON_UNCHECKED_DEVICE=1, since the stub computes nothing.
     #[arg(long, default_value_t = DeviceKind::Cuda)]
     pub device: DeviceKind,
-    /// The model, which trains with one sample per micro-batch.
+    /// Model to train, with one sample per micro-batch.
     #[arg(long, value_enum, value_name = "NAME", default_value = "124m")]
     pub model: NamedModel,
-    /// Subjects: micro-batches of the model, the same in FP8 with delayed scaling, and an all-reduce of two tensor ranks
-    /// over NCCL, which requires two GPUs.
+    /// Subjects: micro-batches of the model, micro-batches in FP8 with delayed scaling, and an all-reduce of two tensor
+    /// ranks over NCCL, which requires two GPUs.
     #[arg(
         long,
         value_enum,
@@ -42,7 +43,7 @@ pub struct HostBenchArgs {
     /// Number of measured micro-batches and collectives.
     #[arg(long, value_name = "N", default_value_t = 200, value_parser = at_least_one)]
     pub repeats: usize,
-    /// Number of warm-up micro-batches and collectives before them.
+    /// Number of warm-up micro-batches and collectives before the measured ones.
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = at_least_one)]
     pub warm_up: usize,
     /// Write the results to this file as JSON, which tools/stub-cuda/compare.py reads.
@@ -53,7 +54,7 @@ pub struct HostBenchArgs {
 /// A subject of the benchmark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum HostSubject {
-    /// A micro-batch in the type of the device.
+    /// A micro-batch in the default type of the device.
     Model,
     /// A micro-batch in FP8 with delayed scaling.
     Fp8,
@@ -72,7 +73,7 @@ struct Settings {
 struct HostRow {
     name: String,
     repeats: usize,
-    /// The mean of the fastest tenth: other processes lengthen the others.
+    /// The mean of the fastest tenth. Other processes affect it less than the other times.
     best_tenth_seconds: f64,
     median_seconds: f64,
 }
@@ -108,7 +109,7 @@ pub fn run(args: &HostBenchArgs) -> Result<(), Error> {
     check_results(&devices[0])?;
     let device = args.device.name();
     let about =
-        format!("host time on {device}, which measures the host only if the device has less work");
+        format!("host time on {device}; valid only if the device has less work than the host");
     let mut report = Report::begin(&about, COLUMNS, Settings { device }, &args.json);
     for subject in &args.only {
         report.add(time(*subject, args, &devices)?)?;
@@ -137,7 +138,7 @@ fn time(subject: HostSubject, args: &HostBenchArgs, devices: &[Device]) -> Resul
     Ok(HostRow::new(name, &seconds))
 }
 
-/// Times steps of one micro-batch of one sample, in seconds.
+/// Times steps with one micro-batch of one sample. Returns seconds.
 fn micro_batches(
     args: &HostBenchArgs,
     device: &Device,
@@ -151,7 +152,7 @@ fn micro_batches(
     recipe.fp8.recipe = fp8;
     set_steps(&mut recipe, [1, 1], args.warm_up + args.repeats + 1);
     let mut seconds = timed_steps(&recipe, device, args.warm_up)?.seconds;
-    // A step is read after the next one is launched, and the last step right after the one before.
+    // A step is read after the next step is launched. The last step is read directly after the step before it.
     seconds.truncate(args.repeats);
     Ok(seconds)
 }

@@ -1,4 +1,4 @@
-//! The host time of a collective of tensor parallelism.
+//! The host time of a tensor-parallel collective.
 
 use std::time::Instant;
 
@@ -9,7 +9,7 @@ use burn_megatron_comm_testing::join_as_threads;
 use super::HostBenchArgs;
 use burn_megatron_cli::internal::Error;
 
-/// Times all-reduces of two ranks over NCCL, each with its own GPU and as a thread of this process, in seconds.
+/// Times all-reduces of two ranks over NCCL, in seconds. Each rank is a thread of this process with its own GPU.
 pub fn all_reduces(
     args: &HostBenchArgs,
     elements: usize,

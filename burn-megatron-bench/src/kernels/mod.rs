@@ -1,4 +1,5 @@
-//! `burn-megatron-bench kernels`: each kernel, compared with the composition of Burn's operations and with a copy.
+//! The `burn-megatron-bench kernels` benchmark: each kernel, compared with the composition of Burn's operations and
+//! with a copy.
 
 pub mod args;
 mod fp8;
@@ -78,18 +79,18 @@ pub fn run(args: &KernelBenchArgs) -> Result<(), Error> {
     report.finish(&summary)
 }
 
-/// The settings of all timings.
+/// The settings of all measurements.
 struct KernelTimer {
     device: Device,
     dtype: DType,
     timing: TimingConfig,
 }
 
-/// An engine of attention, and its name where the benchmark has several engines.
+/// An attention engine, with its name if the benchmark has several engines.
 type TimedEngine = (Option<&'static str>, Arc<dyn AttentionEngine>);
 
 impl KernelTimer {
-    /// Returns the engines that a benchmark is timed with. Only attention has more than one.
+    /// Returns the engines with which a benchmark is timed. Only attention has more than one.
     fn engines(
         &self,
         subject: &KernelBenchmark,
@@ -119,7 +120,7 @@ impl KernelTimer {
     }
 }
 
-/// The benchmarks whose name or group is in `only`, or all of them.
+/// Returns the benchmarks whose name or group is in `only`, or all benchmarks if it is empty.
 fn chosen(only: &[String]) -> Result<(Vec<KernelBenchmark>, Vec<PairBenchmark>), Error> {
     let wanted = |names: [&str; 2]| {
         only.is_empty() || only.iter().any(|name| names.contains(&name.as_str()))
@@ -150,7 +151,7 @@ fn chosen(only: &[String]) -> Result<(Vec<KernelBenchmark>, Vec<PairBenchmark>),
     Ok((operations, pairs))
 }
 
-/// The default sizes. On a CPU, the sizes of small models.
+/// Returns the default sizes. On a CPU, these are sizes of small models.
 fn grid(cpu: bool) -> Vec<Shape> {
     let sizes: &[(usize, usize)] = if cpu {
         &[(1024, 96), (1024, 384), (4096, 1024), (512, 8192)]
@@ -171,7 +172,7 @@ fn grid(cpu: bool) -> Vec<Shape> {
     sizes.iter().map(shape).collect()
 }
 
-/// Times both directions of an operation, its composition and a copy of the same number of bytes.
+/// Times both directions of an operation, its composition, and a copy of the same number of bytes.
 fn time(
     subject: &KernelBenchmark,
     run: &KernelTimer,
@@ -205,7 +206,7 @@ fn time(
     Ok(rows)
 }
 
-/// Times work, its comparison, and a copy of the same number of bytes.
+/// Times work, its baseline, and a copy of the same number of bytes.
 fn time_pairs(
     name: &str,
     pairs: Vec<TimedPair>,
@@ -232,7 +233,7 @@ fn time_pairs(
     pairs.into_iter().map(time).collect()
 }
 
-/// A copy: one read and one write of f32, the highest bandwidth of this device.
+/// Returns a copy in f32, with one read and one write. It has the highest bandwidth of the device.
 fn copy(bytes: usize, device: &Device) -> Work<'static> {
     let half = Tensor::<1>::ones([(bytes / 8).max(1)], device);
     Box::new(move || {

@@ -1,5 +1,5 @@
-//! Benchmarks of mixture-of-experts: products of experts compared with a loop over them, and with one product of as many
-//! rows.
+//! Mixture-of-experts benchmarks. The products of the experts are compared with a loop over the experts, and with a
+//! single product with the same number of rows.
 
 use burn::tensor::{DType, Device, Distribution, Tensor};
 use burn_megatron::kernels::moe::grouped::{
@@ -9,21 +9,21 @@ use burn_megatron_cli::internal::Shape;
 
 use super::pairs::{PairBenchmark, TimedPair, draw, linear_layer, repeated, shape, with_sums};
 
-/// The name of all of these benchmarks together.
+/// The group name of these benchmarks.
 pub const GROUP: &str = "moe";
 
-/// Features of an expert's hidden layer, as of DeepSeek-V2-Lite.
+/// The inner width of an expert, as in DeepSeek-V2-Lite.
 const EXPERT_WIDTH: usize = 1408;
 
-/// Rows of all experts and features, on a CPU and elsewhere.
+/// The number of rows of all experts, and the input width: on a CPU, and on other devices.
 const SIZES: [&[Shape]; 2] = [&[shape(4096, 512)], &[shape(65_536, 2048)]];
 
-/// The distribution of the rows over the experts.
+/// The distribution of rows over the experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Load {
-    /// Eight experts have as many rows each.
+    /// Eight experts have the same number of rows.
     Even,
-    /// Of eight experts each has half the rows of the one before it.
+    /// Each of eight experts has half of the rows of the expert before it.
     Skewed,
 }
 
@@ -43,7 +43,7 @@ impl Load {
     }
 }
 
-/// All of them.
+/// Returns all expert benchmarks.
 pub fn subjects() -> Vec<PairBenchmark> {
     let subject = |name, load, single| PairBenchmark {
         name,
@@ -58,8 +58,8 @@ pub fn subjects() -> Vec<PairBenchmark> {
     ]
 }
 
-/// `y = x w` as forward, `dx = dy w^T` and `dw += x^T dy` as backward, on random values. They are compared with a loop over
-/// the experts, or with a single product of all rows.
+/// Returns `y = x w` as forward, and `dx = dy w^T` and `dw += x^T dy` as backward, on random values. The baseline is a
+/// loop over the experts, or a single product of all rows.
 fn pairs(
     load: Load,
     single: bool,
@@ -111,7 +111,7 @@ fn pairs(
         },
         TimedPair {
             direction: "backward",
-            // dy is read by both; sums are read and written.
+            // Both products read dy. The sums are read and written.
             bytes: bytes + rows_bytes + 8 * length,
             fused: with_sums(length, device, operands, |(x, weights, dy, sizes), sums| {
                 let dx = grouped_matmul(dy.clone(), weights.swap_dims(1, 2), &sizes);
@@ -123,7 +123,7 @@ fn pairs(
     ]
 }
 
-/// The gradient of all weights by Burn's operations, flat.
+/// Returns the flat gradient of all weights, computed with Burn's operations.
 fn loop_over_experts(x: &Tensor<2>, dy: &Tensor<2>, sizes: &[usize]) -> Tensor<1> {
     let mut first = 0;
     let gradient = |size: &usize| {

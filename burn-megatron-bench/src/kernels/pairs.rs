@@ -1,47 +1,47 @@
-//! Work that is timed in turns with what it is compared with.
+//! Benchmarks that time work in alternation with a baseline.
 
 use burn::tensor::{DType, Device, Distribution, Tensor};
 use burn_megatron::kernels::gemm;
 use burn_megatron_cli::internal::{Shape, Work};
 
-/// A benchmark of a group.
+/// A benchmark with a baseline.
 pub struct PairBenchmark {
     /// The name in the table.
     pub name: &'static str,
-    /// The name of all benchmarks of its kind together.
+    /// The group name of the benchmark.
     pub group: &'static str,
-    /// The sizes without `--sizes`, on a CPU and elsewhere; if empty, the sizes of the operations.
+    /// The sizes without `--sizes`: on a CPU, and on other devices. If empty, the sizes of the operations are used.
     pub sizes: [&'static [Shape]; 2],
-    /// The work at a size, on random values.
+    /// Creates the work for a size, on random values.
     pub pairs: Pairs,
 }
 
-/// Returns the work at a size, on random values of a type.
+/// A function that returns the work for a size, on random values of a type.
 pub type Pairs = Box<dyn Fn(&Shape, &Device, DType) -> Vec<TimedPair>>;
 
 /// The work that is timed at one size.
 pub struct TimedPair {
-    /// The direction, as the table writes it.
+    /// The direction, as shown in the table.
     pub direction: &'static str,
-    /// The least bytes that must be read and written.
+    /// The minimum number of bytes that must be read and written.
     pub bytes: usize,
-    /// The kernel, or the work in 8 bits.
+    /// The kernel, or the work in FP8.
     pub fused: Work<'static>,
-    /// What it is compared with.
+    /// The baseline, if there is a baseline.
     pub plain: Option<Work<'static>>,
 }
 
-/// A size.
+/// Creates a size.
 pub const fn shape(rows: usize, width: usize) -> Shape {
     Shape { rows, width }
 }
 
-/// A random matrix.
+/// Returns a random matrix.
 pub fn draw(sizes: [usize; 2], device: &Device, dtype: DType) -> Tensor<2> {
     Tensor::<2>::random(sizes, Distribution::Normal(0.0, 1.0), device).cast(dtype)
 }
 
-/// Work on operands that it owns, whose copies are not timed.
+/// Returns work on operands. The time to clone the operands is not measured.
 pub fn repeated<A: Clone + Send + 'static, T>(
     operands: A,
     work: impl Fn(A) -> T + Copy + Send + 'static,
@@ -52,7 +52,8 @@ pub fn repeated<A: Clone + Send + 'static, T>(
     })
 }
 
-/// Work that adds to zeroed gradients of `length` elements in f32, whose creation is not timed either.
+/// Returns work that adds to zeroed f32 gradients of `length` elements. The time to create the gradients is not
+/// measured.
 pub fn with_sums<A: Clone + Send + 'static, T>(
     length: usize,
     device: &Device,
@@ -67,7 +68,7 @@ pub fn with_sums<A: Clone + Send + 'static, T>(
     })
 }
 
-/// The plain forms of a linear layer: `y = x w`, and `dx = dy w^T` with `dw += x^T dy`.
+/// Returns the unquantized products of a linear layer: `y = x w`, and `dx = dy w^T` with `dw += x^T dy`.
 pub fn linear_layer(x: &Tensor<2>, weight: &Tensor<2>, dy: &Tensor<2>) -> [Work<'static>; 2] {
     let (x, weight, dy) = (x.clone(), weight.clone(), dy.clone());
     let [inputs, outputs] = weight.dims();

@@ -1,4 +1,4 @@
-//! The rows of `kernels`.
+//! The rows of the `kernels` table.
 
 use burn::tensor::Device;
 use burn_megatron::device::{DeviceKind, is_unchecked};
@@ -19,13 +19,13 @@ pub struct KernelRow {
     pub direction: String,
     pub rows: usize,
     pub width: usize,
-    /// The least bytes that must be read and written.
+    /// The minimum number of bytes that must be read and written.
     pub bytes: usize,
     pub fused_seconds: f64,
-    /// The composition of Burn's operations; for 8-bit products, the same in the type of the run; for
+    /// The composition of Burn's operations. For FP8 products, the same products in the type of the run. For
     /// experts-one-gemm, one product of all rows.
     pub composed_seconds: Option<f64>,
-    /// A copy that moves the same number of bytes.
+    /// The time of a copy of the same number of bytes.
     pub copy_seconds: f64,
 }
 
@@ -35,13 +35,13 @@ pub struct KernelSettings {
     device: String,
     dtype: String,
     samples: usize,
-    /// Whether results may be wrong, so that only the times of the host mean something.
+    /// Whether results may be wrong. In this case, only the host times are meaningful.
     unchecked: bool,
     /// Whether Burn fused the operations of the composition.
     fusion: bool,
-    /// The engine that multiplies matrices.
+    /// The matrix multiplication engine.
     gemm_engine: String,
-    /// The engine that multiplies 8-bit matrices.
+    /// The FP8 matrix multiplication engine.
     fp8_engine: String,
 }
 
@@ -63,9 +63,9 @@ impl KernelSettings {
         let fusion = if self.fusion { "with" } else { "without" };
         let Self { device, dtype, .. } = self;
         format!(
-            "{device} in {dtype}; medians of {}, interleaved; `composed`: the same with Burn's operations, {fusion} its \
-             fusion, for 8-bit products the same in {dtype}, for experts-one-gemm one product of all rows; `of copy`: \
-             the time of a copy of the same number of bytes divided by the time of the kernel\nmatrices: {}\n8-bit matrices: {}{}",
+            "{device} in {dtype}; medians of {}, interleaved; `composed`: the same computation with Burn's operations, {fusion} \
+             fusion (for 8-bit products in {dtype}, for experts-one-gemm as one product of all rows); `of copy`: the time of \
+             a copy of the same number of bytes divided by the time of the kernel\nmatrices: {}\n8-bit matrices: {}{}",
             count(self.samples, "run"),
             self.gemm_engine,
             self.fp8_engine,
@@ -101,14 +101,14 @@ pub const COLUMNS: &[Column<KernelRow>] = &[
 ];
 
 impl KernelRow {
-    /// The time of the composition divided by the time of the kernel.
+    /// Returns the time of the composition divided by the time of the kernel.
     fn speedup(&self) -> Option<f64> {
         self.composed_seconds
             .map(|seconds| seconds / self.fused_seconds)
     }
 }
 
-/// The geometric mean of the speedups, over the rows that have one; empty without such rows.
+/// Returns the geometric mean of the speedups over the rows that have a speedup. Empty if there are no such rows.
 pub fn summary(rows: &[KernelRow]) -> String {
     let speedups: Vec<_> = rows.iter().filter_map(KernelRow::speedup).collect();
     if speedups.is_empty() {

@@ -15,26 +15,26 @@ use crate::links::{LinkStep, Rounds};
 /// Flags of `overlap`.
 #[derive(Args)]
 pub struct OverlapArgs {
-    /// Blocks of the model.
+    /// Number of layers of the model.
     #[arg(long, value_name = "N", default_value_t = 12)]
     pub layers: usize,
-    /// Features of its residual stream.
+    /// Hidden size of the model.
     #[arg(long, value_name = "N", default_value_t = 256)]
     pub hidden: usize,
-    /// Tokens of a sample.
+    /// Number of tokens of a sample.
     #[arg(long, value_name = "N", default_value_t = 128)]
     pub context: usize,
     /// Samples per rank and step.
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = at_least_one)]
     pub micro_batch_size: usize,
-    /// Number of data-parallel ranks, each with one compute thread; at least 2.
+    /// Number of data-parallel ranks, each with one compute thread. At least 2.
     #[arg(long, visible_alias = "dp", value_name = "N", default_value_t = 2)]
     pub data_parallel: usize,
-    /// Ranks of a node; the link inside of a node is eight times as fast. Gradients are then summed within nodes first with
-    /// stage 0 (hierarchical_reduce), and shards stay in a node with the others (hsdp).
+    /// Number of ranks per node. The link inside a node is eight times as fast. With stage 0, gradients are then summed
+    /// within nodes first (hierarchical_reduce). With the other stages, shards stay within a node (hsdp).
     #[arg(long, value_name = "N", conflicts_with = "model_axis", value_parser = at_least_one)]
     pub ranks_per_node: Option<usize>,
-    /// Measure tensor-parallel overlap instead, of MLPs under sequence parallelism on these numbers of tensor ranks.
+    /// Measure tensor-parallel overlap instead, with MLPs under sequence parallelism on these numbers of tensor ranks.
     #[arg(
         long,
         visible_alias = "tp",
@@ -44,7 +44,7 @@ pub struct OverlapArgs {
         conflicts_with_all = ["data_parallel", "zero_stages", "bucket_size", "bandwidth_mb_s", "trace", "svg"]
     )]
     pub tensor_parallel: Vec<usize>,
-    /// Measure overlap of the exchanges of experts with another micro-batch instead, on these numbers of ranks.
+    /// Measure the overlap of expert exchanges with another micro-batch instead, on these numbers of ranks.
     #[arg(
         long,
         visible_alias = "ep",
@@ -54,11 +54,11 @@ pub struct OverlapArgs {
         conflicts_with_all = ["data_parallel", "zero_stages", "bucket_size", "bandwidth_mb_s", "trace", "svg", "engine"]
     )]
     pub expert_parallel: Vec<usize>,
-    /// Micro-batches of a step with --expert-parallel, each of --micro-batch-size samples.
+    /// Number of micro-batches of a step with --expert-parallel, each with --micro-batch-size samples.
     #[arg(long, value_name = "M", default_value_t = 8, requires = "expert_parallel", value_parser = at_least_one)]
     pub micro_batches: usize,
-    /// The split of the exchanges of --tensor-parallel into chunks: none, ring, bulk (the number of chunks follows from
-    /// the sizes), ring:N or bulk:N.
+    /// Split of the --tensor-parallel exchanges into chunks: none, ring, bulk, ring:N or bulk:N. Without N, the
+    /// number of chunks depends on the sizes.
     #[arg(
         long,
         value_delimiter = ',',
@@ -67,11 +67,11 @@ pub struct OverlapArgs {
         requires = "tensor_parallel"
     )]
     pub tp_comm_overlap: Vec<TpCommOverlapSetting>,
-    /// Count the time of the products and transfers of --tensor-parallel or --expert-parallel on a virtual clock, as is done
-    /// in any case for more threads than cores.
+    /// Count the time of products and transfers of --tensor-parallel or --expert-parallel on a virtual clock. This is
+    /// always the case with more threads than cores.
     #[arg(long, requires = "model_axis")]
     pub counted: bool,
-    /// The number of steps, and the file.
+    /// The number of steps, and the JSON file.
     #[command(flatten)]
     pub steps: StepFlags,
     /// ZeRO stages: 0 shards nothing, 1 the optimizer, 2 also gradients, 3 also parameters.
@@ -82,22 +82,22 @@ pub struct OverlapArgs {
         default_value = "0,1,2,3"
     )]
     pub zero_stages: Vec<ZeroStage>,
-    /// Elements per gradient bucket; by default a twelfth of the model, and a block for stage 3.
+    /// Elements per gradient bucket. Default: a twelfth of the model, or a block for stage 3.
     #[arg(long, value_name = "ELEMENTS")]
     pub bucket_size: Option<usize>,
     /// Latency of each collective in microseconds.
     #[arg(long, value_name = "US", default_value_t = 100)]
     pub latency_us: u64,
-    /// Time of the transfers of a step at stage 0, as a fraction of its backward. The bandwidth is computed from
-    /// it: before each stage, steps without a link are measured. Stage 3 sends half as much again. With
-    /// --tensor-parallel and --expert-parallel: as a fraction of the whole step without a link.
+    /// Time of the transfers of a step at stage 0, as a fraction of its backward. The bandwidth is computed from it:
+    /// steps without a link are measured before each stage. Stage 3 sends 1.5 times the bytes. With --tensor-parallel
+    /// and --expert-parallel: a fraction of the whole step without a link.
     #[arg(long, value_name = "FRACTION", default_value_t = 0.6, value_parser = above_zero)]
     pub share: f64,
     /// Bandwidth of each rank's link in MB/s (1e6 bytes), instead of --share.
     #[arg(long, value_name = "MB/S", conflicts_with = "share", value_parser = above_zero)]
     pub bandwidth_mb_s: Option<f64>,
-    /// Write a trace of each case, for Perfetto and Chrome, to this folder: overlap-STAGE.json and
-    /// overlap-STAGE-off.json.
+    /// Write a trace of each case, for Perfetto and Chrome, to this folder: overlap-STAGE.json with overlap and
+    /// overlap-STAGE-off.json without.
     #[arg(long, value_name = "DIR")]
     pub trace: Option<PathBuf>,
     /// Write a plot of one step of each case to this file.
@@ -109,12 +109,12 @@ pub struct OverlapArgs {
 }
 
 impl OverlapArgs {
-    /// The latency of a call.
+    /// Returns the latency of a call.
     pub fn latency(&self) -> Duration {
         Duration::from_micros(self.latency_us)
     }
 
-    /// The steps of layers whose ranks exchange activations.
+    /// Returns the settings of layers whose ranks exchange activations.
     pub fn layers(&self, ranks: usize, counted: bool, blocked: fn(&LinkStep) -> f64) -> LayersRun {
         LayersRun {
             ranks,

@@ -1,4 +1,4 @@
-//! Training steps over a slow link, with a timeline of what each rank did.
+//! Training steps over a slow link, with a timeline of each rank.
 
 use std::time::Instant;
 
@@ -19,10 +19,10 @@ use crate::timeline::{EventKind, RankTimeline, Recorder};
 
 const SEED: u64 = 1;
 const LEARNING_RATE: f64 = 1e-4;
-/// The largest gradient norm.
+/// The maximum gradient norm.
 const CLIP: f64 = 1.0;
 
-/// The model to train, and the duration.
+/// The model to train, and the flags.
 pub struct OverlapSetup<'a> {
     pub args: &'a OverlapArgs,
     pub model: TransformerConfig,
@@ -36,7 +36,8 @@ pub struct OverlapCase {
 }
 
 impl OverlapSetup<'_> {
-    /// Trains, and returns the timeline of each rank. One more step than the measured ones waits for what they prefetch.
+    /// Trains, and returns the timeline of each rank. One additional step waits for the prefetches of the measured
+    /// steps.
     pub fn run(&self, case: OverlapCase, speed: LinkSpeed) -> Result<Vec<RankTimeline>, Error> {
         let origin = Instant::now();
         on_threads(self.args.data_parallel, |rank| {
@@ -68,7 +69,7 @@ impl OverlapSetup<'_> {
         let ddp = DistributedDataParallel::with(model, &groups, &settings)?;
         let optimizer = ParallelAdamW::new(&AdamWConfig::default(), &ddp)?;
         let mut training = Training { ddp, optimizer };
-        // Transfers of building the model are not counted.
+        // Transfers that build the model are not counted.
         link.take_transfers();
         for step in 0..self.args.steps.warm_up + self.args.steps.steps + 1 {
             recorder.step(|recorder| self.step(step, &mut training, recorder))?;
@@ -76,7 +77,7 @@ impl OverlapSetup<'_> {
         Ok(recorder.finish(link.take_transfers(), link.epoch()))
     }
 
-    /// One update, as the trainer makes it.
+    /// Runs one step like the trainer.
     fn step(
         &self,
         step: usize,
@@ -133,7 +134,7 @@ struct Training {
     optimizer: ParallelAdamW,
 }
 
-/// Pseudo-random tokens, different for each key.
+/// Returns pseudo-random tokens that depend on the key.
 fn tokens(shape: [usize; 2], vocabulary: usize, key: usize, device: &Device) -> Tensor<2, Int> {
     let token = |i: usize| ((i * i * 7 + key * 31 + i) % vocabulary) as i64;
     let tokens: Vec<_> = (0..shape[0] * shape[1]).map(token).collect();

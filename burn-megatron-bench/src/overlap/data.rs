@@ -29,7 +29,7 @@ struct Settings {
     latency_seconds: f64,
 }
 
-/// Trains over a slow link, and prints how much of the communication is hidden.
+/// Trains over a slow link, and prints the share of the communication that is hidden.
 pub fn run(args: &OverlapArgs) -> Result<(), Error> {
     let setup = setup(args)?;
     let counted = args.steps.warm_up..args.steps.warm_up + args.steps.steps;
@@ -62,7 +62,7 @@ pub fn run(args: &OverlapArgs) -> Result<(), Error> {
     }
     if let Some(path) = &args.svg {
         let about = format!(
-            "One step of {} layers on {} ranks: what is hidden of the communication",
+            "One step of {} layers on {} ranks: hidden communication",
             args.layers, args.data_parallel
         );
         // The last measured step of rank 0.
@@ -103,7 +103,8 @@ fn setup(args: &OverlapArgs) -> Result<OverlapSetup<'_>, Error> {
     Ok(OverlapSetup { args, model })
 }
 
-/// The link of the flags. --share is relative to a backward measured now, as the load of the machine may vary.
+/// Returns the link of the flags. --share is relative to a backward that is measured now, since the load of the machine
+/// may vary.
 fn link(setup: &OverlapSetup, counted: Range<usize>) -> Result<LinkSpeed, Error> {
     let (args, latency) = (setup.args, setup.args.latency());
     match args.bandwidth_mb_s {
@@ -115,7 +116,7 @@ fn link(setup: &OverlapSetup, counted: Range<usize>) -> Result<LinkSpeed, Error>
     }
 }
 
-/// The backward of a step of ZeRO-0 without a link, and the transfers of the step.
+/// Returns the time of the backward of a ZeRO-0 step without a link, and the transfers of the step.
 fn backward(setup: &OverlapSetup, counted: Range<usize>) -> Result<Traffic, Error> {
     let case = OverlapCase {
         stage: ZeroStage::Replicated,
@@ -140,7 +141,7 @@ fn describe(args: &OverlapArgs) -> String {
     let link = match args.bandwidth_mb_s {
         Some(megabytes) => format!("{megabytes} MB/s"),
         None => format!(
-            "the transfers of a step of ZeRO-0 take {} of the time of its backward, measured before each stage",
+            "the transfers of a ZeRO-0 step take {} of its backward time, which is measured before each stage",
             args.share
         ),
     };

@@ -1,4 +1,5 @@
-//! Blocks with experts over a slow link: how much of their exchanges travels while another micro-batch is computed.
+//! Blocks with experts over a slow link: measures the share of their exchanges that overlaps with the computation of
+//! another micro-batch.
 
 use std::fmt;
 use std::thread::available_parallelism;
@@ -23,9 +24,9 @@ const SEED: u64 = 1;
 /// Trains with and without overlap on each number of expert ranks, and prints a table.
 pub fn run(args: &OverlapArgs) -> Result<(), Error> {
     let about = format!(
-        "{} blocks of {} features with experts that take as long as the products of attention, {} micro-batches of {} samples \
-         of {} tokens on each rank, f32: {} steps after {}; 1 compute thread per rank; a link on which the exchanges of a step \
-         take {} of its time without a link",
+        "{} blocks of {} features, whose experts take as long as the products of attention; {} micro-batches of {} samples \
+         of {} tokens per rank, in f32; {} steps after {} warm-up steps; 1 compute thread per rank; on the link, the \
+         exchanges of a step take {} of the step time without a link",
         args.layers,
         args.hidden,
         args.micro_batches,
@@ -53,7 +54,7 @@ struct ExpertBenchmark<'a> {
     expert: usize,
 }
 
-/// With or without overlap.
+/// Whether overlap is on.
 #[derive(Clone, Copy)]
 struct Overlap(bool);
 
@@ -63,7 +64,7 @@ impl fmt::Display for Overlap {
     }
 }
 
-/// The seconds in which a rank waited for its own link; in addition it waits for the others.
+/// Returns the seconds in which a rank waited for its own link, without the time in which it waited for other ranks.
 fn blocked(step: &LinkStep) -> f64 {
     step.sum(|transfer| {
         let begin = transfer.begin_wait.unwrap_or(transfer.done);
@@ -84,7 +85,7 @@ impl<'a> ExpertBenchmark<'a> {
         Ok(bench)
     }
 
-    /// Attention multiplies a token by `4 hidden^2` weights, two experts by `6 hidden width`.
+    /// Attention multiplies a token by `4 hidden^2` weights, and two experts by `6 hidden width` weights.
     fn model(&self) -> TransformerConfig {
         let hidden = self.args.hidden;
         TransformerConfig {
@@ -122,7 +123,7 @@ impl<'a> ExpertBenchmark<'a> {
         TrainConfig {
             steps: self.args.steps.warm_up + self.args.steps.steps,
             warmup_steps: 0,
-            // The choices stay as even as they are at the start.
+            // The router choices stay as even as at the start.
             learning_rate: 1e-9,
             min_learning_rate: 0.0,
             micro_batch_size: self.args.micro_batch_size,
@@ -131,7 +132,7 @@ impl<'a> ExpertBenchmark<'a> {
         }
     }
 
-    /// The rows without and with overlap.
+    /// Returns the rows without and with overlap.
     fn run(&self) -> Result<Vec<LayersRow>, Error> {
         let cores = available_parallelism().map_or(1, usize::from);
         let counted = self.args.counted || self.expert > cores;
@@ -155,7 +156,7 @@ impl<'a> ExpertBenchmark<'a> {
         let link = rounds.link(speed)?;
         let groups = ParallelContext::new(&self.layout(overlap), rank)?;
         let axes = AxisSet::from([Axis::Expert, Axis::ExpertTensor]);
-        // Of the layers alone: gradients are reduced without a link.
+        // Only the layers use the link. Gradients are reduced without a link.
         let experts = SimulatedNetwork::over(groups.group(Grid::Expert, axes)?, &link);
         let of_layers = groups.clone().with_group(Grid::Expert, axes, experts);
         let device = Device::flex();
@@ -196,9 +197,10 @@ mod tests {
         assert!(refused("--expert-parallel 1").contains("expected at least 2"));
     }
 
-    /// On the counted clock no machine is too busy. Only the first of eight forwards has nothing beside it; the last backward
-    /// has its own weight gradients. Exchanges that take as long as all products are hidden only if weight gradients are
-    /// computed under them. A latency of counts is hidden too.
+    /// On the virtual clock, the load of the machine has no effect. Only the first of eight forwards has no computation
+    /// to overlap with. The last backward overlaps with its own weight gradients. Exchanges that take the time of all
+    /// products are hidden only if they also overlap with weight gradients. The latency of exchanging the row counts is
+    /// hidden too.
     #[test]
     fn another_micro_batch_hides_most_of_the_exchanges() {
         for (expert, share, latency, least) in [

@@ -13,10 +13,10 @@ use crate::report::{Column, fixed};
 use crate::timeline::{self, EventKind, RankTimeline, TimelineEvent};
 use burn_megatron_cli::internal::median;
 
-/// Calls of fewer bytes are control messages (a token count, a norm), whose result is needed at once.
+/// Calls with fewer bytes are control messages, such as a token count or a norm. Their result is needed at once.
 const MAX_CONTROL_BYTES: u64 = 1024;
 
-/// The median of a share over ranks and steps, and its spread.
+/// The median of a share over ranks and steps, with its spread.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct HiddenShare {
     pub median: f64,
@@ -24,7 +24,7 @@ pub struct HiddenShare {
     pub highest: f64,
 }
 
-/// A line of the table: medians over ranks and steps, times in seconds.
+/// A row of the table: medians over ranks and steps. Times are in seconds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct OverlapRow {
     pub zero_stage: ZeroStage,
@@ -32,15 +32,15 @@ pub struct OverlapRow {
     /// The bandwidth of the link.
     pub bytes_per_second: f64,
     pub step_seconds: f64,
-    /// The time of the backward, without waits.
+    /// The time of the backward without waits.
     pub backward_seconds: f64,
-    /// The time that the link was busy with the transfers of a step.
+    /// The time for which the link was busy with the transfers of a step.
     pub transfer_seconds: f64,
-    /// The time that a rank was blocked by them.
+    /// The time for which a rank was blocked by the transfers.
     pub blocked_seconds: f64,
     /// 1 - blocked / transfers, at least 0.
     pub hidden: HiddenShare,
-    /// The part of the transfers during which the rank computed.
+    /// The share of the transfer time during which the rank computed.
     pub hidden_in_trace: HiddenShare,
     /// The largest share that could be hidden.
     pub ideal: f64,
@@ -57,7 +57,7 @@ impl HiddenShare {
 }
 
 impl OverlapRow {
-    /// The results of the measured steps.
+    /// Computes the results of the measured steps.
     pub fn new(
         case: OverlapCase,
         link: LinkSpeed,
@@ -97,7 +97,7 @@ impl OverlapRow {
     }
 }
 
-/// The part in the trace, then the backward are left out where there is no room.
+/// Columns that do not fit are left out: first the share in the trace, then the backward.
 pub const COLUMNS: &[Column<OverlapRow>] = &[
     Column::new("stage", -7, |row| format!("ZeRO-{}", row.zero_stage)),
     Column::new("overlap", -8, |row| {
@@ -123,12 +123,12 @@ impl Display for HiddenShare {
     }
 }
 
-/// Whether a phase is the backward.
+/// Returns whether a phase is the backward.
 pub fn is_backward(phase: &str) -> bool {
     phase == "backward"
 }
 
-/// The seconds of computation, without waits, in the phases of a step whose names `is` selects.
+/// Returns the seconds of computation, without waits, in the phases of a step whose names `is` selects.
 pub fn computing(record: &RankTimeline, step: usize, is: impl Fn(&str) -> bool) -> f64 {
     let of = |kind| {
         let events = record.events.iter();
@@ -142,14 +142,18 @@ pub fn computing(record: &RankTimeline, step: usize, is: impl Fn(&str) -> bool) 
     phases.map(|phase| phase.seconds() - blocked(phase)).sum()
 }
 
-/// The share of the transfers of a step that a perfect schedule hides, with `backward` seconds of
-/// computing in the backward and `others` in the other phases.
+/// Returns the share of the transfers of a step that a perfect schedule hides. The backward computes for `backward`
+/// seconds, and the other phases compute for `others` seconds.
 ///
-/// Gradients of a bucket are sent while those of the next one are computed: all but the last bucket, during all but the
-/// time in which the first one is filled. Updated parameters are gathered while the optimizer updates the rest and the
-/// next forward runs: all of them can be hidden. With ZeRO-3 they are gathered in the forward and again in the backward,
-/// and the first block of the forward is waited for. Control messages are never hidden, and no more is hidden than was
-/// computed.
+/// The assumptions are:
+///
+/// - The gradients of a bucket are sent while the gradients of the next bucket are computed. All buckets except the
+///   last one can be hidden. They overlap with the backward, except while the first bucket is filled.
+/// - Updated parameters are gathered while the optimizer updates the rest and the next forward runs. All of them can be
+///   hidden.
+/// - With ZeRO-3, parameters are gathered in the forward and again in the backward. The rank waits for the first block
+///   of the forward.
+/// - Control messages are never hidden, and no more time is hidden than was computed.
 pub fn ideal(case: OverlapCase, transfers: &[Transfer], backward: f64, others: f64) -> f64 {
     let times = |parameters: bool| -> Vec<f64> {
         let is = |transfer: &&Transfer| {
@@ -222,7 +226,7 @@ mod tests {
         let replicated = |overlap| case(ZeroStage::Replicated, overlap);
         assert_eq!(ideal(replicated(true), &all, 100.0, 0.0), 0.6);
         assert_eq!(ideal(replicated(false), &all, 100.0, 0.0), 0.0);
-        // The second half of the backward is 2 s, and other phases do not count.
+        // The second half of the backward takes 2 s. Other phases do not count.
         assert_eq!(ideal(replicated(true), &all, 4.0, 50.0), 0.2);
         assert_eq!(ideal(replicated(true), &[], 2.0, 0.0), 1.0);
     }
@@ -247,7 +251,7 @@ mod tests {
             ideal(case(ZeroStage::Gradients, false), &all, 100.0, 50.0),
             0.0
         );
-        // The first block is waited for under full sharding.
+        // With full sharding, the rank waits for the first block.
         assert_eq!(
             ideal(case(ZeroStage::Parameters, true), &all, 100.0, 50.0),
             0.5

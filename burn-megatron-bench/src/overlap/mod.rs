@@ -1,4 +1,5 @@
-//! `burn-megatron-bench overlap`: how much of the communication is hidden behind computation.
+//! The `burn-megatron-bench overlap` benchmark: measures the share of the communication that is hidden behind
+//! computation.
 
 pub mod args;
 mod case;
@@ -11,7 +12,7 @@ use burn_megatron_cli::internal::Error;
 
 use args::OverlapArgs;
 
-/// Trains over a slow link, and prints how much of the communication is hidden.
+/// Trains over a slow link, and prints the share of the communication that is hidden.
 pub fn run(args: &OverlapArgs) -> Result<(), Error> {
     if !args.tensor_parallel.is_empty() {
         return tensor::run(args);
@@ -20,7 +21,9 @@ pub fn run(args: &OverlapArgs) -> Result<(), Error> {
         return expert::run(args);
     }
     if args.world.engine.is_some() {
-        return Err("--engine applies to --tensor-parallel; give that too, or remove it".into());
+        return Err(
+            "--engine requires --tensor-parallel: add --tensor-parallel or remove --engine".into(),
+        );
     }
     data::run(args)
 }

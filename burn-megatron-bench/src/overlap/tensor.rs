@@ -1,4 +1,4 @@
-//! MLPs under sequence parallelism over a slow link: how much of their exchanges travels while products are computed.
+//! MLPs under sequence parallelism over a slow link: measures the share of their exchanges that overlaps with products.
 
 use std::fmt::{self, Display};
 use std::str::FromStr;
@@ -18,7 +18,7 @@ use crate::layers::{COLUMNS, LEGEND, LayersRow, LayersRun};
 use crate::links::{LinkSpeed, LinkStep};
 use crate::report::Report;
 
-/// The split of the exchanges: `none`, `ring`, `bulk`, `ring:N` or `bulk:N`.
+/// The split of the exchanges into chunks: `none`, `ring`, `bulk`, `ring:N` or `bulk:N`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TpCommOverlapSetting(Option<(TpCommOverlap, Option<usize>)>);
 
@@ -68,8 +68,8 @@ impl TpCommOverlapSetting {
 /// Times the layers with each method on each number of ranks, and prints a table.
 pub fn run(args: &OverlapArgs) -> Result<(), Error> {
     let about = format!(
-        "{} MLPs of {} features, {} samples of {} tokens, f32: forward and backward, {} steps after {}; 1 compute thread per \
-         rank; a link on which the transfers of a step take {} of the time of its products",
+        "{} MLPs of {} features, {} samples of {} tokens, forward and backward in f32; {} steps after {} warm-up steps; \
+         1 compute thread per rank; on the link, the transfers of a step take {} of the time of its products",
         args.layers,
         args.hidden,
         args.micro_batch_size,
@@ -82,7 +82,7 @@ pub fn run(args: &OverlapArgs) -> Result<(), Error> {
     for tensor in &args.tensor_parallel {
         check(args, *tensor)?;
         let setup = rank_setup(args, *tensor)?;
-        // A launcher may have given each process its own cores.
+        // A launcher may have assigned separate cores to each process.
         let cores = available_parallelism().map_or(1, usize::from);
         let counted = args.counted || (setup.engine == Engine::Threads && *tensor > cores);
         let prints = setup.own_rank.is_none_or(|rank| rank == 0);
@@ -128,7 +128,7 @@ fn check(args: &OverlapArgs, tensor: usize) -> Result<(), Error> {
     Ok(())
 }
 
-/// The rows, which are the same on each rank. The first is without chunks.
+/// Returns the rows, which are the same on each rank. The first row is without chunks.
 fn on_rank(args: &OverlapArgs, rank: &Rank, counted: bool) -> Result<Vec<LayersRow>, Error> {
     let run = args.layers(rank.size(), counted, LinkStep::waited);
     let mut methods = args.tp_comm_overlap.clone();
@@ -212,7 +212,7 @@ mod tests {
         }
     }
 
-    /// On the counted clock no machine is too busy.
+    /// On the virtual clock, the load of the machine has no effect.
     #[test]
     fn overlap_hides_most_of_what_is_sent() {
         let flags = "--tensor-parallel 2,4 --layers 2 --hidden 16 --context 32 --steps 1 --counted --latency-us 0";

@@ -1,4 +1,4 @@
-//! `burn-megatron-bench step`: whole training steps of a model, by the trainer, on one device.
+//! The `burn-megatron-bench step` benchmark: whole training steps of a model with the trainer, on one device.
 
 pub mod args;
 mod report;
@@ -20,7 +20,7 @@ use crate::report::Report;
 use args::StepBenchArgs;
 use report::{COLUMNS, StepRow, StepSettings, TorchSteps, known_peak_tflops};
 
-/// The program of the peer.
+/// The Python program of the peer.
 const TORCH: &str = include_str!("../../python/torch_step.py");
 
 /// Times the steps of each model with each form of attention, and prints a table.
@@ -89,7 +89,7 @@ fn measure(args: &StepBenchArgs, device: &Device) -> Result<Report<StepSettings,
     Ok(report)
 }
 
-/// PyTorch in another process, if it was asked for.
+/// Starts PyTorch in another process, if `--python` is set.
 fn torch(args: &StepBenchArgs, precision: &str) -> Result<Option<Peer>, Error> {
     let Some(python) = &args.python else {
         return Ok(None);
@@ -97,7 +97,7 @@ fn torch(args: &StepBenchArgs, precision: &str) -> Result<Option<Peer>, Error> {
     if args.device != DeviceKind::Cpu {
         let kind = args.device;
         return Err(format!(
-            "--python is for --device cpu, not {kind}, which two processes would share: write --json, then run \
+            "--python requires --device cpu, because two processes would share {kind}: use --json, then run \
              burn-megatron-bench/python/torch_step.py"
         )
         .into());
@@ -111,7 +111,7 @@ fn torch(args: &StepBenchArgs, precision: &str) -> Result<Option<Peer>, Error> {
     Peer::start(python, TORCH, &settings).map(Some)
 }
 
-/// The row with the same steps in PyTorch, where it has the model.
+/// Adds the time of the same steps in PyTorch to the row, if `--python` is set.
 fn with_torch(mut row: StepRow, torch: Option<&mut Peer>) -> Result<StepRow, Error> {
     let Some(peer) = torch else {
         return Ok(row);
@@ -120,7 +120,7 @@ fn with_torch(mut row: StepRow, torch: Option<&mut Peer>) -> Result<StepRow, Err
     let Some(answer) = answer else {
         let name = &row.name;
         return Err(format!(
-            "--python: burn-megatron-bench/python/torch_step.py has no model like {name}"
+            "--python conflicts with {name}: burn-megatron-bench/python/torch_step.py has no such model"
         )
         .into());
     };
@@ -139,7 +139,7 @@ struct TorchAnswer {
     peak_bytes: Option<u64>,
 }
 
-/// Each model at each size of a micro-batch.
+/// Returns the recipe of each model with each micro-batch size.
 fn recipes(args: &StepBenchArgs, precision: Precision) -> Result<Vec<(String, Recipe)>, Error> {
     let models = match &args.recipe {
         Some(path) => {
@@ -188,7 +188,7 @@ fn named(args: &StepBenchArgs) -> Vec<NamedModel> {
     }
 }
 
-/// The settings of nanoGPT's GPT-2, without dropout.
+/// Returns the settings of nanoGPT's GPT-2, without dropout.
 pub fn recipe_of(model: NamedModel) -> (String, Recipe) {
     let mut recipe = Recipe {
         model: Model::of_hf(model.family(), model.config()),
@@ -246,7 +246,7 @@ mod tests {
             let line = row_line(COLUMNS, row);
             assert!(line.contains("2 x 1 x 128"), "{line}");
         }
-        // 6 per weight of a product and 6 layers x hidden x tokens, per token.
+        // Per token: 6 operations per weight of a product, and 6 layers x hidden x tokens.
         let weights = 4 * 12 * 128 * 128 + 256 * 128;
         let expected = 6.0 * weights as f64 + (6 * 4 * 128 * 128) as f64;
         assert_eq!(report.rows[0].flops_per_token.round(), expected);

@@ -1,4 +1,4 @@
-//! The rows of `step`.
+//! The rows of the `step` table.
 
 use burn_megatron_cli::internal::{TimedSteps, count, median};
 use serde::Serialize;
@@ -6,8 +6,8 @@ use serde_json::Value;
 
 use crate::report::{Column, fixed, unchecked};
 
-/// Dense peaks in TFLOP/s in f16 and bf16, from NVIDIA's data sheets, by a part of the device's name. The first match
-/// counts.
+/// Dense peaks in TFLOP/s in f16 and bf16, from NVIDIA's data sheets. The key is a part of the device name. The first
+/// match is used.
 const PEAKS: [(&str, f64); 8] = [
     ("B200", 2250.0),
     ("H200 NVL", 835.0),
@@ -19,7 +19,7 @@ const PEAKS: [(&str, f64); 8] = [
     ("L40S", 362.0),
 ];
 
-/// The peak of a known GPU in a type of 16 bits.
+/// Returns the peak of a known GPU in a 16-bit type.
 pub fn known_peak_tflops(device: &str) -> Option<f64> {
     let found = PEAKS.iter().find(|(name, _)| device.contains(name));
     found.map(|(_, peak)| *peak)
@@ -28,14 +28,14 @@ pub fn known_peak_tflops(device: &str) -> Option<f64> {
 /// The settings in the JSON file.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StepSettings {
-    /// The device, by its name where the driver gives one.
+    /// The device name from the driver if it is known, or else the kind of device.
     pub device: String,
     pub precision: String,
-    /// The engine that multiplies matrices.
+    /// The matrix multiplication engine.
     pub gemm_engine: String,
-    /// Whether results may be wrong, so that only the times of the host mean something.
+    /// Whether results may be wrong. In this case, only the host times are meaningful.
     pub unchecked: bool,
-    /// `None` if unknown.
+    /// The peak of the device, or `None` if it is unknown.
     pub peak_tflops: Option<f64>,
     pub warm_up: usize,
 }
@@ -48,8 +48,8 @@ impl StepSettings {
             None => "unknown (--peak-tflops)".into(),
         };
         format!(
-            "{} in {}, peak {peak}; steps after {}: medians; batch: micro-batches x samples x tokens; GiB: the most memory \
-             that the device's pools held, on a CPU the process; driver: the GiB in use on the device by its driver\n\
+            "{} in {}, peak {peak}; medians of the steps after {}; batch: micro-batches x samples x tokens; GiB: peak memory \
+             of the device's pools, on a CPU of the process; driver: GiB in use on the device according to its driver\n\
              matrices: {}{}",
             self.device,
             self.precision,
@@ -64,40 +64,40 @@ impl StepSettings {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StepRow {
     pub name: String,
-    /// The model's family and settings.
+    /// The family and the settings of the model.
     pub model: Value,
     pub attention: String,
     pub kernels: String,
     pub micro_batch_size: usize,
     pub micro_batches: usize,
     pub sequence_length: usize,
-    /// Of each measured step.
+    /// The seconds of each measured step.
     pub seconds: Vec<f64>,
     pub flops_per_token: f64,
-    /// The peak of the device, if it is known.
+    /// The peak of the device, or `None` if it is unknown.
     #[serde(skip)]
     pub peak_tflops: Option<f64>,
     pub peak_bytes: Option<u64>,
-    /// The bytes of the device that its driver counts as in use after the steps.
+    /// The bytes of the device that are in use after the steps, as reported by the driver.
     pub driver_bytes: Option<u64>,
     /// The same steps in PyTorch.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub torch: Option<TorchSteps>,
 }
 
-/// The steps of a row in PyTorch, in turns with the row's own.
+/// The steps of a row in PyTorch, in alternation with the steps of this program.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TorchSteps {
-    /// It and its version.
+    /// The name PyTorch and its version.
     pub name: String,
     pub seconds: Vec<f64>,
     pub peak_bytes: Option<u64>,
-    /// Of each round: its median time over the median time of the row's.
+    /// For each round, the median time of PyTorch divided by the median time of this program.
     pub ratios: Vec<f64>,
 }
 
 impl StepRow {
-    /// The row of some steps; times and memory are those of `timed`.
+    /// Creates a row from measured steps.
     pub fn new(
         name: &str,
         model: Value,
@@ -123,7 +123,7 @@ impl StepRow {
         }
     }
 
-    /// Takes in another round of this row.
+    /// Adds another round of this row.
     pub fn add(&mut self, round: Self) {
         self.seconds.extend(round.seconds);
         self.peak_bytes = self.peak_bytes.max(round.peak_bytes);
@@ -135,7 +135,7 @@ impl StepRow {
         }
     }
 
-    /// Tokens of a step over the median of its seconds.
+    /// Returns the tokens of a step divided by the median time.
     pub fn tokens_per_second(&self) -> f64 {
         let tokens = self.micro_batch_size * self.micro_batches * self.sequence_length;
         tokens as f64 / median(&self.seconds)
@@ -145,13 +145,13 @@ impl StepRow {
         self.tokens_per_second() * self.flops_per_token / 1e12
     }
 
-    /// The share of the device's peak (model FLOPs utilisation, without recomputation: Chowdhery et al., "PaLM",
-    /// 2022, appendix B).
+    /// Returns the model FLOPs utilization, as a share of the device's peak, without recomputation (Chowdhery et al.,
+    /// "PaLM", 2022, appendix B).
     pub fn mfu(&self) -> Option<f64> {
         Some(self.tflops() / self.peak_tflops?)
     }
 
-    /// The line of PyTorch below a line of the table.
+    /// Returns the line for PyTorch that is printed below a row of the table.
     pub fn torch_line(&self) -> Option<String> {
         let torch = self.torch.as_ref()?;
         let tokens = self.micro_batch_size * self.micro_batches * self.sequence_length;
@@ -160,7 +160,7 @@ impl StepRow {
             .peak_bytes
             .map(|bytes| format!(", {} GiB", gib(bytes)));
         Some(format!(
-            "  {}: {:.0} tokens/s{}; own / its tokens/s {:.2} ({least:.2} to {most:.2})",
+            "  {}: {:.0} tokens/s{}; speed of burn-megatron relative to it {:.2} ({least:.2} to {most:.2})",
             torch.name,
             tokens as f64 / median(&torch.seconds),
             memory.unwrap_or_default(),
@@ -169,7 +169,7 @@ impl StepRow {
     }
 }
 
-/// The range, then the TFLOP/s, then the driver's memory are left out where there is no room.
+/// Columns that do not fit are left out: first the range, then the TFLOP/s, then the driver's memory.
 pub const COLUMNS: &[Column<StepRow>] = &[
     Column::new("model", -12, |row| row.name.clone()),
     Column::new("attention", -10, |row| row.attention.clone()),
@@ -200,7 +200,7 @@ fn gib(bytes: u64) -> String {
     format!("{:.2}", bytes as f64 / (1u64 << 30) as f64)
 }
 
-/// The least and the largest.
+/// Returns the minimum and the maximum.
 fn range(values: &[f64]) -> (f64, f64) {
     let ordered = |better: fn(f64, f64) -> f64| values.iter().copied().reduce(better);
     ordered(f64::min).zip(ordered(f64::max)).unwrap_or_default()

@@ -1,4 +1,4 @@
-//! Splits: the members of a part, their order, and that parts do not affect each other.
+//! Splits: the members of a part, their order, and the independence of the parts.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use super::model::MemberCall;
 use super::suite::{CaseContext, CheckResult, StartedCall};
 use burn_megatron_comm::{Buffer, Call, Communicator, DType, ReduceOp};
 
-/// Ways to split `ranks`, with names; each rank is in one part of each.
+/// Returns ways to split `ranks`, with names. Each rank is in exactly one part of each split.
 pub(super) fn partitions(ranks: &[usize]) -> Vec<(&'static str, Vec<Vec<usize>>)> {
     let size = ranks.len();
     let chunks = |len: usize| ranks.chunks(len).map(<[usize]>::to_vec).collect();
@@ -36,14 +36,14 @@ pub(super) fn partitions(ranks: &[usize]) -> Vec<(&'static str, Vec<Vec<usize>>)
     ]
 }
 
-/// A power of two for each member of the world: their sum shows which ranks took part.
+/// Returns a power of two for each member of the world. A sum of these powers identifies the ranks that took part.
 fn bit(suite: &CaseContext<'_>, rank: usize) -> Buffer {
     let mut ranks = suite.world.group().ranks().iter();
     let index = ranks.position(|member| *member == rank).unwrap_or_default();
     vec![1i64 << (index % 62)].into()
 }
 
-/// That a communicator joins the right ranks in the right order.
+/// Checks that a communicator connects the right ranks in the right order.
 fn check_members(suite: &mut CaseContext<'_>, comm: &dyn Communicator) -> CheckResult {
     let ranks = comm.group().ranks();
     let bits: Vec<Buffer> = ranks.iter().map(|rank| bit(suite, *rank)).collect();
@@ -70,7 +70,7 @@ pub(super) fn splits(suite: &mut CaseContext<'_>) -> CheckResult {
     check_members(suite, &**world)
 }
 
-/// Parts of parts, down to one rank.
+/// Splits parts again, down to one rank.
 pub(super) fn nested(suite: &mut CaseContext<'_>) -> CheckResult {
     let world = suite.world;
     for (name, groups) in partitions(world.group().ranks()) {
@@ -82,7 +82,7 @@ pub(super) fn nested(suite: &mut CaseContext<'_>) -> CheckResult {
             let others = inner.group().ranks().iter().filter(|rank| **rank != own);
             let mut singles: Vec<Vec<usize>> = others.map(|rank| vec![*rank]).collect();
             singles.push(vec![own]);
-            // Every member gives the parts in one order.
+            // Every member must pass the parts in the same order.
             singles.sort();
             let alone = suite.split(&*inner, "alone", &singles)?;
             check_members(suite, &*alone)?;
@@ -91,7 +91,7 @@ pub(super) fn nested(suite: &mut CaseContext<'_>) -> CheckResult {
     Ok(())
 }
 
-/// A message on a communicator and a sum, neither waited for.
+/// Starts a message and a sum on a communicator, and returns both handles.
 fn start_two(
     suite: &mut CaseContext<'_>,
     comm: &dyn Communicator,
@@ -116,7 +116,7 @@ fn start_two(
     Ok(started)
 }
 
-/// Two groups of one name and the same ranks are two groups.
+/// Checks that two groups with the same name and the same ranks are independent.
 pub(super) fn same_name(suite: &mut CaseContext<'_>) -> CheckResult {
     let world = suite.world;
     for (name, groups) in partitions(world.group().ranks()) {
@@ -130,7 +130,7 @@ pub(super) fn same_name(suite: &mut CaseContext<'_>) -> CheckResult {
     Ok(())
 }
 
-/// Calls on many groups in flight at once, waited for in another order on each rank.
+/// Runs calls on many groups at once. Each rank waits for them in a different order.
 pub(super) fn at_once(suite: &mut CaseContext<'_>) -> CheckResult {
     let world = suite.world;
     let mut comms: Vec<Arc<dyn Communicator>> = vec![Arc::clone(world)];

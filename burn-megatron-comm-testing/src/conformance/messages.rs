@@ -1,4 +1,4 @@
-//! Messages from one rank to another.
+//! Point-to-point messages.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use super::suite::{CaseContext, CheckResult, StartedCall};
 use super::values::TestData;
 use burn_megatron_comm::{Buffer, Call, Communicator, DType, ReduceOp};
 
-/// Message `number` from the member at `from` to the one at `to`; each of another length.
+/// Returns message `number` from the member at `from` to the member at `to`. Each message has a different length.
 fn message(data: TestData, from: usize, to: usize, number: usize) -> Buffer {
     let seed = data
         .seed
@@ -41,12 +41,12 @@ fn receive_messages(
         .collect()
 }
 
-/// Each rank sends to the next one, every type and length.
+/// Sends from each rank to the next rank, with every type and length.
 pub(super) fn ring(suite: &mut CaseContext<'_>) -> CheckResult {
     sweep(suite, pass_on)
 }
 
-/// Each rank sends to the next one and receives from the one before.
+/// Sends to the next rank and receives from the previous rank.
 pub(super) fn pass_on(suite: &mut CaseContext<'_>, dtype: DType, len: usize) -> CheckResult {
     let comm = &**suite.world;
     let (own, size) = (comm.rank(), comm.size());
@@ -61,14 +61,14 @@ pub(super) fn pass_on(suite: &mut CaseContext<'_>, dtype: DType, len: usize) -> 
     suite.wait(sent)
 }
 
-/// Many messages of every pair in flight, in both directions at once; waited for in reverse.
+/// Has many messages of every pair in flight, in both directions, and waits for them in reverse order.
 pub(super) fn in_order(suite: &mut CaseContext<'_>) -> CheckResult {
     let (comm, data) = (&**suite.world, suite.data());
     let sent = send_messages(suite, comm, data, 0..20)?;
     let received = receive_messages(suite, comm, data, 0..20)?;
     suite.wait_reversed(received)?;
     suite.wait_reversed(sent)?;
-    // One after the other, with a wait after each.
+    // Messages one after the other, with a wait after each.
     for number in 20..25 {
         let sent = send_messages(suite, comm, data, number..number + 1)?;
         for received in receive_messages(suite, comm, data, number..number + 1)? {
@@ -79,7 +79,7 @@ pub(super) fn in_order(suite: &mut CaseContext<'_>) -> CheckResult {
     Ok(())
 }
 
-/// The receives are started before any rank sends.
+/// Starts the receives before any rank sends.
 pub(super) fn receives_first(suite: &mut CaseContext<'_>) -> CheckResult {
     let (comm, data) = (&**suite.world, suite.data());
     let received = receive_messages(suite, comm, data, 0..4)?;
@@ -89,8 +89,7 @@ pub(super) fn receives_first(suite: &mut CaseContext<'_>) -> CheckResult {
     suite.wait_reversed(sent)
 }
 
-/// A dropped handle drops its own message and no other: of receives before and after the sends, and of
-/// sends.
+/// Checks that a dropped handle drops only its own message. Tests sends, and receives before and after the sends.
 pub(super) fn dropped(suite: &mut CaseContext<'_>) -> CheckResult {
     let (comm, data) = (&**suite.world, suite.data());
     for (first, receives_first) in [(0, true), (6, false)] {
@@ -110,7 +109,7 @@ pub(super) fn dropped(suite: &mut CaseContext<'_>) -> CheckResult {
     Ok(())
 }
 
-/// Starts to receive, and drops the handles of every other number.
+/// Starts receives and drops the handles of every other message number.
 fn receive_some(
     suite: &mut CaseContext<'_>,
     comm: &dyn Communicator,
@@ -128,7 +127,7 @@ fn receive_some(
     Ok(kept)
 }
 
-/// Messages of two groups of the same ranks do not mix, nor with collectives.
+/// Messages of two groups with the same ranks do not mix, and do not mix with collectives.
 pub(super) fn of_groups(suite: &mut CaseContext<'_>) -> CheckResult {
     let world = suite.world;
     let backwards: Vec<usize> = world.group().ranks().iter().rev().copied().collect();

@@ -1,4 +1,4 @@
-//! Ranks whose calls differ.
+//! Ranks with different calls.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use super::ConformanceError;
 use super::suite::{CaseContext, describe};
 use burn_megatron_comm::{Buffer, Call, CommError, Communicator, DType, ReduceOp};
 
-/// What differs between the ranks' calls.
+/// The difference between the calls of the ranks.
 #[derive(
     Clone,
     Copy,
@@ -27,21 +27,21 @@ use burn_megatron_comm::{Buffer, Call, CommError, Communicator, DType, ReduceOp}
     parse_err_fn = UnknownMismatchCase::new
 )]
 pub enum MismatchCase {
-    /// The last rank makes another operation.
+    /// The last rank calls another operation.
     Operation,
-    /// The last rank gives another type.
+    /// The last rank passes another type.
     Type,
-    /// The last rank gives an element more.
+    /// The last rank passes one more element.
     Length,
-    /// The last rank names another root.
+    /// The last rank passes another root.
     Root,
-    /// The last rank reduces in another way.
+    /// The last rank uses another reduction.
     Reduction,
-    /// The last rank expects a shorter message than the first one sends.
+    /// The last rank expects a shorter message than the first rank sends.
     MessageLength,
 }
 
-/// The name is not that of a [`MismatchCase`].
+/// The text is not the name of a [`MismatchCase`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "invalid mismatch {0:?}: expected operation, type, length, root, reduction or message-length"
@@ -55,15 +55,15 @@ impl UnknownMismatchCase {
 }
 
 impl MismatchCase {
-    /// All of them.
+    /// All cases.
     pub const ALL: [MismatchCase; 6] = *Self::VARIANTS.as_array().unwrap();
 
-    /// The name, for example `"message-length"`.
+    /// Returns the name, for example `"message-length"`.
     pub fn name(self) -> &'static str {
         self.into()
     }
 
-    /// The call of a rank; `None` if it makes none.
+    /// Returns the call of this rank, or `None` if it makes no call.
     fn part(self, comm: &dyn Communicator) -> Option<(Call, Buffer)> {
         let (first, last) = (comm.rank() == 0, comm.rank() + 1 == comm.size());
         let ones = |len: usize| Buffer::from(vec![1f32; len]);
@@ -91,16 +91,17 @@ impl MismatchCase {
     }
 }
 
-/// Makes one call in which the last rank's differs from the others', and returns the error of this rank: a
-/// [`CommError::Mismatch`], or, where the engine reports it on some ranks only, a [`CommError::Deadline`],
-/// [`CommError::PeerFailed`] or [`CommError::PeerFinished`]. It is `None` on a rank that gets no error: the
-/// sender of the message, and a rank that makes no call. At least one rank must get the mismatch, which only the
-/// caller can check.
+/// Runs one call in which the last rank differs from the other ranks. Returns the error of this rank.
+///
+/// The error is a [`CommError::Mismatch`]. If the engine reports the mismatch only on some ranks, the other ranks may
+/// return [`CommError::Deadline`], [`CommError::PeerFailed`] or [`CommError::PeerFinished`]. The result is `None` on a
+/// rank without an error: the sender of the message, or a rank that makes no call. At least one rank must return the
+/// mismatch. The caller must check this.
 ///
 /// Collective: call on all ranks with the same case. `world` cannot be used afterwards.
 ///
 /// # Errors
-/// [`ConformanceError::TooFewRanks`] on a world of one; [`ConformanceError::Wrong`] if the call succeeded,
+/// [`ConformanceError::TooFewRanks`] in a world of one rank. [`ConformanceError::Wrong`] if the call succeeded.
 /// [`ConformanceError::Failed`] if it failed with another error.
 pub fn run_mismatch_case(
     world: &Arc<dyn Communicator>,

@@ -1,9 +1,9 @@
-//! Invalid calls are refused on the rank that makes them, without a side effect.
+//! Tests that invalid calls are rejected on the rank that makes them, without side effects.
 
 use super::suite::{CaseContext, CheckResult, describe};
 use burn_megatron_comm::{Buffer, Call, Communicator, DType, ReduceOp};
 
-/// Calls that no group of this size can make.
+/// Returns calls that are invalid in a group of this size.
 fn wrong_calls(size: usize) -> Vec<(Call, Buffer)> {
     let ones = |len: usize| Buffer::from(vec![1u8; len]);
     let even = || vec![1; size];
@@ -31,7 +31,7 @@ fn wrong_calls(size: usize) -> Vec<(Call, Buffer)> {
     calls
 }
 
-/// Parts that are not a partition of the ranks.
+/// Returns lists of groups that are not a partition of the ranks.
 fn wrong_parts(ranks: &[usize]) -> Vec<Vec<Vec<usize>>> {
     let non_member = ranks.iter().max().map_or(0, |rank| rank + 1);
     let twice = vec![ranks.to_vec(), ranks[..1].to_vec()];
@@ -40,8 +40,8 @@ fn wrong_parts(ranks: &[usize]) -> Vec<Vec<Vec<usize>>> {
     vec![twice, with_non_member, one_missing]
 }
 
-/// Every such call, alone and as the second of two that are started as one; the communicator must be unchanged
-/// after each.
+/// Makes each invalid call alone, and as the second of two calls that are started together. The communicator must work
+/// unchanged after each.
 pub(super) fn refused(suite: &mut CaseContext<'_>) -> CheckResult {
     let world = suite.world;
     let pairs: Vec<Vec<usize>> = world.group().ranks().chunks(2).map(<[_]>::to_vec).collect();

@@ -1,10 +1,11 @@
-//! A conformance suite for every engine: what the collectives and messages of a communicator promise.
+//! Conformance suite for engines. It checks the contract of the collectives and messages of a communicator.
 //!
-//! [`run`] takes only the communicator of all ranks, so it runs wherever an engine runs: over threads, under
-//! `mpirun`, on GPUs. Collective: call on all ranks with the same [`ConformanceOptions`]. The inputs of all ranks
-//! are generated from the seed on every rank, so each rank computes its expected result by itself, element by
-//! element, and compares. [`run_mismatch_case`] is about ranks whose calls differ; the communicator cannot be used
-//! afterwards, so it is not part of the run.
+//! [`run`] takes only the communicator of all ranks, so it runs wherever an engine runs: over threads, under `mpirun`,
+//! or on GPUs. Collective: call on all ranks with the same [`ConformanceOptions`]. Every rank generates the inputs of
+//! all ranks from the seed, computes its expected result element by element, and compares.
+//!
+//! [`run_mismatch_case`] tests ranks with different calls. The communicator cannot be used afterwards, so [`run`] does
+//! not include these cases.
 //!
 //! ```
 //! # use burn_megatron_comm::World;
@@ -35,29 +36,28 @@ use burn_megatron_comm::{CommError, Communicator, DType};
 pub use mismatch::{MismatchCase, UnknownMismatchCase, run_mismatch_case};
 use suite::CaseContext;
 
-/// What is checked, and what the engine promises beyond the [`Communicator`] trait.
+/// Options of the suite: the size of the tests, and guarantees of the engine beyond the [`Communicator`] trait.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConformanceOptions {
-    /// Random programs; 200 by default.
+    /// The number of random programs (default: 200).
     pub programs: usize,
-    /// Calls of a random program; 30 by default.
+    /// The number of calls of a random program (default: 30).
     pub steps: usize,
-    /// The seed of all numbers and programs.
+    /// The seed of all inputs and programs.
     pub seed: u64,
-    /// The types of the elements; all by default. Counts and rank numbers are sent as `i64`.
+    /// The element types (default: all). Counts and rank numbers are always sent as `i64`.
     pub dtypes: Vec<DType>,
-    /// The lengths that every operation is checked with, in elements; 0, 1, 7, 1000 and 20,011 by
-    /// default.
+    /// The lengths with which every operation is tested, in elements (default: 0, 1, 7, 1000 and 20,011).
     pub sizes: Vec<usize>,
-    /// The elements of the long buffers; 2^20 by default, which is 4 MiB of `f32`.
+    /// The number of elements of the long buffers (default: 2^20, which is 4 MiB of `f32`).
     pub long: usize,
-    /// The engine reduces neighbours first, then the pairs of them, and so on up, in group order; 16-bit
-    /// floats in `f32`, rounded once. Then the sums of floats are compared bit for bit, else within the
-    /// rounding of any order.
+    /// Whether the engine reduces in a fixed order and accumulates 16-bit floats in `f32`, rounded once. The order is
+    /// group order: neighbors first, then pairs of results, and so on. If true, sums of floats must be bitwise equal to
+    /// the reference. Otherwise they may differ by the rounding error of any order.
     pub fixed_order: bool,
-    /// A NaN of any rank wins a maximum and a minimum; true by default.
+    /// Whether a maximum or minimum is NaN if any rank's value is NaN (default: true).
     pub nan_wins: bool,
-    /// A rank may send messages to itself; true by default.
+    /// Whether a rank may send messages to itself (default: true).
     pub self_messages: bool,
 }
 
@@ -77,27 +77,27 @@ impl Default for ConformanceOptions {
     }
 }
 
-/// What was checked.
+/// The result of the suite on one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConformanceReport {
-    /// In the order of execution.
+    /// The cases, in the order of execution.
     pub cases: Vec<CaseReport>,
 }
 
-/// One case of the suite.
+/// The result of one case.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CaseReport {
-    /// Its name, as in [`cases`].
+    /// The name, as in [`cases`].
     pub name: &'static str,
-    /// The results that were compared, summed over all ranks: the same on every rank. None where an
+    /// The number of results that were compared, summed over all ranks. It is the same on every rank. It is zero if an
     /// option or the number of ranks leaves nothing to check.
     pub checks: u64,
-    /// How long this rank took.
+    /// The time that the case took on this rank.
     pub time: Duration,
 }
 
 impl ConformanceReport {
-    /// The results that were compared in all cases, summed over all ranks.
+    /// Returns the number of results that were compared in all cases, summed over all ranks.
     pub fn checks(&self) -> u64 {
         self.cases.iter().map(|case| case.checks).sum()
     }
@@ -107,31 +107,31 @@ impl ConformanceReport {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConformanceError {
-    /// A call gave a wrong result.
+    /// A call returned a wrong result.
     #[error("{case}: rank {rank} in {call}: {difference}")]
     Wrong {
-        /// The case, see [`cases`].
+        /// The case: see [`cases`].
         case: &'static str,
-        /// The rank that found it.
+        /// The rank that detected the violation.
         rank: usize,
-        /// The call, with its type, length and group.
+        /// The call with its type, length and group.
         call: String,
-        /// What was found and what was expected: the first element that differs, or the length.
+        /// The difference: the first element that differs or the length, with the found and expected value.
         difference: String,
     },
-    /// A call failed that must succeed, or failed with the wrong error.
+    /// A call failed that must succeed, or it failed with the wrong error.
     #[error("{case}: rank {rank} in {call}: {source}")]
     Failed {
-        /// The case, see [`cases`].
+        /// The case: see [`cases`].
         case: &'static str,
         /// The rank that got the error.
         rank: usize,
-        /// The call, with its type, length and group.
+        /// The call with its type, length and group.
         call: String,
         /// The error.
         source: Box<CommError>,
     },
-    /// A list of [`ConformanceOptions`] is empty, so that nothing would be checked.
+    /// A list of [`ConformanceOptions`] is empty, so nothing would be checked.
     #[error("invalid conformance options: no {0}; expected at least one")]
     Nothing(&'static str),
     /// A case needs more ranks.
@@ -139,7 +139,7 @@ pub enum ConformanceError {
     TooFewRanks {
         /// The case.
         case: &'static str,
-        /// The number of ranks that it needs.
+        /// The minimum number of ranks.
         least: usize,
         /// The number of ranks.
         ranks: usize,
@@ -148,7 +148,7 @@ pub enum ConformanceError {
 
 type Check = fn(&mut CaseContext<'_>) -> Result<(), ConformanceError>;
 
-/// The simple ones first, so that a defect is reported by the simplest case that shows it.
+/// The cases. Simple cases run first, so that the simplest case that detects a defect reports it.
 const CASES: &[(&str, Check)] = &[
     ("all_reduce", operations::all_reduce),
     ("all_gather", operations::all_gather),
@@ -181,17 +181,19 @@ const CASES: &[(&str, Check)] = &[
     ("random programs", programs::random),
 ];
 
-/// The names of the cases, in the order in which they run.
+/// Returns the names of the cases, in the order in which they run.
 pub fn cases() -> impl Iterator<Item = &'static str> {
     CASES.iter().map(|(name, _)| *name)
 }
 
-/// Runs the whole suite on `world`, the communicator of all ranks. Collective: call on all ranks with the same
-/// options. `progress` is called with the name of each case as it begins.
+/// Runs the whole suite on `world`, the communicator of all ranks. Calls `progress` with the name of each case before
+/// it runs.
+///
+/// Collective: call on all ranks with the same options.
 ///
 /// # Errors
-/// [`ConformanceError`] on the rank that finds a violation. The others get no report: their next call fails as
-/// the engine reports a rank that has returned.
+/// [`ConformanceError`] on the rank that detects a violation. The other ranks get no report. Their next call fails,
+/// because the engine reports a rank that has returned.
 pub fn run(
     world: &Arc<dyn Communicator>,
     options: &ConformanceOptions,

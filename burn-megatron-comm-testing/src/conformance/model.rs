@@ -1,4 +1,4 @@
-//! A reference of the collectives that computes element by element.
+//! The reference model of the collectives, which computes element by element.
 
 use std::ops::Range;
 
@@ -10,7 +10,8 @@ use burn_megatron_comm::{Buffer, Call, DType, ReduceOp, with_elements};
 /// The call and input of one member.
 pub(crate) type MemberCall = (Call, Buffer);
 
-/// What the member at `index` gets, given the calls of all members; messages have no result here.
+/// Returns the expected result of the member at `index`, given the calls of all members. Messages have an empty result
+/// here.
 pub(crate) fn expected(parts: &[MemberCall], index: usize, fixed_order: bool) -> Expected {
     let inputs = || parts.iter().map(|(_, input)| input);
     let whole = |input: &Buffer| input.slice(0..input.len());
@@ -38,7 +39,7 @@ fn chunk(parts: &[MemberCall], index: usize) -> Range<usize> {
     index * len..(index + 1) * len
 }
 
-/// What a member of an all_to_all sends to the one at `index`.
+/// Returns the elements that a member of an all_to_all sends to the member at `index`.
 fn piece((call, input): &MemberCall, index: usize) -> Buffer {
     match call {
         Call::AllToAll { send, .. } => {
@@ -69,13 +70,13 @@ fn reduction(inputs: Vec<Buffer>, op: ReduceOp, fixed_order: bool) -> Expected {
 struct Columns<'a, T>(Vec<&'a [T]>);
 
 impl<'a, T: Number> Columns<'a, T> {
-    /// `first` determines the type.
+    /// Creates the columns from `inputs`. `first` determines the type.
     fn of(_first: &[T], inputs: &'a [Buffer]) -> Self {
         let typed = |input: &'a Buffer| T::view(input).expect("all members give one type");
         Self(inputs.iter().map(typed).collect())
     }
 
-    /// Runs `f` on what the members give to each element, in group order.
+    /// Calls `f` for each element, with the contributions of all members in group order.
     fn map<R>(&self, f: impl Fn(&[T]) -> R) -> Vec<R> {
         let mut column = Vec::with_capacity(self.0.len());
         let each = (0..self.0[0].len()).map(|at| {
@@ -97,7 +98,7 @@ fn reduced<T: Number>(column: &[T], op: ReduceOp) -> T {
     sum.as_()
 }
 
-/// Combines neighbours, then the pairs of them, and so on; one without a partner is passed up.
+/// Combines neighbors, then pairs of results, and so on. A value without a partner moves up a level.
 fn tree<S: Sum>(sums: &mut [S], op: ReduceOp) -> S {
     let mut left = sums.len();
     while left > 1 {
@@ -112,9 +113,9 @@ fn tree<S: Sum>(sums: &mut [S], op: ReduceOp) -> S {
     sums[0]
 }
 
-/// How far a sum of `n` numbers in any order may be from another: `n epsilon sum |x|`, twice the bound
-/// of recursive summation (Higham 2002, "Accuracy and stability of numerical algorithms", section 4.2).
-/// Sums of whole numbers that the type holds are exact.
+/// Returns the maximum difference between two sums of `n` numbers in any order: `n epsilon sum |x|`. This is twice the
+/// bound of recursive summation (Higham 2002, "Accuracy and stability of numerical algorithms", section 4.2). The bound
+/// is 0 for sums of whole numbers that the type can represent.
 fn bound<T: Number>(column: &[T], op: ReduceOp) -> f64 {
     let ranks = column.len() as f64;
     let wide = || column.iter().map(|value| value.wide());

@@ -1,4 +1,4 @@
-//! Every collective with every type and length.
+//! Tests of every collective with every type and length.
 
 use super::ConformanceError;
 use super::messages::pass_on;
@@ -47,7 +47,7 @@ pub(super) fn reduce_scatter(suite: &mut CaseContext<'_>) -> CheckResult {
     })
 }
 
-/// From every root.
+/// Broadcasts from every root.
 pub(super) fn broadcast(suite: &mut CaseContext<'_>) -> CheckResult {
     let world = suite.world;
     sweep(suite, |suite, dtype, len| {
@@ -56,7 +56,8 @@ pub(super) fn broadcast(suite: &mut CaseContext<'_>) -> CheckResult {
     })
 }
 
-/// The call of the member at `index` in an all_to_all in which `from` sends `count(from, to)` elements.
+/// Returns the call of the member at `index` in an all_to_all. Member `from` sends `count(from, to)` elements to member
+/// `to`.
 pub(super) fn exchange(
     data: TestData,
     dtype: DType,
@@ -71,7 +72,7 @@ pub(super) fn exchange(
     (Call::AllToAll { send, receive }, input)
 }
 
-/// Starts an all_to_all of all ranks with new numbers.
+/// Starts an all_to_all of all ranks on new numbers.
 fn start_exchange(
     suite: &mut CaseContext<'_>,
     dtype: DType,
@@ -84,7 +85,7 @@ fn start_exchange(
     })
 }
 
-/// Even counts, and uneven ones of which some are zero.
+/// Exchanges with even counts, and with uneven counts that include zeros.
 pub(super) fn all_to_all(suite: &mut CaseContext<'_>) -> CheckResult {
     let size = suite.world.size();
     sweep(suite, |suite, dtype, len| {
@@ -100,7 +101,8 @@ pub(super) fn all_to_all(suite: &mut CaseContext<'_>) -> CheckResult {
     })
 }
 
-/// One member sends to all, all send to one, and none keeps anything.
+/// Runs one-sided exchanges: one member sends to all members, all members send to one, or each sends to one other
+/// member.
 pub(super) fn one_sided(suite: &mut CaseContext<'_>) -> CheckResult {
     let size = suite.world.size();
     sweep(suite, |suite, dtype, len| {
@@ -121,8 +123,8 @@ pub(super) fn one_sided(suite: &mut CaseContext<'_>) -> CheckResult {
     })
 }
 
-/// Exchanges of different counts that are in flight together: everything to one member, nothing between all, and members
-/// that neither send nor receive anything.
+/// Exchanges with different counts in flight together: all elements to one member, no elements at all, or one member
+/// that neither sends nor receives.
 pub(super) fn changing(suite: &mut CaseContext<'_>) -> CheckResult {
     let size = suite.world.size();
     sweep(suite, |suite, dtype, len| {
@@ -147,7 +149,7 @@ pub(super) fn changing(suite: &mut CaseContext<'_>) -> CheckResult {
     })
 }
 
-/// Some MB, of the types that models are trained in.
+/// Collectives on several MB, with the types that models are trained in.
 pub(super) fn long(suite: &mut CaseContext<'_>) -> CheckResult {
     let (world, options) = (suite.world, suite.options);
     let size = world.size();

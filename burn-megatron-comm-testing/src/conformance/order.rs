@@ -1,4 +1,4 @@
-//! Calls in flight: any order of waits, dropped handles, calls started as one; and barriers.
+//! Calls in flight: waits in any order, dropped handles, calls that are started together, and barriers.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use super::operations::exchange;
 use super::suite::{CaseContext, CheckResult, StartedCall, describe};
 use burn_megatron_comm::{Buffer, Call, Communicator, DType, MIN_POOLED_LEN, Pending, ReduceOp};
 
-/// Starts one of each collective, with new numbers.
+/// Starts one of each collective on new numbers.
 fn start_each(
     suite: &mut CaseContext<'_>,
     comm: &dyn Communicator,
@@ -38,7 +38,7 @@ fn start_each(
     Ok(started)
 }
 
-/// Each rank waits in an order of its own.
+/// Waits for calls in a different order on each rank.
 pub(super) fn any_order(suite: &mut CaseContext<'_>) -> CheckResult {
     let world = suite.world;
     for round in 0..3 {
@@ -54,7 +54,8 @@ pub(super) fn any_order(suite: &mut CaseContext<'_>) -> CheckResult {
     Ok(())
 }
 
-/// A rank that drops a handle still takes part: the others get their results, and later calls are in order.
+/// Checks that a rank that drops a handle still takes part. The other ranks get their results, and later calls keep
+/// their order.
 pub(super) fn dropped(suite: &mut CaseContext<'_>) -> CheckResult {
     let world = suite.world;
     for round in 0..world.size() {
@@ -72,7 +73,7 @@ pub(super) fn dropped(suite: &mut CaseContext<'_>) -> CheckResult {
     suite.wait_reversed(last)
 }
 
-/// Several collectives that are started as one, among others that are not.
+/// Starts several collectives together, and other collectives separately before and after them.
 pub(super) fn started_as_one(suite: &mut CaseContext<'_>) -> CheckResult {
     let world = suite.world;
     let (ranks, size) = (world.group().ranks(), world.size());
@@ -104,12 +105,14 @@ pub(super) fn started_as_one(suite: &mut CaseContext<'_>) -> CheckResult {
     Ok(())
 }
 
-/// How late the last rank calls the barrier.
+/// The delay of the late rank before it calls the barrier.
 const LATE: Duration = Duration::from_millis(20);
 
-/// Each rank is late once: it starts to sleep when it has a message from each of the others, sent right before
-/// their barrier. So none of them can leave the barrier before the sleep is over, by its own clock since that
-/// message, however slow any of them is.
+/// Checks that no rank leaves a barrier before the late rank calls it. Each rank is late once.
+///
+/// The late rank begins to sleep after it has received a message from every other rank. Each of the other ranks sends
+/// this message right before its barrier. On the clock of each of these ranks, at least the sleep time must pass
+/// between this message and the end of the barrier, however slow the rank is.
 pub(super) fn barrier(suite: &mut CaseContext<'_>) -> CheckResult {
     let comm = &**suite.world;
     let hello = || Buffer::from(vec![1u8]);
@@ -139,7 +142,7 @@ pub(super) fn barrier(suite: &mut CaseContext<'_>) -> CheckResult {
     Ok(())
 }
 
-/// Memory that is returned to the pool is reused, and its old contents do not matter.
+/// Checks that the pool reuses returned memory, and that the old contents of the memory do not change a result.
 pub(super) fn pool(suite: &mut CaseContext<'_>) -> CheckResult {
     const ROUNDS: u64 = 20;
     let comm = &**suite.world;
@@ -171,7 +174,7 @@ pub(super) fn pool(suite: &mut CaseContext<'_>) -> CheckResult {
             pool.give(found);
         }
     }
-    // Without reuse there would be two for each call, the input and the result.
+    // Without reuse there would be two allocations per call, one for the input and one for the result.
     let made = pool.allocated() - before;
     let most = ROUNDS * calls.len() as u64 / 2;
     let fits = if made <= most {

@@ -14,7 +14,7 @@ use super::values::TestData;
 use super::{ConformanceError, ConformanceOptions};
 use burn_megatron_comm::{Buffer, Call, Communicator, DType, ReduceOp};
 
-/// The random numbers of one program, the same on every rank.
+/// The random numbers of one program, equal on every rank.
 struct ProgramRng {
     stream: Stream,
     next: u64,
@@ -22,12 +22,12 @@ struct ProgramRng {
 
 impl ProgramRng {
     fn new(seed: u64, program: usize) -> Self {
-        // The high half of the position: the numbers of the calls are drawn from the low ones.
+        // The stream uses the high half of the position. The numbers of the calls use the low half.
         let stream = Stream::new(seed, (program as u64) << 32 | 1 << 31);
         Self { stream, next: 0 }
     }
 
-    /// A number below `count`.
+    /// Returns a random number below `count`.
     fn below(&mut self, count: usize) -> usize {
         let mut drawn = 0;
         self.stream.words(self.next, 1, |_, word| drawn = word);
@@ -40,7 +40,7 @@ impl ProgramRng {
     }
 }
 
-/// One step of every rank, each in its own part of the split `group`.
+/// One step of every rank. Each rank calls its own part of the split `group`.
 #[derive(Clone, Copy, Debug)]
 struct ProgramStep {
     group: usize,
@@ -52,7 +52,7 @@ struct ProgramStep {
     data: TestData,
 }
 
-/// Kinds of steps.
+/// The number of kinds of steps.
 const OPERATIONS: usize = 8;
 
 impl ProgramStep {
@@ -111,7 +111,7 @@ impl ProgramStep {
         }
     }
 
-    /// Sends to the rank that is `root` further, and receives from the one as far before.
+    /// Sends to the rank `root` positions later, and receives from the rank `root` positions earlier.
     fn start_messages(
         &self,
         suite: &mut CaseContext<'_>,
@@ -129,7 +129,7 @@ impl ProgramStep {
     }
 }
 
-/// Runs as many programs as the options say, one after the other on the same groups.
+/// Runs the number of programs given in the options, one after the other, on the same groups.
 pub(super) fn random(suite: &mut CaseContext<'_>) -> CheckResult {
     let (world, options) = (suite.world, suite.options);
     let mut comms: Vec<Arc<dyn Communicator>> = vec![Arc::clone(world)];
@@ -154,24 +154,24 @@ fn run(
     let mut in_flight: Vec<(usize, StartedCall)> = Vec::new();
     for now in 0..options.steps {
         let step = ProgramStep::draw(&mut rng, comms.len(), suite);
-        // Every rank waits for its result after a number of steps of its own.
+        // Every rank waits for its result after a different number of steps.
         let delays: Vec<usize> = ranks.clone().map(|_| rng.below(6)).collect();
         let pauses: Vec<usize> = ranks.clone().map(|_| rng.below(256)).collect();
         let due = now + delays[own];
-        // One in ten is a little later than the others.
+        // About one rank in ten is slightly later than the others.
         if pauses[own] > 230 {
             sleep(Duration::from_micros(pauses[own] as u64));
         }
         let started = step.start(suite, &*comms[step.group])?;
         in_flight.extend(started.into_iter().map(|call| (due, call)));
-        // The newest first: not the order in which they were started.
+        // Waits for the newest call first, which is not the order in which the calls were started.
         let due_now: Vec<_> = in_flight.extract_if(.., |(due, _)| *due <= now).collect();
         suite.wait_reversed(due_now.into_iter().map(|(_, call)| call).collect())?;
     }
     suite.wait_reversed(in_flight.into_iter().map(|(_, call)| call).collect())
 }
 
-/// Names the program in an error.
+/// Adds the program to the call of an error.
 fn in_program(error: ConformanceError, program: usize, seed: u64) -> ConformanceError {
     let mut error = error;
     if let ConformanceError::Wrong { call, .. } | ConformanceError::Failed { call, .. } = &mut error

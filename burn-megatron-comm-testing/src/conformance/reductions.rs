@@ -1,18 +1,18 @@
-//! Reductions that are not exact: rounding, NaN, overflow.
+//! Reductions that are not exact: rounding, NaN and overflow.
 
 use super::suite::{CaseContext, CheckResult};
 use super::values::{largest, repeated, with_nan};
 use burn_megatron_comm::{Buffer, Call, DType, ReduceOp};
 
-/// The elements of a contribution where any length would do.
+/// The number of elements of a contribution for tests where any length works.
 const LEN: usize = 96;
 
-/// `LEN` rounded up to a multiple of the number of ranks.
+/// Returns `LEN`, rounded up to a multiple of the number of ranks.
 fn whole_len(suite: &CaseContext<'_>) -> usize {
     LEN.next_multiple_of(suite.world.size())
 }
 
-/// An all_reduce and a reduce_scatter of the same contributions.
+/// Runs an all_reduce and a reduce_scatter on the same contributions.
 fn both(
     suite: &mut CaseContext<'_>,
     op: ReduceOp,
@@ -23,8 +23,8 @@ fn both(
     suite.collective(&**world, &Call::ReduceScatter(op), input)
 }
 
-/// Of every float type and length; where 16-bit floats accumulate in `f32`, of a sum too that is beyond
-/// their range.
+/// Computes averages of every float type and length. If 16-bit floats accumulate in `f32`, also tests a sum that
+/// exceeds the range of the 16-bit type.
 pub(super) fn averages(suite: &mut CaseContext<'_>) -> CheckResult {
     let options = suite.options;
     let size = suite.world.size();
@@ -43,7 +43,7 @@ pub(super) fn averages(suite: &mut CaseContext<'_>) -> CheckResult {
     Ok(())
 }
 
-/// A large number and many small ones: each small one alone is lost in a sum of 16 bits.
+/// Sums a large number and many small numbers. A 16-bit sum would lose each small number.
 pub(super) fn halves(suite: &mut CaseContext<'_>) -> CheckResult {
     let len = whole_len(suite);
     let first = suite.world.group().ranks()[0];
@@ -60,8 +60,8 @@ pub(super) fn halves(suite: &mut CaseContext<'_>) -> CheckResult {
     Ok(())
 }
 
-/// Fractions of many magnitudes, whose sum shows its order in the bits; in the order of the ranks and in
-/// the opposite one.
+/// Sums fractions of many magnitudes, so that the bits of the result depend on the order of the sum. Tests the group in
+/// rank order and in reverse order.
 pub(super) fn order(suite: &mut CaseContext<'_>) -> CheckResult {
     let world = suite.world;
     let backwards: Vec<usize> = world.group().ranks().iter().rev().copied().collect();
@@ -83,7 +83,7 @@ pub(super) fn order(suite: &mut CaseContext<'_>) -> CheckResult {
     Ok(())
 }
 
-/// A NaN of each rank in turn, at a position of its own.
+/// Reduces a NaN of each rank in turn, at a different position.
 pub(super) fn nan(suite: &mut CaseContext<'_>) -> CheckResult {
     if !suite.options.nan_wins {
         return Ok(());

@@ -1,4 +1,4 @@
-//! What all cases use: calls whose results are compared with the reference.
+//! The functions that all cases share. They make calls and compare the results with the reference model.
 
 use std::sync::Arc;
 
@@ -9,18 +9,18 @@ use burn_megatron_comm::{Buffer, Call, CommError, Communicator, DType, Pending, 
 
 pub(super) type CheckResult = Result<(), ConformanceError>;
 
-/// One case on one rank.
+/// The state of one case on one rank.
 pub(super) struct CaseContext<'a> {
     pub world: &'a Arc<dyn Communicator>,
     pub options: &'a ConformanceOptions,
     case: &'static str,
-    /// The results that were compared.
+    /// The number of results that were compared.
     checks: u64,
-    /// The calls that inputs were generated for.
+    /// The number of calls for which inputs were generated.
     drawn: u64,
 }
 
-/// A started call with its expected result; a send has none.
+/// A started call and its expected result. A send has no expected result.
 pub(super) struct StartedCall {
     pending: Pending,
     call: String,
@@ -42,26 +42,27 @@ impl<'a> CaseContext<'a> {
         }
     }
 
-    /// The numbers of the next call, the same on every rank that has called this as often.
+    /// Returns the input data of the next call. It is the same on every rank that has called this method equally often.
     pub fn data(&mut self) -> TestData {
         self.drawn += 1;
         let seed = self.options.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ self.drawn;
         self.data_of(seed)
     }
 
-    /// The numbers of a seed: so small that even `bf16` holds their sums, up to 255 ranks.
+    /// Returns the input data for a seed. The numbers are small enough that `bf16` can represent their sums over up to
+    /// 255 ranks.
     pub fn data_of(&self, seed: u64) -> TestData {
         let most = (255 / self.world.size() as i64).clamp(1, 60);
         TestData { seed, most }
     }
 
-    /// The types of the options that are floats.
+    /// Returns the float types among the types of the options.
     pub fn floats(&self) -> Vec<DType> {
         let floats = self.options.dtypes.iter().copied();
         floats.filter(|dtype| dtype.is_float()).collect()
     }
 
-    /// Starts a collective; `part` is the call of each member, by its index.
+    /// Starts a collective. `part` returns the call of each member, given its index.
     pub fn start(
         &mut self,
         comm: &dyn Communicator,
@@ -88,7 +89,7 @@ impl<'a> CaseContext<'a> {
         }
     }
 
-    /// The expected result of this rank, and its call.
+    /// Returns the expected result of this rank and a description of its call.
     fn expect(
         &self,
         comm: &dyn Communicator,
@@ -99,7 +100,7 @@ impl<'a> CaseContext<'a> {
         (expected, parts.swap_remove(comm.rank()))
     }
 
-    /// Starts several collectives as one, each given by the calls of the members.
+    /// Starts several collectives together. Each is given by the calls of the members.
     pub fn start_all(
         &mut self,
         comm: &dyn Communicator,
@@ -148,7 +149,7 @@ impl<'a> CaseContext<'a> {
         Ok(())
     }
 
-    /// Checks that a call was refused as invalid.
+    /// Checks that a call was rejected as invalid.
     pub fn refused<T>(&mut self, call: &str, result: Result<T, CommError>) -> CheckResult {
         match result {
             Err(CommError::InvalidCall { .. }) => {
@@ -163,12 +164,12 @@ impl<'a> CaseContext<'a> {
         }
     }
 
-    /// Waits for results, the last first.
+    /// Waits for results in reverse order.
     pub fn wait_reversed(&mut self, started: Vec<StartedCall>) -> CheckResult {
         started.into_iter().rev().try_for_each(|one| self.wait(one))
     }
 
-    /// Makes a call; `input` is that of each member, by its world rank.
+    /// Runs a call. `input` returns the input of each member, given its world rank.
     pub fn collective(
         &mut self,
         comm: &dyn Communicator,
@@ -180,7 +181,7 @@ impl<'a> CaseContext<'a> {
         self.wait(started)
     }
 
-    /// The same with new whole numbers.
+    /// Runs a call as [`collective`](Self::collective) does, on new whole numbers.
     pub fn whole(
         &mut self,
         comm: &dyn Communicator,
@@ -202,7 +203,7 @@ impl<'a> CaseContext<'a> {
         self.launch(comm, (Call::Send { to }, input), None)
     }
 
-    /// Starts to receive a message; `expected` is its contents.
+    /// Starts the receive of a message. `expected` is the expected contents.
     pub fn receive(
         &mut self,
         comm: &dyn Communicator,
@@ -215,13 +216,13 @@ impl<'a> CaseContext<'a> {
         self.launch(comm, (call, Buffer::empty(dtype)), Some(expected))
     }
 
-    /// The members that this rank may exchange messages with.
+    /// Returns the members with which this rank may exchange messages.
     pub fn peers(&self, comm: &dyn Communicator) -> Vec<usize> {
         let may = |peer: &usize| self.options.self_messages || *peer != comm.rank();
         (0..comm.size()).filter(may).collect()
     }
 
-    /// Waits for every member.
+    /// Runs a barrier over all members.
     pub fn barrier(&mut self, comm: &dyn Communicator) -> CheckResult {
         comm.barrier()
             .map_err(|error| self.failed(format!("barrier over {}", comm.group()), error))
@@ -275,7 +276,7 @@ impl<'a> CaseContext<'a> {
         }
     }
 
-    /// The end of the case: the sum of the checks of all ranks.
+    /// Ends the case: returns the sum of the checks of all ranks.
     pub fn total_checks(&mut self) -> Result<u64, ConformanceError> {
         let (own, world) = (self.checks, self.world);
         let input = Buffer::from(vec![own as i64]);

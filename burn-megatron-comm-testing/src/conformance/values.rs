@@ -1,4 +1,4 @@
-//! The generated inputs, and the comparison of results.
+//! Generates inputs and compares results.
 
 use burn_megatron_kernels::philox::Stream;
 use half::{bf16, f16};
@@ -6,7 +6,7 @@ use num_traits::{AsPrimitive, Bounded};
 
 use burn_megatron_comm::{Buffer, DType, Element, ReduceOp, with_elements};
 
-/// What contributions are combined in.
+/// The type in which contributions are combined.
 pub(super) trait Sum: Copy {
     fn combine(self, other: Self, op: ReduceOp) -> Self;
     fn divided_by(self, ranks: usize) -> Self;
@@ -51,21 +51,21 @@ macro_rules! sum_integers {
 }
 sum_integers!(i64, i32, u8);
 
-/// A type of elements, with all that the suite needs of it.
+/// An element type with the operations that the suite needs.
 pub(super) trait Number:
     Element + Bounded + AsPrimitive<Self::Sum> + AsPrimitive<f64>
 {
     type Sum: Sum + AsPrimitive<Self>;
-    /// The distance from 1 to the next number; 0 for integers.
+    /// The distance from 1 to the next number, or 0 for integers.
     const EPSILON: f64;
 
-    /// The number that is nearest; bytes wrap around.
+    /// Returns the number that is nearest to `value`. Bytes wrap around.
     fn whole(value: i64) -> Self;
 
-    /// For floats alone.
+    /// Converts a real number. Only for float types.
     fn real(value: f64) -> Self;
 
-    /// Whether two numbers are equal bit for bit, but for the bits of a NaN.
+    /// Returns whether two numbers are bitwise equal. All NaNs are equal.
     fn same(self, other: Self) -> bool;
 
     fn widen(self) -> Self::Sum {
@@ -128,7 +128,7 @@ macro_rules! integers {
 
 integers!(i64, i32, u8);
 
-/// A buffer whose elements `make` returns, as a vector of their type.
+/// Creates a buffer from a vector that `make` returns.
 macro_rules! buffer_of {
     ($dtype:expr, $make:expr) => {{
         let mut buffer = Buffer::empty($dtype);
@@ -137,7 +137,7 @@ macro_rules! buffer_of {
     }};
 }
 
-/// The numbers of one call, made alike on every rank.
+/// The generated inputs of one call, equal on every rank.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TestData {
     pub seed: u64,
@@ -146,8 +146,8 @@ pub(super) struct TestData {
 }
 
 impl TestData {
-    /// What `rank` gives: whole numbers from `-most` to `most`, whose sums are exact in any order; as
-    /// bytes they wrap around.
+    /// Returns the input of `rank`: whole numbers from `-most` to `most`, whose sums are exact in any order. Bytes wrap
+    /// around.
     pub fn whole(self, dtype: DType, rank: usize, len: usize) -> Buffer {
         let count = 2 * self.most as u64 + 1;
         let number = |word: u32| ((u64::from(word) * count) >> 32) as i64 - self.most;
@@ -157,7 +157,8 @@ impl TestData {
         )
     }
 
-    /// What `rank` gives: fractions of many magnitudes, whose sum shows its order. For float types.
+    /// Returns the input of `rank`: fractions of many magnitudes, so that a sum depends on its order. Only for float
+    /// types.
     pub fn real(self, dtype: DType, rank: usize, len: usize) -> Buffer {
         let number = |word: u32| {
             let fraction = f64::from(word) / 2f64.powi(31) - 1.0;
@@ -177,24 +178,24 @@ impl TestData {
     }
 }
 
-/// The same number `len` times.
+/// Returns a buffer that contains the same number `len` times.
 pub(super) fn repeated(dtype: DType, value: i64, len: usize) -> Buffer {
     buffer_of!(dtype, vec![Number::whole(value); len])
 }
 
-/// The largest number of an integer type, and the largest finite one of a float.
+/// Returns a buffer of the largest finite number of a type.
 pub(super) fn largest(dtype: DType, len: usize) -> Buffer {
     buffer_of!(dtype, vec![Bounded::max_value(); len])
 }
 
-/// A copy of a float buffer with a NaN at `at`.
+/// Returns a copy of a float buffer with a NaN at `at`.
 pub(super) fn with_nan(buffer: Buffer, at: usize) -> Buffer {
     let mut buffer = buffer;
     assert!(buffer.set_nan(at), "{} has no NaN", buffer.dtype());
     buffer
 }
 
-/// What a call must give, and how far each element may be from it; exactly where there are no bounds.
+/// The expected result of a call, with the allowed error of each element. Without bounds, the result must be exact.
 #[derive(Clone, Debug)]
 pub(crate) struct Expected {
     pub buffer: Buffer,
@@ -209,7 +210,7 @@ impl Expected {
         }
     }
 
-    /// The first difference in words.
+    /// Describes the first difference, or returns `None` if there is no difference.
     pub fn difference(&self, found: &Buffer) -> Option<String> {
         let wanted = &self.buffer;
         let (found_as, wanted_as) = ((found.len(), found.dtype()), (wanted.len(), wanted.dtype()));
@@ -220,7 +221,7 @@ impl Expected {
             ));
         }
         with_elements!(wanted, wanted => {
-            // The types were compared above.
+            // The types are equal, as checked above.
             let found = found.as_slice().ok()?;
             first_difference(found, wanted, self.bounds.as_deref())
         })
@@ -235,7 +236,7 @@ fn first_difference<T: Number>(
     let differs = |at: &usize| {
         let (found, wanted) = (found[*at], wanted[*at]);
         let distance = (found.wide() - wanted.wide()).abs();
-        // A distance that is NaN is within no bound.
+        // A NaN distance is not within any bound.
         let is_close = bounds.is_some_and(|bounds| distance <= bounds[*at]);
         !found.same(wanted) && !is_close
     };

@@ -1,4 +1,4 @@
-//! A flipped bit, as a faulty device or memory leaves one.
+//! Bit flips, as caused by a faulty device or faulty memory.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,56 +8,58 @@ use strum::VariantArray as _;
 
 use burn_megatron_comm::Buffer;
 
-/// Of which tensors a bit is flipped. The calls of a [`Fault`](super::Fault) count the tensors of its kind.
+/// The kind of tensor in which a bit is flipped. The call number of a [`Fault`](super::Fault) counts tensors of this
+/// kind.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, strum::EnumString, strum::IntoStaticStr, strum::VariantArray,
 )]
 #[strum(serialize_all = "lowercase")]
 pub enum FlipTarget {
-    /// The outputs of a module's operations in the forward.
+    /// The outputs of a module's operations in the forward pass.
     Activation,
-    /// The gradients that an operation returns in the backward.
+    /// The gradients that an operation returns in the backward pass.
     Gradient,
-    /// The weights of a rank, one tensor per parameter, when a step begins.
+    /// The weights of a rank at the start of a step, one tensor per parameter.
     Weight,
-    /// The state of the optimizer of a rank, one tensor per parameter and kind, when a step begins.
+    /// The optimizer state of a rank at the start of a step, one tensor per parameter and kind of state.
     Optimizer,
-    /// The result of a call of a communicator on one rank; a message that is sent.
+    /// The result of a communicator call on one rank, or the message of a send.
     Collective,
 }
 
-/// `bit-flip:TARGET` or `bit-flip:TARGET:ELEMENT:BIT`: one bit of one element of a tensor has the other value. By default
-/// bit 0, the lowest, of element 0.
+/// A flip of one bit of one element: `bit-flip:TARGET` or `bit-flip:TARGET:ELEMENT:BIT`. By default, bit 0 (the lowest)
+/// of element 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BitFlip {
-    /// Which tensors.
+    /// The kind of tensor.
     pub target: FlipTarget,
-    /// The element, modulo their number.
+    /// The index of the element, modulo the number of elements.
     pub element: u64,
-    /// The bit, from the lowest, modulo those of an element.
+    /// The index of the bit, starting at the lowest bit, modulo the number of bits of an element.
     pub bit: u32,
 }
 
-/// The prefix of the text of a flip.
+/// The prefix of a bit flip in the text of a fault.
 pub(super) const PREFIX: &str = "bit-flip:";
 
 impl FlipTarget {
-    /// All targets.
+    /// All kinds of tensors.
     pub const ALL: [Self; 5] = *Self::VARIANTS.as_array().unwrap();
 
-    /// The name in the text of a fault.
+    /// Returns the name that is used in the text of a fault.
     pub fn name(self) -> &'static str {
         self.into()
     }
 
-    /// Whether the tensors are the state of a rank, which exists when a step begins.
+    /// Returns whether the tensors belong to the state of a rank, which is flipped at the start of a step.
     pub fn is_state(self) -> bool {
         matches!(self, Self::Weight | Self::Optimizer)
     }
 }
 
 impl BitFlip {
-    /// Flips the bit in the bytes of a tensor, whose elements have `size` bytes each; returns false if there are none.
+    /// Flips the bit in the bytes of a tensor with `size` bytes per element. Returns false if the tensor has no
+    /// elements.
     pub fn apply(self, bytes: &mut [u8], size: usize) -> bool {
         let elements = bytes.len() / size.max(1);
         if elements == 0 {
@@ -65,12 +67,12 @@ impl BitFlip {
         }
         let element = (self.element % elements as u64) as usize;
         let bit = self.bit as usize % (8 * size);
-        // As in memory of a little-endian machine.
+        // The byte order of a little-endian machine.
         bytes[element * size + bit / 8] ^= 1 << (bit % 8);
         true
     }
 
-    /// The same in a buffer.
+    /// Flips the bit in a buffer. Returns false if the buffer has no elements.
     pub(super) fn apply_to(self, buffer: &mut Buffer) -> bool {
         fn flip<T: Copy, const N: usize>(
             of: BitFlip,
@@ -100,7 +102,7 @@ impl BitFlip {
 }
 
 impl fmt::Display for BitFlip {
-    /// As it is parsed.
+    /// Writes the text form, which can be parsed again.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{PREFIX}{}", self.target.name())?;
         match (self.element, self.bit) {
@@ -113,7 +115,7 @@ impl fmt::Display for BitFlip {
 impl FromStr for BitFlip {
     type Err = String;
 
-    /// The error is the reason.
+    /// Parses a bit flip. The error is the reason why the text is invalid.
     fn from_str(text: &str) -> Result<Self, String> {
         let rest = text.strip_prefix(PREFIX).unwrap_or(text);
         let parts: Vec<_> = rest.split(':').collect();

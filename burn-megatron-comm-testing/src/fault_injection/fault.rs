@@ -8,46 +8,46 @@ use std::time::Duration;
 use super::bit_flip::{self, BitFlip, FlipTarget};
 use super::signals;
 
-/// What goes wrong.
+/// The kind of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FaultKind {
-    /// `delay:2.5s`, `delay:100ms`: the call is started late.
+    /// `delay:2.5s`, `delay:100ms`: the call starts late.
     Delay(Duration),
-    /// `drop`: the call is never started; its wait ends with an error after
+    /// `drop`: the call is never started. Its wait fails after 1.5 times the
     /// [`FaultPlan::deadline`](super::FaultPlan::deadline).
     Drop,
-    /// `shape`: the call has one element too many; in each chunk of a reduce_scatter and for each rank of
-    /// an all_to_all, whose lengths would be invalid on the rank itself otherwise. A barrier has no elements:
-    /// there it is an error.
+    /// `shape`: the call has one element too many. A reduce_scatter gets one more element per chunk and an all_to_all
+    /// one more per rank, because the rank itself would reject other lengths. A barrier has no elements, so it returns
+    /// an error.
     Shape,
-    /// `wrong-call`: an all_gather in place of an all_reduce, an all_reduce in place of anything else.
+    /// `wrong-call`: an all_gather instead of an all_reduce, or an all_reduce instead of any other operation.
     WrongCall,
-    /// `nan`: the first element of the input becomes NaN. An input without floats is an error.
+    /// `nan`: sets the first element of the input to NaN. An input without floats is an error.
     Nan,
-    /// `bit-flip:TARGET`, `bit-flip:TARGET:ELEMENT:BIT`: a bit of a tensor has the other value. What is no collective
-    /// is flipped by the trainer, whose calls count tensors.
+    /// `bit-flip:TARGET`, `bit-flip:TARGET:ELEMENT:BIT`: flips one bit of a tensor. The trainer applies all targets
+    /// except `collective`. For these targets, `call` is the number of the tensor.
     BitFlip(BitFlip),
     /// `panic`: the rank panics.
     Panic,
     /// `error`: the call returns an error.
     Error,
-    /// `kill`: the process gets SIGKILL.
+    /// `kill`: the process receives SIGKILL.
     Kill,
     /// `abort`: the process aborts.
     Abort,
     /// `segfault`: the process writes to unmapped memory.
     Segfault,
-    /// `stop`: the process gets SIGSTOP, and is suspended until it gets SIGCONT.
+    /// `stop`: the process receives SIGSTOP and is suspended until it receives SIGCONT.
     Stop,
-    /// `terminate`: the process gets SIGTERM. The call goes on.
+    /// `terminate`: the process receives SIGTERM. The call continues.
     Terminate,
-    /// `interrupt`: the process gets SIGINT. The call goes on.
+    /// `interrupt`: the process receives SIGINT. The call continues.
     Interrupt,
-    /// `spin`: the rank computes for ever.
+    /// `spin`: the rank runs an endless loop.
     Spin,
-    /// `never-starts`: the rank does not start. It concerns the process and no call: the program
-    /// checks [`FaultPlan::never_starts`](super::FaultPlan::never_starts).
+    /// `never-starts`: the rank does not start. This fault affects the process and not a call. The program checks
+    /// [`FaultPlan::never_starts`](super::FaultPlan::never_starts).
     NeverStarts,
 }
 
@@ -69,25 +69,26 @@ const KIND_NAMES: [(&str, FaultKind); 14] = [
     ("never-starts", FaultKind::NeverStarts),
 ];
 
-/// A fault at one call of one rank: `kill@rank=3,step=5,call=12`.
+/// A fault at one call of one rank, for example `kill@rank=3,step=5,call=12`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// What goes wrong.
+    /// The kind of the fault.
     pub kind: FaultKind,
-    /// The world rank that it goes wrong on.
+    /// The world rank with the fault.
     pub rank: usize,
-    /// The step, as [`begin_step`](burn_megatron_comm::Communicator::begin_step) counts them; without one the
-    /// calls are counted from the start.
+    /// The step, as passed to [`begin_step`](burn_megatron_comm::Communicator::begin_step). If `None`, calls are
+    /// counted from the start of the run.
     pub step: Option<u64>,
-    /// The number of the call of that rank since the step began, from 0, over all its groups; of a
-    /// [flip](FaultKind::BitFlip) that of the tensor. Splits are not counted. Unused for [`FaultKind::NeverStarts`].
+    /// The number of the rank's call over all its groups, counted from 0 at the start of the step. For a [bit
+    /// flip](FaultKind::BitFlip) outside of collectives, the number of the tensor. Splits are not counted. Unused for
+    /// [`FaultKind::NeverStarts`].
     pub call: u64,
 }
 
-/// An invalid fault.
+/// An error about an invalid fault.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FaultError {
-    /// A text that cannot be parsed.
+    /// The text cannot be parsed.
     #[error(
         "invalid fault {text:?}: {reason}; expected KIND@rank=N,call=N or KIND@rank=N,step=N,call=N, where KIND \
          is delay:TIME (as in delay:2.5s, delay:100ms), bit-flip:TARGET (as in bit-flip:weight, bit-flip:gradient:3:30), {}, or never-starts@rank=N",
@@ -96,10 +97,10 @@ pub enum FaultError {
     Text {
         /// The text.
         text: String,
-        /// What is wrong with it.
+        /// The reason why the text is invalid.
         reason: String,
     },
-    /// A rank that the world does not have.
+    /// The rank is not in the world.
     #[error(
         "invalid fault {fault}: the world has {size} ranks; expected rank 0 to {}",
         .size.saturating_sub(1)
@@ -110,7 +111,7 @@ pub enum FaultError {
         /// The number of ranks.
         size: usize,
     },
-    /// A step that is not in the run.
+    /// The step is not in the run.
     #[error(
         "invalid fault {fault}: step {} is not in this run; expected {}",
         .fault.step.unwrap_or_default(),
@@ -125,7 +126,8 @@ pub enum FaultError {
 }
 
 impl Fault {
-    /// Whether it is of no call: it is queried before there are any, or flips a bit elsewhere.
+    /// Returns whether the fault does not trigger at a communicator call: `never-starts`, or a bit flip outside of
+    /// collectives.
     pub(super) fn is_elsewhere(&self) -> bool {
         match self.kind {
             FaultKind::NeverStarts => true,
@@ -134,7 +136,7 @@ impl Fault {
         }
     }
 
-    /// The bit that it flips in a tensor of this kind on this rank.
+    /// Returns the bit that the fault flips in a tensor of kind `target` on this rank, or `None`.
     pub(super) fn flip_of(&self, rank: usize, target: FlipTarget) -> Option<BitFlip> {
         match self.kind {
             FaultKind::BitFlip(flip) if self.rank == rank && flip.target == target => Some(flip),
@@ -158,7 +160,7 @@ fn kind_names() -> String {
 }
 
 impl fmt::Display for FaultKind {
-    /// As it is parsed.
+    /// Writes the text form, which can be parsed again.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let FaultKind::Delay(time) = self {
             return write!(f, "delay:{}s", time.as_secs_f64());
@@ -172,7 +174,7 @@ impl fmt::Display for FaultKind {
 }
 
 impl fmt::Display for Fault {
-    /// As it is parsed.
+    /// Writes the text form, which can be parsed again.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}@rank={}", self.kind, self.rank)?;
         if self.kind == FaultKind::NeverStarts {
@@ -188,7 +190,7 @@ impl fmt::Display for Fault {
 impl FromStr for FaultKind {
     type Err = String;
 
-    /// The error is the reason.
+    /// Parses the kind of a fault. The error is the reason why the text is invalid.
     fn from_str(text: &str) -> Result<Self, String> {
         if let Some(time) = text.strip_prefix("delay:") {
             return duration(time).map(FaultKind::Delay);

@@ -1,4 +1,4 @@
-//! Fault injection: a wrapper around any communicator that fails at a chosen rank, step and call.
+//! Fault injection: wraps any communicator and makes a chosen call fail, given its rank, step and number.
 //!
 //! ```
 //! # use std::sync::Arc;
@@ -40,14 +40,14 @@ pub struct FaultInjector {
     plan: Arc<FaultPlan>,
 }
 
-/// Wraps `inner` with the faults of `plan`, also the communicators that it is split into. All communicators of
-/// one rank share its plan, which counts their calls.
+/// Wraps `inner`, and all communicators split from it, with the faults of `plan`. All communicators of one rank share
+/// its plan, which counts their calls.
 pub fn inject(inner: Arc<dyn Communicator>, plan: Arc<FaultPlan>) -> Arc<dyn Communicator> {
     Arc::new(FaultInjector { inner, plan })
 }
 
 impl FaultInjector {
-    /// Starts a call that was counted.
+    /// Starts a call that has been counted.
     fn start_at(
         &self,
         position: CallPosition,
@@ -82,7 +82,7 @@ impl FaultInjector {
                     spin_loop();
                 },
                 FaultKind::Abort => std::process::abort(),
-                // It never triggers at a call.
+                // This fault never triggers at a call.
                 FaultKind::NeverStarts => {}
                 FaultKind::Kill
                 | FaultKind::Segfault
@@ -182,7 +182,7 @@ impl FaultSite {
         ))
     }
 
-    /// The error of a call without the elements that the fault changes.
+    /// Creates the error for a call that has no elements to change.
     fn empty(&self) -> CommError {
         self.error("it has no elements; choose a call that has some")
     }
@@ -198,7 +198,7 @@ impl std::fmt::Display for FaultSite {
     }
 }
 
-/// The same call with one element too many: in each chunk, or for each rank, where they must be even.
+/// Adds one element to a call. A reduce_scatter gets one more element per chunk, an all_to_all one more per rank.
 fn with_extra_element(
     call: Call,
     input: Buffer,
@@ -216,7 +216,8 @@ fn with_extra_element(
         }
         Call::AllToAll { send, receive } => {
             send.iter_mut().for_each(|count| *count += 1);
-            // The count of a rank to itself is checked locally: the mismatch is for the others to detect.
+            // An engine checks locally that a rank's count to itself matches, so both counts change. The other ranks
+            // detect the mismatch.
             receive.iter_mut().for_each(|count| *count += 1);
             size
         }
@@ -229,8 +230,8 @@ fn with_extra_element(
     Ok((call, input))
 }
 
-/// Another operation on the same elements: an all_gather in place of an all_reduce, and an all_reduce in
-/// place of anything else.
+/// Returns another operation on the same elements: an all_gather instead of an all_reduce, and an all_reduce instead of
+/// any other operation.
 fn other_call(call: Call, input: Buffer) -> (Call, Buffer) {
     match call {
         Call::AllReduce(_) => (Call::AllGather, input),

@@ -1,4 +1,4 @@
-//! The faults of one rank, and the position of its calls.
+//! The faults of one rank, and the positions of its calls.
 
 use std::fmt;
 use std::ops::Range;
@@ -8,9 +8,9 @@ use parking_lot::Mutex;
 
 use super::{BitFlip, Fault, FaultError, FaultKind, FlipTarget};
 
-/// The faults of one rank's communicators, which share it: it counts their calls and steps.
+/// The faults of one rank. The rank's communicators share the plan, which counts their calls and steps.
 ///
-/// It may contain faults of other ranks, so that every rank can be given the same list. A fault triggers once.
+/// The plan may contain faults of other ranks, so all ranks can be given the same list. Each fault triggers once.
 #[derive(Debug)]
 pub struct FaultPlan {
     faults: Vec<Fault>,
@@ -21,9 +21,9 @@ pub struct FaultPlan {
 #[derive(Debug, Default)]
 struct PlanState {
     next: CallPosition,
-    /// The next activation and the next gradient.
+    /// The positions of the next activation and the next gradient.
     tensors: [CallPosition; 2],
-    /// By the index of the fault.
+    /// Whether each fault has triggered, indexed like `faults`.
     triggered: Vec<bool>,
 }
 
@@ -31,14 +31,14 @@ struct PlanState {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct CallPosition {
     step: Option<u64>,
-    /// Since the start of the step, or of the run.
+    /// The number since the start of the step, or since the start of the run if no step has begun.
     in_step: u64,
-    /// Since the start.
+    /// The number since the start of the run.
     total: u64,
 }
 
 impl CallPosition {
-    /// The position `number` calls later.
+    /// Returns the position `number` calls later.
     pub fn after(self, number: u64) -> Self {
         Self {
             in_step: self.in_step + number,
@@ -47,7 +47,7 @@ impl CallPosition {
         }
     }
 
-    /// Whether the fault is of the call at this position.
+    /// Returns whether the fault triggers at the call at this position.
     fn fits(self, fault: &Fault) -> bool {
         !fault.is_elsewhere() && self.is_at(fault)
     }
@@ -74,7 +74,7 @@ impl fmt::Display for CallPosition {
 }
 
 impl FaultPlan {
-    /// A plan of these faults, for calls with a deadline of 30 s.
+    /// Creates a plan for calls with a deadline of 30 s.
     pub fn new(faults: Vec<Fault>) -> Self {
         let triggered = vec![false; faults.len()];
         Self {
@@ -87,8 +87,8 @@ impl FaultPlan {
         }
     }
 
-    /// The deadline of the calls. The wait of a [dropped](FaultKind::Drop) call lasts half as long again before it fails, so
-    /// that the ranks that wait for it find the fault first.
+    /// Sets the deadline of the calls. The wait of a [dropped](FaultKind::Drop) call fails after 1.5 times the
+    /// deadline, so that the ranks that wait for the call detect the fault first.
     pub fn deadline(self, deadline: Duration) -> Self {
         Self { deadline, ..self }
     }
@@ -96,7 +96,7 @@ impl FaultPlan {
     /// Checks that every fault names a rank of a world of `size`.
     ///
     /// # Errors
-    /// [`FaultError::Rank`] about the first that does not.
+    /// [`FaultError::Rank`] for the first fault whose rank is not in the world.
     pub fn check(&self, size: usize) -> Result<(), FaultError> {
         match self.faults.iter().find(|fault| fault.rank >= size) {
             None => Ok(()),
@@ -107,10 +107,10 @@ impl FaultPlan {
         }
     }
 
-    /// Checks that every fault of a step names one of `steps`.
+    /// Checks that the step of every fault is in `steps`. Faults without a step pass.
     ///
     /// # Errors
-    /// [`FaultError::Step`] about the first that does not.
+    /// [`FaultError::Step`] for the first fault whose step is not in `steps`.
     pub fn check_steps(&self, steps: Range<u64>) -> Result<(), FaultError> {
         let triggers = |fault: &Fault| fault.step.is_none_or(|step| steps.contains(&step));
         match self.faults.iter().find(|fault| !triggers(fault)) {
@@ -122,13 +122,13 @@ impl FaultPlan {
         }
     }
 
-    /// Whether a rank must not start at all; the program checks this.
+    /// Returns whether `rank` must not start at all. The program that starts the ranks checks this.
     pub fn never_starts(&self, rank: usize) -> bool {
         let of_rank = |fault: &Fault| fault.rank == rank && fault.kind == FaultKind::NeverStarts;
         self.faults.iter().any(of_rank)
     }
 
-    /// The faults of calls of `rank` that have not triggered, because it did not make those calls.
+    /// Returns the faults of `rank` that have not triggered because the rank did not make those calls.
     pub fn not_triggered(&self, rank: usize) -> Vec<Fault> {
         let state = self.state.lock();
         let faults = self.faults.iter().zip(&state.triggered);
@@ -138,7 +138,7 @@ impl FaultPlan {
         left.map(|(fault, _)| *fault).collect()
     }
 
-    /// How long the wait of a dropped call lasts.
+    /// Returns the time after which the wait of a dropped call fails.
     pub(super) fn drop_wait(&self) -> Duration {
         self.deadline + self.deadline / 2
     }
@@ -154,7 +154,7 @@ impl FaultPlan {
         });
     }
 
-    /// Counts calls, and returns the position of the first of them.
+    /// Counts `calls` calls and returns the position of the first one.
     pub(super) fn count(&self, calls: u64) -> CallPosition {
         let mut state = self.state.lock();
         let first = state.next;
@@ -162,14 +162,14 @@ impl FaultPlan {
         first
     }
 
-    /// Whether a fault triggers at a call of `rank`.
+    /// Returns whether a fault triggers at this call of `rank`.
     pub(super) fn has(&self, rank: usize, position: CallPosition) -> bool {
         let state = self.state.lock();
         let mut faults = self.faults.iter().zip(&state.triggered);
         faults.any(|(fault, triggered)| !triggered && fault.rank == rank && position.fits(fault))
     }
 
-    /// Counts an activation or a gradient of `rank`, and returns the bit to flip in it.
+    /// Counts an activation or a gradient of `rank`. Returns the bit to flip in it, or `None`.
     pub fn next_tensor(&self, rank: usize, target: FlipTarget) -> Option<BitFlip> {
         let mut state = self.state.lock();
         let PlanState {
@@ -186,7 +186,7 @@ impl FaultPlan {
         self.trigger(triggered, due).next()
     }
 
-    /// Marks the faults as triggered for which `due` returns a value, and returns these values.
+    /// Marks the faults for which `due` returns a value as triggered, and returns these values.
     fn trigger<'a, T>(
         &'a self,
         triggered: &mut [bool],
@@ -201,7 +201,7 @@ impl FaultPlan {
         })
     }
 
-    /// How many activations, gradients or calls of a communicator were counted since the start.
+    /// Returns the number of activations, gradients or communicator calls since the start of the run.
     pub fn counted(&self, target: FlipTarget) -> u64 {
         let state = self.state.lock();
         match target {
@@ -211,8 +211,8 @@ impl FaultPlan {
         }
     }
 
-    /// The bits to flip in the state of `rank` when a step begins, which has so many tensors of the kind: the number of
-    /// a tensor, and the bit. Faults without a step are of the first.
+    /// Returns the bits to flip in the state of `rank` at the start of a step, each with the index of its tensor.
+    /// `tensors` is the number of tensors of this kind. Faults without a step trigger at the first step.
     pub fn of_state(&self, rank: usize, target: FlipTarget, tensors: u64) -> Vec<(u64, BitFlip)> {
         let mut state = self.state.lock();
         let step = state.next.step;
@@ -224,7 +224,7 @@ impl FaultPlan {
         self.trigger(&mut state.triggered, due).collect()
     }
 
-    /// The faults that trigger at a call of `rank`, marked as triggered.
+    /// Returns the faults that trigger at this call of `rank`, and marks them as triggered.
     pub(super) fn take_due(&self, rank: usize, position: CallPosition) -> Vec<&Fault> {
         let mut state = self.state.lock();
         let due = self.trigger(&mut state.triggered, |fault| {

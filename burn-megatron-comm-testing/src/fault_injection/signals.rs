@@ -26,7 +26,8 @@ pub(super) fn check(kind: FaultKind) -> Result<(), String> {
     }
 }
 
-/// Raises the signal or fault. Returns if the process survives: a handled signal, or a stop that was continued.
+/// Raises the signal or fault. Returns if the process survives, because the signal is handled or because a stopped
+/// process was continued.
 #[cfg(unix)]
 pub(super) fn raise(kind: FaultKind) -> Result<(), String> {
     let signal = match kind {
@@ -38,23 +39,24 @@ pub(super) fn raise(kind: FaultKind) -> Result<(), String> {
         other => return Err(format!("{other} is not a signal")),
     };
     kill(Pid::this(), signal).map_err(|error| std::io::Error::from(error).to_string())?;
-    // Another thread may handle the signal: the call must not start before.
+    // Another thread may handle the signal. The call must not start before the handler has run.
     sleep(Duration::from_millis(20));
     Ok(())
 }
 
-/// A real segmentation fault, not a raised signal, so that handlers see what they would see.
+/// Causes a real segmentation fault instead of raising the signal, so that handlers get the same information as after a
+/// real fault.
 #[cfg(unix)]
 fn write_to_unmapped_page() -> Signal {
-    // The first page is never mapped; null itself would be caught before the write.
+    // The first page is never mapped. A null pointer would be caught before the write.
     const UNMAPPED_ADDRESS: usize = 16;
-    // SAFETY: not safe, on purpose: no page is mapped there, so the write ends the process and nothing
-    // runs after it. It is volatile, so it is not optimised away or assumed never to happen.
+    // SAFETY: unsound on purpose. No page is mapped at this address, so the write ends the process and no later code
+    // runs. The write is volatile, so the compiler does not remove it or assume that it never happens.
     unsafe { std::ptr::without_provenance_mut::<u8>(UNMAPPED_ADDRESS).write_volatile(1) };
     Signal::SIGSEGV
 }
 
-/// Not supported on this system.
+/// Returns an error, because faults of the process are not supported on this system.
 #[cfg(not(unix))]
 pub(super) fn raise(kind: FaultKind) -> Result<(), String> {
     check(kind)

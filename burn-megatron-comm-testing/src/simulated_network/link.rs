@@ -1,4 +1,4 @@
-//! The link of one rank, and a record of its transfers.
+//! The simulated link of one rank, and a record of its transfers.
 
 use std::cmp::Ordering;
 use std::mem;
@@ -12,25 +12,25 @@ use serde::Serialize;
 use super::TransferSize;
 use burn_megatron_comm::{Buffer, CommError, Group, Pending};
 
-/// The longest duration of a transfer, so that a wrong unit is an error and not a hang.
+/// The maximum duration of a transfer. With a wrong unit, the call then returns an error instead of blocking.
 pub(super) const MAX_TRANSFER_TIME: Duration = Duration::from_secs(600);
 
-/// The network link of one rank: a latency for each call and a bandwidth.
+/// The network link of one rank, with a latency per call and a bandwidth.
 ///
-/// The transfers of a rank follow one another in the order in which they were started, over all its
-/// groups. Times count from the creation of the link.
+/// The transfers of a rank run one after the other, in the order in which they were started, over all its groups. Times
+/// count from the creation of the link.
 #[derive(Debug)]
 pub struct Link {
     latency: Duration,
     bytes_per_second: f64,
     nodes: Option<NodeLink>,
     epoch: Instant,
-    /// The time of a link with a virtual clock.
+    /// The time of the virtual clock. `None` for a link with a real clock.
     virtual_clock: Option<Mutex<Duration>>,
     state: Mutex<LinkState>,
 }
 
-/// The link inside of a node.
+/// The link inside a node.
 #[derive(Clone, Copy, Debug)]
 struct NodeLink {
     ranks: usize,
@@ -39,64 +39,64 @@ struct NodeLink {
 
 #[derive(Debug, Default)]
 struct LinkState {
-    /// When the transfers so far are done.
+    /// The time at which all scheduled transfers are done.
     free_at: Duration,
-    /// When the messages that have begun to arrive are there.
+    /// The time at which all scheduled messages have arrived.
     arrived_at: Duration,
-    /// The number of transfers that were taken.
+    /// The number of transfers that were returned by [`Link::take_transfers`].
     taken: u64,
     transfers: Vec<Transfer>,
 }
 
-/// Invalid settings of a link.
+/// An error about invalid settings of a link.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum LinkError {
-    /// A bandwidth that is not positive.
+    /// The bandwidth is not positive.
     #[error("invalid bandwidth {0} bytes/s: expected more than 0 (infinity for no limit)")]
     Bandwidth(f64),
-    /// Nodes without ranks.
+    /// A node has zero ranks.
     #[error("invalid nodes of 0 ranks: expected at least 1")]
     Nodes,
-    /// A latency that looks like a wrong unit.
+    /// The latency is above 600 s, so its unit is probably wrong.
     #[error("invalid latency {0:?}: expected at most {MAX_TRANSFER_TIME:?}")]
     Latency(Duration),
 }
 
-/// What a rank sent in one call over a [`Link`], and how long it waited for it.
+/// The transfer of one call over a [`Link`], and the time that the rank waited for it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Transfer {
     /// The name of the operation, for example `"all_gather"`.
     pub op: &'static str,
     /// The name of the group.
     pub group: String,
-    /// The bytes that the rank sends.
+    /// The number of bytes that the rank sends. For a receive, the number of bytes that arrive.
     pub bytes: u64,
-    /// Those of them that go to another [node](Link::with_nodes).
+    /// The number of these bytes that are transferred between [nodes](Link::with_nodes).
     pub between: u64,
-    /// When the call was started.
+    /// The time at which the call was started.
     pub asked: Duration,
-    /// When the link was free for it.
+    /// The time at which the transfer starts on the link.
     pub started: Duration,
-    /// When the transfer ends.
+    /// The time at which the transfer ends.
     pub done: Duration,
-    /// When the rank began to wait for it; `None` while it has not.
+    /// The time at which the rank began to wait for the call, or `None` if it has not finished waiting.
     pub begin_wait: Option<Duration>,
-    /// How long the rank was blocked in the wait: for the transfer, and then for the other ranks.
+    /// The time that the rank was blocked in the wait, first for the transfer and then for the other ranks.
     pub waited: Duration,
 }
 
 impl Transfer {
-    /// How long the transfer takes on the link.
+    /// Returns the duration of the transfer on the link.
     pub fn duration(&self) -> Duration {
         self.done - self.started
     }
 }
 
-/// The share of the transfer time that was hidden behind other work: 1 - (time blocked in waits) /
-/// (time of transfers).
+/// Returns the share of the transfer time that was hidden behind other work: 1 - (time blocked in waits) / (time of
+/// transfers).
 ///
-/// It is 1 if nothing was transferred, and 0 if the rank was blocked for longer than that, as it also
-/// waits for ranks that are late.
+/// Returns 1 if nothing was transferred. Returns 0 if the rank was blocked for longer than the transfers took, because
+/// it also waits for late ranks.
 pub fn hidden_share(transfers: &[Transfer]) -> f64 {
     let total: Duration = transfers.iter().map(Transfer::duration).sum();
     let blocked: Duration = transfers.iter().map(|transfer| transfer.waited).sum();
@@ -107,19 +107,19 @@ pub fn hidden_share(transfers: &[Transfer]) -> f64 {
 }
 
 impl Link {
-    /// A link with `latency` for each call and a bandwidth of `bytes_per_second`.
+    /// Creates a link with `latency` for each call and a bandwidth of `bytes_per_second`.
     ///
     /// # Errors
-    /// [`LinkError`] for a bandwidth that is not positive, or a latency above 600 s.
+    /// [`LinkError`] if the bandwidth is not positive, or if the latency is above 600 s.
     pub fn new(latency: Duration, bytes_per_second: f64) -> Result<Arc<Self>, LinkError> {
         Self::with_clock(latency, bytes_per_second, None, None)
     }
 
-    /// A link whose bandwidth is that between nodes of `ranks_per_node` ranks with consecutive numbers in the world; inside
-    /// of a node it is `inside`, in bytes per second.
+    /// Creates a link for nodes of `ranks_per_node` consecutive world ranks. `bytes_per_second` is the bandwidth
+    /// between nodes, and `inside` is the bandwidth inside a node, both in bytes per second.
     ///
     /// # Errors
-    /// As [`new`](Self::new), and [`LinkError::Nodes`] for nodes without ranks.
+    /// The errors of [`new`](Self::new), and [`LinkError::Nodes`] if `ranks_per_node` is zero.
     pub fn with_nodes(
         latency: Duration,
         bytes_per_second: f64,
@@ -133,11 +133,11 @@ impl Link {
         Self::with_clock(latency, bytes_per_second, Some(nodes), None)
     }
 
-    /// The same link with a virtual clock, which only waits for transfers and [`advance`](Self::advance) advance,
-    /// without a sleep, so that a test does not depend on how busy the machine is.
+    /// Creates a link with a virtual clock. Only waits for transfers and [`advance`](Self::advance) advance this clock.
+    /// They do not sleep, so a test does not depend on the load of the machine.
     ///
     /// # Errors
-    /// As [`new`](Self::new).
+    /// The errors of [`new`](Self::new).
     pub fn with_virtual_clock(
         latency: Duration,
         bytes_per_second: f64,
@@ -155,7 +155,7 @@ impl Link {
             if nodes.ranks == 0 {
                 return Err(LinkError::Nodes);
             }
-            // Also where it is NaN.
+            // The comparison also rejects NaN.
             if nodes.bytes_per_second.partial_cmp(&0.0) != Some(Ordering::Greater) {
                 return Err(LinkError::Bandwidth(nodes.bytes_per_second));
             }
@@ -174,7 +174,7 @@ impl Link {
         }
     }
 
-    /// Advances the time, as a computation does: the virtual clock, or by a sleep.
+    /// Advances the time by the duration of a computation. With a real clock, sleeps for this duration.
     pub fn advance(&self, time: Duration) {
         match &self.virtual_clock {
             Some(now) => *now.lock() += time,
@@ -182,13 +182,13 @@ impl Link {
         }
     }
 
-    /// The instant from which the times of its transfers count.
+    /// Returns the creation time of the link, from which the times of its transfers count.
     pub fn epoch(&self) -> Instant {
         self.epoch
     }
 
-    /// Takes the transfers since the last call, in the order of their starts. One in flight is among them with its
-    /// wait so far, and is not returned again.
+    /// Returns the transfers since the last call, in the order of their starts. A transfer in flight is included with
+    /// its wait so far and is not returned again.
     pub fn take_transfers(&self) -> Vec<Transfer> {
         let mut state = self.state.lock();
         state.taken += state.transfers.len() as u64;
@@ -203,12 +203,12 @@ impl Link {
         self.latency
     }
 
-    /// So many that all ranks are on one, if nodes are not known.
+    /// Returns the number of ranks per node. Without nodes, returns `usize::MAX`, so that all ranks are on one node.
     pub(super) fn ranks_per_node(&self) -> usize {
         self.nodes.map_or(usize::MAX, |nodes| nodes.ranks)
     }
 
-    /// The time since the creation of the link, on its clock.
+    /// Returns the time since the creation of the link, according to its clock.
     pub fn now(&self) -> Duration {
         match &self.virtual_clock {
             Some(now) => *now.lock(),
@@ -216,7 +216,7 @@ impl Link {
         }
     }
 
-    /// How long a transfer takes, without the latency.
+    /// Returns the duration of a transfer, without the latency.
     pub(super) fn transfer_time(&self, part: &TransferSize) -> Result<Duration, CommError> {
         let seconds = match self.nodes {
             Some(nodes) if !part.in_step => {
@@ -239,7 +239,7 @@ impl Link {
             })
     }
 
-    /// Schedules a transfer after those that were started before it.
+    /// Schedules a transfer after all transfers that were started earlier.
     pub(super) fn schedule(
         self: &Arc<Self>,
         group: &Group,
@@ -247,7 +247,7 @@ impl Link {
         time: Duration,
     ) -> ScheduledTransfer {
         let mut state = self.state.lock();
-        // Read under the lock, so that the order of the transfers is that of their times.
+        // The time is read under the lock, so that transfers are ordered by their times.
         let asked = self.now();
         let started = asked.max(state.free_at);
         let done = started + time;
@@ -255,7 +255,8 @@ impl Link {
         self.record(&mut state, group.name(), part, [asked, started, done])
     }
 
-    /// The arrival of a message whose receive was started as `inner`: it begins when its send is.
+    /// Creates the handle of a message that arrives. `inner` is the started receive. The transfer begins when the
+    /// message has been sent.
     pub(super) fn arrival(
         self: &Arc<Self>,
         group: &Group,
@@ -273,7 +274,7 @@ impl Link {
             state.arrived_at = done;
             let transfer = link.record(&mut state, &group, &part, [asked, started, done]);
             drop(state);
-            // Nobody waits for a message whose handle was dropped.
+            // There is no receiver if the handle of the message was dropped.
             let _ = sender.send((transfer, message));
         };
         let thread = thread::Builder::new().name("arrival".into()).spawn(receive);
@@ -288,7 +289,7 @@ impl Link {
         }))
     }
 
-    /// Writes down a transfer with the times at which it was asked for, starts and is done.
+    /// Records a transfer, with the times at which the call was started and at which the transfer starts and ends.
     fn record(
         self: &Arc<Self>,
         state: &mut LinkState,
@@ -319,7 +320,7 @@ fn failed(message: String) -> CommError {
     CommError::engine("simulated network", message)
 }
 
-/// A transfer to wait for.
+/// A scheduled transfer that a handle can wait for.
 pub(super) struct ScheduledTransfer {
     link: Arc<Link>,
     number: u64,
@@ -327,7 +328,7 @@ pub(super) struct ScheduledTransfer {
 }
 
 impl ScheduledTransfer {
-    /// Waits until it is done and then for the result, for one who has waited since `begin`.
+    /// Waits until the transfer is done, and then for the result. The caller began to wait at `begin`.
     fn wait_since(
         self,
         begin: Duration,

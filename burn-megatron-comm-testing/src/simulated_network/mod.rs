@@ -1,4 +1,4 @@
-//! An engine slowed down to the speed of a network, to measure how much of the communication is hidden.
+//! Slows an engine down to the speed of a simulated network, to measure how much of the communication is hidden.
 
 mod link;
 #[cfg(test)]
@@ -11,19 +11,21 @@ use std::time::Duration;
 use burn_megatron_comm::{Buffer, BufferPool, Call, CommError, Communicator, Group, Pending};
 pub use link::{Link, LinkError, Transfer, hidden_share};
 
-/// A communicator whose calls take the time of a [`Link`]: `start` returns at once, and the wait lasts until the
+/// A communicator whose calls take the transfer time of a [`Link`]. `start` returns at once. The wait lasts until the
 /// simulated transfer is done and the wrapped engine has the result.
 ///
-/// The bytes are those of the ring algorithms; with `d` ranks and `n` bytes of the whole buffer,
-/// `n(d-1)/d` for an all_gather or a reduce_scatter and twice that for an all_reduce. Calls that are
-/// [started as one](Communicator::start_all) pay the latency once. A group of one has no link.
+/// A call transfers the number of bytes of a ring algorithm. With `d` ranks and a whole buffer of `n` bytes, an
+/// all_gather or a reduce_scatter sends `n(d-1)/d` bytes. An all_reduce sends twice this number. Calls that are
+/// [started together](Communicator::start_all) pay the latency once. A group of one rank uses no link.
 ///
-/// A message begins to arrive when both its send and its receive were started, after the messages before it; the link
-/// takes in messages while it sends. On a link with a virtual clock, whose ranks have times of their own, it begins when
-/// its receive was started, and what a rank receives takes turns with what it sends.
+/// A message begins to arrive when both its send and its receive have started and all earlier messages have arrived.
+/// The link is full duplex: it sends and receives at the same time.
 ///
-/// Over a link [with nodes](Link::with_nodes) the ring of a group on several nodes is as slow as the link between them, and
-/// an all-to-all uses both links at once.
+/// With a virtual clock, each rank has its own time. A message then begins to arrive when its receive starts, and the
+/// link either sends or receives.
+///
+/// On a link [with nodes](Link::with_nodes), the ring of a group that spans several nodes is as slow as the link
+/// between nodes. An all-to-all uses both links at the same time.
 #[derive(Debug)]
 pub struct SimulatedNetwork {
     inner: Arc<dyn Communicator>,
@@ -31,7 +33,7 @@ pub struct SimulatedNetwork {
 }
 
 impl SimulatedNetwork {
-    /// `inner` over `link`. The communicators of one rank share its link.
+    /// Wraps `inner` so that its calls take the time of `link`. All communicators of one rank share its link.
     pub fn over(inner: Arc<dyn Communicator>, link: &Arc<Link>) -> Arc<dyn Communicator> {
         Arc::new(Self {
             inner,
@@ -82,7 +84,7 @@ impl Communicator for SimulatedNetwork {
 }
 
 impl SimulatedNetwork {
-    /// A call that was started, and takes this time on the link.
+    /// Adds the transfer time of a started call to its handle.
     fn over_link(
         &self,
         pending: Pending,
@@ -99,21 +101,21 @@ impl SimulatedNetwork {
     }
 }
 
-/// The bytes that a call sends.
+/// The number of bytes that a call transfers.
 struct TransferSize {
     op: &'static str,
     bytes: u64,
-    /// Whether they are received instead.
+    /// Whether the bytes are received. Otherwise they are sent.
     arrives: bool,
-    /// Those of them that go to another node.
+    /// The number of these bytes that go to or come from another node.
     between: u64,
-    /// Whether all of them wait for the link between nodes, as in a ring.
+    /// Whether all bytes wait for the link between nodes, as in a ring.
     in_step: bool,
 }
 
 impl TransferSize {
-    /// The bytes that a rank sends with ring algorithms, each to its neighbour (Patarasuk and Yuan 2009,
-    /// doi:10.1016/j.jpdc.2008.09.002); of a receive, those that arrive.
+    /// Returns the bytes that a rank sends to its neighbor with a ring algorithm (Patarasuk and Yuan 2009,
+    /// doi:10.1016/j.jpdc.2008.09.002). For a receive, returns the bytes that arrive.
     fn of(call: &Call, group: &Group, input: &Buffer, ranks_per_node: usize) -> Self {
         let width = input.dtype().size_of() as u64;
         let (own, ranks) = (input.len() as u64 * width, group.size() as u64);

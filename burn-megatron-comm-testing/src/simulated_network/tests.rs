@@ -1,4 +1,4 @@
-//! What depends on time is tested on a link with a virtual clock, as a busy machine suspends threads.
+//! Tests that depend on time use a link with a virtual clock, because a busy machine suspends threads.
 
 use std::time::Instant;
 
@@ -10,7 +10,7 @@ fn ms(milliseconds: u64) -> Duration {
     Duration::from_millis(milliseconds)
 }
 
-/// Runs `f` on two ranks, each with the link that `link` makes, and gives the transfers of each.
+/// Runs `f` on two ranks, each with a link created by `link`. Returns the transfers of each rank.
 fn on(
     link: impl Fn() -> Result<Arc<Link>, LinkError> + Sync,
     f: impl Fn(Arc<dyn Communicator>, &Link) -> Result<(), CommError> + Sync,
@@ -37,7 +37,7 @@ fn ones(len: usize) -> Buffer {
 
 #[test]
 fn transfers_follow_one_another_over_all_groups_of_a_rank() {
-    // 16 kB a transfer, and 1 MB/s: 16 ms each after the latency.
+    // Each transfer has 16 kB at 1 MB/s, so it takes 16 ms after the latency.
     let all = over(ms(4), 1e6, |comm| {
         let other = comm.split("other", &[vec![1, 0]])?;
         let start =
@@ -60,7 +60,7 @@ fn transfers_follow_one_another_over_all_groups_of_a_rank() {
         }
         let starts: Vec<_> = transfers[1..].iter().map(|t| t.started).collect();
         let ends: Vec<_> = transfers[..2].iter().map(|t| t.done).collect();
-        // The link is used again as soon as it is free, if the call was started by then.
+        // A transfer starts as soon as the link is free and the call has started.
         for ((start, end), transfer) in starts.iter().zip(&ends).zip(&transfers[1..]) {
             assert_eq!(*start, (*end).max(transfer.asked));
         }
@@ -91,7 +91,7 @@ fn an_immediate_wait_hides_nothing() {
         assert_eq!(hidden_share(&transfers), 0.0, "{transfers:?}");
         assert_eq!(transfers[0].waited, ms(100));
     }
-    // By the clock a rank waits at least as long.
+    // By wall time, a rank waits at least as long as the transfer takes.
     for transfers in over(ms(20), f64::INFINITY, |comm| comm.barrier()) {
         let transfer = &transfers[0];
         assert!(transfer.begin_wait.unwrap() + transfer.waited >= transfer.done);
@@ -110,7 +110,7 @@ fn calls_started_as_one_pay_the_latency_once() {
     for transfers in all {
         let times: Vec<_> = transfers.iter().map(Transfer::duration).collect();
         assert_eq!(times, [ms(18), ms(4)]);
-        // Each is fetched as soon as it is there.
+        // Each message is received as soon as it has arrived.
         assert!(transfers[1].started >= transfers[0].done);
     }
 }
@@ -122,7 +122,7 @@ fn the_bytes_are_those_that_a_rank_sends() {
         |call: Call, len: usize| TransferSize::of(&call, &group, &ones(len), usize::MAX).bytes;
     assert_eq!(bytes(Call::AllReduce(ReduceOp::Sum), 100), 600);
     assert_eq!(bytes(Call::ReduceScatter(ReduceOp::Sum), 100), 300);
-    // Of a whole that is four times as long.
+    // The input is a quarter of the whole buffer.
     assert_eq!(bytes(Call::AllGather, 25), 300);
     assert_eq!(bytes(Call::Broadcast { root: 0 }, 100), 400);
     assert_eq!(bytes(Call::Send { to: 0 }, 100), 400);
@@ -164,7 +164,7 @@ fn the_hidden_share_of_a_trace() {
     ];
     assert_eq!(hidden_share(&trace), 0.75);
     assert_eq!(hidden_share(&[]), 1.0);
-    // The others were late.
+    // The other ranks were late.
     assert_eq!(hidden_share(&[transfer(0, 10, 50)]), 0.0);
 }
 
@@ -230,7 +230,7 @@ fn invalid_links_and_transfers_are_refused() {
     }
 }
 
-/// A receive that waits for its message takes no time on the link; the message then takes its own.
+/// A receive that waits for its message does not occupy the link. The transfer time starts when the message was sent.
 #[test]
 fn a_message_arrives_a_transfer_after_its_send() {
     let all = over(ms(30), f64::INFINITY, |comm| {
@@ -263,13 +263,14 @@ fn a_message_arrives_a_transfer_after_its_send() {
             );
         }
         assert!(received[1].started >= received[0].done);
-        // What a rank sends does not wait for what arrives.
+        // Sends do not wait for arriving messages.
         let sent = transfers.iter().find(|transfer| transfer.op == "send");
         assert!(sent.is_some_and(|sent| sent.started < received[0].done));
     }
 }
 
-/// Four ranks on two nodes: what an all-to-all sends over each link takes its own time, and a ring that of the slower one.
+/// Four ranks on two nodes. An all-to-all uses both links, each for its own transfer time. A ring is as slow as the
+/// slower link.
 #[test]
 fn a_link_between_nodes_and_one_inside() {
     let run = World::threads(4).unwrap().compute_threads(1).run(|rank| {
@@ -284,7 +285,7 @@ fn a_link_between_nodes_and_one_inside() {
         Ok::<_, CommError>(link.take_transfers())
     });
     for (rank, transfers) in run.unwrap().iter().enumerate() {
-        // The ring goes from node to node at every second rank.
+        // Every second rank sends to the next node in the ring.
         let between = if rank % 2 == 1 { 2400 } else { 0 };
         let found = transfers.iter().map(|it| (it.bytes, it.between));
         assert_eq!(

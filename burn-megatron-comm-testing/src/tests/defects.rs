@@ -1,4 +1,4 @@
-//! Engines with one defect each: the suite must find it, in the case that is about it.
+//! Engines with one defect each. The suite must detect the defect in the case that tests for it.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -11,25 +11,25 @@ use half::bf16;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Defect {
     None,
-    /// Sums of f32 go from left to right.
+    /// Sums of f32 are computed from left to right.
     Order,
-    /// The first and the last chunk of an all_gather are exchanged.
+    /// The first and the last chunk of an all_gather are swapped.
     SwappedChunks,
     /// A broadcast loses its last element.
     DroppedElement,
-    /// A reduce_scatter gives the chunk of the neighbour.
+    /// A reduce_scatter returns the chunk of the neighbor.
     Neighbour,
-    /// An all_to_all is one element off.
+    /// An all_to_all is shifted by one element.
     Shifted,
-    /// The counts of an all_to_all are those of the last one that was started.
+    /// An all_to_all uses the counts of the most recently started all_to_all.
     SharedCounts,
-    /// Averages are sums.
+    /// Averages are not divided by the number of ranks.
     NotDivided,
     /// Sums of bf16 are rounded at each rank.
     SixteenBits,
     /// A maximum ignores NaN.
     NanLost,
-    /// Sums of i64 stop at the largest.
+    /// Sums of i64 saturate.
     Saturates,
     /// The last element of a long buffer is lost.
     LongTail,
@@ -37,23 +37,23 @@ enum Defect {
     LateReceives,
     /// A message whose handle is dropped is sent twice.
     RepeatedSends,
-    /// Collectives are made in the order of the waits.
+    /// Collectives run in the order of the waits.
     LateCollectives,
-    /// A broadcast whose handle is dropped is made twice.
+    /// A broadcast whose handle is dropped runs twice.
     NoticedDrop,
-    /// The handles of calls started as one are reversed.
+    /// The handles of calls that were started together are reversed.
     ReversedHandles,
-    /// Parts of a split have the right group, and call the whole group.
+    /// Subgroups report the right group, but call the whole group.
     WrongGroup,
-    /// All parts share the messages of the whole group.
+    /// All subgroups share the messages of the whole group.
     MixedMessages,
     /// A barrier does not wait.
     OpenBarrier,
-    /// The pool keeps nothing.
+    /// The pool keeps no buffers.
     ForgetfulPool,
     /// Invalid calls are accepted.
     Accepts,
-    /// A length that only random programs have is wrong.
+    /// The result is wrong for a length that only random programs use.
     Rare,
 }
 
@@ -86,11 +86,11 @@ const DEFECTS: [(Defect, &str); 22] = [
 #[derive(Debug)]
 struct Defective {
     inner: Arc<dyn Communicator>,
-    /// The group that it reports.
+    /// The reported group.
     group: Group,
     whole: Arc<dyn Communicator>,
     pool: Arc<BufferPool>,
-    /// The elements that the last all_to_all receives.
+    /// The number of elements that the last all_to_all receives.
     received: Arc<AtomicUsize>,
     defect: Defect,
 }
@@ -107,7 +107,7 @@ impl Defective {
         })
     }
 
-    /// An all_reduce of the contributions of all, combined from left to right.
+    /// Runs an all_reduce that combines all contributions from left to right.
     fn folded<T: burn_megatron_comm::Element>(
         &self,
         input: Buffer,
@@ -127,7 +127,7 @@ impl Defective {
         }))
     }
 
-    /// The index in the whole group of the part's member at `index`.
+    /// Returns the index in the whole group of the subgroup's member at `index`.
     fn in_whole(&self, index: usize) -> usize {
         let rank = self.group.ranks()[index];
         let mut ranks = self.whole.group().ranks().iter();
@@ -135,7 +135,7 @@ impl Defective {
     }
 }
 
-/// A handle that changes its result.
+/// Creates a handle that applies `change` to the result.
 fn then(
     pending: Result<Pending, CommError>,
     change: impl FnOnce(Buffer) -> Buffer + Send + 'static,
@@ -148,13 +148,13 @@ fn without_last(buffer: Buffer) -> Buffer {
     buffer.slice(0..buffer.len().saturating_sub(1))
 }
 
-/// The buffer rotated to the left by `at`.
+/// Returns the buffer, rotated to the left by `at` elements.
 fn rotated(buffer: Buffer, at: usize) -> Buffer {
     let (start, end) = (buffer.slice(0..at), buffer.slice(at..buffer.len()));
     Buffer::concat(&[end, start]).unwrap()
 }
 
-/// Makes a call again if it is dropped.
+/// Repeats a call when it is dropped.
 struct Again(Option<(Arc<dyn Communicator>, Call, Buffer)>);
 
 impl Again {

@@ -1,4 +1,5 @@
-//! The conformance suite passes on the engines of `burn-megatron-comm`, and finds the defects of others.
+//! Tests that the conformance suite passes on the engines of `burn-megatron-comm`, and detects the defects of other
+//! engines.
 
 mod defects;
 
@@ -15,7 +16,7 @@ use crate::conformance::{
     run_mismatch_case,
 };
 
-/// Small enough for an unoptimised build.
+/// Options that are small enough for an unoptimized build.
 fn small() -> ConformanceOptions {
     ConformanceOptions {
         programs: 200,
@@ -35,7 +36,7 @@ fn on_threads(
     world.run(|rank| run(&rank.communicator(), options, &mut |_| {}))
 }
 
-/// The checks of each case, the same on every rank.
+/// Returns the number of checks of each case, which is the same on every rank.
 fn counts(reports: &[ConformanceReport]) -> Vec<(&'static str, u64)> {
     let of = |report: &ConformanceReport| -> Vec<_> {
         let cases = report.cases.iter();
@@ -54,7 +55,7 @@ fn threads_keep_every_promise() {
         let counts = counts(&reports);
         assert!(counts.iter().map(|(name, _)| *name).eq(cases()));
         for (name, checks) in counts {
-            // A barrier of one rank waits for nobody.
+            // A barrier of one rank waits for no other rank.
             assert!(
                 checks > 0 || (name, ranks) == ("barrier", 1),
                 "{name} of {ranks}"
@@ -63,7 +64,7 @@ fn threads_keep_every_promise() {
     }
 }
 
-/// The reference itself, against results computed by hand.
+/// Compares the reference model with results computed by hand.
 #[test]
 fn the_model_computes_what_is_written() {
     use crate::conformance::model::expected;
@@ -78,7 +79,7 @@ fn the_model_computes_what_is_written() {
     let sum = |inputs| get(Call::AllReduce(ReduceOp::Sum), inputs);
     let brain = |x: f32| Buffer::from(vec![bf16::from_f32(x)]);
     let four = || [256.0, 1.0, 1.0, 1.0].map(brain).to_vec();
-    // Ties go to the even neighbour: 259 to 260, and 64.75 to 65.
+    // Ties round to even: 259 to 260, and 64.75 to 65.
     assert_eq!(sum(four()), brain(260.0));
     assert_eq!(get(Call::AllReduce(ReduceOp::Average), four()), brain(65.0));
     let half = || Buffer::from(vec![f16::from_f32(60_000.0)]);
@@ -87,7 +88,7 @@ fn the_model_computes_what_is_written() {
         half()
     );
     assert_eq!(sum(vec![vec![200u8].into(); 2]), vec![144u8].into());
-    // Neighbours first, then the pairs of them; the last is passed up.
+    // The tree adds neighbors first, and then pairs of sums. The last value has no partner and moves up a level.
     let values = [1.0e8f32, 1.0, -1.0e8, 0.3, 1.0e-3];
     let tree = ((values[0] + values[1]) + (values[2] + values[3])) + values[4];
     assert_ne!(tree, values.iter().sum::<f32>());
@@ -120,7 +121,7 @@ fn the_model_computes_what_is_written() {
     }
 }
 
-/// In any order, sums of whole numbers that the type holds are exact, and others within their rounding.
+/// The bound is zero for sums of whole numbers that the type can represent. For other sums it is the rounding error.
 #[test]
 fn bounds_are_those_of_rounding() {
     use crate::conformance::model::expected;
@@ -142,7 +143,7 @@ fn bounds_are_those_of_rounding() {
     assert!(bounds([16_777_216.0, 1.0], ReduceOp::Sum).unwrap() > 1.0);
 }
 
-/// So many that the ranks share the work of a reduction, unevenly.
+/// The buffers are long enough that the ranks share the work of a reduction, with uneven shares.
 #[test]
 fn threads_share_long_reductions() {
     let options = ConformanceOptions {
@@ -222,7 +223,7 @@ fn every_mismatch_is_told() {
         let is_mismatch =
             |told: &Option<CommError>| matches!(told, Some(CommError::Mismatch { .. }));
         match case {
-            // The receiver gets the error; the sender has gone on, and the rank between makes no call.
+            // The receiver gets the error. The sender has returned, and the rank in between makes no call.
             MismatchCase::MessageLength => {
                 assert_eq!(told[..2], [None, None]);
                 assert!(is_mismatch(&told[2]), "{told:?}");
@@ -244,7 +245,7 @@ fn every_mismatch_is_told() {
 
 #[test]
 fn a_call_that_goes_through_is_no_mismatch() {
-    // Ranks that do not communicate never disagree.
+    // Ranks that do not communicate cannot detect a mismatch.
     let world = World::threads(2).unwrap();
     let result = world.run(|rank| {
         let blind: Arc<dyn Communicator> = Arc::new(defects::Blind(rank.communicator()));
@@ -274,14 +275,14 @@ fn the_first_difference_is_named() {
         difference(found(), wanted(), None).unwrap(),
         @"element 2 of 4 is 3.5, expected 3.0"
     );
-    // A bound does not make a number equal to a NaN.
+    // A number is not equal to NaN, whatever the bound.
     assert_snapshot!(
         difference(found(), wanted(), Some(vec![0.5; 4])).unwrap(),
         @"element 3 of 4 is 4.0, expected NaN within 5e-1"
     );
     let half_wrong = difference(found(), wanted(), Some(vec![0.4; 4])).unwrap();
     assert!(half_wrong.starts_with("element 2 of 4"), "{half_wrong}");
-    // Zeros of two signs differ.
+    // Zeros with different signs differ.
     assert!(difference(vec![0f32].into(), vec![-0f32].into(), None).is_some());
     assert_snapshot!(
         difference(vec![1i64].into(), vec![1i64, 2].into(), None).unwrap(),

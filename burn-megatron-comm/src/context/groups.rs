@@ -68,9 +68,9 @@ impl ParallelContext {
     /// Splits a [`group`](Self::group) into an intra-node and an inter-node group. Both are cached.
     ///
     /// Returns `None` in these cases:
-    /// - [`ranks_per_node`](crate::mesh::ParallelConfig::ranks_per_node) is not set;
-    /// - the group is on one node;
-    /// - the nodes have different numbers of its ranks, or only one rank each.
+    /// - [`ranks_per_node`](crate::mesh::ParallelConfig::ranks_per_node) is not set.
+    /// - The group is on one node.
+    /// - The numbers of ranks of the group per node differ, or there is only one rank per node.
     ///
     /// Collective: call on all ranks of the group.
     ///
@@ -151,7 +151,7 @@ impl ParallelContext {
             .split(&name, &inside.cloned().collect::<Vec<_>>())
     }
 
-    /// Returns the standard group with the same ranks as the group over `axes`, if there is one.
+    /// Returns the standard group with the same ranks as the group over `axes`, or `None` if there is no such group.
     fn standard(&self, grid: Grid, axes: AxisSet) -> Option<Standard> {
         let same = |(_, other): &&(Standard, AxisSet)| grid == Grid::Dense && *other == axes;
         if let Some((standard, _)) = STANDARD.iter().find(same) {

@@ -1,10 +1,11 @@
-//! The engines that run the calls of a communicator: threads of one process, NCCL, MPI, or no other rank at all.
+//! The engines that run the calls of a communicator: threads of one process, NCCL, MPI, a single rank, or no running
+//! world.
 //!
-//! All reduce in the order of [`reduce`], so that threads and MPI return the same bits.
+//! The engines for threads and MPI reduce in the order of [`reduce`], so their results are bit-equal.
 
 #[cfg(feature = "mpi")]
 pub(crate) mod mpi;
-// Used by `World::from_env` alone.
+// Only used by `World::from_env`.
 #[cfg(any(feature = "cuda", test))]
 #[allow(dead_code)]
 pub(crate) mod nccl;
@@ -15,7 +16,7 @@ pub(crate) mod reduce;
 pub(crate) mod single_rank;
 pub(crate) mod threads;
 
-/// The version of the MPI library that this program was built with; `None` without the feature `mpi`.
+/// Returns the version of the MPI library that this program was built with. Returns `None` without the feature `mpi`.
 pub fn mpi_library_version() -> Option<String> {
     #[cfg(feature = "mpi")]
     return Some(mpi::library_version());

@@ -4,18 +4,18 @@ use std::sync::Arc;
 
 use crate::{Buffer, Call, CommError, Communicator, Group, Pending};
 
-/// One rank's view of a group that is not running: it has a size and an index, and every call fails.
-/// Modules built on it have the shapes that the rank will hold.
+/// One rank's communicator of a group that is not running. It has a size and an index, but every call fails. Modules
+/// built with it have the shapes that the rank will hold.
 #[derive(Debug)]
 pub struct OfflineCommunicator {
     group: Group,
 }
 
 impl OfflineCommunicator {
-    /// The group of all ranks of a world of `size`, seen from `rank`.
+    /// Creates the group of all ranks of a world of `size` ranks, from the view of `rank`.
     ///
     /// # Panics
-    /// If the world has no such rank.
+    /// If `rank` is not a rank of the world.
     pub fn world(size: usize, rank: usize) -> Self {
         Self {
             group: Group::new("world", (0..size).collect(), rank),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::{Buffer, BufferPool, Call, CommError, Communicator, Group, Pending};
 
-/// The communicator of a group of one rank: every collective returns its input.
+/// The communicator of a group of one rank. Every collective returns its input.
 #[derive(Debug)]
 pub struct SingleRank {
     group: Group,
@@ -12,12 +12,12 @@ pub struct SingleRank {
 }
 
 impl SingleRank {
-    /// The group `name` of rank 0.
+    /// Creates the group `name` of rank 0.
     pub fn new(name: impl Into<String>) -> Self {
         Self::of_rank(name, 0, Arc::default())
     }
 
-    /// The group `name` of one rank of a larger world, which takes its results from `pool`.
+    /// Creates the group `name` of one rank of a larger world. Results are taken from `pool`.
     pub(crate) fn of_rank(name: impl Into<String>, rank: usize, pool: Arc<BufferPool>) -> Self {
         Self {
             group: Group::new(name, vec![rank], 0),

@@ -82,7 +82,7 @@ impl AxisOrder {
         AxisOrder(self.0.iter().copied().chain(left_out).collect())
     }
 
-    /// Whether this is the default order.
+    /// Returns whether this is the default order.
     pub(super) fn is_default(&self) -> bool {
         *self == Self::default()
     }

@@ -30,7 +30,7 @@ impl Grid {
         self.into()
     }
 
-    /// The axes of the grid.
+    /// Returns the axes of the grid.
     pub const fn axes(self) -> AxisSet {
         let shared = AxisSet::of(Axis::Data).with(Axis::Pipeline);
         match self {
@@ -62,6 +62,14 @@ impl Grid {
 /// A set of axes: `AxisSet::from([Axis::Context, Axis::Data])`.
 ///
 /// The axes are in the order of [`Axis::ALL`]. A set is written `context x data` and serialized as a list.
+///
+/// ```
+/// use burn_megatron_comm::mesh::{Axis, AxisSet, Grid};
+///
+/// let axes = AxisSet::from([Axis::Data, Axis::Context]);
+/// assert_eq!(axes, Grid::Dense.data_axes());
+/// assert_eq!(axes.to_string(), "context x data");
+/// ```
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(from = "Vec<Axis>", into = "Vec<Axis>")]
 pub struct AxisSet(u8);
@@ -100,7 +108,7 @@ impl AxisSet {
         Self(self.0 & !other.0)
     }
 
-    /// Whether `axis` is in the set.
+    /// Returns whether `axis` is in the set.
     pub const fn contains(self, axis: Axis) -> bool {
         self.0 & Self::of(axis).0 != 0
     }

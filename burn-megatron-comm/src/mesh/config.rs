@@ -293,6 +293,17 @@ impl ParallelConfig {
     /// Checks that no setting contradicts another setting or has no effect. [`Mesh::new`](super::Mesh::new) calls this
     /// and also checks the sizes.
     ///
+    /// ```
+    /// use burn_megatron_comm::mesh::{LayoutError, ParallelConfig};
+    ///
+    /// let config = ParallelConfig::new().with_tensor(2).with_sequence_parallel(true);
+    /// config.check()?;
+    /// // Sequence parallelism requires tensor parallelism.
+    /// let error = config.with_tensor(1).check().unwrap_err();
+    /// assert_eq!(error, LayoutError::SequenceParallel);
+    /// # Ok::<(), LayoutError>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`LayoutError`] for the first such setting.
@@ -444,7 +455,7 @@ impl ParallelConfig {
         })
     }
 
-    /// Returns the number of receives from each pipeline neighbour that are posted ahead of their position in the
+    /// Returns the number of receives from each pipeline neighbor that are posted ahead of their position in the
     /// schedule. Returns 0 without a pipeline.
     pub fn receives_ahead(&self) -> usize {
         match self.pipeline {

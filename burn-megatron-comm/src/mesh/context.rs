@@ -73,11 +73,11 @@ pub struct ContextSplitError {
     pub length: usize,
     /// The size of the context axis.
     pub ranks: usize,
-    /// The number of tensor ranks that share each part, in words; empty if there is one.
+    /// Describes the number of tensor ranks that share each part. Empty without sequence parallelism.
     pub sequence_parallel: String,
     /// The split.
     pub split: ContextSplit,
-    /// The number of which the length must be a multiple.
+    /// The length must be a multiple of this number.
     pub divisor: usize,
 }
 
@@ -85,12 +85,12 @@ impl ContextSplit {
     /// All splits.
     pub const ALL: [Self; 4] = *Self::VARIANTS.as_array().unwrap();
 
-    /// The name, as in recipes.
+    /// Returns the name that is used in recipes.
     pub fn name(self) -> &'static str {
         self.into()
     }
 
-    /// Returns the number of which the length of a sequence must be a multiple.
+    /// Returns the number that must divide the length of a sequence.
     ///
     /// `tensor` is the number of ranks over which sequence parallelism splits each part again (1 without it). For a
     /// document of [`ZigzagPerDocument`](Self::ZigzagPerDocument), pass 1.
@@ -194,7 +194,7 @@ impl ContextExchange {
     /// All exchanges.
     pub const ALL: [Self; 4] = *Self::VARIANTS.as_array().unwrap();
 
-    /// The name, as in recipes.
+    /// Returns the name that is used in recipes.
     pub fn name(self) -> &'static str {
         self.into()
     }

@@ -52,7 +52,7 @@ fn requested(config: &ParallelConfig) -> impl Iterator<Item = (Axis, usize)> {
     .chain(expert_tensor)
 }
 
-/// The data size of the dense grid, as requested or derived.
+/// Returns the data size of the dense grid, as requested or derived.
 fn dense_data(config: &ParallelConfig, world: usize) -> Result<usize, MeshFault> {
     let mut factors = vec![
         (Axis::Tensor, config.tensor),
@@ -230,7 +230,7 @@ fn near_worlds(config: &ParallelConfig, world: usize) -> Vec<usize> {
     }
 }
 
-/// Returns `None` if a number is zero or the multiple overflows.
+/// Returns the least common multiple. Returns `None` if a number is zero or the multiple overflows.
 fn least_common_multiple(a: usize, b: usize) -> Option<usize> {
     let (mut divisor, mut rest) = (a, b);
     while rest != 0 {

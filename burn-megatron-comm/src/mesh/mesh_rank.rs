@@ -14,6 +14,18 @@ pub struct AxisRank {
 }
 
 /// One rank of a mesh: its index on every axis of both grids. Cheap to clone.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use burn_megatron_comm::mesh::{Axis, AxisRank, Grid, Mesh, MeshRank, ParallelConfig};
+///
+/// let mesh = Mesh::new(&ParallelConfig::new().with_tensor(2), 4)?;
+/// let rank = MeshRank::new(Arc::new(mesh), 2);
+/// assert_eq!(rank.on(Grid::Dense, Axis::Tensor), AxisRank { index: 0, size: 2 });
+/// assert_eq!(rank.on(Grid::Dense, Axis::Data), AxisRank { index: 1, size: 2 });
+/// # Ok::<(), burn_megatron_comm::mesh::MeshError>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MeshRank {
     mesh: Arc<Mesh>,
@@ -37,7 +49,7 @@ impl MeshRank {
         Self::new(Arc::new(Mesh::single()), 0)
     }
 
-    /// Another rank of the same mesh.
+    /// Returns another rank of the same mesh.
     ///
     /// # Panics
     ///
@@ -47,12 +59,12 @@ impl MeshRank {
         Self::new(self.mesh.clone(), rank)
     }
 
-    /// The mesh.
+    /// Returns the mesh.
     pub fn mesh(&self) -> &Arc<Mesh> {
         &self.mesh
     }
 
-    /// The world rank.
+    /// Returns the world rank.
     pub fn rank(&self) -> usize {
         self.rank
     }

@@ -75,7 +75,7 @@ use rank_grid::RankGrid;
 /// # Panics
 ///
 /// Methods that take a rank panic if the rank is not below [`world_size`](Mesh::world_size). Methods that take axes
-/// panic if an axis is not in the grid: the axes of a group are fixed in code and do not depend on a configuration.
+/// panic if an axis is not in the grid. The axes of a group are fixed in code and do not depend on a configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mesh {
     config: ParallelConfig,
@@ -116,13 +116,14 @@ impl Mesh {
     /// # Errors
     ///
     /// [`MeshError::Layout`] for a setting without effect: see [`ParallelConfig::check`].
-    /// [`MeshError::InvalidLayout`], with the given sizes and valid sizes, if
-    /// - the world or an axis is empty;
-    /// - `tensor x context x pipeline x data` differs from the world size, or does not divide it if `data` is not set;
-    /// - `expert_tensor x expert x pipeline` does not divide the world size;
-    /// - the order omits an axis with more than one rank;
-    /// - the pipelines of the two grids differ. Unless the order ends with `pp` (ignoring axes of size 1) or there is
-    ///   one stage, the grids must have the same pipelines and the same data size.
+    ///
+    /// [`MeshError::InvalidLayout`], with the given sizes and valid sizes, in these cases:
+    /// - The world or an axis is empty.
+    /// - `tensor x context x pipeline x data` differs from the world size, or does not divide it if `data` is not set.
+    /// - `expert_tensor x expert x pipeline` does not divide the world size.
+    /// - The order omits an axis with more than one rank.
+    /// - The pipelines of the two grids differ. The grids must have the same pipelines and the same data size, unless
+    ///   there is one stage or the order ends with `pp` (ignoring axes of size 1).
     pub fn new(config: &ParallelConfig, world_size: usize) -> Result<Mesh, MeshError> {
         config.check()?;
         layout::build(config, world_size).map_err(|fault| MeshError::InvalidLayout {
@@ -141,12 +142,12 @@ impl Mesh {
         &self.config
     }
 
-    /// The number of ranks.
+    /// Returns the number of ranks.
     pub fn world_size(&self) -> usize {
         self.world
     }
 
-    /// The number of ranks along `axis` of `grid`.
+    /// Returns the number of ranks along `axis` of `grid`.
     ///
     /// # Panics
     ///
@@ -167,7 +168,7 @@ impl Mesh {
         axes.filter(|axis| self.size(grid, *axis) > 1).collect()
     }
 
-    /// The coordinates of `rank` in the dense grid.
+    /// Returns the coordinates of `rank` in the dense grid.
     #[track_caller]
     pub fn coordinates(&self, rank: usize) -> Coordinates {
         let rank = self.checked(rank);
@@ -180,7 +181,7 @@ impl Mesh {
         }
     }
 
-    /// The coordinates of `rank` in the expert grid.
+    /// Returns the coordinates of `rank` in the expert grid.
     #[track_caller]
     pub fn expert_coordinates(&self, rank: usize) -> ExpertCoordinates {
         let rank = self.checked(rank);
@@ -206,7 +207,7 @@ impl Mesh {
             + self.dense.offset(Axis::Pipeline, coordinates.pipeline)
     }
 
-    /// The rank at these coordinates of the expert grid.
+    /// Returns the rank at these coordinates of the expert grid.
     ///
     /// # Panics
     ///

@@ -112,12 +112,12 @@ pub(super) struct GroupSet {
 }
 
 impl GroupSet {
-    /// The number of groups.
+    /// Returns the number of groups.
     pub(super) fn count(&self) -> usize {
         self.fixed.iter().map(|level| level.size).product()
     }
 
-    /// The number of ranks of a group.
+    /// Returns the number of ranks of a group.
     pub(super) fn group_size(&self) -> usize {
         self.varying.iter().map(|level| level.size).product()
     }
@@ -149,7 +149,7 @@ impl GroupSet {
             .collect()
     }
 
-    /// The group that contains `rank`.
+    /// Returns the group that contains `rank`.
     pub(super) fn group_of(&self, rank: usize) -> Vec<usize> {
         let own: usize = self
             .varying

@@ -89,7 +89,7 @@ impl ScheduleKind {
         )
     }
 
-    /// The name without the group.
+    /// Returns the name without the group.
     const fn name(self) -> &'static str {
         match self {
             ScheduleKind::GPipe => "gpipe",

@@ -12,6 +12,16 @@ const MAX_TRIAL: usize = 1 << 20;
 ///
 /// `what` names the items in errors, such as `heads`.
 ///
+/// ```
+/// use burn_megatron_comm::mesh::{Axis, split_evenly};
+///
+/// assert_eq!(split_evenly("heads", 12, Axis::Tensor, 4)?, 3);
+/// let error = split_evenly("heads", 12, Axis::Tensor, 8).unwrap_err();
+/// // The message lists the sizes that fit.
+/// assert!(error.to_string().contains("1, 2, 3, 4, 6, 12"));
+/// # Ok::<(), burn_megatron_comm::mesh::MeshError>(())
+/// ```
+///
 /// # Errors
 ///
 /// [`MeshError::Uneven`], with valid sizes, if `parts` is 0 or does not divide `size`. [`MeshError::NothingToSplit`] if
@@ -64,7 +74,7 @@ pub fn samples_per_rank(
 }
 
 /// Lists the divisors of `size` that satisfy `fits` and are nearest to `target`, for a message: `1, 2, 3, 4, 6, 12`.
-/// The list is empty if there are none.
+/// Returns an empty text if there is no such divisor.
 pub fn divisors_near(size: usize, target: usize, fits: impl Fn(usize) -> bool) -> String {
     let fitting: Vec<_> = divisors(size).into_iter().filter(|n| fits(*n)).collect();
     match fitting[..] {

@@ -1,4 +1,4 @@
-//! The table of a mesh, as text.
+//! Formats the table of a mesh.
 
 use std::fmt;
 

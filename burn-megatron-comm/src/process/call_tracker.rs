@@ -33,7 +33,7 @@ impl CallTracker {
         })
     }
 
-    /// The flight recorder.
+    /// Returns the flight recorder.
     pub fn recorder(&self) -> &Arc<FlightRecorder> {
         &self.recorder
     }

@@ -59,7 +59,7 @@ impl DeviceCommunicator for ProcessCommunicator {
 }
 
 impl ProcessCommunicator {
-    /// Completes the calls of a group of one rank: each returns its input.
+    /// Completes the calls of a group of one rank. Each call returns its input.
     fn return_inputs(
         &self,
         calls: Vec<(Call, Tensor<1>)>,
@@ -105,8 +105,8 @@ impl ProcessCommunicator {
     }
 }
 
-/// Checks the deadlines of calls on the device. No host thread waits for such calls: a rank whose device hangs is
-/// blocked in the driver.
+/// Checks the deadlines of calls on the device. No host thread waits for such calls, because a rank whose device hangs
+/// is blocked in the driver.
 #[derive(Debug)]
 pub(crate) struct DeadlineWatcher {
     calls: Sender<(ProcessCall, Arc<ResultSlot>)>,

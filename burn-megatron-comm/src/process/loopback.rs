@@ -8,8 +8,8 @@ use parking_lot::Mutex;
 use super::result_slot::ResultSlot;
 use crate::buffer::Buffer;
 
-/// The messages of one group that this rank sends to itself, by number. The first of send and receive creates the slot
-/// for the other call.
+/// The messages of one group that this rank sends to itself, by number. The send or the receive, whichever is first,
+/// creates the slot for the other call.
 #[derive(Debug, Default)]
 pub(super) struct Loopback(Mutex<HashMap<u64, Arc<ResultSlot>>>);
 

@@ -54,7 +54,7 @@ pub(crate) struct ProcessCommunicator {
     world: Arc<ProcessWorld>,
     group: Arc<Group>,
     id: GroupId,
-    /// The number of the next collective. It is equal on all members, as they issue the same collectives.
+    /// The number of the next collective. It is equal on all members, because they issue the same collectives.
     next: Arc<AtomicU64>,
     messages: Mutex<Messages>,
     loopback: Arc<Loopback>,

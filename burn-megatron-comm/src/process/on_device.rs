@@ -35,7 +35,8 @@ pub(crate) trait DeviceTransport: fmt::Debug + Send + Sync {
     /// Returns whether tensors on this device are supported.
     fn takes(&self, device: &Device) -> bool;
 
-    /// See [`DeviceCommunicator`](crate::DeviceCommunicator::allows_early_receives).
+    /// Returns whether a receive may be started before calls that its sender waits for. See
+    /// [`DeviceCommunicator`](crate::DeviceCommunicator::allows_early_receives).
     fn allows_early_receives(&self) -> bool;
 
     /// Starts calls of one group in this order, fused into one launch if possible. Waits neither for other ranks nor

@@ -111,8 +111,8 @@ impl ProcessCall {
         }
     }
 
-    /// Returns the reason why the call has not completed in time: a rank is missing, a rank made a different call, or
-    /// the transport hangs.
+    /// Returns the reason why the call has not completed in time. Either a rank is missing, a rank made a different
+    /// call, or the transport hangs.
     fn late(&self, waited: Duration) -> CommError {
         let ranks = self.group.ranks();
         let missing = match self.signature.operation {
@@ -177,8 +177,8 @@ impl ProcessCall {
     }
 }
 
-/// Returns whether two descriptions match. For an all_to_all only the names are compared, as its counts differ between
-/// ranks.
+/// Returns whether two descriptions match. For an all_to_all, only the names are compared, because its counts differ
+/// between ranks.
 fn agree(one: &str, other: &str) -> bool {
     let is_all_to_all = |call: &str| call.split_whitespace().next() == Some("all_to_all");
     one == other || (is_all_to_all(one) && is_all_to_all(other))

@@ -80,7 +80,7 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync {
     fn split(&self, job: Job, part: Arc<Group>, part_id: GroupId);
 
     /// Returns the ranks whose data for this call has not arrived, as indices in the group. Returns `None` if the
-    /// transport cannot tell.
+    /// transport does not provide this information.
     fn missing(&self, _group_id: GroupId, _sequence: u64) -> Option<Vec<usize>> {
         None
     }

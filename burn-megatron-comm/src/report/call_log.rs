@@ -1,4 +1,4 @@
-//! The record of a call, and the file with the calls before a failure.
+//! The record of a call, and the file that lists the calls before a failure.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Write};
@@ -14,15 +14,15 @@ use crate::buffer::DType;
 /// The number of recent calls that each rank keeps.
 pub const CALLS_KEPT: usize = 2000;
 
-/// One call of one rank. A line of the call log is this record as JSON.
+/// One call of one rank. Each line of the call log after the header is such a record as JSON.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct CallRecord {
     /// The world rank that made the call.
     pub rank: usize,
-    /// The step it was made in, if the program sets it: see
+    /// The step of the call, or `None` if the program does not set steps: see
     /// [`Communicator::begin_step`](crate::Communicator::begin_step).
     pub step: Option<u64>,
-    /// The number of the call in the group, from 0; for a message, of the messages of the pair.
+    /// The number of the call in the group, from 0. For a message, the number among the messages of the pair of ranks.
     pub sequence: u64,
     /// The name of the group.
     pub group: String,
@@ -30,15 +30,15 @@ pub struct CallRecord {
     pub ranks: String,
     /// The name of the operation, for example `"all_gather"`.
     pub operation: &'static str,
-    /// The call with its shape and type, for example `"all_gather of 4096 f32"`.
+    /// The call with its length and type, for example `"all_gather of 4096 f32"`.
     pub call: String,
-    /// The elements of the rank's input; of a receive, those that it expects.
+    /// The number of elements of the rank's input. For a receive, the number of expected elements.
     pub len: usize,
     /// The type of the elements.
     pub dtype: DType,
-    /// When the call was started, in seconds since the world began.
+    /// The time at which the call was started, in seconds since the world began.
     pub started: f64,
-    /// When it completed, in seconds since the world began; `None` if it has not.
+    /// The time at which the call completed, in seconds since the world began. `None` if the call has not completed.
     pub completed: Option<f64>,
 }
 
@@ -54,8 +54,8 @@ struct CallLogHeader<'a> {
     positions: &'a str,
 }
 
-/// Writes the failure of a world of `world` ranks and then one line per call into a new file in `folder`. `rank` is
-/// `None` for the calls of all ranks.
+/// Writes a new file in `folder`: first a line with the failure of a world of `world` ranks, and then one line per
+/// call. `rank` is the rank whose calls are written, or `None` for the calls of all ranks.
 pub(crate) fn write(
     folder: &Path,
     rank: Option<usize>,
@@ -82,7 +82,7 @@ pub(crate) fn write(
     Ok(path)
 }
 
-/// Creates a file with a new name: several worlds may fail at the same time.
+/// Creates a file with a new name, because several worlds may fail at the same time.
 fn create(folder: &Path, rank: Option<usize>) -> io::Result<(PathBuf, File)> {
     let time = SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)

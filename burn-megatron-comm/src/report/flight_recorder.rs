@@ -1,4 +1,4 @@
-//! The flight recorder of one rank: its recent calls and its current step.
+//! The flight recorder of one rank, which keeps its recent calls and its current step.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,16 +11,16 @@ use crate::communicator::Group;
 use crate::report::call_log::{CALLS_KEPT, CallRecord};
 use burn_megatron_rendezvous::{RankPosition, list_ranks};
 
-/// The time that a rank waits for the others in a call.
+/// The time that a rank waits for other ranks in a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Deadlines {
-    /// In the first call over a group, and in all calls of the first step.
+    /// For the first call over a group, and for all calls of the first step.
     pub first: Duration,
-    /// In all later calls.
+    /// For all later calls.
     pub later: Duration,
 }
 
-/// Records the calls of one rank; shared by all its communicators.
+/// Records the calls of one rank. All communicators of the rank share the recorder.
 #[derive(Debug)]
 pub(crate) struct FlightRecorder {
     began: Instant,
@@ -30,11 +30,11 @@ pub(crate) struct FlightRecorder {
 
 #[derive(Debug, Default)]
 struct RecorderState {
-    /// The ring buffer of the recent calls.
+    /// The ring buffer of recent calls.
     entries: VecDeque<CallEntry>,
-    /// The number of entries that were dropped from the ring.
+    /// The number of entries that were dropped from the ring buffer.
     dropped: u64,
-    /// Calls that the rank waits in, or waited in when they failed; the last one is its position.
+    /// The calls in which the rank waits or has failed. The last one is the position of the rank.
     waiting: Vec<u64>,
     step: Option<u64>,
     steps_begun: u64,
@@ -51,7 +51,7 @@ struct CallEntry {
 }
 
 impl FlightRecorder {
-    /// A recorder whose timestamps count from `began`.
+    /// Creates a recorder whose timestamps count from `began`.
     pub fn new(began: Instant, deadlines: Deadlines) -> Arc<Self> {
         Arc::new(Self {
             began,
@@ -60,7 +60,7 @@ impl FlightRecorder {
         })
     }
 
-    /// The time since `began`.
+    /// Returns the time since `began`.
     pub fn elapsed(&self) -> Duration {
         self.began.elapsed()
     }
@@ -111,7 +111,7 @@ impl FlightRecorder {
         }
     }
 
-    /// The recent calls, the oldest first.
+    /// Returns the recent calls, oldest first.
     pub fn records(&self) -> Vec<CallRecord> {
         let state = self.state.lock();
         state.entries.iter().map(CallEntry::record).collect()
@@ -130,7 +130,7 @@ impl FlightRecorder {
         }
     }
 
-    /// The rank's call with number `sequence` on a group, if it is among the recent calls.
+    /// Returns the rank's call with number `sequence` on a group, or `None` if it is not among the recent calls.
     pub fn call_of(&self, group: &Group, sequence: u64) -> Option<String> {
         let same = |entry: &&CallEntry| {
             let of_group =
@@ -142,7 +142,7 @@ impl FlightRecorder {
         Some(entry.signature.describe(&entry.group))
     }
 
-    /// The deadline of call `sequence` of a group.
+    /// Returns the deadline of call `sequence` of a group.
     pub fn deadline(&self, sequence: u64) -> Duration {
         if sequence == 0 || self.state.lock().steps_begun == 1 {
             self.deadlines.first

@@ -1,4 +1,4 @@
-//! The calls that each rank has made: the content of a failure report.
+//! Records the calls of each rank for failure reports.
 
 pub(crate) mod call_log;
 pub(crate) mod flight_recorder;

@@ -1,4 +1,4 @@
-//! A call of one rank in its flight recorder, from its start to its completion, as the engines share it.
+//! A call of one rank that is recorded in its flight recorder, from start to completion. All engines use it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,10 +17,10 @@ use crate::report::flight_recorder::FlightRecorder;
 pub(crate) struct RecordedCall {
     pub group: Arc<Group>,
     pub signature: Arc<Signature>,
-    /// The number of the collective in the group; of a message, among the messages of its pair of ranks.
+    /// The number of the collective in the group. For a message, the number among the messages of the pair of ranks.
     pub sequence: u64,
     recorder: Arc<FlightRecorder>,
-    /// The key of its entry in the flight recorder.
+    /// The key of the entry in the flight recorder.
     key: u64,
 }
 
@@ -63,7 +63,7 @@ impl RecordedCall {
         self.recorder.complete(self.key);
     }
 
-    /// Runs the wait of the call, and records both its begin and its success.
+    /// Runs the wait of the call. Records its begin and, if it succeeds, its completion.
     pub fn run_wait<R>(&self, wait: impl FnOnce() -> Result<R, CommError>) -> Result<R, CommError> {
         let _span = trace_span!(
             "collective.wait",
@@ -77,17 +77,17 @@ impl RecordedCall {
         wait().inspect(|_| self.complete())
     }
 
-    /// The time after which the wait of the call fails.
+    /// Returns the time after which the wait of the call fails.
     pub fn timeout(&self) -> Duration {
         self.recorder.deadline(self.sequence)
     }
 
-    /// The call with its shape and type.
+    /// Describes the call with its length and type.
     pub fn describe(&self) -> String {
         self.signature.describe(&self.group)
     }
 
-    /// The error if another rank, which called first, is in a different call.
+    /// Creates the error for a different call of another rank, which called first.
     pub fn mismatch(&self, rank: usize, call: String, reason: String) -> CommError {
         CommError::Mismatch {
             group: self.group.to_string(),
@@ -100,7 +100,7 @@ impl RecordedCall {
         }
     }
 
-    /// Compares a message that was received with what the receive expects.
+    /// Checks that a received message has the type and length that the receive expects.
     pub fn check_message(&self, message: Buffer) -> Result<Buffer, CommError> {
         let Operation::Call(Call::Receive { from, dtype, len }) = self.signature.operation else {
             return Ok(message);
@@ -118,7 +118,7 @@ impl RecordedCall {
         Err(self.mismatch(sender, sent, format!("the {differ} differ")))
     }
 
-    /// The error if a rank has returned without joining the call.
+    /// Creates the error for a rank that has returned without joining the call.
     pub fn peer_finished(&self, rank: usize) -> CommError {
         CommError::PeerFinished {
             rank,
@@ -128,7 +128,7 @@ impl RecordedCall {
         }
     }
 
-    /// The error if the ranks `missing` have not joined the call in time.
+    /// Creates the error for the ranks `missing`, which have not joined the call in time.
     pub fn deadline_error(&self, missing: Vec<usize>, waited: Duration) -> CommError {
         let waiting = if self.signature.is_message() {
             vec![self.group.world_rank()]

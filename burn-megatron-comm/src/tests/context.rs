@@ -1,4 +1,5 @@
-//! Process groups by grid and axes: names, sharing, who must call, and what a missing or other call says.
+//! Tests of process groups by grid and axes: names, sharing, participating ranks, and errors of missing or different
+//! calls.
 
 use std::sync::Arc;
 
@@ -54,9 +55,9 @@ fn groups_are_named_by_their_axes_and_have_their_ranks() {
             "tensor [4, 5]",
             "data [1, 5]",
             "stage [0, 1, 2, 3, 4, 5, 6, 7]",
-            // The same ranks as tensor x context, but for tokens of experts.
+            // The same ranks as tensor x context, but for expert tokens.
             "expert: expert x expert-tensor [4, 5, 6, 7]",
-            // The same as context x data.
+            // The same group as context x data.
             "context x data [1, 3, 5, 7]",
         ]
     );
@@ -74,7 +75,7 @@ fn data_of_the_expert_grid_is_a_group_of_its_own_where_its_ranks_differ() {
         groups[3],
         ("data [0, 1, 2, 3]".into(), "expert: data [1, 3]".into())
     );
-    // Here two experts take the place of two slices, and the replicas are the same.
+    // Here, two experts replace two tensor slices, and the replicas are the same.
     let config = config.with_tensor(2).with_expert_tensor(1);
     let groups = over(&config, 8, data_of).unwrap();
     assert_eq!(
@@ -83,7 +84,7 @@ fn data_of_the_expert_grid_is_a_group_of_its_own_where_its_ranks_differ() {
     );
 }
 
-/// Layouts without context and expert parallelism have no communicators besides the standard ones.
+/// Layouts without context and expert parallelism use only the standard communicators.
 #[test]
 fn axes_of_size_one_do_not_count() {
     for (tensor, data, pipeline) in [(2, 2, 2), (1, 4, 1), (4, 1, 1), (1, 2, 2)] {
@@ -111,14 +112,14 @@ fn a_group_is_made_once_for_all_clones() {
     let shared = over(&config, 8, |ctx| {
         let clone = ctx.clone();
         let first = ctx.group(Grid::Dense, [Tensor, Context])?;
-        // The calls of a second split would not match those of the others.
+        // The calls of a second split would not match the calls of the other ranks.
         if ctx.rank() % 2 == 0 {
             assert!(Arc::ptr_eq(
                 &clone.group(Grid::Dense, [Context, Tensor])?,
                 &first
             ));
         }
-        // No axis with several ranks: a group of one that needs nobody.
+        // There is no axis with several ranks. The group has one rank and needs no other rank.
         let single = clone.group(Grid::Dense, Pipeline)?;
         let none = clone.group(Grid::Dense, AxisSet::EMPTY)?;
         assert_eq!((single.size(), none.size()), (1, 1));
@@ -141,7 +142,7 @@ fn one_stage_makes_a_group_without_the_others() {
     assert_eq!(groups[..4], [None, None, None, None]);
     assert_eq!(groups[6].as_deref(), Some("context [6, 7]"));
 
-    // With the pipeline axis it takes the world.
+    // With the pipeline axis, all ranks of the world must call.
     let groups = over(&config, 8, |ctx| {
         Ok(described(&ctx.group(Grid::Dense, [Context, Pipeline])?))
     });

@@ -1,4 +1,4 @@
-//! Mismatches, missing ranks, failing ranks, ranks that return early.
+//! Tests of mismatches, missing ranks, failing ranks, and ranks that return early.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::*;
 
-/// A world whose call log cannot be written, as its folder would be below a file.
+/// Creates a world whose call log cannot be written, because its folder would be inside a file.
 fn world(size: usize) -> World {
     World::threads(size)
         .unwrap()
@@ -16,7 +16,7 @@ fn world(size: usize) -> World {
 
 type Part = (Call, Buffer);
 
-/// Runs one call per rank, started in rank order, and returns the result of each.
+/// Runs one call per rank, started in rank order. Returns the result of each rank.
 fn errors_of(parts: Vec<Part>) -> Vec<Result<Buffer, CommError>> {
     let (turn, results) = (AtomicUsize::new(0), Mutex::new(vec![None; parts.len()]));
     let outcome = world(parts.len()).run(|rank| {
@@ -36,9 +36,9 @@ fn errors_of(parts: Vec<Part>) -> Vec<Result<Buffer, CommError>> {
     results.into_iter().map(Option::unwrap).collect()
 }
 
-/// All ranks get the same mismatch, between ranks 0 and 1, with this text.
+/// Checks that all ranks get the same mismatch between ranks 0 and 1, with this text.
 fn assert_mismatch(first: Part, second: Part, wanted: &str) {
-    // The third rank joins after the mismatch with a matching call, and gets the error all the same.
+    // The third rank joins after the mismatch with a matching call, and still gets the error.
     let errors = errors_of(vec![first.clone(), second, first]);
     for error in errors {
         let error = error.unwrap_err();
@@ -122,7 +122,7 @@ fn mismatch_of_counts() {
             input.into(),
         )
     };
-    // Only ranks 1 and 2 differ: rank 0 matches both.
+    // Only ranks 1 and 2 differ. The call of rank 0 matches both.
     let errors = errors_of(vec![
         part([0, 1, 1], [0, 1, 1]),
         part([1, 0, 2], [1, 0, 2]),
@@ -300,7 +300,7 @@ fn a_missing_message_is_named() {
     );
 }
 
-/// Rank 2 fails with `fail` while the others wait in all sorts of calls with a long deadline.
+/// Rank 2 fails with `fail` while the other ranks wait in various calls with a long deadline.
 fn failing(fail: impl Fn() -> Result<(), std::io::Error> + Sync) -> WorldError {
     let seen = Mutex::new(Vec::new());
     let error = world(5).run(|rank| {
@@ -337,7 +337,7 @@ fn failing(fail: impl Fn() -> Result<(), std::io::Error> + Sync) -> WorldError {
         rank: 2,
         message: message.clone(),
     };
-    // None failed by its deadline.
+    // No rank failed because of its deadline.
     assert_eq!(seen, vec![wanted; 4]);
     error
 }
@@ -366,7 +366,7 @@ fn an_error_of_one_rank_ends_all() {
 
 #[test]
 fn a_panic_of_one_rank_ends_all() {
-    // Unwound without the hook, to keep the output of the tests clean.
+    // The panic is raised without the panic hook, to keep the test output clean.
     let error = failing(|| std::panic::resume_unwind(Box::new("index out of range".to_owned())));
     let source = source_of(error).downcast::<RankPanic>().expect("a panic");
     insta::assert_snapshot!(source, @"panicked: index out of range");
@@ -396,7 +396,7 @@ fn a_raised_error_of_one_rank_ends_all() {
 
 #[test]
 fn a_failure_wakes_a_group_that_is_waited_on_by_a_panicking_layer() {
-    // The others raise what they get: the first failure is still the one that is reported.
+    // The other ranks raise the error that they get. The reported failure is still the first failure.
     let error = world(4).run(|rank| {
         if rank.rank() == 3 {
             return Err("no more data");

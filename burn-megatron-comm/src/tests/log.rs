@@ -1,4 +1,4 @@
-//! The call log and the positions of the ranks in an error.
+//! Tests of the call log, and of the positions of the ranks in an error.
 
 use std::env;
 use std::fs;
@@ -28,7 +28,7 @@ fn await_blocked(recorders: &Recorders, ranks: &[usize], call: &str) {
     wait_until("they wait", || ranks.iter().all(is_blocked));
 }
 
-/// A folder of this test, removed when it ends.
+/// A temporary folder of this test. It is removed at the end.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -153,7 +153,7 @@ fn the_positions_report_the_rank_behind() {
             return Ok(());
         }
         let result = comm.barrier();
-        // The rank whose deadline passes first fails only when the others wait too.
+        // The rank with the first expired deadline fails only after the other ranks wait too.
         await_blocked(&recorders, &[0, 1, 3], "barrier");
         result.map_err(late)
     });
@@ -182,7 +182,8 @@ fn the_positions_report_the_rank_behind() {
     assert_eq!(clauses, wanted);
 }
 
-/// An error that is dropped if it is not the first of its world: by then the failure is decided.
+/// An error that records its drop. It is dropped if it is not the first error of its world, which means that the
+/// failure is decided.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Late(CommError, Arc<AtomicBool>);

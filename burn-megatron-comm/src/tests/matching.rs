@@ -1,4 +1,4 @@
-//! Splits, order, handles in flight.
+//! Tests of splits, the order of calls, and handles in flight.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use super::*;
 
 #[test]
 fn split_groups_hold_the_right_ranks() {
-    // Sums of powers of two tell which ranks took part.
+    // A sum of powers of two identifies the ranks that took part.
     let results = World::threads(6).unwrap().run(|rank| {
         let (own, world) = (rank.rank(), rank.communicator());
         let rows = world.split("row", &[vec![0, 1, 2], vec![3, 4, 5]])?;
@@ -56,7 +56,7 @@ fn splits_nest_down_to_one_rank() {
 #[test]
 fn the_order_of_the_sum_is_that_of_the_ranks() {
     let values = [1.0e8f32, 1.0, -1.0e8, 0.3, 1.0e-3];
-    // Neighbours first, then the pairs of them; the last is carried up.
+    // The tree adds neighbors first, and then pairs of sums. The last value moves up a level.
     let tree = |v: &[f32]| ((v[0] + v[1]) + (v[2] + v[3])) + v[4];
     let in_order = tree(&values);
     let from_left = values.iter().copied().reduce(|a, b| a + b).unwrap();
@@ -95,7 +95,7 @@ fn handles_are_waited_on_in_any_order() {
             let mut handles: Vec<_> = (0..6)
                 .map(|call| Ok((call, start(call)?)))
                 .collect::<Result<_, CommError>>()?;
-            // Each rank waits in an order of its own.
+            // Each rank waits in a different order.
             handles.rotate_left(2 * own);
             if own == 1 {
                 handles.reverse();

@@ -1,5 +1,5 @@
-//! Tests of the engine of threads: faults, matching, logs, memory. Operations and random programs, which every
-//! engine must pass, are in the conformance suite.
+//! Tests of the thread engine: faults, matching, logs and memory. Operations and random programs are in the conformance
+//! suite, which every engine must pass.
 
 mod context;
 mod faults;
@@ -15,7 +15,7 @@ use half::{bf16, f16};
 use crate::*;
 use burn_megatron_test_support::{TIMEOUT, wait_until};
 
-/// Small integers as a buffer; all types hold them exactly.
+/// Converts small integers into a buffer. All types represent them exactly.
 fn buffer(dtype: DType, values: &[i64]) -> Buffer {
     let values = values.iter().copied();
     match dtype {
@@ -35,7 +35,7 @@ fn buffer(dtype: DType, values: &[i64]) -> Buffer {
     }
 }
 
-/// The rank that failed first, with its error of calls.
+/// Returns the rank that failed first and its communication error.
 fn comm_failure(error: WorldError) -> (usize, CommError) {
     match error {
         WorldError::RankFailed { rank, source, .. } => (

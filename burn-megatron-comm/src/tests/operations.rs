@@ -1,4 +1,4 @@
-//! Tests that the conformance suite does not have: reductions in two stages, and buffers.
+//! Tests that are not in the conformance suite: reductions in two stages, and buffers.
 
 use insta::assert_snapshot;
 

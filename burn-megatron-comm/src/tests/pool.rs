@@ -1,4 +1,4 @@
-//! Recycled memory gives the same results, and nothing is allocated after the second round.
+//! Tests that reused memory does not change results, and that nothing is allocated after the second round.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use super::*;
 
 const LEN: usize = 4 * MIN_POOLED_LEN;
 
-/// `(1 + i mod 7 + round) * 2^rank`: another set of ranks, or another round, gives another sum.
+/// Returns `(1 + i mod 7 + round mod 3) * 2^rank`. Different sets of ranks and consecutive rounds have different sums.
 fn pattern(dtype: DType, rank: usize, round: usize, range: std::ops::Range<usize>) -> Buffer {
     let values = range.map(|i| (1 + i % 7 + round % 3) as i64 * (1 << rank));
     buffer(dtype, &values.collect::<Vec<_>>())
@@ -18,14 +18,14 @@ fn filled(pool: &BufferPool, values: &Buffer) -> Buffer {
     taken
 }
 
-/// `(1 + i mod 7 + round) * factor`.
+/// Returns `(1 + i mod 7 + round mod 3) * factor`.
 fn times(dtype: DType, factor: i64, round: usize, range: std::ops::Range<usize>) -> Buffer {
     let values = range.map(|i| (1 + i % 7 + round % 3) as i64 * factor);
     buffer(dtype, &values.collect::<Vec<_>>())
 }
 
-/// A round of a training step: reduce_scatter, all_gather, all_reduce, and an exchange. Every input
-/// is taken from the pool, and every result is given back.
+/// Runs a round of a training step: reduce_scatter, all_gather, all_reduce, and an exchange. Every input is taken from
+/// the pool, and every result is given back.
 fn round(comm: &dyn Communicator, dtype: DType, round: usize) -> Result<(), CommError> {
     let (own, ranks) = (comm.rank(), comm.size());
     let pool = comm.pool().expect("the engine of threads has pools");
@@ -83,7 +83,7 @@ fn nothing_is_allocated_after_the_second_round() {
                         _ => assert_eq!(now, allocated, "round {number} of {dtype}"),
                     }
                 }
-                // At most two of each length are in use at once.
+                // At most two buffers of each length are in use at once.
                 assert_eq!(allocated.0, 4, "{pool:?}");
                 Ok::<_, CommError>(())
             })
@@ -109,7 +109,7 @@ fn groups_of_a_rank_share_its_pool() {
         .unwrap();
 }
 
-/// Inputs need not be taken from the pool: they are kept for results all the same.
+/// Inputs that were not taken from the pool are still kept for results.
 #[test]
 fn buffers_from_elsewhere_are_used_for_results() {
     World::threads(2)

@@ -1,4 +1,4 @@
-//! Calls that are started at once.
+//! Tests of calls that are started together.
 
 use super::*;
 
@@ -41,7 +41,7 @@ fn nothing_is_sent_if_one_call_is_invalid() {
             assert!(matches!(error, CommError::InvalidCall { .. }));
             assert!(error.to_string().contains("such as 4 or 6"), "{error}");
             assert!(rank.recent_calls().is_empty());
-            // The group is unchanged.
+            // The group works unchanged.
             comm.barrier()
         })
         .unwrap();

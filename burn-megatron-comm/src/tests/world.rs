@@ -1,4 +1,4 @@
-//! Starting and ending of worlds: sizes, threads, pools, spans.
+//! Tests of the start and end of worlds: sizes, threads, pools and spans.
 
 use std::collections::HashMap;
 use std::fs;
@@ -58,7 +58,7 @@ fn each_rank_computes_in_its_own_pool() {
             .map(|_| thread::current().name().map(str::to_owned))
             .collect();
         assert!(names.iter().all(|n| n.as_deref() == Some(name.as_str())));
-        // A loop of one rank runs while others block their pool in a call.
+        // A parallel loop of one rank runs while the other ranks block their pools in a call.
         if rank.rank() == 0 {
             let total: u64 = (0..10_000u64).into_par_iter().sum();
             assert_eq!(total, 49_995_000);
@@ -68,7 +68,7 @@ fn each_rank_computes_in_its_own_pool() {
     results.unwrap();
 }
 
-/// The threads of this process with a name that no other test uses.
+/// Counts the threads of this process with this name, which no other test uses.
 fn threads_named(name: &str) -> usize {
     let tasks = fs::read_dir("/proc/self/task").unwrap();
     let names = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok());
@@ -81,7 +81,7 @@ fn no_thread_and_no_communicator_survives() {
     for fail in [false, true] {
         let left = Mutex::new(Vec::new());
         let world = World::threads(40).unwrap().compute_threads(2);
-        // Below a file there is no folder, so that the failure leaves no call log behind.
+        // A file has no subfolder, so the failure leaves no call log behind.
         let world = world.call_log_dir(std::env::current_exe().unwrap().join("none"));
         let result = world.run(|rank| {
             let comm = rank.communicator();
@@ -92,7 +92,7 @@ fn no_thread_and_no_communicator_survives() {
             drop(comm.start_all_gather(vec![0u8].into())?);
             comm.barrier()?;
             if rank.rank() == 39 {
-                // A thread names itself, once it runs.
+                // A thread sets its name after it has started.
                 wait_until("its threads run", || threads_named("rank-39") >= 3);
                 if fail {
                     return Err(CommError::Engine {
@@ -104,7 +104,7 @@ fn no_thread_and_no_communicator_survives() {
             Ok(())
         });
         assert_eq!(result.is_err(), fail);
-        // The kernel lists a thread for a moment after it was joined.
+        // The kernel lists a thread for a moment after it has been joined.
         wait_until("no thread survives", || threads_named("rank-39") == 0);
         let left = left.into_inner().unwrap();
         assert_eq!(left.len(), 80);
@@ -112,7 +112,7 @@ fn no_thread_and_no_communicator_survives() {
     }
 }
 
-/// Counts spans by name and the operation in their fields.
+/// Counts spans by their name and the operation in their fields.
 #[derive(Clone, Default)]
 struct Spans(Arc<Mutex<HashMap<(String, String), usize>>>);
 
@@ -140,8 +140,8 @@ impl Subscriber for Spans {
 
 #[test]
 fn every_call_has_a_span_for_its_start_and_its_wait() {
-    // While there is one subscriber alone, a thread of another test that comes first to a span, and has
-    // none, would switch the span off for all.
+    // With a single subscriber, a thread of another test without a subscriber could reach a span first. This would
+    // disable the span for all threads.
     let _second = tracing::Dispatch::new(Spans::default());
     let calls = || {
         World::threads(2)
@@ -154,7 +154,7 @@ fn every_call_has_a_span_for_its_start_and_its_wait() {
             })
             .unwrap();
     };
-    // Nor must such a thread come first to a span while the second subscriber is added.
+    // Such a thread must not reach a span first while the second subscriber is added, either.
     calls();
     tracing::callsite::rebuild_interest_cache();
     let spans = Spans::default();

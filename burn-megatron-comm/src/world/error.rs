@@ -146,7 +146,7 @@ impl WorldError {
         }
     }
 
-    /// Whether the error has been printed already.
+    /// Returns whether the error has been printed already.
     pub fn is_reported(&self) -> bool {
         matches!(self, Self::RankFailed { reported: true, .. })
     }

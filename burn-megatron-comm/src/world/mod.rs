@@ -29,6 +29,18 @@ pub const MAX_THREAD_RANKS: usize = 1024;
 pub const MAX_COMPUTE_THREADS: usize = 1024;
 
 /// A world of ranks and its settings. [`run`](Self::run) starts the ranks.
+///
+/// ```
+/// use burn_megatron_comm::World;
+///
+/// // If a rank fails, `run` ends all ranks and returns the error of the rank.
+/// let run = World::threads(2)?.run(|rank| match rank.rank() {
+///     0 => Ok(()),
+///     _ => Err("no data"),
+/// });
+/// assert!(run.unwrap_err().to_string().starts_with("rank 1 failed: no data"));
+/// # Ok::<(), burn_megatron_comm::WorldError>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct World {
     ranks: Ranks,
@@ -104,8 +116,8 @@ impl World {
 
     /// Creates the world of a process that was started as one rank.
     ///
-    /// Over NCCL, the ranks may also be threads of one process, each with a device. Each thread calls
-    /// [`run`](Self::run) of its own world, with its own rank.
+    /// Over NCCL, the ranks may also be threads of one process, each with its own device. Each thread creates a world
+    /// for its rank and calls [`run`](Self::run).
     pub fn processes(launch: Launch) -> World {
         let local = launch.local_world_size;
         let engine = None;
@@ -142,8 +154,8 @@ impl World {
         self.first_deadline(deadline)
     }
 
-    /// Sets the deadline of the first call over a group and of all calls in the first step, where kernels are compiled
-    /// and files are read. For processes it is also the time for all ranks to join. Call this after
+    /// Sets the deadline of the first call over a group and of all calls in the first step. In the first step, kernels
+    /// are compiled and files are read. For processes it is also the time for all ranks to join. Call this after
     /// [`deadline`](Self::deadline).
     pub fn first_deadline(mut self, deadline: Duration) -> Self {
         self.deadlines.first = deadline;
@@ -204,7 +216,7 @@ impl World {
         }
     }
 
-    /// The number of ranks.
+    /// Returns the number of ranks.
     pub fn size(&self) -> usize {
         match &self.ranks {
             Ranks::Threads(size) => *size,
@@ -215,9 +227,9 @@ impl World {
     /// Runs `f` on every rank of this process and returns the results in rank order. If ranks are threads, these are
     /// the results of all ranks. If ranks are processes, it is the result of one rank.
     ///
-    /// Each rank has a thread named `rank-N` and a private rayon pool in which `f` runs, so parallel loops of different
-    /// ranks never wait for each other. All threads have ended when this method returns. The ranks use the caller's
-    /// `tracing` subscriber.
+    /// Each rank has a thread named `rank-N` and a private rayon pool in which `f` runs. Parallel loops of different
+    /// ranks therefore never wait for each other. All threads have ended when this method returns. The ranks use the
+    /// caller's `tracing` subscriber.
     ///
     /// Once a rank fails, every call of the other ranks fails with
     /// [`CommError::PeerFailed`](crate::CommError::PeerFailed). A rank outside of calls is not interrupted and fails at

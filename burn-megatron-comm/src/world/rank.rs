@@ -58,6 +58,15 @@ impl CallLogDir {
 }
 
 /// One rank of a running world. [`World::run`](crate::World::run) passes it to the closure.
+///
+/// ```
+/// use burn_megatron_comm::{CommError, World};
+///
+/// let world = World::threads(3)?.compute_threads(1);
+/// let ranks = world.run(|rank| Ok::<_, CommError>((rank.rank(), rank.size())))?;
+/// assert_eq!(ranks, [(0, 3), (1, 3), (2, 3)]);
+/// # Ok::<(), burn_megatron_comm::WorldError>(())
+/// ```
 #[derive(Clone)]
 pub struct Rank {
     pub(super) rank: usize,
@@ -181,7 +190,7 @@ pub(crate) fn from_panic(payload: Box<dyn Any + Send>) -> Box<dyn Error + Send +
     Box::new(RankPanic { message })
 }
 
-/// Runs `f` in a private pool whose threads have ended when this returns.
+/// Runs `f` in a private pool. All threads of the pool have ended when this function returns.
 fn in_pool<R: Send>(
     name: &str,
     threads: usize,

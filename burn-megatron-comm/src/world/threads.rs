@@ -24,7 +24,7 @@ where
     let state = WorldState::new(size, world.deadlines);
     let call_log_dir = CallLogDir::new(world.call_log_dir.clone());
     let state_ref = &state;
-    // Closed when the last rank has ended, as every rank holds a sender.
+    // The channel closes when the last rank has ended, because every rank holds a sender.
     let (ends, ended) = mpsc::channel();
     if let Some(grace) = world.grace {
         watchdog::start(grace, size, &state, &call_log_dir, ended)

@@ -58,7 +58,7 @@ pub(super) fn wait_for_exit() -> ! {
     }
 }
 
-/// Returns the ranks that still run at the end of the grace period, or `None` if all have ended earlier.
+/// Returns the ranks that still run at the end of the grace period, or `None` if all ranks have ended earlier.
 fn running_after_grace(
     grace: Duration,
     size: usize,

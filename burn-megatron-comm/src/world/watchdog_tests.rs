@@ -68,7 +68,7 @@ fn a_rank_that_hangs_outside_of_calls_ends_the_process_with_the_report() {
     assert_eq!(folder.path().read_dir().unwrap().count(), 1);
 }
 
-/// If all ranks end, the failure is returned.
+/// If all ranks end within the grace period, the world returns the failure.
 #[test]
 fn a_world_that_ends_is_left_alone() {
     let long = Duration::from_secs(3600);

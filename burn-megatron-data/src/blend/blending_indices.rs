@@ -2,8 +2,8 @@
 
 use crate::gpt::SamplingError;
 
-/// The factor by which the samples requested from a data set exceed its share. The greedy assignment may take a few
-/// more samples than the share.
+/// The number of samples requested from a data set, divided by its share. The greedy assignment may take a few more
+/// samples than the share.
 const SURPLUS: f64 = 1.005;
 
 /// Returns the weights divided by their sum.
@@ -59,6 +59,14 @@ pub fn sizes(weights: &[f64], size: u64) -> Vec<(u64, u64)> {
 ///
 /// Sample `i` comes from the data set with the largest deficit `weight * max(i, 1) - taken`. In a tie, the first data
 /// set is chosen. Weights must sum to 1.
+///
+/// ```
+/// use burn_megatron_data::blend::build_blending_indices;
+///
+/// let (datasets, samples) = build_blending_indices(&[0.75, 0.25], 4);
+/// assert_eq!(datasets, [0, 1, 0, 0]);
+/// assert_eq!(samples, [0, 0, 1, 2]);
+/// ```
 pub fn build_blending_indices(weights: &[f64], size: u64) -> (Vec<i16>, Vec<i64>) {
     let mut taken = vec![0; weights.len()];
     (0..size)

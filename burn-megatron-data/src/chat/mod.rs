@@ -75,6 +75,30 @@ pub enum HeldOutExamples {
 }
 
 /// Settings for conversations and their packing.
+///
+/// ```
+/// use burn_megatron_data::chat::{
+///     ChatData, ChatDataConfig, HeldOutExamples, LongExamples, TrainedTokens,
+/// };
+/// use burn_megatron_data::tokenizer::Tokenizer;
+///
+/// let folder = tempfile::tempdir()?;
+/// let path = folder.path().join("sums.jsonl");
+/// let line = |prompt, answer| format!("{{\"prompt\": \"{prompt}\", \"completion\": \"{answer}\"}}\n");
+/// std::fs::write(&path, line("1+1=", 2) + &line("1+2=", 3))?;
+/// let config = ChatDataConfig {
+///     files: vec![path],
+///     held_out: HeldOutExamples::Share(0.0),
+///     loss: TrainedTokens::Answers,
+///     long: LongExamples::Truncate,
+///     packing: true,
+///     seq: 16,
+/// };
+/// let data = ChatData::open(config, &Tokenizer::bytes(), None, &mut |_| {})?;
+/// // Both examples fit into one row.
+/// assert_eq!(data.rows(), 1);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChatDataConfig {
     /// JSON lines files, or folders whose `.jsonl` files are read.

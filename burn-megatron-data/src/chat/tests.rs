@@ -10,7 +10,7 @@ fn template(name: &str) -> ChatTemplate {
     ChatTemplate::read(path.as_ref(), &Tokenizer::bytes(), None).unwrap()
 }
 
-/// Returns the text and the parts of it that have a loss, joined with `|`.
+/// Returns the text, and the parts of the text that have a loss joined with `|`.
 fn trained(
     line: &str,
     template: Option<&ChatTemplate>,

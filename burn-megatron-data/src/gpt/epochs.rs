@@ -2,7 +2,7 @@
 
 use super::SamplingError;
 
-/// The last epoch is shuffled separately unless at least this share of it is used.
+/// The last epoch is shuffled separately if less than this share of the epoch is used.
 const LAST_EPOCH_SHARE: f64 = 0.8;
 
 /// The epochs over a part. Each epoch uses every token once.
@@ -15,7 +15,7 @@ pub struct Epochs {
     /// The number of samples of all epochs: at least the requested number.
     pub samples: u64,
     /// The number of samples before the last epoch, if the last epoch is shuffled separately. This is the case if less
-    /// than 80 % of it is used, because shuffling it with the other epochs would favour its early tokens.
+    /// than 80 % of the last epoch is used. Shuffling it with the other epochs would favor its early tokens.
     pub before_last: Option<u64>,
 }
 

@@ -19,6 +19,25 @@ use std::ops::Range;
 use burn_megatron::mesh::ContextSplit;
 
 /// Limits and costs for a plan.
+///
+/// ```
+/// use burn_megatron_data::hybrid_context::{HybridContextConfig, SampleFlops};
+///
+/// let config = HybridContextConfig {
+///     ranks: 4,
+///     max_seqlen_per_dp_cp_rank: 1024,
+///     multiple: 1,
+///     flops: SampleFlops { per_token: 1.0, per_pair: 1.0 },
+/// };
+/// let plan = config.plan(&[2000, 600, 600])?;
+/// // A sample with more than 1024 tokens is on a group of at least 2 ranks.
+/// let mut slots = (0..plan.micro_batches()).flat_map(|micro_batch| plan.slots(micro_batch));
+/// let slot = slots.find(|slot| slot.samples.contains(&0)).unwrap();
+/// assert!(slot.ranks.len() >= 2);
+/// // All ranks together hold 4096 tokens.
+/// assert!(config.check_length("document 7", 5000).is_err());
+/// # Ok::<(), burn_megatron_data::hybrid_context::HybridContextError>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HybridContextConfig {
     /// The number of context x data ranks, a power of two.
@@ -45,7 +64,7 @@ pub struct SampleFlops {
 /// The samples that a group of ranks computes in a micro-batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HybridContextSlot {
-    /// The ranks of the group. Their number is a power of two, and the first rank is a multiple of it.
+    /// The ranks of the group. The number of ranks is a power of two, and the first rank is a multiple of this number.
     pub ranks: Range<usize>,
     /// The indices of the samples, which are packed into one row. With more than one rank, each sample is padded to a
     /// multiple of `2 ranks`. Empty if there are too few samples: then a single rank computes padding.
@@ -81,7 +100,7 @@ pub enum HybridContextError {
     MaxSeqlen {
         /// The maximum number of tokens per rank in a micro-batch.
         tokens: usize,
-        /// The number of which `tokens` must be a multiple.
+        /// `tokens` must be a multiple of this number.
         multiple: usize,
     },
     /// Invalid costs.
@@ -114,7 +133,7 @@ pub enum HybridContextError {
         ranks: usize,
         /// The maximum number of tokens per rank in a micro-batch.
         tokens: usize,
-        /// The number of which `tokens` must be a multiple.
+        /// `tokens` must be a multiple of this number.
         multiple: usize,
     },
 }
@@ -214,12 +233,12 @@ impl HybridContextConfig {
         })
     }
 
-    /// Returns the number to a multiple of which any group can pad the tokens of a row.
+    /// Returns a divisor for the padded tokens of a row. Any group of ranks can split a multiple of this number.
     pub fn row_divisor(&self) -> usize {
         self.ranks * self.row_multiple()
     }
 
-    /// Returns the number of which the tokens per rank of any group must be a multiple.
+    /// Returns the divisor of the tokens per rank, for any group of ranks.
     fn row_multiple(&self) -> usize {
         ContextSplit::ZigzagPerDocument.divisor(2, self.multiple.max(1)) / 2
     }

@@ -17,6 +17,29 @@ use super::{DataError, IGNORE, Sample, Samples};
 ///
 /// Segments are placed longest first, each into the row with the least sufficient space (best fit decreasing: Johnson,
 /// "Near-optimal bin packing algorithms", MIT 1973). Rows are shuffled per epoch.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use burn_megatron_data::gpt::{GptOptions, Split, SplitPart};
+/// use burn_megatron_data::indexed::{IndexedDataset, IndexedDatasetBuilder, TokenType};
+/// use burn_megatron_data::{IGNORE, PackedSamples, Samples};
+///
+/// let folder = tempfile::tempdir()?;
+/// let prefix = folder.path().join("corpus");
+/// let mut writer = IndexedDatasetBuilder::create(&prefix, TokenType::for_vocabulary(256))?;
+/// writer.document(&[1, 2, 3, 4, 5])?;
+/// writer.document(&[6, 7, 8])?;
+/// writer.finish()?;
+/// let file = Arc::new(IndexedDataset::open(&prefix)?);
+/// let all: Split = "1".parse()?;
+/// let packed = PackedSamples::new(file, &all, SplitPart::Train, None, &GptOptions::new(8, 1))?;
+/// assert_eq!((packed.rows(), packed.fill_ratio()), (1, 1.0));
+/// let row = packed.sample(0)?;
+/// assert_eq!(row.documents, [0, 5]);
+/// assert_eq!(row.targets, [2, 3, 4, 5, IGNORE, 7, 8, IGNORE]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct PackedSamples {
     file: Arc<IndexedDataset>,
     options: GptOptions,

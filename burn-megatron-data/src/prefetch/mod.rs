@@ -24,6 +24,23 @@ type Prepared = (Range<u64>, Result<Batch, DataError>);
 /// The thread receives the ranges of sample numbers in the order of the requests, and keeps a few batches ready. A
 /// batch that is requested out of order is read synchronously. An error of reading a batch is returned when the batch
 /// is requested.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use burn_megatron_data::{Prefetcher, Samples, TextData, TextDocuments};
+///
+/// let mut documents = TextDocuments::default();
+/// documents.push(b"a.txt", "abc".repeat(100).as_bytes());
+/// let text = TextData::from_documents("memory".as_ref(), documents)?;
+/// let samples: Arc<dyn Samples> = Arc::new(text.samples(8, 42)?);
+/// // Two steps with 4 samples each.
+/// let ranges = (0..2).map(|step: u64| 4 * step..4 * (step + 1));
+/// let prefetcher = Prefetcher::new(samples.clone(), ranges, 1)?;
+/// assert_eq!(prefetcher.batch(0..4)?, samples.batch(0..4)?);
+/// assert_eq!(prefetcher.batch(4..8)?, samples.batch(4..8)?);
+/// # Ok::<(), burn_megatron_data::DataError>(())
+/// ```
 pub struct Prefetcher {
     samples: Arc<dyn Samples>,
     state: Mutex<PrefetchState>,

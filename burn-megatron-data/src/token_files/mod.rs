@@ -37,6 +37,28 @@ pub struct TokenFile {
 }
 
 /// Settings of token files and their sampling.
+///
+/// ```
+/// use burn_megatron_data::indexed::{IndexedDatasetBuilder, TokenType};
+/// use burn_megatron_data::{Dataset, Sampling, TokenFile, TokenFilesConfig};
+///
+/// let folder = tempfile::tempdir()?;
+/// let prefix = folder.path().join("corpus");
+/// let mut writer = IndexedDatasetBuilder::create(&prefix, TokenType::for_vocabulary(256))?;
+/// for first in 0..20 {
+///     writer.document(&[first, first + 1, first + 2, first + 3])?;
+/// }
+/// writer.finish()?;
+/// let config = TokenFilesConfig {
+///     vocabulary: Some(256),
+///     split: "80,20".parse()?,
+///     ..TokenFilesConfig::new(vec![TokenFile { prefix, weight: None }])
+/// };
+/// let data = config.open()?;
+/// let samples = data.training(&Sampling { seq: 8, seed: 1, samples: 4 })?;
+/// assert_eq!(samples.sample(0)?.tokens.len(), 8);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct TokenFilesConfig {
     /// The files.

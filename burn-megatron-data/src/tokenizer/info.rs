@@ -99,7 +99,7 @@ impl TokenFileInfo {
         serde_json::from_slice(content)
     }
 
-    /// Reads the sidecar of a prefix; `None` if there is none.
+    /// Reads the sidecar of a prefix. Returns `None` if the file does not exist.
     ///
     /// # Errors
     ///

@@ -139,8 +139,8 @@ impl Function for ActivationFunction {
 
 /// Computes the requested gradients of `x`, the bias and the row weight.
 ///
-/// The last input is the gradient of the output. If the bias gradient has a place in a flat buffer,
-/// the buffer follows as one more input and replaces the bias gradient in the outputs.
+/// The gradient of the output follows the inputs of the forward. If the bias gradient has a place in a flat buffer, the
+/// buffer comes last. It replaces the bias gradient in the outputs.
 #[derive(Debug)]
 pub(super) struct ActivationBackwardOp {
     pub fused: FusedActivation,

@@ -76,7 +76,7 @@ pub(crate) struct FusedActivation {
 }
 
 impl FusedActivation {
-    /// Returns an activation of `x` alone.
+    /// Returns an activation without a bias and a row weight.
     pub(super) fn plain(kind: Activation) -> Self {
         Self {
             kind,

@@ -33,10 +33,9 @@ const NAME: &str = "activate";
 ///   may differ from the type of `x`, as for the router weights of a mixture of experts.
 /// - returns `[.., width]`, or `[.., width / 2]` for a gated `kind`, in the type of `x`.
 ///
-/// Everything is computed in f32 (f64 for f64) and rounded once at the end. Large finite inputs
-/// give the limits of the formulas. NaN gives NaN; the result for an infinite input follows from
-/// the formulas and is not specified. The backward keeps `x`, `bias` and `row_weight` and
-/// recomputes the rest.
+/// Everything is computed in f32 (f64 for f64) and rounded once at the end. Large finite inputs give the limits of the
+/// formulas. NaN gives NaN. The result for an infinite input follows from the formulas and is not specified. The
+/// backward keeps `x`, `bias` and `row_weight` and recomputes the rest.
 ///
 /// # Panics
 ///
@@ -127,7 +126,7 @@ fn check(
         let message = format!("a bias [{length}] for x {shape:?}: expected [{width}]");
         return Err(KernelError::shape(NAME, message));
     }
-    // A product that overflows is rejected where the tensor itself is checked.
+    // The check of the tensor's size rejects a product that overflows.
     let rows = leading
         .iter()
         .fold(1usize, |rows, dim| rows.saturating_mul(*dim));
@@ -145,7 +144,7 @@ fn check_options(kind: Activation, options: ActivationOptions) -> Result<(), Ker
             let value = format!("{clamp} for {kind:?}");
             return Err(error("clamp", value, "no clamp, or a gated activation"));
         }
-        // The kernels compute in f32, where a larger or smaller number is infinite or zero.
+        // The kernels compute in f32, where a clamp outside of this range would be infinite or zero.
         if !((clamp as f32).is_finite() && clamp as f32 > 0.0) {
             return Err(error("clamp", clamp.to_string(), "a positive finite f32"));
         }

@@ -21,7 +21,7 @@ const GPT_OSS: ActivationOptions = ActivationOptions {
     offset: 1.0,
 };
 
-/// One call: what is given beside `x`, and with what options.
+/// A test case: the inputs next to `x`, and the options.
 #[derive(Clone, Debug)]
 struct Case {
     rows: usize,
@@ -90,7 +90,7 @@ impl Case {
 
     fn compare(&self) {
         let name = format!("{self:?}");
-        // The gradient of the bias adds up errors of all rows.
+        // The gradient of the bias accumulates the rounding errors of all rows.
         compare_within(
             2.0,
             &name,
@@ -123,7 +123,7 @@ fn every_width_is_taken() {
         Case::new(5, width, kind, true, false).compare();
         Case::new(5, width, kind, false, true).compare();
     }
-    // Several tiles of a row, so that weights have partial sums.
+    // A row spans several tiles, so that the weight gradient is a sum of partial sums.
     Case::new(2, 4097, Activation::SwiGlu, true, true).compare();
 }
 
@@ -241,13 +241,13 @@ fn an_empty_batch_gives_empty_gradients_and_a_zero_bias_gradient() {
     }
 }
 
-/// Values whose sums, squares or exponentials overflow somewhere; what is expected comes from f64.
+/// Inputs whose sums, squares or exponentials overflow. The expected values are computed in f64.
 #[test]
 fn large_values_give_the_limits_of_the_formulas() {
     let values = [65504.0, 1e4, 300.0, 24.5, 12.0, 5.0, 1e-4, 0.0];
     for kind in KINDS {
         let mut case = Case::new(1, 16, kind, false, false);
-        // The square of a larger number has no f16.
+        // The square of a larger number overflows f16.
         let most = if kind == Activation::SquaredRelu {
             240.0
         } else {
@@ -270,7 +270,7 @@ fn large_values_give_the_limits_of_the_formulas() {
     }
 }
 
-/// Compares element by element, as the large ones would hide the others.
+/// Compares element by element, because large elements would hide errors of small ones.
 fn assert_each(case: &Case, inputs: &[Input]) {
     for (device, dtypes) in devices() {
         for dtype in dtypes {

@@ -96,8 +96,8 @@ pub enum Decay {
 
 /// Factors of weight decay and learning rate, one per [`DECAY_BLOCK`] elements.
 ///
-/// The buffer may be any range of a larger buffer. Both tensors are f32 of shape `[ceil((first +
-/// length) / 64)]`: element `i` of the buffer uses factor `(first + i) / 64`.
+/// The buffer may be any range of a larger buffer. Both tensors are f32 of shape `[ceil((first + length) / 64)]`.
+/// Element `i` of the buffer uses factor `(first + i) / 64`.
 #[derive(Clone, Debug)]
 pub struct Blocks {
     /// The weight decay factor of each block.
@@ -146,9 +146,9 @@ impl AdamWStep {
 
 /// Applies one AdamW step to a flat buffer; see the [module](self) for the formula.
 ///
-/// Returns the updated buffers, and `model` if it is given. `model` is the copy of the weights that
-/// the model computes with, `[elements]` in the model type; its old values are not read. Each
-/// buffer is updated in place if it is uniquely owned, and otherwise copied.
+/// Returns the updated buffers, and `model` if it is given. `model` is the copy of the weights that the model computes
+/// with, `[elements]` in the model type. Its old values are not read. Each buffer is updated in place if it is uniquely
+/// owned, and otherwise copied.
 ///
 /// `gradient` and `model` are f32, f16 or bf16. With f64 weights everything is f64.
 ///

@@ -90,7 +90,7 @@ impl SumOrder {
     }
 }
 
-/// Parameters by which [`step_outcome`] computes an outcome from the statistics.
+/// Parameters of [`step_outcome`].
 #[derive(Clone, Debug)]
 pub struct OutcomeRule {
     /// The number of columns per rank, at least [`columns::COUNT`].

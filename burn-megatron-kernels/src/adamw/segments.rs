@@ -24,7 +24,7 @@ pub(super) const CHUNK: usize = 8192;
 #[derive(Clone, Debug)]
 pub struct Segments {
     ranges: Vec<Range<usize>>,
-    /// Created at first use: planning a model creates segments but no buffers.
+    /// Created at first use, because planning a model creates segments but no buffers.
     table: OnceLock<Tensor<1, Int>>,
 }
 

@@ -10,7 +10,7 @@ use crate::launch::{DeviceOp, Spec};
 
 /// The step as a device operation.
 ///
-/// Inputs, each optional from the outcome on:
+/// Inputs. Only the first four are required:
 ///
 /// - weights, first moment, second moment, gradient,
 /// - outcome,

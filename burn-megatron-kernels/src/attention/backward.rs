@@ -12,9 +12,9 @@ use super::problem::{
 };
 use crate::function::{Function, Gradients, Tensors};
 
-/// Inputs: queries, keys and values or the joint projection, then the sink if there is one.
+/// Inputs: queries, keys and values (or the joint projection), then the optional sink.
 ///
-/// Saved are the inputs, the output and one log-sum-exp per query and head.
+/// The function saves the inputs, the output and one log-sum-exp per query and head.
 #[derive(Debug)]
 pub(super) struct Attention {
     pub engine: Arc<dyn AttentionEngine>,

@@ -15,8 +15,7 @@ use crate::philox::{Stream, uniform};
 const BATCH: usize = 2;
 const LENGTH: usize = 150;
 
-/// The tolerance: the maximum norm of a row's difference over the row's norm, in unit roundoffs of
-/// the type.
+/// The tolerance for the norm of a row's difference relative to the norm of the row, in unit roundoffs of the type.
 ///
 /// An engine may round each probability and each score gradient once before it is multiplied, and
 /// both engines round their results. That is three roundings of at most one unit each. The errors
@@ -124,8 +123,8 @@ fn random<const D: usize>(
 
 /// Compares an engine with [`Portable`], forward and backward, on a small causal problem.
 ///
-/// The problem has two sequences of 150 tokens in `dtype` on `device`, at most two groups of
-/// `heads`, values of `value_width` features, and the given window.
+/// The problem has two sequences of 150 tokens in `dtype` on `device`. It has at most two groups of `heads`, values of
+/// `value_width` features, and the given window.
 ///
 /// # Errors
 ///
@@ -236,7 +235,7 @@ impl SmallProblem {
         self.accept(what, difference, ROUNDINGS * roundoff(self.problem.dtype))
     }
 
-    /// Compares log-sum-exps: a difference changes each probability by the same relative amount.
+    /// Compares log-sum-exps. A difference changes each probability by the same relative amount.
     fn check_statistics(&self, [expected, found]: &[Vec<f64>; 2]) -> Result<(), EngineMismatch> {
         let apart = expected.iter().zip(found).map(|(a, b)| (a - b).abs());
         let tolerance = roundoff(self.problem.dtype);
@@ -261,8 +260,8 @@ impl SmallProblem {
     }
 }
 
-/// Returns the largest relative error of rounding to `dtype`. For wide types, returns the relative
-/// error of a sum in another order.
+/// Returns the largest relative error of rounding to `dtype`. For wide types, returns the relative error of a sum in a
+/// different order.
 fn roundoff(dtype: DType) -> f64 {
     match dtype {
         DType::BF16 => 2f64.powi(-8),

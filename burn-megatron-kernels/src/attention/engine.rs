@@ -19,9 +19,8 @@ use crate::launch::launch;
 /// An implementation of attention, forward and backward, on plain tensors (no autodiff).
 ///
 /// [`Portable`] supports every problem on every device. An engine for one kind of device reports in
-/// [`supports`](Self::supports) the problems that it does not support. An unsupported problem is an
-/// error, never a silent fallback. The memory for anything other than inputs and outputs must be
-/// linear in the sequence length.
+/// [`supports`](Self::supports) the problems that it does not support. An unsupported problem is an error, never a
+/// silent fallback. The temporary memory must be linear in the sequence length.
 pub trait AttentionEngine: Debug + Send + Sync {
     /// Returns the name used in errors.
     fn name(&self) -> &'static str;
@@ -66,7 +65,7 @@ impl AttentionEngine for Portable {
 }
 
 impl Kernels {
-    /// Computes [`AttentionEngine::forward`]; launches nothing if no query sees a key.
+    /// Computes [`AttentionEngine::forward`]. Launches nothing if no key is visible.
     pub(super) fn forward(
         self,
         problem: &AttentionProblem,
@@ -95,7 +94,7 @@ impl Kernels {
         }
     }
 
-    /// Computes [`AttentionEngine::backward`]; launches nothing if no query sees a key.
+    /// Computes [`AttentionEngine::backward`]. Launches nothing if no key is visible.
     pub(super) fn backward(
         self,
         problem: &AttentionProblem,
@@ -169,7 +168,7 @@ fn next_tensor<const D: usize>(tensors: &mut impl Iterator<Item = DispatchTensor
     }
 }
 
-/// Returns the result of a problem in which no query sees a key.
+/// Returns the result of a problem without visible keys.
 fn empty_result(
     problem: &AttentionProblem,
     projections: &Projections,

@@ -1,14 +1,14 @@
-//! The mask: which keys a query sees, and which queries see a key.
+//! The mask: the visible keys of each query, and the queries to which each key is visible.
 
 use std::ops::Range;
 
 use super::options::{AttentionOptions, KeyRanges, MAX_POSITIONS};
 
-/// The mask of a problem: rows see the columns `row + shift - before ..= row + shift + after`.
+/// The mask of a problem: the columns `row + shift - before ..= row + shift + after` are visible to `row`.
 ///
-/// Causality, windows and [`KeyRanges`] each leave one range of columns per row, whose ends do not
-/// decrease from row to row. Therefore a tile of rows also sees one range, and one range of rows
-/// sees each column: see [`transposed`](Self::transposed).
+/// Causality, windows and [`KeyRanges`] each leave one range of visible columns per row. The ends of these ranges do
+/// not decrease from row to row. Therefore the columns visible to a tile of rows are one range, and so are the rows to
+/// which a column is visible. See [`transposed`](Self::transposed).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct MaskRange {
     /// The position of row 0.
@@ -54,7 +54,7 @@ impl MaskRange {
         }
     }
 
-    /// Returns the columns that `row` sees, limited to the range `within`.
+    /// Returns the columns that are visible to `row`, limited to the range `within`.
     pub(super) fn of(&self, row: usize, within: Option<&Range<usize>>) -> Range<usize> {
         let place = i64::from(self.shift) + row as i64;
         let low = (place - i64::from(self.before)).max(0);
@@ -66,7 +66,7 @@ impl MaskRange {
         low as usize..high.max(low) as usize
     }
 
-    /// Returns the columns that each row sees.
+    /// Returns the columns that are visible to each row.
     pub(super) fn all(&self, rows: usize, ranges: Option<&KeyRanges>) -> Vec<Range<usize>> {
         let within = |row: usize| ranges.map(|ranges| &ranges.ranges()[row]);
         (0..rows).map(|row| self.of(row, within(row))).collect()

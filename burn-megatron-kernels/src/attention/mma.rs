@@ -16,22 +16,21 @@ use crate::error::accept;
 
 /// Attention engine for NVIDIA tensor cores, after Dao, "FlashAttention-2" (2023).
 ///
-/// Products use `mma.sync` of 16 by 8 by 16 in f16 or bf16 with sums in f32. Scores, weights and
-/// their gradients stay in registers, `ldmatrix` reads keys and values from shared memory, and
-/// `cp.async` copies the next tile while the current tile is processed.
+/// Products use `mma.sync` of 16 by 8 by 16 in f16 or bf16 with sums in f32. Scores, weights and their gradients stay
+/// in registers. `ldmatrix` reads keys and values from shared memory. `cp.async` copies the next tile while the current
+/// tile is processed.
 ///
-/// Supported are heads of 16 to 256 features in steps of 16, values no wider than keys, and a
-/// positive scale. Otherwise the engine supports the same as [`Portable`](super::Portable): groups,
-/// masks, ranges, sinks and views. Views whose rows do not start at multiples of 16 bytes are
-/// copied.
+/// The engine supports heads of 16 to 256 features in steps of 16, values no wider than keys, and a positive scale.
+/// Otherwise it supports the same problems as [`Portable`](super::Portable): groups, masks, ranges, sinks and views.
+/// Views whose rows do not start at multiples of 16 bytes are copied.
 ///
-/// The softmax, its statistics and all sums are in f32. Probabilities and score gradients are
-/// rounded to the type of the inputs before they are multiplied, as in the paper. The backward has
-/// no atomic additions. One kernel over blocks of queries and one over blocks of keys each compute
-/// the scores, and the gradients of a key are summed over the heads of its group in order.
+/// The softmax, its statistics and all sums are in f32. Probabilities and score gradients are rounded to the type of
+/// the inputs before they are multiplied, as in the paper. The backward has no atomic additions. It has one kernel over
+/// blocks of queries and one over blocks of keys, and both compute the scores. The gradients of a key are summed over
+/// the heads of its group in order.
 ///
-/// [`select_engine`](super::select_engine) prefers this engine to [`Portable`](super::Portable). It
-/// has never run on a GPU. The book lists the tests on an emulated GPU.
+/// [`select_engine`](super::select_engine) prefers this engine to [`Portable`](super::Portable). This engine has never
+/// run on a GPU. The book lists the tests on an emulated GPU.
 #[derive(Clone, Debug)]
 pub struct MmaTiles {
     device: Device,
@@ -41,7 +40,7 @@ pub struct MmaTiles {
 }
 
 impl MmaTiles {
-    /// Creates an engine for tensors on `device`, which must provide what the kernels need.
+    /// Creates an engine for tensors on `device`.
     ///
     /// # Errors
     ///
@@ -54,7 +53,7 @@ impl MmaTiles {
         })
     }
 
-    /// Computes [`new`](Self::new), but returns only the missing feature as the error.
+    /// Creates an engine like [`new`](Self::new), with only the missing feature as the error.
     pub(super) fn query(device: &Device) -> Result<Self, String> {
         let Some(cube) = cube_device(device.as_dispatch()) else {
             return Err("the device is not a CubeCL device".into());

@@ -75,16 +75,15 @@ use crate::gradient::FlatGradients;
 /// - `sink`: `[heads]`, one more logit in the softmax denominator of each row (an attention sink).
 /// - returns `[batch, queries, heads, value width]` in the same type.
 ///
-/// `heads` is a multiple of `groups`: each group serves `heads / groups` consecutive heads. A query
-/// that sees no key gives 0. The inputs may be views. Views that are contiguous in their last dim
-/// are read in place.
+/// `heads` is a multiple of `groups`: each group serves `heads / groups` consecutive heads. The output of a query
+/// without visible keys is 0. The inputs may be views. Views that are contiguous in their last dim are read in place.
 ///
 /// # Panics
 ///
 /// Panics with a [`KernelError`] if
 /// - shapes or types do not agree,
 /// - a head is wider than [`MAX_WIDTH`],
-/// - the ranges are for another number of keys or queries,
+/// - the ranges have a different number of keys or queries,
 /// - the device does not support the type.
 pub fn flash_attention(
     q: Tensor<4>,
@@ -160,9 +159,8 @@ pub fn flash_attention_packed_with(
 /// The log-sum-exp is `[batch, heads, queries]`, in f64 for f64 and otherwise in f32. It includes
 /// the sink, and is minus infinity if no key is visible.
 ///
-/// Two results on different keys can be merged: `lse = ln(e^lse1 + e^lse2)`, `out = e^(lse1 - lse)
-/// out1 + e^(lse2 - lse) out2`. In that case only one of them may be given the sink. If no query
-/// sees a key, nothing is launched.
+/// Two results on different keys can be merged: `lse = ln(e^lse1 + e^lse2)`, `out = e^(lse1 - lse) out1 + e^(lse2 -
+/// lse) out2`. Only one of the two calls may have the sink. If no key is visible, nothing is launched.
 ///
 /// # Panics
 ///
@@ -185,9 +183,8 @@ pub fn attention_forward(
 /// Computes the gradients of [`attention_forward`] from the gradient `dout` of its output, on plain
 /// tensors.
 ///
-/// `result` holds output and log-sum-exp, which may be merged from several calls on different keys.
-/// In that case the function returns the part of the gradients that belongs to these keys, and the
-/// gradient of the queries is the sum of all parts.
+/// `result` holds output and log-sum-exp, which may be merged from several calls on different keys. The function then
+/// returns the part of the gradients that belongs to these keys. The gradient of the queries is the sum of all parts.
 ///
 /// With `sums`, the gradients of keys and values are written or added to two places of a flat
 /// buffer in f32 (f64 for f64). They are stored as contiguous `[batch, keys, groups, width]` and

@@ -31,12 +31,12 @@ pub(super) enum Pass {
     Forward,
     /// The backward.
     ///
-    /// Inputs: the projections, output, log-sum-exp, gradient of the output, the sink, the ranges
-    /// of the queries, the ranges of the keys, the flat buffer. Outputs: the gradient of the joint
-    /// projection, or the gradient of the queries and one flat tensor with the gradients of the
-    /// keys and the values, then the gradient of the sink.
+    /// Inputs: the projections, output, log-sum-exp, gradient of the output, the sink, the ranges of the queries, the
+    /// ranges of the keys, the flat buffer. Outputs: the gradient of the joint projection, then the gradient of the
+    /// sink. With separate projections, the first outputs are the gradient of the queries, and one flat tensor with the
+    /// gradients of keys and values.
     Backward {
-        /// The places of the gradients of keys and values in the flat buffer, if there is one.
+        /// The places of the gradients of keys and values in the flat buffer, or `None` without a buffer.
         places: Option<[Place; 2]>,
     },
 }
@@ -173,7 +173,7 @@ impl AttentionProblem {
     }
 }
 
-/// The strides of the rows of a head, in elements. A row itself is contiguous.
+/// The strides of the rows of a head, in elements. Each row is contiguous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct HeadStrides {
     /// The offset of the first row of the first head of the first sequence.

@@ -6,9 +6,9 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
 use crate::KernelError;
 
-/// The mask (which keys a query sees) and the scale of the scores.
+/// The mask, which determines the visible keys of a query, and the scale of the scores.
 ///
-/// Query `i` has the position of key `i + keys - queries`: both sequences end together.
+/// Query `i` has the position of key `i + keys - queries`, so both sequences end together.
 #[derive(Clone, Debug, Default)]
 pub struct AttentionOptions {
     /// The factor of the scores. The default is `1 / sqrt(width)`.
@@ -16,7 +16,7 @@ pub struct AttentionOptions {
     /// Soft cap `c` of the scores: a scaled score `s` becomes `c tanh(s / c)`. Only
     /// [`composed`](super::composed) supports it.
     pub soft_cap: Option<f64>,
-    /// Whether attention is causal: no query sees a key after its own position.
+    /// Whether attention is causal: keys after the position of a query are hidden.
     pub causal: bool,
     /// The sliding window that limits the distance of visible keys.
     pub window: Option<Window>,
@@ -56,9 +56,8 @@ impl Heads {
 
 /// The range of visible keys for each query of a sequence, shared by all sequences of the batch.
 ///
-/// The starts and the ends of the ranges do not decrease from query to query. With context
-/// parallelism, the keys of one rank that are visible to the queries of another rank have this
-/// form, for any assignment of positions.
+/// The starts and the ends of the ranges do not decrease from query to query. With context parallelism, the visible
+/// keys of another rank have this form for any assignment of positions.
 #[derive(Clone, Debug)]
 pub struct KeyRanges {
     ranges: Vec<Range<usize>>,
@@ -68,8 +67,7 @@ pub struct KeyRanges {
 }
 
 impl KeyRanges {
-    /// Creates ranges: query `i` sees the keys `ranges[i]` of `keys`, or no keys if the range is
-    /// empty.
+    /// Creates ranges: the keys `ranges[i]` of `keys` are visible to query `i`. An empty range hides all keys.
     ///
     /// `device` must be the device of the attention inputs.
     ///
@@ -119,8 +117,8 @@ impl KeyRanges {
         })
     }
 
-    /// Creates a document mask: several documents are packed into one sequence and do not see each
-    /// other.
+    /// Creates a document mask: several documents are packed into one sequence, and each token attends only to its own
+    /// document.
     ///
     /// Document `d` is `ends[d - 1]..ends[d]`, and the first document starts at 0. A document may
     /// be empty.
@@ -154,12 +152,12 @@ impl KeyRanges {
         self.keys
     }
 
-    /// Returns whether no query sees a key.
+    /// Returns whether no key is visible to any query.
     pub fn is_empty(&self) -> bool {
         self.ranges.iter().all(Range::is_empty)
     }
 
-    /// Returns the keys that each query sees.
+    /// Returns the visible keys of each query.
     pub fn ranges(&self) -> &[Range<usize>] {
         &self.ranges
     }
@@ -169,7 +167,7 @@ impl KeyRanges {
         &self.of_queries
     }
 
-    /// Returns the first query and the end of the queries that see each key, `[2, keys]`.
+    /// Returns the first query and the end of the queries to which each key is visible, `[2, keys]`.
     pub(super) fn of_keys(&self) -> &Tensor<2, Int> {
         &self.of_keys
     }
@@ -183,8 +181,8 @@ fn refused(name: &'static str, value: impl ToString, fits: &'static str) -> Kern
     KernelError::option("visible keys", name, value, fits)
 }
 
-/// Returns for each key the range of queries that see it. The range starts at the first query whose
-/// range ends after the key, and ends after the last query whose range starts at or before the key.
+/// Returns for each key the range of queries to which the key is visible. It starts at the first query whose range ends
+/// after the key. It ends after the last query whose range starts at or before the key.
 fn transposed(ranges: &[Range<usize>], keys: usize) -> Vec<Range<usize>> {
     let (mut start, mut end) = (0, 0);
     let of_key = |key| {

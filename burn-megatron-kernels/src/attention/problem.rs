@@ -57,15 +57,13 @@ pub struct AttentionInputs {
 /// The results of a forward.
 #[derive(Clone, Debug)]
 pub struct AttentionOutputs {
-    /// The output, `[batch, queries, heads, value width]`. It is 0 for a query that sees no key.
+    /// The output, `[batch, queries, heads, value width]`. It is 0 for a query without visible keys.
     pub out: Tensor<4>,
-    /// The log-sum-exp of the visible scores of each query, including the sink,
-    /// `[batch, heads, queries]`. It is f64 for f64, otherwise f32, and minus infinity for a query
-    /// that sees no key.
+    /// The log-sum-exp of the visible scores of each query, including the sink, `[batch, heads, queries]`. It is f64
+    /// for f64, otherwise f32. It is minus infinity for a query without visible keys.
     pub lse: Tensor<3>,
-    /// The largest scaled and masked score of each query, without the sink, in the shape and the
-    /// type of the log-sum-exp. It is minus infinity, or at most -1e30, for a query that sees no
-    /// key.
+    /// The largest scaled and masked score of each query, without the sink, in the shape and the type of the
+    /// log-sum-exp. It is minus infinity, or at most -1e30, for a query without visible keys.
     pub largest: Option<Tensor<3>>,
 }
 
@@ -74,8 +72,8 @@ pub struct AttentionOutputs {
 pub struct BackwardInputs {
     /// The inputs of the forward.
     pub inputs: AttentionInputs,
-    /// Output and log-sum-exp of the forward. They may cover more keys than `inputs`: probabilities
-    /// are `exp(score - lse)`.
+    /// Output and log-sum-exp of the forward. They may cover more keys than `inputs`, because probabilities are
+    /// computed as `exp(score - lse)`.
     pub result: (Tensor<4>, Tensor<3>),
     /// The gradient of the output.
     pub dout: Tensor<4>,
@@ -338,7 +336,7 @@ impl AttentionProblem {
         [self.batch, self.heads.heads, self.queries]
     }
 
-    /// Returns whether no query sees a key.
+    /// Returns whether no key is visible to any query.
     pub fn is_empty(&self) -> bool {
         let ranges = self.options.ranges.as_ref();
         self.batch * self.queries * self.keys == 0 || ranges.is_some_and(KeyRanges::is_empty)

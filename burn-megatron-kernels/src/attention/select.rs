@@ -70,8 +70,8 @@ pub struct SelectedEngine {
     pub skipped: Vec<String>,
 }
 
-/// Returns the first of `kinds` that can be used on `device` in `dtype` for a model with these
-/// heads, values of `value_width` features and this window.
+/// Returns the first of `kinds` that can be used on `device` in `dtype`. The model has these heads, values of
+/// `value_width` features and this window.
 ///
 /// Every engine except [`Portable`] is first [compared](super::compare_with_portable) with
 /// [`Portable`]. The comparison runs once per process for each device, type, heads and window. If

@@ -15,7 +15,7 @@ fn doubles<const D: usize>(x: Tensor<D>) -> Vec<f64> {
     data.try_into_vec().expect("converted to f64")
 }
 
-/// Rows and columns: none, one, odd ones, columns of several cubes, rows of several strips and terms.
+/// Rows and columns: zero, one, odd numbers, columns of several cubes, rows of several strips and terms.
 const SIZES: [[usize; 2]; 11] = [
     [0, 5],
     [1, 1],
@@ -68,7 +68,7 @@ fn every_type_and_size_agrees_with_the_sum_in_f64() {
                 assert_eq!(sum.dtype(), wide(dtype));
                 let alone = sum.clone().into_data();
                 assert_close(&what, &doubles(sum), &expected, &size, dtype);
-                // The same bits again, and where they are written to a buffer.
+                // The bits are the same in a second call, and in a buffer.
                 let again = column_sum(x.clone(), None).into_data();
                 again.assert_eq(&alone, true);
                 let length = columns + 9;

@@ -4,8 +4,8 @@ use pulp::Simd;
 
 use super::for_each_task;
 
-/// The number of elements from which a parallel task is worth its overhead: tens of microseconds of
-/// work, about the time to wake another thread.
+/// The number of elements from which a parallel task is worth its overhead. This is tens of microseconds of work, about
+/// the time to wake a thread.
 pub(crate) const ROW_GRAIN: usize = 128 * 1024;
 
 /// Returns the number of rows of `width` elements per parallel task.

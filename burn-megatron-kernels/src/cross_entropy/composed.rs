@@ -45,7 +45,7 @@ pub fn cross_entropy(
     let fault = no_token
         .bool_or(targets.greater_equal_scalar(tokens as i64))
         .bool_and(kept.clone());
-    // A factor, so that the gradient of an invalid row is NaN as well.
+    // Multiplied by a factor, so that the gradient of an invalid row is NaN too.
     let mark = Tensor::<1>::ones([rows], (&loss.device(), dtype)).mask_fill(fault, f64::NAN);
     (loss * mark).mask_fill(kept.bool_not(), 0.0)
 }

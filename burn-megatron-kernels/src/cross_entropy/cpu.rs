@@ -238,7 +238,7 @@ fn combine_row<'a, E: Element>(
     }
     let log = exponentials.ln();
     let lse = max + log;
-    // In this order large logits cancel before anything small is added.
+    // In this order, large logits cancel before small terms are added.
     let mut loss = weights.keep * (max - logit) + log;
     if weights.smoothing != 0.0 {
         loss += weights.smoothing * max - weights.share * sum;

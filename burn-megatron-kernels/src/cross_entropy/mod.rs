@@ -8,9 +8,9 @@
 //! d x[k]  = g ((1 + 2 z lse) exp(x[k] - lse) - (1 - s) [k = t] - s / K)
 //! ```
 //!
-//! The target keeps `1 - e` of the probability and the other tokens share `e` (Szegedy et al. 2016,
-//! "Rethinking the Inception Architecture"). The z-loss is from Chowdhery et al. 2022, "PaLM". A
-//! vocabulary of one token has nothing to smooth.
+//! The target keeps `1 - e` of the probability and the other tokens share `e` (Szegedy et al. 2016, "Rethinking the
+//! Inception Architecture"). The z-loss is from Chowdhery et al. 2022, "PaLM". A vocabulary of one token is not
+//! smoothed.
 //!
 //! [`cross_entropy`] computes the complete loss. Three functions compute its parts for a vocabulary
 //! that is split over ranks:
@@ -35,9 +35,8 @@
 //! gradient depends on `x[k] - lse`, so its relative error is about `|lse|` units in the last
 //! place.
 //!
-//! A logit of negative infinity has probability 0 (with smoothing its loss is infinite). A row with
-//! a NaN, a positive infinity, or nothing but negative infinities gives NaN, without affecting
-//! other rows.
+//! A logit of negative infinity has probability 0 (with smoothing its loss is infinite). A row gives NaN if it has a
+//! NaN or a positive infinity, or only negative infinities. Other rows are not affected.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Int, IntDType, Tensor};
@@ -132,10 +131,9 @@ pub fn cross_entropy(
 /// - `logits`: `[rows, width]`.
 /// - `targets`: `[rows]`.
 ///
-/// The four statistics cover the valid columns: the maximum, the sum of `exp(x - maximum)`, the
-/// logit of the target (0 if this shard does not hold it) and the sum. A shard with only padding
-/// gives the lowest finite value, 0, 0 and 0. The function takes plain tensors and is not
-/// differentiable.
+/// The four statistics of the valid columns are the maximum, the sum of `exp(x - maximum)`, the logit of the target and
+/// the sum. The logit of a target outside this shard is 0. A shard with only padding gives the lowest finite value, 0,
+/// 0 and 0. The function takes plain tensors and is not differentiable.
 ///
 /// # Panics
 ///
@@ -180,9 +178,8 @@ fn combined(
 
 /// Computes the gradient of a part's logits, `[rows, width]` in their type.
 ///
-/// `lse` `[rows]` comes from [`combine`] and `gradient` `[rows]` is the gradient of the loss; both
-/// are f32 (f64 for f64). The result is written into the memory of `logits` if it is not shared.
-/// The function takes plain tensors.
+/// `lse` `[rows]` comes from [`combine`] and `gradient` `[rows]` is the gradient of the loss. Both are f32 (f64 for
+/// f64). The result is written into the memory of `logits` if it is not shared. The function takes plain tensors.
 ///
 /// # Panics
 ///

@@ -75,7 +75,7 @@ impl AotTarget {
     }
 }
 
-/// A kernel parameter whose argument to the kernel's `new` leaves no choice.
+/// A kernel parameter with only one possible argument for the kernel's `new`.
 pub(crate) trait DefaultArg {
     fn default_arg() -> Self;
 }
@@ -102,7 +102,7 @@ impl DefaultArg for TensorCompilationArg {
     }
 }
 
-/// Implements [`DefaultArg`] for a struct whose fields have it.
+/// Implements [`DefaultArg`] for a struct whose fields implement it.
 macro_rules! default_fields {
     ($argument:ident [$($field:ident)*]) => {
         impl $crate::cube::instance::DefaultArg for $argument {

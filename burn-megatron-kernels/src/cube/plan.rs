@@ -7,7 +7,7 @@ use cubecl::client::Client;
 use cubecl::features::Plane;
 use cubecl::prelude::{CubeCount, TensorArg};
 
-/// The method by which the units of a cube reduce values: plane operations, or only shared memory.
+/// The method of reductions over the units of a cube: plane operations, or only shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Reduction {
     /// Plane operations first, then one value of each plane through shared memory.
@@ -72,7 +72,7 @@ impl RowPlan {
     }
 }
 
-/// Returns the widest load by which rows of `width` elements can be read.
+/// Returns the widest load for rows of `width` elements.
 fn vector(client: &Client, dtype: DType, width: usize) -> usize {
     let mut sizes = client.io_optimized_vector_sizes(dtype.size());
     sizes.find(|size| width.is_multiple_of(*size)).unwrap_or(1)
@@ -118,7 +118,7 @@ pub(crate) fn grid(client: &Client, cubes: usize) -> CubeCount {
     }
 }
 
-/// Returns the CubeCL device behind a Burn device, if there is one.
+/// Returns the CubeCL device behind a Burn device, or `None` for other devices.
 pub(crate) fn cube_device(device: &DispatchDevice) -> Option<&CubeDevice> {
     match device {
         DispatchDevice::Autodiff(device) => cube_device(device),

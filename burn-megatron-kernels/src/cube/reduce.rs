@@ -24,7 +24,7 @@ pub(crate) fn lane_max<N: Size>(vector: Vector<f32, N>) -> f32 {
     largest
 }
 
-/// Returns the sum of `value` over the `units` of a one-dimensional cube, to every unit.
+/// Returns the sum of `value` over the `units` of a one-dimensional cube. Every unit gets the sum.
 ///
 /// With `planes` it uses plane operations. All units of the cube must call it.
 #[cube]

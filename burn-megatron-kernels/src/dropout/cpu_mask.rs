@@ -1,4 +1,4 @@
-//! Masks on the CPU: many Philox blocks next to each other.
+//! Masks on the CPU. Several Philox blocks are drawn at once.
 
 use super::DropoutMask;
 use crate::cpu::Real;
@@ -24,7 +24,7 @@ impl DropoutMask {
         }
     }
 
-    /// Multiplies `values` by the factors of the draws from `draw` on.
+    /// Multiplies `values` by the factors of the draws, starting at `draw`.
     #[inline(always)]
     fn multiply_run<W: Real>(&self, mut draw: u64, mut values: &mut [W]) {
         while !values.is_empty() {

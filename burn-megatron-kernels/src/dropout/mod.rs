@@ -1,7 +1,7 @@
 //! Bias, dropout and residual in one operation, with masks from Philox counters.
 //!
-//! The output is `y = residual + mask * (x + bias)`. An element of the mask is `1 / (1 - p)` if it
-//! is kept and 0 otherwise. No mask is stored: the backward draws it again.
+//! The output is `y = residual + mask * (x + bias)`. An element of the mask is `1 / (1 - p)` if it is kept and 0
+//! otherwise. No mask is stored. The backward draws it again.
 
 use burn::tensor::{DType, Tensor};
 
@@ -24,9 +24,9 @@ const NAME: &str = "bias_dropout_add";
 
 /// The random draws of a dropout mask.
 ///
-/// Element `e` (the flat, row-major index in this rank's tensor) uses draw number `first + (e /
-/// run) * pitch + e % run` of [`Stream::new(key, position)`](crate::philox::Stream::new). It is
-/// kept if `word < (1 - probability) * 2^32`.
+/// Element `e` (the flat, row-major index in this rank's tensor) uses draw number `first + (e / run) * pitch + e % run`
+/// of [`Stream::new(key, position)`](crate::philox::Stream::new). The element is kept if the drawn `word < (1 -
+/// probability) * 2^32`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Draw {
     /// The probability that an element is dropped, in `[0, 1)`.
@@ -57,7 +57,7 @@ pub struct Draw {
 /// # Panics
 ///
 /// Panics with a [`KernelError`] if
-/// - shapes do not agree, or the residual has another type,
+/// - shapes do not agree, or the residual has an unsupported type,
 /// - the probability is not in `[0, 1)`, a run is 0, or draws exceed 2^64,
 /// - the device does not support the element type.
 ///

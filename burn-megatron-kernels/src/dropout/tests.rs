@@ -19,7 +19,7 @@ fn draw(first: u64, run: usize, pitch: u64) -> Option<Draw> {
     })
 }
 
-/// Aligned and odd draws, before and across 2^32, with products beyond 32 bits.
+/// Returns draws with aligned and odd offsets, before and across 2^32. Some products exceed 32 bits.
 fn draws(elements: usize) -> Vec<Option<Draw>> {
     let all = elements as u64;
     vec![
@@ -57,7 +57,7 @@ fn masks_are_the_words_of_the_stream_bit_for_bit() {
     }
 }
 
-/// The gradient of the bias takes another kernel; its masks are seen in the gradient of `x`.
+/// The gradient of the bias uses another kernel. The gradient of `x` shows the masks of that kernel.
 #[test]
 fn masks_beside_a_bias_are_the_same() {
     for (device, _) in devices() {
@@ -82,7 +82,7 @@ fn masks_beside_a_bias_are_the_same() {
 fn parts_of_a_split_make_up_the_whole_mask() {
     let whole = composed::mask(&draw(0, 96, 96).unwrap(), 96);
     for (device, _) in devices() {
-        // The second half of each of eight rows of twelve.
+        // The second half of each of eight rows of width twelve.
         let (part, _) = masks_of(&device, [8, 6], draw(6, 6, 12));
         let expected: Vec<f32> = whole
             .chunks(12)
@@ -268,7 +268,7 @@ fn nothing_gives_nothing_and_no_draw_keeps_all() {
     }
 }
 
-/// Returns the panic of `work`.
+/// Returns the panic message of `work`.
 fn message(work: impl FnOnce() -> Tensor<2>) -> String {
     let work = std::panic::AssertUnwindSafe(work);
     let panic = std::panic::catch_unwind(work).expect_err("the call must fail");

@@ -1,4 +1,4 @@
-//! The CPU implementation: the lookups of an id one after the other, blocks of rows in parallel.
+//! The CPU implementation. The lookups of an id are added one after the other, and blocks of rows run in parallel.
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, bf16, f16};

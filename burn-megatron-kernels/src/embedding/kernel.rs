@@ -130,7 +130,7 @@ pub(super) fn accumulate_rows(op: &AccumulateRowsOp, inputs: Vec<CubeTensor>) ->
     let table = SegmentTable::new(&op.lookups, op.found.clone(), op.first_row);
     let numbers = upload(&gradient, &table.numbers);
     let client = gradient.client.clone();
-    // A power of two that divides this value divides both.
+    // A power of two divides the bitwise or only if it divides both numbers.
     let vector = RowPlan::new(&client, gradient.dtype, op.width | op.offset).vector;
     let sizes = RowSizes::new(op.width / vector);
     let origin = (op.offset / vector) as u32;
@@ -170,7 +170,7 @@ pub(crate) fn aot_instances(list: &mut AotList) {
     for (name, dtype, vector) in types() {
         for width in [768, 1600] {
             let sizes = RowSizes::new(width / vector);
-            // Rows are gathered: their indices are read one by one.
+            // Rows are gathered, so their indices are read one by one.
             instance!(
                 list.other("embedding/segments/{name}/{width}"), sizes.units,
                 segments_kernel::SegmentsKernel [_ _ _ _ _ _ _] (vector, sizes, [dtype, single])

@@ -1,5 +1,4 @@
-//! The gradient of an embedding: each gradient row is added to the table row from which it was
-//! looked up.
+//! The gradient of an embedding. Each gradient row is added to the table row that was looked up.
 //!
 //! Lookups are sorted by row on the host, so that one cube adds the lookups of a row in order. The
 //! sum has the same bits in every run and needs no atomics. Only rows with lookups are read and
@@ -29,16 +28,15 @@ pub use sorted::SortedLookups;
 
 const NAME: &str = "accumulate_rows";
 
-/// Adds `gradient` `[lookups, width]` to the gradient `[rows, width]` of the rows `rows` of a
-/// table, which is at the place of `target`. Returns the flat buffer, which is updated in place if
-/// it is uniquely owned.
+/// Adds `gradient` `[lookups, width]` to the gradient `[rows, width]` of the table rows `rows`, which is stored at the
+/// place of `target`. Returns the flat buffer, which is updated in place if it is uniquely owned.
 ///
 /// Row `i` of the gradient goes to row `ids[i]` of the table, where `ids` are the ids of `lookups`.
 /// Ids outside `rows` are skipped, because other ranks have these rows.
 ///
-/// The rows of one id are added in order in f32 (f64 for f64): on the CPU one after the other, on
-/// CubeCL devices in parts of 128, which are then added in order. The sum is added to the buffer.
-/// If the place does not add, the sum overwrites the buffer and rows without a lookup become 0.
+/// The rows of one id are added in order in f32 (f64 for f64). The CPU adds them one after the other. CubeCL devices
+/// add them in parts of 128, and then add the parts in order. The sum is added to the buffer. If the place does not
+/// add, the sum overwrites the buffer and rows without a lookup become 0.
 ///
 /// On CubeCL devices the order is uploaded: 4 bytes per lookup and up to 28 bytes per id.
 ///

@@ -64,7 +64,7 @@ mod tests {
 
     #[test]
     fn each_lookup_is_in_one_segment_of_its_row() {
-        // Ids 0 to 5, of which 3 has more lookups than a segment.
+        // Ids 0 to 5. Id 3 has more lookups than a segment holds.
         let id = |i: usize| {
             if i.is_multiple_of(3) {
                 3
@@ -88,7 +88,7 @@ mod tests {
         }
         assert_eq!(seen, lookups);
         assert_eq!(seen.len(), ids.iter().filter(|id| **id >= 2).count());
-        // 334 lookups of id 3 in three parts; 166 or 167 of 2, 4 and 5 in two each, of which 2 is first.
+        // Id 3 has 334 lookups in three parts. Ids 2, 4 and 5 have 166 or 167 lookups in two parts each. Row 0 is id 2.
         let rows: Vec<_> = splits
             .chunks(SPLIT)
             .map(|split| [split[1], split[2]])

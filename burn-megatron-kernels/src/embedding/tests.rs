@@ -16,7 +16,7 @@ fn doubles<const D: usize>(x: Tensor<D>) -> Vec<f64> {
     data.try_into_vec().expect("converted to f64")
 }
 
-/// Returns the ids of a lookup in a table of 50 rows.
+/// Returns test cases: ids of lookups in a table of 50 rows.
 fn all_ids() -> Vec<(&'static str, Vec<i32>)> {
     let random = |i: usize| ((i * i * 7 + i * 13 + i / 11) % 50) as i32;
     let often = |i: usize| if i.is_multiple_of(3) { 17 } else { random(i) };
@@ -34,7 +34,7 @@ fn all_ids() -> Vec<(&'static str, Vec<i32>)> {
 
 const ROWS: usize = 50;
 
-/// Returns the gradient of the table in f64, and the sum of magnitudes.
+/// Returns the gradient of the table in f64, and the sum of the magnitudes of its terms.
 fn exact(ids: &[i32], gradient: &[f64], rows: &Range<usize>, width: usize) -> (Vec<f64>, Vec<f64>) {
     let mut sums = (vec![0.0; rows.len() * width], vec![0.0; rows.len() * width]);
     for (lookup, id) in ids.iter().enumerate() {
@@ -63,7 +63,7 @@ fn the_rows_of_each_id_are_added_up() {
     for (device, dtypes) in devices() {
         for dtype in dtypes {
             for (name, ids) in all_ids() {
-                // The whole table, and the parts of ranks.
+                // The complete table, and the shards of ranks.
                 for rows in [0..ROWS, 0..20, 20..ROWS, 40..41] {
                     for (width, offset) in [(8, 0), (40, 64), (33, 7)] {
                         check(name, &ids, rows.clone(), [width, offset], (&device, dtype));

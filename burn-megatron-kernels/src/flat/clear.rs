@@ -86,7 +86,7 @@ pub fn clear(flat: Tensor<1>, ranges: &Ranges) -> Tensor<1> {
         #[cfg(feature = "cubecl")]
         cube: |(ranges, pieces), inputs| {
             let [flat, table] = exactly(inputs);
-            // A number that divides this value divides every start and length.
+            // A power of two divides the bitwise or only if it divides every start and end.
             let bits = |bits, range: &Range<usize>| bits | range.start | range.end;
             let bits = ranges.iter().fold(0, bits);
             vec![super::kernel::clear(flat, table, *pieces, bits)]

@@ -1,5 +1,5 @@
-//! The CubeCL kernels: one vector of the buffer per unit, except for launches that may have nothing
-//! to do.
+//! The CubeCL kernels. Writing and adding take one vector of the buffer per unit. Clearing and scaling process several
+//! vectors per unit.
 
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
@@ -10,8 +10,7 @@ use cubecl::prelude::*;
 use crate::cube::instance::{AotList, instance, types};
 use crate::cube::{RowPlan, launch, own};
 
-/// The number of units per cube. Units share nothing, so any number that fills a multiprocessor
-/// works.
+/// The number of units per cube. Units share no data, so any number that fills a multiprocessor works.
 const UNITS: u32 = 256;
 
 /// Writes or adds one vector per unit. `first` is the vector of the buffer that receives the first
@@ -47,7 +46,7 @@ pub(crate) fn accumulate(
     let flat = own(flat);
     let client = flat.client.clone();
     let count = values.shape().num_elements();
-    // A power of two that divides this value divides both.
+    // A power of two divides the bitwise or only if it divides both numbers.
     let vector = RowPlan::new(&client, flat.dtype, offset | count).vector;
     let vectors = count / vector;
     let types = [flat.dtype, values.dtype];
@@ -84,7 +83,7 @@ fn clear_kernel<F: Float, N: Size>(
     }
 }
 
-/// Clears the pieces of a table. A number that divides `bits` divides all starts and lengths.
+/// Clears the pieces of a table. A power of two that divides `bits` divides all starts and lengths.
 pub(super) fn clear(flat: CubeTensor, table: CubeTensor, pieces: usize, bits: usize) -> CubeTensor {
     let flat = own(flat);
     let client = flat.client.clone();
@@ -103,8 +102,7 @@ pub(super) fn clear(flat: CubeTensor, table: CubeTensor, pieces: usize, bits: us
     flat
 }
 
-/// The number of vectors per unit, which limits the number of cubes of a large tensor that is left
-/// unchanged.
+/// The number of vectors per unit. It limits the number of cubes if the factor is 1 and a large tensor stays unchanged.
 const SCALED_VECTORS: u32 = 32;
 
 #[cube(launch_unchecked)]
@@ -154,8 +152,8 @@ pub(super) fn scale(x: CubeTensor, factor: CubeTensor) -> CubeTensor {
     x
 }
 
-/// Adds sums in f32 of every type and sums in 16 bits, overwriting and adding; zeros in f32;
-/// products of every type.
+/// Adds the kernels that write or add values of every type to f32 and of 16-bit types to the same type. Also adds zeros
+/// in f32 and scaling in every type.
 pub(crate) fn aot_instances(list: &mut AotList) {
     let [(_, single, lanes), halves @ ..] = types();
     for add in [false, true] {

@@ -30,8 +30,7 @@ pub use scale::scale;
 
 const NAME: &str = "accumulate";
 
-/// Writes `values` to the elements of `flat` from `offset` on, or adds them if `add`:
-/// `flat[offset + i] (+)= values[i]`.
+/// Writes `values` to `flat`, starting at element `offset`, or adds them if `add`: `flat[offset + i] (+)= values[i]`.
 ///
 /// `flat` is `[length]` in f32, f64, f16 or bf16. It is updated in place if it is uniquely owned,
 /// and otherwise copied. `values` is `[count]` in the type of `flat`, or in f16 or bf16 if `flat`

@@ -25,7 +25,7 @@ const NAME: &str = "scale";
 ///
 /// # Panics
 ///
-/// Panics with a [`KernelError`] if the factor has another length or type.
+/// Panics with a [`KernelError`] if the factor has a different length or type.
 ///
 /// # Example
 ///

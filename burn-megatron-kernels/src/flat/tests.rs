@@ -11,7 +11,7 @@ fn wave(length: usize, phase: f64, device: &Device, dtype: DType) -> Tensor<1> {
     Tensor::from_data(data, (device, dtype))
 }
 
-/// Returns the types of a buffer, each with the types of the values that go there.
+/// Returns the pairs of buffer type and value type that a device supports.
 fn pairs(has: &[DType]) -> Vec<[DType; 2]> {
     let all = [
         [DType::F64, DType::F64],
@@ -25,8 +25,8 @@ fn pairs(has: &[DType]) -> Vec<[DType; 2]> {
     all.into_iter().filter(taken).collect()
 }
 
-/// Returns the composition in f64, rounded to the type of the buffer: a sum of two values of a type
-/// that is made in a wide enough type and then rounded is the nearest one.
+/// Returns the composition in f64, rounded to the type of the buffer. The sum of two values in a sufficiently wide
+/// type, rounded once, is the nearest value.
 fn exact(flat: &Tensor<1>, offset: usize, values: &Tensor<1>, add: bool) -> TensorData {
     let double = |tensor: &Tensor<1>| {
         let data = tensor.clone().into_data().convert_dtype(DType::F64);
@@ -36,7 +36,7 @@ fn exact(flat: &Tensor<1>, offset: usize, values: &Tensor<1>, add: bool) -> Tens
     sum.into_data().convert_dtype(flat.dtype())
 }
 
-/// Length of the buffer, offset, count: whole and empty ones, no alignment, several tasks.
+/// Buffer length, offset and count: empty and complete ranges, unaligned ranges, several tasks.
 const STRETCHES: [[usize; 3]; 11] = [
     [0, 0, 0],
     [5, 5, 0],
@@ -87,7 +87,7 @@ fn values_and_buffers_may_have_any_strides() {
                 let expected = exact(&flat, offset, &values, true);
                 let sum = accumulate(flat, offset, values.clone(), true);
                 sum.into_data().assert_eq(&expected, true);
-                // A view of a larger buffer, and one with gaps.
+                // A view of a larger buffer, and a view with gaps.
                 let large = wave(700, 0.1, &device, DType::F32);
                 let [view, gaps] = [
                     large.clone().slice(64..384),
@@ -115,7 +115,7 @@ fn a_buffer_of_somebody_else_is_left_alone_and_an_own_one_is_written_to() {
         let sum = accumulate(held.clone(), 30, values, true);
         sum.into_data().assert_eq(&expected, true);
         held.clone().into_data().assert_eq(&before, true);
-        // Values that are a part of the buffer hold it.
+        // Values that are a slice of the buffer keep the buffer shared.
         let values = held.clone().narrow(0, 0, 64);
         let expected = exact(&held, 1, &values, true);
         let sum = accumulate(held, 1, values, true);
@@ -224,7 +224,7 @@ proptest! {
 fn ranges_are_cleared_and_nothing_else() {
     for (device, has) in devices() {
         for own in has {
-            // One range in a vector is what is meant.
+            // A vector with one range is intended here.
             #[allow(clippy::single_range_in_vec_init)]
             let cases = [
                 vec![],
@@ -243,7 +243,7 @@ fn ranges_are_cleared_and_nothing_else() {
                 }
                 let expected = TensorData::new(expected, [50_000]).convert_dtype(own);
                 let ranges = Ranges::new(ranges, &device);
-                // Also where somebody else holds it.
+                // The first call has a shared buffer, the second a uniquely owned buffer.
                 let cleared = clear(flat.clone(), &ranges);
                 cleared.into_data().assert_eq(&expected, true);
                 clear(flat, &ranges).into_data().assert_eq(&expected, true);
@@ -264,7 +264,7 @@ fn a_range_past_the_end_is_not_cleared() {
     });
 }
 
-/// Odd and even sizes, and more than one task; 1 leaves every bit, also of NaN.
+/// Odd and even sizes, and several tasks. A factor of 1 keeps every bit.
 #[test]
 fn a_product_with_any_factor_is_rounded_once() {
     for (device, has) in devices() {
@@ -280,12 +280,12 @@ fn a_product_with_any_factor_is_rounded_once() {
                     scale(x.clone(), factor.clone())
                         .into_data()
                         .assert_eq(&expected, false);
-                    // Somebody else's tensor is left alone, and then it is overwritten.
+                    // The shared tensor is not modified. The second call owns the tensor and overwrites it.
                     x.clone().into_data().assert_eq(&before, true);
                     scale(x, factor).into_data().assert_eq(&expected, true);
                 }
             }
-            // A NaN stays one, and a factor of NaN is no 1.
+            // NaN stays NaN, and a NaN factor is not treated as 1.
             for (value, factor) in [(f64::NAN, 1.0), (2.0, f64::NAN)] {
                 let x = Tensor::<2>::full([3, 5], value, (&device, own)).transpose();
                 let factor = Tensor::full([1], factor, (&device, factor_type));

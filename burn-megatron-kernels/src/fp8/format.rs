@@ -88,8 +88,7 @@ impl Format {
         let sign = (bits >> 31) << (self.bits() - 1);
         let (mantissa, bias) = (self.mantissa_bits(), self.bias());
         let dropped = 23 - mantissa;
-        // Below the smallest normal value, a float whose last bit is the smallest step is added,
-        // which rounds like the processor.
+        // Below the smallest normal value, adding a float whose last bit is the smallest step rounds to that step.
         let step = (127 + 1 - bias + dropped) << 23;
         let sum = f32::from_bits(magnitude) + f32::from_bits(step);
         let small = sum.to_bits().wrapping_sub(step);
@@ -127,8 +126,8 @@ impl Format {
 /// The rounding of a value to one of the two adjacent powers of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rounding {
-    /// To the nearest power. A value halfway, `1.5 * 2^n`, is rounded up, which is rounding to
-    /// nearest even: counted in halves of the upper power, the significands are 1 and 2.
+    /// To the nearest power. A value halfway, `1.5 * 2^n`, is rounded up. This is rounding to nearest even: in halves
+    /// of the upper power, the significands are 1 and 2.
     Nearest,
     /// To the upper power.
     Up,
@@ -168,8 +167,8 @@ pub mod e8m0 {
     /// `amax / 448`, rounded up to a power of two. 0 gives the smallest scale, infinity the
     /// largest, and NaN gives NaN.
     ///
-    /// 448 is `1.75 * 2^8`, so no division is needed: the exponent decreases by 8, and increases by
-    /// one if the mantissa is above 1.75.
+    /// 448 is `1.75 * 2^8`, so no division is needed. The exponent decreases by 8, or by 7 if the mantissa is above
+    /// 1.75.
     pub fn of_amax(amax: f32) -> u8 {
         let bits = amax.to_bits() & 0x7fff_ffff;
         if bits > 0x7f80_0000 {

@@ -1,9 +1,8 @@
 //! 8-bit floats: formats, quantisers, and products of quantised matrices.
 //!
-//! A linear layer that trains in 8 bits computes three products, each of which sums over another
-//! dimension of its factors. [`quantize`] reads a matrix once and writes the copies for these
-//! products: rowwise (as it is, summed over the columns) and columnwise (transposed). [`multiply`]
-//! and [`accumulate_at`] multiply two such matrices.
+//! A linear layer that trains in 8 bits computes three products. Each product sums over a different dimension of its
+//! factors. [`quantize`] reads a matrix once and writes the copies for these products: rowwise (as it is, summed over
+//! the columns) and columnwise (transposed). [`multiply`] and [`accumulate_at`] multiply two such matrices.
 //!
 //! ```text
 //! y  = x w        x rowwise    [tokens, in]   w columnwise [out, in]

@@ -21,7 +21,7 @@ use super::observe::{ObservedCall, ObservedForward};
 use super::{MAX_INPUTS, SharedFunction};
 use crate::record::run_function;
 
-/// Float tensors of one backend, of any number.
+/// Any number of float tensors of one backend.
 ///
 /// `#[backend_extension]` does not support `Vec` arguments, so the conversion is written by hand.
 pub struct TensorList<B: Backend>(pub Vec<FloatTensor<B>>);
@@ -82,7 +82,7 @@ impl FunctionOps for Flex {
     }
 }
 
-/// Runs the function on shapes alone.
+/// Runs the function on shapes without values.
 impl FunctionOps for Capture {
     fn apply_function(inputs: TensorList<Self>, function: SharedFunction) -> TensorList<Self> {
         TensorList(run_function(inputs.0, function))
@@ -142,7 +142,7 @@ where
     (outputs, saved)
 }
 
-/// Computes the forward, and returns what an observer of the call needs for its backward.
+/// Computes the forward. Also returns the observed call, for its backward, if there is an observer.
 fn observed_forward<B: Backend>(
     inputs: Vec<FloatTensor<B>>,
     function: &SharedFunction,
@@ -249,7 +249,7 @@ where
     let (outputs, saved, observed) = observed_forward::<B>(primitives, &function);
     let several = outputs.len() > 1;
     let of_outputs = several.then(|| Arc::new(Mutex::new(vec![None; outputs.len()])));
-    // With several outputs, nothing reads the value of this node.
+    // With several outputs, the value of this node is never read.
     let first = outputs[0].clone();
     let node = match step.compute_bound().stateful() {
         OpsKind::Tracked(step) => {

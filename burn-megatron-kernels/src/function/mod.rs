@@ -33,7 +33,7 @@ pub type Gradients = Vec<Option<DispatchTensor>>;
 /// Inputs, saved tensors and gradients are rank-erased. Convert them to `Tensor<D>` with
 /// `Tensor::from_dispatch`. All of them are outside the autodiff graph.
 pub trait Function: Debug + Send + Sync + 'static {
-    /// Computes the output, and the tensors to save for the backward.
+    /// Computes the output, and the tensors that the backward needs.
     ///
     /// Saved tensors are dropped immediately if no input is tracked.
     fn forward(&self, inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>);
@@ -52,7 +52,7 @@ pub trait MultiFunction: Debug + Send + Sync + 'static {
         std::any::type_name::<Self>()
     }
 
-    /// Computes the outputs, and the tensors to save for the backward.
+    /// Computes the outputs, and the tensors that the backward needs.
     fn forward(&self, inputs: Vec<DispatchTensor>) -> (Vec<DispatchTensor>, Vec<DispatchTensor>);
 
     /// Computes one gradient per input from the gradients of the outputs. The gradient of an output
@@ -111,7 +111,7 @@ pub fn apply<const O: usize>(inputs: Vec<DispatchTensor>, function: impl Functio
 ///
 /// # Panics
 ///
-/// Panics in the same cases as [`apply`], and if the function has another number of outputs.
+/// Panics in the same cases as [`apply`], and if the function has a different number of outputs.
 pub fn apply_multi<const O: usize, const K: usize>(
     inputs: Vec<DispatchTensor>,
     function: impl MultiFunction,

@@ -1,7 +1,7 @@
 //! Observes the inputs and results of function calls.
 //!
-//! [`observed`] passes an observer the calls that its body makes on this thread, and the backward
-//! of these calls on any thread. Without an observer nothing is read or kept.
+//! [`observed`] passes an observer the calls that its body makes on this thread, and the backward of these calls on any
+//! thread. Without an observer, no tensor is read or kept.
 
 use std::cell::RefCell;
 use std::fmt;

@@ -4,7 +4,7 @@ use burn::tensor::Device;
 
 use super::*;
 
-/// `x w`, saving both.
+/// Computes `x w` and saves both inputs.
 #[derive(Debug)]
 struct Product;
 
@@ -98,7 +98,7 @@ fn too_many_inputs_are_named() {
     let _: Tensor<2> = apply(inputs, Product);
 }
 
-/// `[x + w, x w]`; counts how many outputs have a gradient.
+/// Computes `[x + w, x w]` and counts the outputs that have a gradient.
 #[derive(Debug)]
 struct SumAndProduct(Arc<AtomicUsize>);
 
@@ -146,7 +146,7 @@ fn two_outputs_have_one_backward() {
         Device::flex().autodiff().gradient_checkpointing(),
     ] {
         for (loss, given) in losses {
-            // Inputs that are not leaves, and leaves.
+            // Leaves, and inputs that are not leaves.
             for factor in [None, Some(2.0)] {
                 let leaf = |values| Tensor::<2>::from_floats(values, &device).require_grad();
                 let (x, w) = (leaf([[1.0, 2.0]]), leaf([[0.5, -1.0]]));
@@ -183,7 +183,7 @@ fn two_outputs_of_plain_inputs_record_nothing() {
         .assert_eq(&(x.clone() + x).into_data(), true);
 }
 
-/// What an observer was told.
+/// Records the calls of an observer.
 #[derive(Default)]
 struct Told(std::sync::Mutex<Vec<String>>);
 
@@ -216,7 +216,7 @@ impl CallObserver for Told {
 
 #[test]
 fn an_observer_sees_calls_in_its_body_and_their_backward() {
-    /// `3 x`.
+    /// Computes `3 x`.
     #[derive(Debug)]
     struct Triple;
 

@@ -1,9 +1,8 @@
 //! Products on the CPU with a BLAS library that is opened at run time: Intel MKL, OpenBLAS or BLIS.
 //!
-//! The library computes on the calling thread. The result is split over the threads of this process
-//! along its longer side. The parts depend only on the sizes and the number of threads, so a
-//! product has the same bits in every run with the same number of threads. Unlike with the `gemm`
-//! crate, the bits of a row may depend on the other rows.
+//! The library computes on the calling thread. The result is split over the threads of this process along its longer
+//! side. The parts depend only on the sizes and the number of threads. Therefore a product has the same bits in every
+//! run with the same number of threads. Unlike with the `gemm` crate, the bits of a row may depend on the other rows.
 
 use std::ffi::{c_int, c_void};
 use std::fmt::{self, Debug, Display};
@@ -377,7 +376,7 @@ impl Blas {
     }
 }
 
-/// The number of rows or columns of which the parts of a result are multiples.
+/// The granularity of the parts of a result, in rows or columns.
 const PART: usize = 16;
 
 /// Returns some rows of a matrix.

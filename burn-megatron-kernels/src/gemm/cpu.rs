@@ -3,11 +3,10 @@
 //! The epilogue is the initial value of the result: the rows of a bias, or the range of a flat
 //! buffer. The crate uses the thread pool of the calling thread.
 //!
-//! An element of the result has the same bits for any number of rows and threads. It is a chain of
-//! multiplications and additions in the order of the depth, which is split into [`depths`] here and
-//! not by the sizes of the caches. The crate sums products of one row, of a small result or of a
-//! depth of two in other orders, so [`row`](super::row) computes these. As a result, the output of
-//! a token does not depend on the other tokens.
+//! An element of the result has the same bits for any number of rows and threads. It is a chain of multiplications and
+//! additions in the order of the depth. This module splits the depth into [`depths`], independently of cache sizes. The
+//! crate uses other orders for products of one row, for a small result, and for a depth of two. [`row`](super::row)
+//! computes these products. As a result, the output of a token does not depend on the other tokens.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -26,17 +25,17 @@ use crate::cpu::{
 
 pub(super) const NAME: &str = "the gemm crate";
 
-/// The number of multiplications below which one thread is as fast as many.
+/// The number of multiplications below which several threads are not faster than one.
 const MIN_PARALLEL_PRODUCTS: usize = 192 * 192 * 192;
 
-/// The number of rows up to which the time of a product is the time to read the right factor.
+/// The number of rows up to which reading the right factor dominates the time of a product.
 const FEW_ROWS: usize = 16;
 /// The number of elements of the right factor from which several threads read it.
 const MIN_PARALLEL_READ: usize = 256 * 1024;
 
-/// The largest result that the crate may sum in another order.
+/// The largest result that the crate may sum in a different order.
 const SMALL_RESULT: usize = 256;
-/// The largest depth that the crate may sum in another order.
+/// The largest depth that the crate may sum in a different order.
 const SMALL_DEPTH: usize = 2;
 /// The largest depth that the crate sums in one chain.
 const MAX_CHAIN: usize = 512;

@@ -59,7 +59,7 @@ pub(crate) fn multiply(product: GemmOp, inputs: Vec<CubeTensor>) -> CubeTensor {
     }
 }
 
-/// Returns the flat buffer with a product added or written, for which `engine` computes `plain`.
+/// Returns the flat buffer with the product written or added. `plain` is the problem without the buffer.
 fn product_into_flat(
     engine: &dyn GemmEngine<CubeTensor>,
     plain: &GemmProblem,
@@ -124,13 +124,13 @@ pub(crate) fn aligned(tensor: CubeTensor) -> CubeTensor {
     }
 }
 
-/// Returns the result of a sum over nothing, or a result without elements.
+/// Returns the result of a product with an empty sum, or without elements.
 fn without_products(problem: &GemmProblem, operands: Operands<CubeTensor>) -> CubeTensor {
     let [rows, columns, _] = problem.sizes();
     let shape = Shape::from([rows, columns]);
     match (operands.epilogue, problem.epilogue) {
         (Some(flat), Epilogue::Flat { add: false }) if rows * columns > 0 => {
-            // As one row: between rows of a matrix CUDA leaves gaps.
+            // Allocated as one row, because CUDA leaves gaps between the rows of a matrix.
             let shape = Shape::from([rows * columns]);
             let zeros = CubeBackend::float_zeros(shape, &flat.device, float(problem.result));
             accumulate(flat, operands.offset, zeros, false)
@@ -220,7 +220,7 @@ fn choose(device: &CubeDevice, problem: &GemmProblem) -> Arc<dyn GemmEngine<Cube
         },
         Err(reason) => reason,
     };
-    // Other devices lack no library, so there is no warning.
+    // cuBLASLt is only for CUDA, so other devices get no warning.
     if matches!(device, CubeDevice::Cuda(_)) {
         warn_once(format!(
             "cuBLASLt is not used; matrices are multiplied by {BURN}: {refusal}"
@@ -229,7 +229,7 @@ fn choose(device: &CubeDevice, problem: &GemmProblem) -> Arc<dyn GemmEngine<Cube
     Arc::new(BurnMatmul)
 }
 
-/// Returns the engine that is faster than Burn's matmul, or the reason why there is none.
+/// Returns the engine that is faster than Burn's matmul, or the reason why it is not available.
 #[cfg(feature = "cuda")]
 fn fastest(device: &CubeDevice) -> Result<Arc<dyn GemmEngine<CubeTensor>>, String> {
     match device {
@@ -255,9 +255,9 @@ pub(crate) fn warn_once(warning: String) {
     }
 }
 
-/// Returns the reason why a CUDA device uses Burn's matmul, if it does.
+/// Returns the reason why a CUDA device uses Burn's matmul. Returns `None` if it does not, and for other devices.
 pub(super) fn slow_reason(device: &CubeDevice) -> Option<String> {
-    // Other devices lack no library.
+    // cuBLASLt is only for CUDA.
     match device {
         CubeDevice::Cuda(_) => fastest(device).err(),
         _ => None,

@@ -1,8 +1,7 @@
 //! The only module that uses CubeCL's CUDA server: the addresses of buffers, and its stream.
 //!
-//! Work that is submitted here runs on the thread that submits CubeCL's own launches, in order with
-//! them. Neither the caller nor the GPU waits. CubeCL does not document this; it holds for the
-//! version that the workspace pins.
+//! Work that is submitted here runs on the thread that submits CubeCL's own launches, in order with them. Neither the
+//! caller nor the GPU waits. CubeCL does not document this behaviour. It holds for the version that the workspace pins.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -46,7 +46,7 @@ pub enum Epilogue {
     /// Stores the product row by row in a flat buffer of the type of the result. Other elements of
     /// the buffer stay unchanged.
     Flat {
-        /// Whether to add to the existing elements; otherwise they are overwritten.
+        /// Whether to add to the existing elements. Otherwise they are overwritten.
         add: bool,
     },
 }
@@ -175,9 +175,9 @@ pub struct Operand {
 impl ColumnMajor {
     /// Returns `left right` for a column-major library.
     ///
-    /// A row-major matrix is a transposed column-major matrix, and `(left right)^T` is
-    /// `right^T left^T`. Therefore `right` is the library's first factor and `left` its second, and
-    /// the library writes the row-major result. A bias per column here is a bias per row there.
+    /// A row-major matrix is a transposed column-major matrix, and `(left right)^T` is `right^T left^T`. Therefore
+    /// `right` is the library's first factor and `left` its second, and the library writes the row-major result. A bias
+    /// per column of the row-major result is a bias per row for the library.
     pub fn of(left: Matrix, right: Matrix) -> Self {
         Self {
             m: right.columns,

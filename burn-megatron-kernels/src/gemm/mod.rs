@@ -1,10 +1,9 @@
 //! Matrix products, and the trait of the engines that compute them.
 //!
-//! A linear layer uses [`linear`] in its forward and [`accumulate_weight_gradient`] in its
-//! backward. [`accumulate_weight_gradient_at`] writes to a flat buffer of many gradients. The
-//! gradient of the input is `linear(gradient, weight.transpose(), None)`, which copies no weight,
-//! because transposed matrices are read in place. 16-bit factors are multiplied exactly and summed
-//! in f32, and a bias is added before the result is rounded.
+//! A linear layer uses [`linear`] in its forward and [`accumulate_weight_gradient`] in its backward.
+//! [`accumulate_weight_gradient_at`] writes to a flat buffer of many gradients. The gradient of the input is
+//! `linear(gradient, weight.transpose(), None)`. This copies no weight, because transposed matrices are read in place.
+//! Products of 16-bit factors are exact and are summed in f32. A bias is added before the result is rounded.
 //!
 //! | device | engine |
 //! |---|---|
@@ -120,8 +119,8 @@ pub fn accumulate_weight_gradient(x: Tensor<2>, gradient: Tensor<2>, into: Tenso
     weight_gradient(None, x, gradient, flat, 0, true).reshape([inputs, outputs])
 }
 
-/// Writes `x^T gradient`, row by row, to the elements of `flat` from `offset` on, or adds it if
-/// `add`. `flat` is updated in place if it is uniquely owned.
+/// Writes `x^T gradient`, row by row, to `flat`, starting at element `offset`, or adds it if `add`. `flat` is updated
+/// in place if it is uniquely owned.
 ///
 /// - `x`: `[rows, in]`.
 /// - `gradient`: `[rows, out]`, in the type of `x`.

@@ -18,7 +18,7 @@ pub(super) const WEIGHT_GRADIENT_AT: &str = "accumulate_weight_gradient_at";
 /// A product of the first two inputs. The third input, if any, is added or written to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum GemmOp {
-    /// `x weight + bias`. Inputs: `x`, the weight, and the bias if there is one.
+    /// `x weight + bias`. Inputs: `x`, the weight, and an optional bias.
     Linear {
         /// The library that multiplies on the CPU; `None` for the `gemm` crate.
         blas: Option<Blas>,

@@ -2,7 +2,7 @@
 //! `gemm` crate. Each element is a chain of multiplications and additions in the order of the
 //! depth, per [part](depths) of the depth.
 //!
-//! The products take the time to read the right factor once per row.
+//! Reading the right factor once per row dominates the time of these products.
 
 use std::borrow::Cow;
 
@@ -109,8 +109,7 @@ impl<W: Real> RowTask<'_, W> {
         }
     }
 
-    /// Computes the first columns, if the processor has instructions for it. Returns the number of
-    /// columns.
+    /// Computes the first columns if the processor supports AVX2. Returns the number of computed columns.
     #[inline(always)]
     fn whole_columns(&mut self) -> usize {
         #[cfg(target_arch = "x86_64")]
@@ -166,7 +165,7 @@ impl<W: Real> RowTask<'_, W> {
         }
     }
 
-    /// Computes the columns from a column on, for a column-major right factor.
+    /// Computes the columns, starting at column `from`, for a column-major right factor.
     #[inline(always)]
     fn column_by_column<const FUSED: bool>(&mut self, from: usize) {
         let mut column = from;

@@ -13,11 +13,11 @@ const WIDTH: usize = 8;
 /// The number of adjacent blocks. One block is transposed while the chain of the other waits.
 const BLOCKS: usize = 2;
 
-/// Computes complete blocks of columns and returns the number of columns.
+/// The task of computing complete blocks of columns. Returns the number of computed columns.
 pub(super) struct Transposing<'a> {
     pub simd: V3,
     pub x: &'a [f32],
-    /// The right factor, from the first column on.
+    /// The right factor, starting at the first column.
     pub right: &'a [f32],
     /// The number of elements between the starts of two columns.
     pub leading: usize,

@@ -23,7 +23,7 @@ mod tests;
 pub struct Place {
     /// The index of the first element.
     pub offset: usize,
-    /// Whether to add to the elements; otherwise they are overwritten.
+    /// Whether to add to the elements. Otherwise they are overwritten.
     pub add: bool,
 }
 
@@ -117,8 +117,8 @@ impl fmt::Debug for Destination {
     }
 }
 
-/// Accumulates the gradients of these parameters in their buffer. `compute` computes the gradients
-/// together with another result, which the function returns.
+/// Accumulates the gradients of these parameters in their buffer. `compute` returns another result together with the
+/// gradients. The function returns this result.
 ///
 /// # Panics
 ///

@@ -1,4 +1,4 @@
-//! Every operation with a parameter, into a buffer, against the graph and against f64.
+//! Every operation with a parameter: the gradients in a buffer against the gradients of the graph and of f64.
 
 use std::sync::Mutex;
 
@@ -14,7 +14,8 @@ const ROWS: usize = 75;
 const WIDTH: usize = 40;
 const SHAPE: [usize; 2] = [ROWS, WIDTH];
 
-/// One buffer for all parameters: parameter `i` at `offset(i)`; or separate gradients.
+/// One buffer for all parameters, with parameter `i` at `offset(i)`. With `separate`, gradients are computed as
+/// separate tensors and then added.
 struct TestBuffer {
     flat: Mutex<Option<Tensor<1>>>,
     width: usize,
@@ -23,7 +24,7 @@ struct TestBuffer {
 }
 
 impl TestBuffer {
-    /// Creates a buffer of parameters of [`WIDTH`] elements.
+    /// Creates a buffer for parameters of [`WIDTH`] elements.
     fn new(flat: Tensor<1>, add: bool) -> Self {
         Self {
             flat: Mutex::new(Some(flat)),
@@ -34,7 +35,7 @@ impl TestBuffer {
     }
 }
 
-/// The role of a parameter in an operation.
+/// The destination of a parameter's gradient.
 #[derive(Clone)]
 enum Use {
     /// The gradient goes to the graph.
@@ -49,7 +50,7 @@ fn offset(parameter: usize, width: usize) -> usize {
     3 + parameter * (width + 5)
 }
 
-/// Returns the values of a buffer of three parameters.
+/// Returns a buffer for three parameters.
 fn buffer(width: usize, device: &Device, dtype: DType) -> Tensor<1> {
     wave(&[offset(3, width)], 0.9, device, dtype)
 }
@@ -76,7 +77,7 @@ impl GradientBuffer for TestBuffer {
     }
 }
 
-/// An operation of `x`, another tensor of its shape, and up to three parameters.
+/// An operation on `x`, another tensor of the same shape, and up to three parameters.
 type Run = fn([Tensor<2>; 2], [Parameter; 3]) -> Tensor<2>;
 
 fn draw() -> Draw {
@@ -90,7 +91,7 @@ fn draw() -> Draw {
     }
 }
 
-/// Returns the operations, and how many of the parameters each has.
+/// Returns the operations, each with its number of parameters.
 fn operations() -> Vec<(&'static str, usize, Run)> {
     const NORM: NormOptions = NormOptions {
         epsilon: 1e-5,
@@ -142,16 +143,16 @@ fn operations() -> Vec<(&'static str, usize, Run)> {
 fn wave(shape: &[usize], phase: f64, device: &Device, dtype: DType) -> Tensor<1> {
     let values = Input::wave(shape.to_vec(), phase).values;
     let count = values.len();
-    // Values that every type has.
+    // Values that every type holds exactly.
     let values: Vec<_> = values.iter().map(|x| (x * 32.0).round() / 32.0).collect();
     let data = TensorData::new(values, [count]).convert_dtype(dtype);
     Tensor::from_data(data, (device, dtype))
 }
 
-/// All parameters have their gradients from the graph.
+/// The gradients of all parameters go to the graph.
 const GRAPH: [Use; 3] = [const { Use::Graph }; 3];
 
-/// Returns the gradient of `x`, and the gradients of the first `count` parameters that come from the graph.
+/// Returns the gradient of `x`, and those gradients of the first `count` parameters that go to the graph.
 fn gradients(
     run: Run,
     count: usize,
@@ -192,7 +193,7 @@ fn gradients(
     (leaf.grad(&all).expect("it has a gradient"), found.collect())
 }
 
-/// Returns all parameters have their gradients in a buffer.
+/// Returns uses in which the gradients of all parameters go to the buffer.
 fn into(buffer: &Arc<TestBuffer>) -> [Use; 3] {
     [(); 3].map(|()| Use::Buffer(buffer.clone()))
 }
@@ -202,7 +203,7 @@ fn doubles(x: Tensor<1>) -> Vec<f64> {
     data.try_into_vec().expect("converted to f64")
 }
 
-/// Accumulates the gradients twice, and compares with what f64 gives.
+/// Accumulates the gradients twice and compares the buffer with the gradients in f64.
 fn check(
     (name, count, run): (&str, usize, Run),
     shape: [usize; 2],
@@ -241,10 +242,10 @@ fn check(
             .take()
             .expect("the buffer is there"),
     );
-    // Rows are computed from values in `dtype`, in f32, so that a sum has their error only. A sum by itself
-    // may be rounded, and the gradient of rows that are read twice is rounded before it is summed.
+    // Rows are computed in f32 from values in `dtype`, so a sum in f32 has only the error of its rows. A separate sum
+    // may be rounded. The gradient of rows that are read twice is rounded before it is summed.
     let rounded = separate || shape != SHAPE;
-    // Sums of 75 products of up to 4.
+    // Sums of 75 products of magnitude up to 4.
     let tolerance = 150.0 * tolerance(if rounded { dtype } else { wide(dtype) });
     for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
         assert!(
@@ -305,7 +306,7 @@ fn a_buffer_holds_the_bits_of_the_graph() {
     }
 }
 
-/// A buffer that does not do what it must.
+/// A buffer that computes the gradients `self.0` times instead of once.
 struct Wrong(usize);
 
 impl GradientBuffer for Wrong {
@@ -354,7 +355,8 @@ fn a_norm_refuses_a_tracked_parameter_next_to_a_destination() {
     );
 }
 
-/// Some parameters are constants. The gradients of the others have the same bits as if all were trained.
+/// Some parameters are constants. The gradients of the other parameters have the same bits as if all parameters were
+/// trained.
 #[test]
 fn constant_parameters_leave_the_gradients_of_the_others() {
     let device = Device::flex();

@@ -86,9 +86,8 @@ pub(super) fn run(
     }
 }
 
-/// Returns an identifier of a tensor's memory, valid as long as the memory is referenced. No other
-/// memory of the process ever has the same identifier. Returns `None` without an identifier, as on
-/// the CPU and with `fusion`.
+/// Returns an identifier of a tensor's memory, valid as long as the memory is referenced. No other memory of the
+/// process ever has the same identifier. Returns `None` if tensors have no identifier, as on the CPU and with `fusion`.
 pub(crate) fn memory_id(tensor: &DispatchTensor) -> Option<usize> {
     match &tensor.kind {
         #[cfg(all(feature = "cubecl", not(feature = "fusion")))]

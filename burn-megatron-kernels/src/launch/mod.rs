@@ -1,7 +1,6 @@
 //! A device operation: one implementation per backend, run on the backend of its inputs.
 //!
-//! [`launch`] is independent of autodiff: a [`Function`](crate::Function) calls it in its forward
-//! and in its backward.
+//! [`launch`] is independent of autodiff. A [`Function`](crate::Function) calls it in its forward and in its backward.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -77,8 +76,8 @@ pub(crate) trait DeviceOp: Debug + Send + Sync + 'static {
     /// Returns the shapes and types of the outputs.
     fn outputs(&self, inputs: &[Spec]) -> Vec<Spec>;
 
-    /// Returns the input and the output that share memory if the input is uniquely owned and
-    /// contiguous. A memory plan reads this information; gradient buffers do not need it.
+    /// Returns the input and the output that share memory if the input is uniquely owned and contiguous. A memory plan
+    /// uses this information. Gradient buffers do not need it.
     fn in_place(&self) -> Option<InPlace> {
         None
     }

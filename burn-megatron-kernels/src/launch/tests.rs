@@ -4,7 +4,7 @@ use super::*;
 use crate::cpu::{for_float, slice, tensor};
 use crate::testing::devices;
 
-/// `x` times `factor`; a uniquely owned input is written to.
+/// Multiplies `x` by a factor. A uniquely owned input is overwritten.
 #[derive(Debug)]
 struct Scale(f32);
 
@@ -97,7 +97,7 @@ fn a_kernel_runs_on_every_device_in_every_type() {
                 let x = Tensor::<1, Int>::arange(0..3 * width, &device)
                     .float()
                     .cast(dtype);
-                // In halves every value is exact up to 2048.
+                // Multiples of one half up to 2048 are exact.
                 let x = x.clone() / 2.0;
                 let y = scaled(x.clone().reshape([3, width as i32]), 2.0);
                 let expected = (x * 2.0).reshape([3, width as i32]);

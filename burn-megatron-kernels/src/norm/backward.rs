@@ -116,8 +116,8 @@ pub(super) struct NormBackwardOp {
 pub(super) struct Norm {
     pub formula: NormFormula,
     pub inputs: NormInputs,
-    /// The destinations of the gradients of the parameters. If there are none, the gradients go to the graph. If there are
-    /// some, the parameters without a destination are constants, such as frozen ones.
+    /// The destinations of the parameter gradients. Without any destination, the gradients go to the graph. If there is
+    /// at least one, parameters without a destination are constants, such as frozen parameters.
     pub destinations: EachParameter<Option<Destination>>,
 }
 
@@ -227,7 +227,7 @@ impl<const D: usize> MultiFunction for StreamNormFunction<D> {
         if terms == 1 {
             return results;
         }
-        // Both terms of the sum have the gradient of the sum.
+        // The gradient of the sum is also the gradient of `x` and of the residual.
         let gradient = results.remove(0);
         let to_x = |gradient| {
             let gradient = Tensor::<D>::from_dispatch(gradient);
@@ -256,7 +256,7 @@ impl<const D: usize> StreamNormFunction<D> {
         norm
     }
 
-    /// Returns the index of the bias among the inputs, if there is one.
+    /// Returns the index of the bias among the inputs, or `None` without a bias.
     pub fn bias_input(&self) -> Option<usize> {
         self.norm.inputs.bias.then(|| self.terms() + 1)
     }

@@ -49,7 +49,7 @@ pub fn add_normalise<const D: usize>(
         x = x + bias.cast(computed).unsqueeze();
     }
     let sum = (x + residual.cast(computed)).cast(of_sum);
-    // A wide sum is not rounded to the type of `x` before it is normalised.
+    // A sum in f32 is not rounded to the type of `x` before it is normalised.
     let y = match kind {
         NormKind::Layer => layer_norm(sum.clone(), weight, bias, options),
         NormKind::Rms => rms_norm(sum.clone(), weight, options),

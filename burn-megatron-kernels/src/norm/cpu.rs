@@ -93,8 +93,8 @@ fn sums<R: Real, const K: usize>(a: &[R], b: &[R], terms: impl Fn(R, R) -> [R; K
 
 /// Returns the reciprocal of the deviation, and the mean in two parts (0 for RMSNorm).
 ///
-/// The second part is the sum of the rest after the first part. It corrects the mean and the
-/// variance for the rounding of the first part.
+/// The second part is the mean of the differences to the first part. It corrects the mean and the variance for the
+/// rounding of the first part.
 #[inline(always)]
 fn statistics<R: Real>(formula: NormFormula, row: &[R]) -> [R; 3] {
     let count = R::of(row.len() as f64);

@@ -1,4 +1,4 @@
-//! LayerNorm and RMSNorm over the last dim, alone or with the preceding residual addition.
+//! LayerNorm and RMSNorm over the last dim, with or without the preceding residual addition.
 //!
 //! With a row `x` of width `n`, the weight `w` (`1 + w` if
 //! [`zero_centered`](NormOptions::zero_centered)) and the bias `b`:
@@ -10,8 +10,8 @@
 //! never as a difference of squares. The backward keeps the input and 1 or 3 numbers per row, not
 //! the normalised values.
 //!
-//! The weight and the bias may have a float type other than the type of `x`; their gradients have
-//! their own type. The bias is converted to the type of the weight.
+//! The weight and the bias may have a different float type than `x`. Their gradients have the type of the parameter.
+//! The bias is converted to the type of the weight.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Tensor};
@@ -149,7 +149,7 @@ pub fn normalise<const D: usize>(
 ///
 /// # Panics
 ///
-/// Panics in the same cases as [`normalise`], and if the residual has another shape or type.
+/// Panics in the same cases as [`normalise`], and if the residual has a different shape or an unsupported type.
 pub fn add_normalise<const D: usize>(
     kind: NormKind,
     x: Tensor<D>,
@@ -170,12 +170,12 @@ pub fn add_normalise<const D: usize>(
 /// A residual stream to normalise; see [`add_normalise`].
 #[derive(Clone, Debug)]
 pub struct StreamNorm<const D: usize> {
-    /// The value added to the stream. Without a residual it is the stream itself.
+    /// The value added to the stream. Without a residual, `x` is the stream.
     pub x: Tensor<D>,
     /// The stream so far.
     pub residual: Option<Tensor<D>>,
-    /// The bias of `x`. If the sum is given, the bias must already be part of it, and only its
-    /// gradient is computed.
+    /// The bias of `x`. If the sum is given, it must already include this bias, and only the gradient of the bias is
+    /// computed.
     pub x_bias: Option<Parameter>,
 }
 

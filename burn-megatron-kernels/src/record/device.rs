@@ -26,7 +26,8 @@ pub(super) type Primitive = FloatTensor<Capture>;
 const EVENT: &str = "burn-megatron event";
 
 thread_local! {
-    /// One capture device per thread, for all of its recordings: a process may create at most 65,536 capture devices.
+    /// One capture device per thread, for all recordings of the thread. A process may create at most 65,536 capture
+    /// devices.
     static DEVICE: Device = Device::capture();
 }
 
@@ -219,7 +220,8 @@ fn created(tensor: &Primitive) -> TensorIr {
     TensorIr::uninit(tensor.id(), tensor.shape(), tensor.dtype())
 }
 
-/// Returns the input and the output of a recorded kernel that share memory if no other tensor shares the memory of the input.
+/// Returns the input and the output of a recorded kernel that share memory. They share memory only if no other tensor
+/// uses the memory of the input.
 pub fn in_place(kernel: &CustomOpIr) -> Option<(&TensorIr, &TensorIr)> {
     let [ScalarIr::UInt(input), ScalarIr::UInt(output)] = kernel.scalars[..] else {
         return None;
@@ -291,7 +293,7 @@ pub(super) fn run_backward(call: usize, needed: &[bool]) {
     let Some(Some((((function, saved), outputs), client, needed))) = taken else {
         return;
     };
-    // Declared as created here: the gradients come from the backward of the users of the outputs.
+    // Recorded as created here. They come from the backward of the operations that use the outputs.
     let gradient = |ir: &TensorIr| {
         let tensor = RouterTensor::new(
             client.create_empty_handle(),

@@ -1,10 +1,9 @@
-//! Records the operations of a model on shapes alone, so that its memory can be planned.
+//! Records the operations of a model on shapes without values, so that its memory can be planned.
 //!
-//! [`record`] gives a body a device on which nothing is computed or allocated (Burn's capture
-//! device). Every operation on its tensors is recorded in order: Burn's operations, and the kernels
-//! of this crate with the shapes that they declare. Calls of a [`Function`](crate::Function) are
-//! recorded around them, with the tensors that the forward saves. The device has no autodiff;
-//! [`backward`] runs the backward of a recorded call.
+//! [`record`] gives a body a device on which nothing is computed or allocated (Burn's capture device). Every operation
+//! on its tensors is recorded in order: Burn's operations, and the kernels of this crate with the shapes that they
+//! declare. Calls of a [`Function`](crate::Function) are recorded around them, with the tensors that the forward saves.
+//! The device has no autodiff. [`backward`] runs the backward of a recorded call.
 //!
 //! Each thread has its own recording. [`ShapeSettings`] provides properties that shapes do not
 //! determine, such as the number of tokens of an expert.
@@ -31,7 +30,7 @@ pub use device::{in_place, tensor_id};
 pub(crate) use device::{launch_on_shapes, run_function};
 pub use replay::Replay;
 
-/// The properties that shapes alone do not determine.
+/// The properties that shapes do not determine.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ShapeSettings {
     /// The number of rows of the experts on the fullest rank, divided by the average over ranks; at
@@ -114,7 +113,7 @@ pub enum RecordError {
     /// The operations do not form a graph.
     #[error("the operations cannot be recorded: {0}")]
     Graph(String),
-    /// An operation cannot run on shapes alone: it reads values, or uses a backend directly.
+    /// An operation cannot run without values: it reads values, or uses a backend directly.
     #[error("{operation} has no form on shapes alone: {reason}")]
     NoShapes {
         /// The operation.
@@ -158,7 +157,7 @@ impl Drop for Stop {
 ///
 /// # Errors
 ///
-/// Returns [`RecordError`], with the name of an operation that cannot run on shapes alone.
+/// Returns [`RecordError`], with the name of an operation that cannot run without values.
 pub fn record<T>(
     settings: ShapeSettings,
     body: impl FnOnce(&Device) -> T,
@@ -210,8 +209,7 @@ pub fn is_recording_calls() -> bool {
     CURRENT.with_borrow(|current| matches!(current, Some(it) if it.inside.is_empty()))
 }
 
-/// Returns the properties that shapes alone do not determine, or `None` if this thread is not
-/// recording.
+/// Returns the properties that shapes do not determine, or `None` if this thread is not recording.
 pub fn shape_settings() -> Option<ShapeSettings> {
     CURRENT.with_borrow(|current| current.as_ref().map(|it| it.settings))
 }
@@ -246,8 +244,7 @@ pub fn second_pass(body: impl FnOnce()) {
     with(|recorder| recorder.inside = outer);
 }
 
-/// Runs the backward of each call from call `first` on in reverse order, with gradients of all
-/// inputs.
+/// Runs the backward of each call in reverse order, down to call `first`, with gradients of all inputs.
 pub fn backward_since(first: usize) {
     for call in (first..calls()).rev() {
         let inputs = with(|recorder| recorder.calls[call].inputs.len()).unwrap_or_default();

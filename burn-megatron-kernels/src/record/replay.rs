@@ -13,8 +13,8 @@ use crate::function::{SharedFunction, forward};
 
 /// Runs operations of a [`Recording`](super::Recording) on given values.
 ///
-/// A tensor is identified by its number in the recording. It lives until an operation consumes it
-/// (its status there is read-write) or until it is [forgotten](Self::forget).
+/// A tensor is identified by its number in the recording. It is kept until an operation consumes it (its status in the
+/// operation is read-write) or until it is [forgotten](Self::forget).
 pub struct Replay(Box<dyn Interpreter>);
 
 impl Replay {

@@ -9,7 +9,7 @@ use crate::flat::scale;
 use crate::function::{Function, apply};
 use crate::norm::{NormOptions, rms_norm};
 
-/// The sum of the values, on the host.
+/// Computes the sum of the values on the host.
 #[derive(Debug)]
 struct HostSum;
 
@@ -34,7 +34,7 @@ impl Function for HostSum {
     }
 }
 
-/// 4 TiB, which no test could allocate.
+/// A tensor `[ROWS, WIDTH]` of f32 takes 8 GiB.
 const ROWS: usize = 1 << 15;
 const WIDTH: usize = 1 << 16;
 
@@ -56,7 +56,7 @@ fn a_kernel_has_shapes_and_saves_tensors_without_memory() {
         tensors.iter().map(|tensor| tensor.shape.to_vec()).collect()
     };
     assert_eq!(shapes(&call.inputs), [vec![ROWS, WIDTH], vec![WIDTH]]);
-    // Its input, the weight, and a number per row.
+    // The input, the weight, and one number per row.
     let saved: usize = call.saved.iter().map(|it| it.shape.num_elements()).sum();
     assert_eq!(saved, ROWS * WIDTH + WIDTH + ROWS);
     let gradients = call.gradients.clone().unwrap();
@@ -77,7 +77,7 @@ fn an_operation_that_reads_values_is_named() {
         panic!("{error}")
     };
     assert_eq!(operation, "HostSum");
-    // The thread can record again.
+    // After the error, the thread can record again.
     assert!(record(ShapeSettings::default(), |_| ()).is_ok());
 }
 
@@ -89,13 +89,13 @@ fn recordings_do_not_nest() {
     assert_eq!(inner.unwrap().0, Some(RecordError::Nested));
 }
 
-/// The error has the text of the panic, and nothing is printed.
+/// The error contains the panic message, and nothing is printed.
 #[test]
 fn a_panic_in_a_recording_prints_nothing() {
     let printed = Arc::new(AtomicUsize::new(0));
     let (count, own) = (printed.clone(), std::thread::current().id());
     let counting = move |_: &panic::PanicHookInfo<'_>| {
-        // Other tests panic too.
+        // Other tests panic on other threads.
         if std::thread::current().id() == own {
             count.fetch_add(1, Ordering::Relaxed);
         }
@@ -111,7 +111,7 @@ fn a_panic_in_a_recording_prints_nothing() {
     assert_eq!((inside, printed.load(Ordering::Relaxed)), (0, 1));
 }
 
-/// No gradient of a tensor that is older than the variables is computed.
+/// A tensor that was created before `begin_variables` has no gradient.
 #[test]
 fn constants_have_no_gradient() {
     let ((), recording) = record(ShapeSettings::default(), |device| {
@@ -127,7 +127,7 @@ fn constants_have_no_gradient() {
     assert_eq!(has_gradient, [true, false]);
 }
 
-/// Burn has 65,536 capture devices for a process.
+/// Burn supports 65,536 capture devices per process.
 #[test]
 fn recordings_do_not_run_out_of_devices() {
     for _ in 0..70_000 {

@@ -1,4 +1,4 @@
-//! The CPU implementation: token by token, each of which stays in the cache while its heads are
+//! The CPU implementation. It processes one token at a time, so that the token stays in the cache while its heads are
 //! rotated.
 
 use burn::backend::TensorMetadata;
@@ -135,7 +135,7 @@ pub(super) fn rotate<E: Element>(
     y
 }
 
-/// Computes the keys: the own part of every head, then the rotated shared part.
+/// Computes the keys. Each key is the part of its head without a position, then the rotated shared part.
 pub(super) fn mla_forward<E: Element>(
     kv: &FlexTensor,
     shared: &FlexTensor,

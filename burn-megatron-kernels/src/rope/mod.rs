@@ -7,11 +7,10 @@
 //! b' = b cos t + a sin t
 //! ```
 //!
-//! [`RopeTable`] holds the cosines and sines, with the frequencies of [`Scaling`]. [`rotate`]
-//! rotates the heads of queries and keys in one pass over memory. [`rotate_mla`] does so for
-//! multi-head latent attention (MLA), where all heads share one positional key. The backward of a
-//! rotation is the rotation by the negative angle, so only the table is saved for it. A uniquely
-//! owned tensor is rotated in place.
+//! [`RopeTable`] holds the cosines and sines, with the frequencies of [`Scaling`]. [`rotate`] rotates the heads of
+//! queries and keys in one pass over memory. [`rotate_mla`] is for multi-head latent attention (MLA), where all heads
+//! share one positional key. The backward of a rotation is the rotation by the negative angle, so only the table is
+//! saved for it. A uniquely owned tensor is rotated in place.
 //!
 //! 16-bit types are computed in f32 with a table in f32.
 
@@ -63,9 +62,8 @@ pub struct RopeOptions {
     /// The first rotated feature of a head. The features before it, and after the width of the
     /// table, are copied unchanged.
     pub first: usize,
-    /// The number of rotated heads. Only the first `n` heads are rotated and the others are copied,
-    /// so that one launch rotates the queries and keys of a joint projection `q|k|v`. `None`
-    /// rotates all heads.
+    /// The number of rotated heads. Only the first `n` heads are rotated, and the other heads are copied. One launch
+    /// can thus rotate the queries and keys of a joint projection `q|k|v`. `None` rotates all heads.
     pub heads: Option<usize>,
 }
 
@@ -154,14 +152,14 @@ pub fn rotate(
 /// `[batch, seq, heads, value]`, which are a slice of `kv`. Queries and keys are computed in one
 /// launch.
 ///
-/// [`Pairing::Interleaved`] keeps the order of the features. Megatron-LM's fused operation instead
-/// moves the even features to the first half and the odd features to the second half. It does so
-/// for both queries and keys, so attention is the same up to rounding.
+/// [`Pairing::Interleaved`] keeps the order of the features. Megatron-LM's fused operation instead moves the even
+/// features to the first half and the odd features to the second half. It moves the features of both queries and keys,
+/// so attention is the same up to rounding.
 ///
 /// # Panics
 ///
-/// Panics with a [`KernelError`](crate::KernelError) if shapes do not agree with the list above, if
-/// `nope` or `value` is 0, if tensors have different types, and in the same cases as [`rotate`].
+/// Panics in the same cases as [`rotate`]. Also panics with a [`KernelError`](crate::KernelError) if shapes do not
+/// agree with the list above, if `nope` or `value` is 0, or if tensors have different types.
 #[allow(clippy::too_many_arguments)]
 pub fn rotate_mla(
     q: Tensor<4>,

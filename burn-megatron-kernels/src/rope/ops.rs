@@ -1,7 +1,7 @@
 //! The device operation of rotary positions.
 //!
-//! The tensors of a launch are followed by cosines, sines and, if every token has its own position,
-//! the positions.
+//! The inputs of a launch are its tensors, the cosines, the sines and, if every token has its own position, the
+//! positions.
 
 use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;

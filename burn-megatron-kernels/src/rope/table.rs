@@ -40,10 +40,9 @@ pub enum Scaling {
     },
     /// YaRN (Peng et al. 2023, arXiv:2309.00071), as implemented in DeepSeek and Megatron-LM.
     ///
-    /// The pair with `r` turns within the original context is `d(r) = width ln(original / (2 pi r))
-    /// / (2 ln base)`. Pairs up to `floor d(beta_fast)` stay unchanged, and pairs from
-    /// `ceil d(beta_slow)` on are divided by `factor`. A ramp lies between them, whose ends are not
-    /// rounded without `truncate`.
+    /// The pair with `r` turns within the original context is `d(r) = width ln(original / (2 pi r)) / (2 ln base)`.
+    /// Pairs up to `floor d(beta_fast)` stay unchanged, and the frequencies of pairs from `ceil d(beta_slow)` are
+    /// divided by `factor`. A ramp connects them. Without `truncate`, the ends of the ramp are not rounded.
     ///
     /// Cosines and sines are multiplied by `attention_factor`. Its default is `m(mscale) /
     /// m(mscale_all_dim)` with `m(s) = 0.1 s ln factor + 1`.
@@ -76,8 +75,8 @@ pub enum Scaling {
         /// The factor of the context extension, at least 1.
         factor: f64,
     },
-    /// LongRoPE (Ding et al. 2024, arXiv:2402.13753), as in Phi-3: each pair has its own factor, by
-    /// which its frequency is divided.
+    /// LongRoPE (Ding et al. 2024, arXiv:2402.13753), as in Phi-3: the frequency of each pair is divided by a factor of
+    /// this pair.
     ///
     /// The length of a sequence selects the factors: the short factors up to `original` tokens, the
     /// long factors above. The [table](RopeTable::first_row) has rows for both. A sequence is a row
@@ -236,8 +235,8 @@ impl RopeConfig {
         }
     }
 
-    /// Returns the number of rows of the table: one per position. With [`Scaling::LongRope`] and more positions than the
-    /// original context, the rows of short sequences follow.
+    /// Returns the number of rows of the table, one per position. With [`Scaling::LongRope`] and more positions than
+    /// the original context, the rows of short sequences follow.
     pub fn rows(&self) -> usize {
         self.max_positions + self.short_rows()
     }
@@ -360,8 +359,8 @@ impl RopeTable {
     ///
     /// # Errors
     ///
-    /// Returns an error if the configuration is invalid (see [`RopeConfig::frequencies`]), if there
-    /// are more elements than a tensor can have, or if `dtype` is not a float type.
+    /// Returns an error if the configuration is invalid; see [`RopeConfig::frequencies`]. Also returns an error if the
+    /// table has more elements than a tensor can have, or if `dtype` is not a float type.
     pub fn new(config: &RopeConfig, device: &Device, dtype: DType) -> Result<Self, KernelError> {
         config.check()?;
         if !matches!(
@@ -416,8 +415,8 @@ impl RopeTable {
         self.cosine.dims()[0]
     }
 
-    /// Returns the rows of sequences that are at most as long as these rows, if these sequences have other angles than
-    /// longer ones.
+    /// Returns the rows for short sequences, or `None` if all sequences use the same rows. A sequence is short if its
+    /// length is at most the number of these rows.
     pub fn short_rows(&self) -> Option<Range<usize>> {
         (self.short_rows > 0).then(|| self.max_positions()..self.rows())
     }

@@ -49,8 +49,8 @@ pub fn masked_softmax(scores: Tensor<4>, scale: f64, mask: &Mask, sink: Sink) ->
     (shares / total.mask_fill(nothing, 1.0)).cast(dtype)
 }
 
-/// Returns the largest scaled visible score of each query, `[batch, heads, queries]` in f32 (f64
-/// for f64), for plain scores. It is the lowest finite f32 if the query sees no key.
+/// Returns the largest scaled visible score of each query, `[batch, heads, queries]` in f32 (f64 for f64), for plain
+/// scores. It is the lowest finite f32 if no key is visible to the query.
 ///
 /// # Panics
 ///

@@ -100,7 +100,7 @@ fn softmax_row<E: Element>(
             };
         }
     }
-    // The maximum is finite: if no key is visible, every difference to it is -inf and none is NaN.
+    // The maximum is finite. Therefore, if no key is visible, every difference to the maximum is -inf and none is NaN.
     let mut largest = fold(scratch, lowest, |value| *value, E::Wide::larger);
     if let Some(sink) = sink {
         largest = largest.larger(sink);
@@ -222,7 +222,7 @@ impl<'a> MaskRows<'a> {
             KeyRange::All => 0..keys,
             KeyRange::Lengths => 0..self.lengths[row / (heads * queries)] as usize,
             KeyRange::Window { left, right } => {
-                // `queries` is added on both sides, so that nothing is negative.
+                // `queries` is added on both sides, so that no number is negative.
                 let at = row % queries + keys;
                 let end = (at + right + 1).saturating_sub(queries).min(keys);
                 at.saturating_sub(queries + left).min(end)..end

@@ -29,16 +29,15 @@ use backward::MaskedSoftmax;
 
 const NAME: &str = "masked_softmax";
 
-/// The keys that a query sees.
+/// The visible keys of each query.
 #[derive(Clone, Debug, Default)]
 pub enum Mask {
     /// All keys.
     #[default]
     None,
-    /// Query `i` sees key `j` if `j <= i + (keys - queries)`: both sequences end together.
+    /// Key `j` is visible to query `i` if `j <= i + (keys - queries)`, so both sequences end together.
     Causal,
-    /// Query `i` sees key `j` if `i + shift - left <= j <= i + shift + right`, with
-    /// `shift = keys - queries`.
+    /// Key `j` is visible to query `i` if `i + shift - left <= j <= i + shift + right`, with `shift = keys - queries`.
     Window {
         /// The number of visible keys before the query's own position.
         left: usize,

@@ -5,14 +5,14 @@ use proptest::prelude::*;
 use super::*;
 use crate::testing::{Input, assert_gradients, compare, compare_within, devices, evaluate};
 
-/// A mask that is made on the device of the test.
+/// A mask, which is created on the device of the test.
 #[derive(Clone, Copy, Debug)]
 enum MaskKind {
     None,
     Causal,
     Window(usize, usize),
     Lengths,
-    /// Batches and heads of the tensor.
+    /// Whether the mask has the batch and the head dimension of the scores, or size 1 there.
     Hidden(bool, bool),
 }
 
@@ -28,12 +28,12 @@ const KINDS: [MaskKind; 9] = [
     MaskKind::Hidden(true, false),
 ];
 
-/// Lengths that begin with 0 and end with all keys.
+/// Returns the lengths of the batches, from 0 to all keys.
 fn length(batch: usize, batches: usize, keys: usize) -> usize {
     batch * keys / (batches - 1).max(1)
 }
 
-/// Hides about a third of the keys, and all of them in the first row.
+/// Hides about a third of the keys, and all keys of the first row.
 fn hides(i: usize, keys: usize) -> bool {
     i < keys || (i * 7 + i / 3).is_multiple_of(3)
 }
@@ -96,13 +96,13 @@ fn flat(
 fn inputs(shape: [usize; 4]) -> Vec<Input> {
     vec![
         Input::wave(shape, 0.1).scaled(2.0, 0.0),
-        // Near the logarithm of the sum over the keys, so that the sink has a share that counts.
+        // The logit is close to the log-sum-exp of the keys, so that the sink has a significant share.
         Input::wave([shape[1]], 0.6).scaled(1.0, (shape[3] as f64).ln()),
     ]
 }
 
 fn check_case(shape: [usize; 4], scale: f64, kind: MaskKind, sunk: u8) {
-    // The gradient of the sink is a sum over rounded probabilities, whose terms cancel in part.
+    // The gradient of the sink sums rounded probabilities, whose terms partly cancel.
     compare_within(
         if sunk == 2 { 4.0 } else { 1.0 },
         &format!("{kind:?} with sink {sunk} of {shape:?}"),
@@ -154,7 +154,7 @@ fn any_number_of_keys_fits() {
     check_case([2, 1, 1, 2052], 1.0, MaskKind::Lengths, 1);
 }
 
-/// Wider than the registers of a cube: the rows are read twice.
+/// The rows do not fit in the registers of a cube and are read twice.
 #[test]
 fn long_rows_are_the_composed_ones() {
     check_case([1, 1, 1, 40_000], 1.0, MaskKind::None, 0);
@@ -323,7 +323,7 @@ fn sixteen_bit_scores_take_a_sink_in_f32() {
     let p = masked_softmax(scores, 1.0, &Mask::None, Sink::PerHead(logits.clone()));
     assert_eq!(p.dtype(), burn::tensor::DType::BF16);
     let gradients = p.cast(burn::tensor::DType::F32).sum().backward();
-    // d/ds of 2 / (2 + e^s) is -2 e^s / (2 + e^s)^2.
+    // The derivative of 2 / (2 + e^s) is -2 e^s / (2 + e^s)^2.
     let gradient: Vec<f32> = logits
         .grad(&gradients)
         .unwrap()
@@ -339,7 +339,7 @@ fn sixteen_bit_scores_take_a_sink_in_f32() {
     }
 }
 
-/// Returns the panic of `work`.
+/// Returns the panic message of `work`.
 fn message(work: impl FnOnce() -> Tensor<4> + std::panic::UnwindSafe) -> String {
     let panic = std::panic::catch_unwind(work).expect_err("the call must fail");
     match panic.downcast::<String>() {

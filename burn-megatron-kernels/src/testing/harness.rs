@@ -74,8 +74,8 @@ pub(crate) struct Evaluation {
     pub gradients: Vec<Vec<f64>>,
 }
 
-/// Evaluates `operation` and the gradients of its leaves, with a wave as the gradient of the
-/// output. Leaves are flat; the operation reshapes them to [`Input::shape`].
+/// Evaluates `operation` and the gradients of its leaves, with a wave as the gradient of the output. Leaves are flat.
+/// The operation reshapes them to [`Input::shape`].
 pub(crate) fn evaluate(
     inputs: &[Input],
     device: &Device,
@@ -96,7 +96,7 @@ pub(crate) fn evaluate(
     let count = seed.len();
     let data = TensorData::new(seed, [count]).convert_dtype(output.dtype());
     let seed = Tensor::<1>::from_data(data, (&device, output.dtype()));
-    // The product alone would round the sum of a 16-bit loss, but not its gradient.
+    // The sum of a 16-bit loss is rounded, but its gradient is not affected.
     let gradients = (output.clone() * seed).sum().backward();
     let gradient = |leaf: &Tensor<1>| match leaf.grad(&gradients) {
         Some(gradient) => doubles(gradient),

@@ -10,7 +10,7 @@ use super::{AttentionShare, Hardware, Link};
 use burn_megatron::comm::{Buffer, CommError, Communicator, Rank, ReduceOp, World, WorldError};
 use burn_megatron::data_parallel::host_memory::HostMemory;
 
-/// The CPU could not be probed.
+/// Reasons why the CPU could not be probed.
 #[derive(Debug, thiserror::Error)]
 pub enum MeasureError {
     /// The ranks did not run.
@@ -24,14 +24,14 @@ pub enum MeasureError {
 /// Sizes of the products that are timed.
 const SIZES: [usize; 7] = [16, 32, 64, 128, 256, 512, 1024];
 
-/// The time that each operation is repeated in a round.
+/// The duration for which each operation is repeated in a round.
 const REPEAT: Duration = Duration::from_millis(60);
 
-/// Rounds of each operation.
+/// The number of rounds of each operation.
 const ROUNDS: usize = 3;
 
-/// Elements of a tensor that is streamed: those of the models that a CPU trains are of about this size, and their memory is
-/// used again.
+/// Elements of the tensor that is streamed. Models that are trained on a CPU have tensors of about this size, and their
+/// memory is reused.
 const STREAMED: usize = 1 << 18;
 
 /// Elements of a small and a large buffer of a collective.
@@ -40,27 +40,27 @@ const BUFFERS: [usize; 2] = [256, 1 << 20];
 /// The measurements of a rank, or their mean over ranks.
 #[derive(Clone, Debug, Default)]
 struct Rates {
-    /// Operations per second by size.
+    /// Operations per second, by the size of the product.
     products: Vec<f64>,
     /// Bytes per second.
     bandwidth: f64,
-    /// Seconds of an operation on few elements, in one pass.
+    /// Seconds per pass of an operation on few elements.
     operation: f64,
     /// Operations per second of attention, in the forward and the backward.
     attention: [f64; 2],
-    /// Seconds of a sum over the ranks, by buffer.
+    /// Seconds of an all-reduce over the ranks, for each buffer size.
     sums: [f64; 2],
 }
 
-/// Probes the CPU with `ranks` thread-ranks at once, each with one compute thread, in f32: products by size,
-/// streaming, attention, and sums over the ranks. Takes some seconds.
+/// Probes the CPU with `ranks` thread-ranks at the same time, each with one compute thread, in f32. The probe takes
+/// some seconds. It measures products by size, streaming, attention, and all-reduces over the ranks.
 ///
-/// The ranks share the machine, so the rates of one are those with all others at work, and the memory of one is its
-/// share.
+/// The ranks share the machine. The rates of a rank are therefore measured while all other ranks compute. The memory of
+/// a rank is an equal share of the machine's memory.
 ///
 /// # Errors
 ///
-/// [`MeasureError`]
+/// [`MeasureError`] if the ranks did not run or the memory of the machine is unknown.
 pub fn measure(ranks: usize) -> Result<Hardware, MeasureError> {
     let host = HostMemory::read();
     let limits = [host.machine, host.cgroup].into_iter().flatten();
@@ -97,8 +97,8 @@ pub fn measure(ranks: usize) -> Result<Hardware, MeasureError> {
     })
 }
 
-/// The link whose ring would sum the buffers in these times: `2 (n - 1)` steps, which send `2 (n - 1) / n` of the
-/// buffer. Between one rank and itself nothing is sent.
+/// Returns the link over which a ring all-reduce of the two buffers takes these times. The ring has `2 (n - 1)` steps,
+/// which send `2 (n - 1) / n` of the buffer. A single rank sends nothing; its link is computed as for two ranks.
 fn link(ranks: usize, [small, large]: [f64; 2]) -> Link {
     let steps = 2.0 * (ranks.max(2) - 1) as f64;
     let bytes = BUFFERS.map(|elements| 4.0 * elements as f64 * steps / ranks.max(2) as f64);
@@ -111,7 +111,7 @@ fn link(ranks: usize, [small, large]: [f64; 2]) -> Link {
     }
 }
 
-/// Measures on one rank while all others do the same.
+/// Measures the rates of one rank while all other ranks do the same.
 fn probe(rank: &Rank) -> Result<Rates, CommError> {
     let (device, world) = (burn::tensor::Device::flex(), rank.communicator());
     let random = |dims: [usize; 2]| Tensor::<2>::random(dims, Distribution::Default, &device);
@@ -146,7 +146,7 @@ fn probe(rank: &Rank) -> Result<Rates, CommError> {
     })
 }
 
-/// Seconds of an operation on few elements, in the forward and in the backward each.
+/// Returns the seconds of an operation on few elements, as the mean of forward and backward.
 fn probe_operation(world: &dyn Communicator) -> Result<f64, CommError> {
     const OPERATIONS: usize = 32;
     let device = burn::tensor::Device::flex().autodiff();
@@ -162,7 +162,7 @@ fn probe_operation(world: &dyn Communicator) -> Result<f64, CommError> {
     Ok(seconds / (2 * OPERATIONS) as f64)
 }
 
-/// Operations per second of the forward and the backward of causal attention.
+/// Returns the operations per second of the forward and the backward of causal attention.
 fn probe_attention(world: &dyn Communicator) -> Result<[f64; 2], CommError> {
     let (heads, tokens, width) = (4, 256, 32);
     let device = burn::tensor::Device::flex().autodiff();
@@ -181,7 +181,8 @@ fn probe_attention(world: &dyn Communicator) -> Result<[f64; 2], CommError> {
     Ok([flops / of_forward, 2.5 * flops / of_backward])
 }
 
-/// The seconds of an operation, repeated by all ranks at once, as often as the first rank says: the median of several rounds.
+/// Returns the seconds of an operation, as the median of several rounds. All ranks repeat it at the same time. The
+/// first rank determines the number of repetitions.
 fn repeat(world: &dyn Communicator, mut operation: impl FnMut()) -> Result<f64, CommError> {
     operation();
     let start = Instant::now();
@@ -207,7 +208,7 @@ fn repeat(world: &dyn Communicator, mut operation: impl FnMut()) -> Result<f64, 
 mod tests {
     use super::*;
 
-    /// The link gives back the times that it was made from.
+    /// The link reproduces the times from which it was computed.
     #[test]
     fn a_link_explains_both_times() {
         let link = link(4, [1e-5, 2e-3]);

@@ -1,8 +1,7 @@
-//! The rates of computation and memory of a device, and the links over which devices exchange: the constants of the
-//! planner.
+//! Hardware constants of the planner: the compute and memory rates of a device, and the links between devices.
 //!
-//! A [`Hardware`] is read from a TOML file; those of common devices are [built in](Hardware::named), with the source of
-//! each constant in a comment of `plan/hardware/*.toml`.
+//! A [`Hardware`] is read from a TOML file. The files of common devices are [built in](Hardware::named). The source of
+//! each constant is a comment in `src/hardware/*.toml`.
 
 mod measure;
 
@@ -12,31 +11,46 @@ use serde::{Deserialize, Serialize};
 
 pub use measure::{MeasureError, measure};
 
-/// A cluster of equal devices.
+/// A cluster of identical devices.
+///
+/// ```
+/// use burn_megatron_plan::hardware::Hardware;
+///
+/// let mut hardware = Hardware::named("h100")?;
+/// assert_eq!(hardware.peak_of("bf16")?, 989.4e12);
+/// // A hardware file with less memory.
+/// hardware.memory /= 2;
+/// assert_eq!(Hardware::parse(&hardware.to_toml())?, hardware);
+/// assert!(Hardware::named("P100").is_err());
+/// # Ok::<(), burn_megatron_plan::hardware::HardwareError>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Hardware {
-    /// Its name in reports.
+    /// The name in reports.
     pub name: String,
-    /// Bytes of memory of a device.
+    /// Memory of a device, in bytes.
     pub memory: u64,
-    /// Where the devices are thread-ranks of one machine, and no fewer than its cores: the number of cores. Rates are those
-    /// of a rank while all others compute; while others wait it has their share too, up to a core, and what is sent is
-    /// copied by the same cores.
+    /// The number of CPU cores. It is set if the devices are thread-ranks of one machine and the number of ranks is at
+    /// least the number of cores.
+    ///
+    /// The rates are valid for a rank while all other ranks compute. While other ranks wait, a rank also uses their
+    /// share, up to one core. The same cores copy the messages.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cores: Option<usize>,
-    /// Bytes per second that operations read and write which do little else.
+    /// Memory bandwidth, in bytes per second, of operations that mainly read and write memory.
     pub bandwidth: f64,
-    /// Seconds that an operation takes beside its computation, in the forward and in the backward; 0 where the device is
-    /// given operations faster than it computes them.
+    /// Overhead of an operation in seconds, in addition to its computation, in the forward and in the backward. It is 0
+    /// if operations are queued faster than the device computes them.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub operation: f64,
-    /// Operations per second of products, by the type of their operands: `f32`, `bf16`, `f16`, `fp8`. A utilisation
-    /// (MFU) is relative to it.
+    /// Peak operations per second of matrix products, by the type of their operands: `f32`, `bf16`, `f16`, `fp8`. Model
+    /// FLOPs utilization (MFU) is relative to this peak.
     pub peak: BTreeMap<String, f64>,
-    /// By type, or `default` for other types, the share of the peak that products of a size reach.
+    /// The share of the peak that products reach, as pairs of size and share. The key is a type, or `default` for all
+    /// other types.
     pub products: BTreeMap<String, Vec<(f64, f64)>>,
-    /// The share of the peak of 16 bits, or of f32 where the model computes in it, that attention reaches.
+    /// The share of the 16-bit peak that attention reaches. If the model computes in f32, the share of the f32 peak.
     pub attention: AttentionShare,
     /// The memory of the host, if state and activations can be [offloaded](burn_megatron::nn::ActivationOffload).
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -51,9 +65,9 @@ pub struct Hardware {
 pub struct Host {
     /// Bytes of memory.
     pub memory: u64,
-    /// Bytes per second that a device sends to the host, and receives at the same time.
+    /// Bytes per second in each direction between a device and the host, with both directions active at the same time.
     pub link: f64,
-    /// Bytes per second that the processor reads and writes.
+    /// Bytes per second that the CPU reads and writes.
     pub bandwidth: f64,
 }
 
@@ -61,9 +75,9 @@ pub struct Host {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AttentionShare {
-    /// In the forward.
+    /// Share in the forward.
     pub forward: f64,
-    /// In the backward.
+    /// Share in the backward.
     pub backward: f64,
 }
 
@@ -71,44 +85,45 @@ pub struct AttentionShare {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Link {
-    /// Its name in reports.
+    /// The name in reports.
     pub name: String,
-    /// The devices that it connects: a node, or a rack. `None`: all; the last link, and no other, has none.
+    /// The number of devices that the link connects: a node, or a rack. Only the last link has `None`: it connects all
+    /// devices.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub devices: Option<usize>,
     /// Bytes per second that a device sends.
     pub bandwidth: f64,
-    /// Seconds of a step of a collective.
+    /// Seconds per step of a collective.
     pub latency: f64,
 }
 
-/// A hardware file that cannot be used.
+/// Reasons why a hardware file cannot be used.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum HardwareError {
     /// No built-in device has this name.
     #[error("invalid device {0:?}: expected {names}, or a hardware file", names = Hardware::names().join(", "))]
     Unknown(String),
-    /// Not the format of a hardware file.
+    /// The file does not have the format of a hardware file.
     #[error("{0}")]
     Format(String),
     /// A constant is out of range.
     #[error("invalid {name} = {value}: expected {expected}")]
     Value {
-        /// The constant.
+        /// The name of the constant.
         name: String,
-        /// Its value.
+        /// The value of the constant.
         value: String,
-        /// The values that would fit.
+        /// The values that are allowed.
         expected: &'static str,
     },
-    /// No constant for a type.
+    /// The device has no peak for a type.
     #[error("{device} has no peak of {dtype}: it has {known}")]
     NoPeak {
         /// The device.
         device: String,
         /// The type.
         dtype: String,
-        /// The types that it has a peak of.
+        /// The types for which the device has a peak.
         known: String,
     },
 }
@@ -123,16 +138,16 @@ const BUILT_IN: [(&str, &str); 5] = [
 ];
 
 impl Hardware {
-    /// The names of the built-in devices.
+    /// Returns the names of the built-in devices.
     pub fn names() -> [&'static str; 5] {
         BUILT_IN.map(|(name, _)| name)
     }
 
-    /// A built-in device; the case of letters does not count.
+    /// Returns a built-in device. The name is case-insensitive.
     ///
     /// # Errors
     ///
-    /// [`HardwareError::Unknown`], with the names that there are.
+    /// [`HardwareError::Unknown`], with the names of the built-in devices.
     pub fn named(name: &str) -> Result<Self, HardwareError> {
         let found = BUILT_IN
             .iter()
@@ -145,7 +160,7 @@ impl Hardware {
     ///
     /// # Errors
     ///
-    /// [`HardwareError`], with the constant that is wrong.
+    /// [`HardwareError`], with the name of the invalid constant.
     pub fn parse(text: &str) -> Result<Self, HardwareError> {
         let hardware: Self =
             toml::from_str(text).map_err(|error| HardwareError::Format(error.to_string()))?;
@@ -153,7 +168,7 @@ impl Hardware {
         Ok(hardware)
     }
 
-    /// The text of a hardware file.
+    /// Returns the text of a hardware file.
     pub fn to_toml(&self) -> String {
         toml::to_string(self).unwrap_or_else(|error| error.to_string())
     }
@@ -252,11 +267,11 @@ impl Hardware {
         Ok(())
     }
 
-    /// The operations per second of products of this type.
+    /// Returns the peak operations per second of products of this type.
     ///
     /// # Errors
     ///
-    /// [`HardwareError::NoPeak`].
+    /// [`HardwareError::NoPeak`] if the device has no peak for this type.
     pub fn peak_of(&self, dtype: &str) -> Result<f64, HardwareError> {
         let found = self.peak.get(dtype).copied();
         found.ok_or_else(|| HardwareError::NoPeak {
@@ -266,14 +281,17 @@ impl Hardware {
         })
     }
 
-    /// The share of the peak that products of this type and `size`, the cube root of `m n k`, reach: between the given
-    /// sizes linear in the logarithm of the size, and beyond them that of the nearest.
+    /// Returns the share of the peak that products of this type and `size` reach. `size` is the cube root of `m n k`.
+    ///
+    /// Between the given sizes, the share is linear in the logarithm of the size. Above the largest size, it is
+    /// constant. Below the smallest size, the share falls so that a product takes at least the time of a product of the
+    /// smallest size.
     pub fn product_share(&self, dtype: &str, size: f64) -> f64 {
         let curve = self.products.get(dtype);
         let curve = &curve.unwrap_or(&self.products["default"])[..];
         let above = curve.partition_point(|(known, _)| *known <= size);
         let Some(&(low, share)) = curve[..above].last() else {
-            // Smaller products take no less time than the smallest that is given.
+            // A smaller product takes at least the time of the smallest given size.
             let (least, share) = curve[0];
             return share * (size / least).powi(3).min(1.0);
         };
@@ -322,7 +340,7 @@ mod tests {
         assert_eq!(share(1024.0), 0.37);
         assert!((share(1024.0 * 2f64.sqrt()) - 0.43).abs() < 1e-12);
         assert_eq!(share(1e9), 0.555);
-        // As long as the smallest.
+        // A product of size 64 takes the same time as a product of the smallest given size.
         assert_eq!(share(64.0), 0.02 / 8.0);
         assert!(h100.product_share("fp8", 4096.0) < share(4096.0));
     }

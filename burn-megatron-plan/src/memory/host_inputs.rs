@@ -1,5 +1,5 @@
-//! Which saved inputs of recomputed blocks are on the host, by the rules of their
-//! [store](burn_megatron::nn::ActivationOffload).
+//! Tracks which saved inputs of recomputed blocks are on the host, by the rules of [activation
+//! offload](burn_megatron::nn::ActivationOffload).
 
 use std::collections::HashMap;
 
@@ -11,7 +11,7 @@ use burn_megatron::pipeline::schedule::Action;
 #[derive(Clone, Copy, Debug, Default)]
 struct Offloaded {
     all: u64,
-    /// The inputs that nothing else keeps on the device.
+    /// Bytes of inputs that no other operation keeps on the device.
     freed: u64,
 }
 
@@ -19,10 +19,10 @@ struct Offloaded {
 #[derive(Debug)]
 pub(super) struct HostInputs {
     config: ActivationOffload,
-    /// By stage and micro-batch.
+    /// Offloaded bytes, keyed by stage and micro-batch.
     of: HashMap<(usize, usize), Offloaded>,
     now: u64,
-    /// The most so far.
+    /// The peak number of bytes so far.
     pub peak: u64,
 }
 
@@ -36,8 +36,8 @@ impl HostInputs {
         }
     }
 
-    /// The forward of an action is over: all of its inputs but the last ones leave, as far as the budget has room. Returns
-    /// the bytes that the device has no more.
+    /// Records the end of a forward: all inputs except the last ones move to the host, until the budget is used.
+    /// Returns the number of bytes that are freed on the device.
     pub fn leave(&mut self, action: &Action, stage: &StageProfile) -> u64 {
         let last = stage.offloadable.len().saturating_sub(self.config.prefetch);
         let mut own = Offloaded::default();
@@ -53,7 +53,7 @@ impl HostInputs {
         own.freed
     }
 
-    /// The backward of an action is over. Returns the bytes that were not on the device.
+    /// Records the end of a backward. Returns the number of bytes that were not on the device.
     pub fn take(&mut self, action: &Action) -> u64 {
         let own = self.of.remove(&(action.stage, action.micro_batch));
         let own = own.unwrap_or_default();
@@ -61,9 +61,9 @@ impl HostInputs {
         own.freed
     }
 
-    /// Returns the bytes of inputs in transfer that an action with inputs on the host has on the device: the input that
-    /// is on its way, in the forward as in the backward, where the `prefetch` inputs that are ahead have taken the
-    /// place of the last ones.
+    /// Returns the bytes of the input that is in transfer during an action. This is the size of the largest input, or 0
+    /// if the action has no inputs on the host. It is the same in the forward and in the backward. In the backward, the
+    /// `prefetch` inputs that are loaded ahead take the place of the last inputs.
     pub fn on_its_way(&self, action: &Action, stage: &StageProfile) -> u64 {
         let own = self.of.get(&(action.stage, action.micro_batch));
         let inputs = stage.offloadable.iter().map(|input| input.bytes);

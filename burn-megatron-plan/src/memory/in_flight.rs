@@ -13,11 +13,11 @@ use burn_megatron::pipeline::schedule::{Action, ActionKind, Schedule};
 pub struct MemorySample {
     /// The action.
     pub action: Action,
-    /// The bytes before it.
+    /// The memory before the action.
     pub before: MemoryByKind,
-    /// The most bytes while it runs.
+    /// The peak memory while the action runs.
     pub peak: MemoryByKind,
-    /// The bytes after it.
+    /// The memory after the action.
     pub after: MemoryByKind,
 }
 
@@ -39,7 +39,7 @@ pub(super) fn rank_memory(
 ) -> RankMemory {
     let mut receives = PostedReceives::new(schedule, rank, stages, receives_ahead);
     let all = MemoryByKind::state(state);
-    // Stages 0 and 1 use their buffers in the step of the optimizer, when nothing is in flight.
+    // Stages 0 and 1 use their buffers only in the optimizer step, when no micro-batch is in flight.
     let base = if zero_stage <= ZeroStage::Optimizer {
         MemoryByKind { buffers: 0, ..all }
     } else {
@@ -105,7 +105,7 @@ pub(super) fn rank_memory(
 }
 
 impl Alive {
-    /// Adds the memory of an action before its peak; returns the bytes of its temporaries.
+    /// Adds the memory of an action before its peak. Returns the bytes of its temporary tensors.
     fn enter(&mut self, action: &Action, stages: &[StageProfile]) -> u64 {
         let stage = &stages[action.stage];
         let kept = stage.saved_bytes();
@@ -121,8 +121,9 @@ impl Alive {
         }
     }
 
-    /// Adds the memory of a pair before its peak; returns the bytes of its temporaries. The forward and the backward of
-    /// a pair run layer by layer in turn. Each layer of the forward is kept after the backward has released a layer.
+    /// Adds the memory of a pair before its peak. Returns the bytes of its temporary tensors. The forward and the
+    /// backward of a pair alternate layer by layer. A layer of the forward is kept after the backward has released a
+    /// layer.
     fn enter_pair(&mut self, forward: &Action, backward: &Action, stages: &[StageProfile]) -> u64 {
         let [one, other] = [forward, backward].map(|action| &stages[action.stage]);
         let largest = |stage: &StageProfile, of: fn(&LayerProfile) -> u64| {
@@ -142,17 +143,17 @@ impl Alive {
         peak.saturating_sub(alive) + self.on_host.on_its_way(backward, other)
     }
 
-    /// The forward of an action is over: it keeps what its backward reads.
+    /// Records the end of a forward, which keeps the tensors that its backward reads.
     fn hold(&mut self, action: &Action, stages: &[StageProfile]) {
         let stage = &stages[action.stage];
         self.keep(stage);
-        // The input was received, and is kept with the rest.
+        // The received input is also one of the kept tensors.
         self.release(stage.input_bytes);
         let left = self.on_host.leave(action, stage);
         self.release(left);
     }
 
-    /// Releases the memory of an action.
+    /// Releases the memory of an action after it has run.
     fn leave(&mut self, action: &Action, stages: &[StageProfile]) {
         let stage = &stages[action.stage];
         let sends = |sent: bool, bytes: u64| if sent { bytes } else { 0 };
@@ -181,7 +182,7 @@ impl Alive {
         self.activations += stage.saved_bytes() - logits;
     }
 
-    /// The received gradient is used, and that of the input is to be sent.
+    /// Releases the gradient that was received, and adds the gradient of the input, which will be sent.
     fn end_backward(&mut self, stage: &StageProfile) {
         if stage.output.is_none() {
             self.release(stage.output_bytes());

@@ -1,10 +1,10 @@
-//! The memory of every pipeline rank of a layout, by kind, before anything is allocated.
+//! Plans the memory of every pipeline rank of a layout, by kind, before anything is allocated.
 //!
-//! State (parameters, gradients, optimizer, buffers) is that of a [`MemoryPlan`], which is exact. What a micro-batch
-//! keeps for its backward, and the temporaries beside it, are those of a [`StageProfile`], which runs the model's own
-//! forward and backward on shapes alone; so recomputation, fused operations, splits of the sequence and chunks of the
-//! loss are those of the model. How many micro-batches are in flight is read from the schedule: the peak is the
-//! maximum over its actions of the bytes of all stages of the rank, not of their count.
+//! The state (parameters, gradients, optimizer, buffers) comes from a [`MemoryPlan`], which is exact. The tensors that
+//! a micro-batch keeps for its backward, and the temporary tensors, come from a [`StageProfile`]. The profile runs the
+//! model's own forward and backward on shapes only. The plan therefore includes recomputation, fused operations,
+//! sequence splits and loss chunks of the model. The number of micro-batches in flight comes from the schedule. The
+//! peak is the maximum over the actions of the schedule of the bytes of all stages of the rank.
 
 mod host_inputs;
 mod in_flight;
@@ -28,30 +28,31 @@ use burn_megatron::pipeline::schedule::{Action, Schedule};
 pub use in_flight::MemorySample;
 pub use request::{MemoryError, MemoryRequest, RankProfiles, plan_memory, plan_memory_with};
 
-/// The bytes of one rank by kind.
+/// The memory of one rank in bytes, by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryByKind {
     /// Parameters in the type of the model.
     pub parameters: u64,
     /// Gradients.
     pub gradients: u64,
-    /// Masters and moments.
+    /// Master weights and moments.
     pub optimizer: u64,
     /// Buffers of the data-parallel collectives, and gathered parameters.
     pub buffers: u64,
     /// The activations that the micro-batches in flight keep for their backward, and the tensors that are sent between
     /// stages.
     pub activations: u64,
-    /// The tensors that the output layer and the loss keep, and their temporaries where they are the peak.
+    /// The tensors that the output layer and the loss keep. Includes the temporary tensors of these layers if they are
+    /// at the peak.
     pub logits: u64,
-    /// Other temporaries of the operation that runs.
+    /// Other temporary tensors of the operation that runs.
     pub transient: u64,
-    /// The loss of the allocator: see [`MemoryRequest::slack`].
+    /// Memory that the allocator wastes: see [`MemoryRequest::slack`].
     pub slack: u64,
 }
 
 impl MemoryByKind {
-    /// The state of a rank.
+    /// Returns the state of a rank.
     pub fn state(plan: &MemoryPlan) -> Self {
         Self {
             parameters: plan.parameters,
@@ -62,7 +63,7 @@ impl MemoryByKind {
         }
     }
 
-    /// The kinds with their names.
+    /// Returns the bytes of all kinds, with their names.
     pub fn kinds(&self) -> [(&'static str, u64); 8] {
         [
             ("parameters", self.parameters),
@@ -76,14 +77,14 @@ impl MemoryByKind {
         ]
     }
 
-    /// The sum.
+    /// Returns the sum over all kinds.
     pub fn total(&self) -> u64 {
         let kinds = self.kinds().into_iter();
         kinds.fold(0, |sum, (_, bytes)| sum.saturating_add(bytes))
     }
 
-    /// With the slack of an allocator that needs `factor` times what is allocated beside the parameters, gradients and
-    /// optimizer state, which are few large pieces.
+    /// Adds the slack of an allocator that needs `factor` times the allocated bytes. Parameters, gradients and
+    /// optimizer state are few large allocations and need no slack.
     fn with_slack(self, factor: f64) -> Self {
         let parts = [self.buffers, self.activations, self.logits, self.transient];
         let pieces: u64 = parts.into_iter().fold(0, u64::saturating_add);
@@ -120,34 +121,35 @@ impl Sum for MemoryByKind {
 /// The memory of one pipeline rank.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RankMemory {
-    /// The most that it needs at once.
+    /// The peak memory.
     pub peak: MemoryByKind,
-    /// The action at which it does; `None` for the step of the optimizer.
+    /// The action at the peak, or `None` for the optimizer step.
     pub at: Option<Action>,
-    /// The most bytes of saved inputs of recomputed blocks on the host.
+    /// The peak number of bytes of saved inputs of recomputed blocks on the host.
     pub host_activations: u64,
-    /// The bytes after each action of the rank, in order.
+    /// The memory before, during and after each action of the rank, in order.
     pub samples: Vec<MemorySample>,
 }
 
 /// The memory of all pipeline ranks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MemoryReport {
-    /// By pipeline rank.
+    /// The memory of each pipeline rank.
     pub ranks: Vec<RankMemory>,
-    /// By stage, what was profiled.
+    /// The profile of each stage.
     pub stages: Vec<StageProfile>,
-    /// The state by pipeline rank.
+    /// The state of each pipeline rank.
     pub states: Vec<MemoryPlan>,
     /// The order in which micro-batches pass through the stages.
     pub schedule: Schedule,
 }
 
 impl MemoryReport {
-    /// Adds what the stages keep, in the order of the schedule, to the states of the pipeline ranks.
+    /// Creates the report of all pipeline ranks from their states and the profiles of the stages, in the order of the
+    /// schedule.
     ///
-    /// `slack` is the factor of [`MemoryRequest::slack`]; `offload` says which of the [inputs](StageProfile::offloadable)
-    /// leave the device, `receives_ahead` how many receives from each neighbour are
+    /// `slack` is the factor of [`MemoryRequest::slack`]. `offload` determines the [inputs](StageProfile::offloadable)
+    /// that are offloaded to the host. `receives_ahead` is the number of receives from each neighbor that are
     /// [posted ahead](burn_megatron::pipeline::engine::P2pConfig::receives_ahead).
     pub fn new(
         schedule: &Schedule,
@@ -171,7 +173,7 @@ impl MemoryReport {
         }
     }
 
-    /// The pipeline rank that needs the most, and its memory.
+    /// Returns the pipeline rank that needs the most memory, with its memory.
     pub fn fullest(&self) -> (usize, &RankMemory) {
         let ranks = self.ranks.iter().enumerate();
         let fullest =

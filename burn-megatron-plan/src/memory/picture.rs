@@ -1,4 +1,4 @@
-//! The memory of every pipeline rank over a step, as SVG.
+//! Draws the memory of every pipeline rank over a step as SVG.
 
 use std::path::Path;
 
@@ -10,18 +10,19 @@ use burn_megatron::pipeline::schedule::{StageTimes, simulate};
 use burn_megatron_plot::{Area, FAINT, FONT, PlotError, TEXT, failed, render, write};
 
 const WIDTH: u32 = 1100;
-/// The height of a rank.
+/// The height of the panel of a rank.
 const ROW: u32 = 130;
 const HEAD: u32 = 70;
 /// The height of the labels of the time axis.
 const FOOT: u32 = 40;
 const LEFT: u32 = 96;
-/// Points of a rank that are drawn.
+/// The maximum number of points that are drawn for a rank.
 const MAX_POINTS: usize = 2000;
-/// More ranks make a picture that is slow to open.
+/// The maximum number of ranks. A picture with more ranks is slow to open.
 const MAX_RANKS: usize = 64;
 
-/// By kind, in the order of [`MemoryByKind::kinds`]: distinguishable also with red-green color blindness.
+/// The color of each kind, in the order of [`MemoryByKind::kinds`]. The colors can be distinguished with red-green
+/// color blindness.
 const COLORS: [RGBColor; 8] = [
     RGBColor(0, 114, 178),
     RGBColor(86, 180, 233),
@@ -34,17 +35,18 @@ const COLORS: [RGBColor; 8] = [
 ];
 const LIMIT: RGBColor = RGBColor(180, 0, 0);
 
-/// Bytes from a time on.
+/// The memory from a given time on.
 type Point = (f64, MemoryByKind);
 
 impl MemoryReport {
-    /// The memory of a step as SVG: a panel for each pipeline rank, its kinds on top of each other over the time of the
-    /// step, with the step of the optimizer at the end. The time is in units of a forward of a stage; a backward takes
-    /// two. `limit` is drawn as a line.
+    /// Draws the memory of a step as SVG, with one panel per pipeline rank.
+    ///
+    /// Each panel stacks the kinds of memory over the time of the step. The optimizer step is at the end. The unit of
+    /// time is a forward of a stage, and a backward takes two units. `limit` is drawn as a line.
     ///
     /// # Errors
     ///
-    /// [`PlotError::Draw`] if drawing fails, or for more than 64 pipeline ranks.
+    /// [`PlotError::Draw`] if drawing fails, or if there are more than 64 pipeline ranks.
     pub fn svg(&self, title: &str, limit: Option<u64>) -> Result<String, PlotError> {
         let ranks = self.ranks.len();
         if ranks > MAX_RANKS {
@@ -80,7 +82,7 @@ impl MemoryReport {
         write(path, &self.svg(title, limit)?)
     }
 
-    /// By rank, when its bytes change; the last point ends the step.
+    /// Returns the points in time at which the memory of each rank changes. The last point is the end of the step.
     fn timelines(&self) -> Result<Vec<Vec<Point>>, PlotError> {
         let times = StageTimes::uniform(self.schedule.stages(), 1.0, 1.0, 1.0, 0.0);
         let simulation = simulate(&self.schedule, &times).map_err(failed)?;
@@ -95,7 +97,7 @@ impl MemoryReport {
                     points.extend([(span.start, peak), (span.end, after)]);
                 }
             }
-            // The step of the optimizer.
+            // The optimizer step.
             points.push((end, MemoryByKind::state(state)));
             points.push((end + 1.0, MemoryByKind::state(state)));
             downsampled(&points)
@@ -129,7 +131,7 @@ impl MemoryReport {
 }
 
 impl super::RankMemory {
-    /// Whether it ever has bytes of this kind.
+    /// Returns whether the rank has bytes of this kind at any time.
     fn has(&self, kind: usize) -> bool {
         let samples = self.samples.iter().map(|sample| &sample.peak);
         let mut all = samples.chain([&self.peak]);
@@ -137,8 +139,8 @@ impl super::RankMemory {
     }
 }
 
-/// Reduces the points to the number that can be drawn: each stretch of time keeps the point with the most bytes, at its
-/// start.
+/// Reduces the points to the number that can be drawn. Each interval keeps the point with the most bytes, at the start
+/// of the interval.
 fn downsampled(points: &[Point]) -> Vec<Point> {
     let Some((last, points)) = points.split_last() else {
         return vec![];
@@ -152,7 +154,7 @@ fn downsampled(points: &[Point]) -> Vec<Point> {
     most.chain([*last]).collect()
 }
 
-/// The largest binary unit of which there is one, with its bytes.
+/// Returns the largest binary unit that is at most `bytes`: its size in bytes and its name.
 fn unit(bytes: f64) -> (f64, &'static str) {
     let units = [("GiB", 30), ("MiB", 20), ("KiB", 10)];
     let units = units.map(|(name, power)| (f64::from(1 << power), name));
@@ -207,7 +209,8 @@ fn draw_rank(
     Ok(())
 }
 
-/// The outline of a kind on top of those before it: steps to the right along its top, and back along its bottom.
+/// Returns the outline of a kind, which is stacked on the kinds before it: to the right along its top, and back along
+/// its bottom.
 fn band(timeline: &[Point], kind: usize, unit: f64) -> Vec<(f64, f64)> {
     let height = |memory: &MemoryByKind, kinds: usize| {
         let kinds = memory.kinds().into_iter().take(kinds);

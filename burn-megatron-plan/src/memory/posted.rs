@@ -1,17 +1,17 @@
-//! The receives of a rank, posted ahead.
+//! The receives of a rank that are posted ahead of time.
 
 use std::collections::BTreeMap;
 
 use crate::profile::StageProfile;
 use burn_megatron::pipeline::schedule::{Action, ActionKind, Schedule};
 
-/// The memory of receives as the [engine](burn_megatron::pipeline::engine) posts them: so many from each neighbour ahead of their
-/// position in the schedule.
+/// The memory of receives as the [engine](burn_megatron::pipeline::engine) posts them: `ahead` receives from each
+/// neighbor are posted before the schedule reaches them.
 pub(super) struct PostedReceives {
     ahead: usize,
-    /// By peer, the bytes of its tensors in order.
+    /// The bytes of the tensors from each peer, in order.
     bytes: BTreeMap<usize, Vec<u64>>,
-    /// By peer, the number of the receives whose position was reached.
+    /// The number of receives from each peer that the schedule has reached.
     reached: BTreeMap<usize, usize>,
 }
 
@@ -35,13 +35,13 @@ impl PostedReceives {
         }
     }
 
-    /// The bytes of what is posted before the first action.
+    /// Returns the bytes of the receives that are posted before the first action.
     pub fn at_start(&self) -> u64 {
         let of_peer = |bytes: &Vec<u64>| bytes.iter().take(self.ahead).sum::<u64>();
         self.bytes.values().map(of_peer).sum()
     }
 
-    /// The bytes of what is posted at the position of a receive.
+    /// Returns the bytes of the receive that is posted when the schedule reaches `receive`.
     pub fn posted_in(&mut self, receive: &Action, schedule: &Schedule) -> u64 {
         let Some(peer) = schedule.peer(receive) else {
             return 0;

@@ -1,4 +1,4 @@
-//! The report as a table.
+//! Formats the report as a table.
 
 use std::fmt;
 
@@ -7,8 +7,8 @@ use burn_megatron::data_parallel::format_bytes;
 use burn_megatron::text_table::Table;
 
 impl fmt::Display for MemoryReport {
-    /// One row per pipeline rank, with its kinds at its peak, the total, what is on the host if anything is, and the
-    /// action of the peak.
+    /// Writes one row per pipeline rank: the kinds of memory at its peak, the total, the bytes on the host if there are
+    /// any, and the action at the peak.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kinds = self.fullest().1.peak.kinds();
         let shown: Vec<usize> = (0..kinds.len())

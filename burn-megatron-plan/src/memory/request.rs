@@ -1,4 +1,4 @@
-//! The memory of a model in a layout.
+//! Plans the memory of a model in a layout.
 
 use std::collections::HashMap;
 
@@ -23,37 +23,37 @@ use burn_megatron::nn::lora::LoraConfig;
 use burn_megatron::nn::{BuildError, ModelBuilder, RecomputeConfig};
 use burn_megatron::pipeline::{LayoutScheduleError, schedule_of, stages_on_rank};
 
-/// A run whose memory is planned.
+/// The settings of a run whose memory is planned.
 #[derive(Clone, Debug)]
 pub struct MemoryRequest<'a> {
     /// The layout.
     pub layout: &'a ParallelConfig,
     /// The number of ranks.
     pub ranks: usize,
-    /// Samples of a micro-batch of a rank.
+    /// Samples of a micro-batch on one rank.
     pub micro_batch_size: usize,
     /// Tokens of a sample.
     pub sequence_length: usize,
-    /// Micro-batches of a rank in a step.
+    /// Micro-batches per step of one rank.
     pub micro_batches: usize,
-    /// The sharding of state, and its types.
+    /// The settings of data parallelism: the sharding of the state, and its types.
     pub sharding: &'a DataParallelConfig,
-    /// Which operations are fused.
+    /// The operations that use fused kernels.
     pub kernels: &'a KernelChoices,
-    /// The layers in 8 bits.
+    /// The layers that compute in FP8.
     pub fp8: &'a Fp8Config,
-    /// The adapters, beside which every other parameter is frozen.
+    /// The LoRA adapters. If they are set, every other parameter is frozen.
     pub lora: Option<&'a LoraConfig>,
     /// The layers that are recomputed in the backward.
     pub recompute: &'a RecomputeConfig,
-    /// The properties that shapes alone do not determine.
+    /// Properties that cannot be derived from shapes.
     pub settings: ShapeSettings,
-    /// The bytes that the allocator needs for activations and temporaries, divided by the bytes of these tensors: 1 for
-    /// an exact plan; a caching allocator needs about 1.05 to 1.1.
+    /// The bytes that the allocator needs for activations and temporary tensors, divided by the bytes of these tensors.
+    /// 1 means an exact plan. A caching allocator needs about 1.05 to 1.1.
     pub slack: f64,
 }
 
-/// Why memory cannot be planned.
+/// Reasons why the memory cannot be planned.
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
     /// The layout does not fit the ranks.
@@ -68,7 +68,7 @@ pub enum MemoryError {
     /// The model does not fit the layout.
     #[error(transparent)]
     Build(#[from] BuildError),
-    /// The state cannot be sharded so.
+    /// The state cannot be sharded in this way.
     #[error(transparent)]
     Sharding(#[from] DataParallelError),
     /// The model cannot be run on shapes.
@@ -78,12 +78,13 @@ pub enum MemoryError {
 
 /// Profiles of pipeline ranks, shared by the plans of several layouts of one model.
 ///
-/// The requests may differ in their layout, the size of a micro-batch, the number of micro-batches, the recomputation and the
-/// sharding. Layouts whose ranks compute the same share a profile, whatever their schedule and sharding.
+/// The requests may differ in layout, micro-batch size, number of micro-batches, recomputation and sharding. All
+/// layouts whose ranks compute the same share one profile, independent of schedule and sharding.
 #[derive(Debug, Default)]
 pub struct RankProfiles(Mutex<HashMap<ProfileKey, Vec<(RecomputeConfig, RankProfile)>>>);
 
-/// Key of a profile: the layout without its schedule and sharding, samples and tokens of a micro-batch, and the rank.
+/// Key of a profile: the layout without its schedule and sharding, the samples and tokens of a micro-batch, and the
+/// kind of rank.
 type ProfileKey = (ParallelConfig, [usize; 2], RankKind);
 
 impl RankProfiles {
@@ -120,12 +121,12 @@ impl RankProfiles {
     }
 }
 
-/// Plans the memory of every pipeline rank, from the model itself. Nothing is allocated or sent.
+/// Plans the memory of every pipeline rank by running the model on shapes. Nothing is allocated or sent.
 ///
 /// # Errors
 ///
-/// [`MemoryError`] for a layout that does not fit the model or the ranks, and for a model with an operation that cannot
-/// be planned, which is named.
+/// [`MemoryError`] if the layout does not fit the model or the ranks, or if the model has an operation that cannot be
+/// planned. The error names the operation.
 pub fn plan_memory<C: ModelConfig>(
     config: &C,
     request: &MemoryRequest<'_>,
@@ -133,7 +134,7 @@ pub fn plan_memory<C: ModelConfig>(
     plan_memory_with(config, request, &RankProfiles::default())
 }
 
-/// Runs [`plan_memory`] with the profiles of earlier plans of the same model.
+/// Runs [`plan_memory`] and reuses the profiles of earlier plans of the same model.
 ///
 /// # Errors
 ///
@@ -183,13 +184,13 @@ pub fn plan_memory_with<C: ModelConfig>(
     ))
 }
 
-/// The properties that decide the profile and the state of a pipeline rank.
+/// The properties that determine the profile and the state of a pipeline rank.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct RankKind {
-    /// By stage: whether it has the embedding, the kinds of its layers, whether it has the loss.
+    /// Each stage: whether it has the embedding, the kinds of its layers, and whether it has the loss.
     stages: Vec<(bool, Vec<usize>, bool)>,
     input: [usize; 3],
-    /// Where settings go by the place of a layer.
+    /// The pipeline rank, if settings depend on the position of a layer.
     rank: Option<usize>,
 }
 
@@ -213,7 +214,7 @@ impl RankKind {
     }
 }
 
-/// The state of a pipeline rank.
+/// Returns the state of a pipeline rank.
 fn rank_state<C: ModelConfig>(
     config: &C,
     request: &MemoryRequest<'_>,
@@ -230,7 +231,7 @@ fn rank_state<C: ModelConfig>(
     Ok(ShardingEstimate::of(&model, groups, request.sharding)?.memory)
 }
 
-/// The profile of a pipeline rank.
+/// Returns the profile of a pipeline rank.
 fn rank_profile<C: ModelConfig>(
     config: &C,
     request: &MemoryRequest<'_>,

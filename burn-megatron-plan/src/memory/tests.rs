@@ -7,7 +7,7 @@ const NONE: ActivationOffload = ActivationOffload {
     prefetch: 1,
 };
 
-/// A stage that keeps so many bytes of a micro-batch, and needs as many more in its backward.
+/// Returns a stage that keeps `bytes` bytes of a micro-batch. Its backward needs the same bytes and no more.
 fn stage(bytes: u64) -> StageProfile {
     let layer = LayerProfile {
         saved: vec![SavedTensor {
@@ -44,8 +44,8 @@ fn activations(kind: ScheduleKind, ranks: usize, stages: usize, micro_batches: u
         .collect()
 }
 
-/// Narayanan et al. 2021, arXiv:2104.04473: 1F1B has as many micro-batches in flight as ranks from here on; an
-/// interleaved schedule `2 (p - r - 1) + (v - 1) p + 1` chunks.
+/// Narayanan et al. 2021, arXiv:2104.04473: with 1F1B, rank `r` of `p` has `p - r` micro-batches in flight. With an
+/// interleaved schedule, it has `2 (p - r - 1) + (v - 1) p + 1` chunks in flight.
 #[test]
 fn chunks_in_flight_are_those_of_the_schedule() {
     let one = activations(ScheduleKind::OneFOneB, 8, 1, 32);
@@ -56,7 +56,7 @@ fn chunks_in_flight_are_those_of_the_schedule() {
     assert_eq!(interleaved, [11, 9, 7, 5]);
 }
 
-/// Stage 0 is the heavy one, on the rank that has most in flight.
+/// Stage 1 is the large one. Its rank has the peak, although rank 0 has more micro-batches in flight.
 #[test]
 fn the_peak_is_of_bytes_not_of_counts() {
     let config = ScheduleConfig::new(ScheduleKind::OneFOneB, 2, 4);
@@ -92,7 +92,7 @@ fn the_peak_is_of_bytes_not_of_counts() {
     assert!(!report.to_string().contains("on the host"));
 }
 
-/// Each layer of the forward is kept after the backward of the same pair has released a layer.
+/// A layer of the forward is kept after the backward of the same pair has released a layer.
 #[test]
 fn a_pair_keeps_one_micro_batch_and_one_layer_more() {
     let config = ScheduleConfig::new(ScheduleKind::OneFOneB, 1, 4).with_pairs(true);
@@ -110,9 +110,9 @@ fn a_pair_keeps_one_micro_batch_and_one_layer_more() {
         rank.peak.total()
     };
     assert_eq!(peak_of(of_four_layers.clone()), 50);
-    // Of one layer both are alive.
+    // With one layer, forward and backward are both alive.
     assert_eq!(peak_of(stage(100)), 200);
-    // The loss needs more than a layer.
+    // The loss needs more memory than a layer.
     of_four_layers.backward_bytes = 70;
     assert_eq!(peak_of(of_four_layers), 70);
 }
@@ -150,7 +150,7 @@ fn what_is_on_the_host_is_shown_beside_the_total() {
     assert_eq!((peak.optimizer, peak.total() < 4096), (8, true));
 }
 
-/// Each receive that is posted ahead has its tensor from the step's start on.
+/// The tensor of each receive that is posted ahead is allocated from the start of the step.
 #[test]
 fn receives_ahead_have_their_memory() {
     let schedule = generate(&ScheduleConfig::new(ScheduleKind::OneFOneB, 2, 4)).unwrap();
@@ -171,11 +171,11 @@ fn receives_ahead_have_their_memory() {
     for ahead in [1, 2] {
         let (before, peaks) = peaks(ahead);
         assert_eq!(before, [5 * ahead as u64; 2], "{ahead}");
-        // At its peak a rank has not received the last tensors.
+        // At its peak, a rank has not yet received the last tensors.
         let expected = without.iter().map(|peak| peak + 5 * ahead as u64);
         assert_eq!(peaks, expected.collect::<Vec<_>>(), "{ahead}");
     }
-    // No more than there are.
+    // No more receives are posted than the schedule has.
     assert_eq!(peaks(usize::MAX).0, [20, 20]);
 }
 
@@ -187,7 +187,8 @@ fn inputs<const N: usize>(bytes: [u64; N]) -> Vec<BlockInput> {
     bytes.map(input).into()
 }
 
-/// Two micro-batches of a stage, each with the inputs 1, 2 and 4 of its 10 bytes; the last one is needed at once.
+/// Two micro-batches of a stage. Each keeps 10 bytes, which include inputs of 1, 2 and 4 bytes. The last input is
+/// needed at once.
 #[test]
 fn inputs_on_the_host_are_not_on_the_device() {
     let schedule = generate(&ScheduleConfig::new(ScheduleKind::GPipe, 1, 2)).unwrap();
@@ -205,13 +206,13 @@ fn inputs_on_the_host_are_not_on_the_device() {
         (rank.peak.total(), rank.host_activations)
     };
     assert_eq!(peak(&stages, 0, 1), (20, 0));
-    // Beside what stays, the largest is on its way.
+    // In addition to the kept tensors, the largest input is in transfer.
     assert_eq!(peak(&stages, 100, 1), (20 - 6 + 4, 6));
     assert_eq!(peak(&stages, 100, 0), (20 - 14 + 4, 14));
     assert_eq!(peak(&stages, 100, 3), (20, 0));
-    // The second micro-batch has room for its first input alone.
+    // The budget has room only for the first input of the second micro-batch.
     assert_eq!(peak(&stages, 4, 1), (20 - 4 + 4, 4));
-    // What others keep leaves nothing.
+    // Offloading an input that another operation keeps on the device frees nothing.
     let mut shared = stages.clone();
     shared[0].offloadable[0].is_shared = true;
     assert_eq!(peak(&shared, 100, 1), (20 - 4 + 4, 6));

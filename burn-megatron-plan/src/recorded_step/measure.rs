@@ -1,4 +1,4 @@
-//! The computation of an operation, and the ranks of an exchange.
+//! Measures the computation of an operation, and finds the axes of an exchange.
 
 use burn_ir::{FloatOperationIr, OperationIr, TensorIr};
 
@@ -6,8 +6,10 @@ use super::storage::bytes_of;
 use crate::profile::{AttentionShape, GroupPart, LayerProfile, Product};
 use burn_megatron::mesh::{Axis, AxisSet, Grid, Mesh};
 
-/// The axes in which the ranks of a group differ, on the grid where they are all of those that do, or those of the group of
-/// expert ranks of which they are a part by nodes.
+/// Returns the grid and the axes in which the ranks of a group differ.
+///
+/// If the ranks are not a whole group of a grid, they may be a part of a group of expert ranks. The part is the ranks
+/// of one node, or one rank of each node. Otherwise the set of axes is empty.
 pub(super) fn axes_of(ranks: &[usize], mesh: &Mesh) -> (Grid, AxisSet, GroupPart) {
     let places = Grid::ALL.map(|grid| {
         let all = mesh.without_trivial_axes(grid, grid.axes());
@@ -50,7 +52,7 @@ fn part_of_experts(ranks: &[usize], mesh: &Mesh) -> Option<(Grid, AxisSet, Group
     ))
 }
 
-/// Adds what an operation of the forward computes to its layer.
+/// Adds the computation of an operation of the forward to its layer.
 pub(super) fn measure(layer: &mut LayerProfile, operation: &OperationIr, streams: bool) {
     let dims = |tensor: &TensorIr| -> Vec<u64> {
         tensor

@@ -1,9 +1,10 @@
-//! From a recording of a stage's forward and backward to what its layers keep, and when.
+//! Computes the memory of a stage's layers over time, from a recording of the forward and the backward.
 //!
-//! The forward of each operation that a tracked tensor enters is a node with the tensors that it saves: what
-//! [`Function::forward`](burn_megatron_kernels::Function::forward) returned, or what Burn's operations keep.
-//! The backward of the nodes runs in reverse. A storage lives from the operation that makes it to the last one that
-//! uses it, the backward of the nodes that save it included; the bytes alive at each operation are the memory.
+//! Each operation of the forward that has a tracked input is a node. A node has the tensors that it saves: those that
+//! [`Function::forward`](burn_megatron_kernels::Function::forward) returned, or those that Burn's operations keep. The
+//! backward of the nodes runs in reverse order. A storage lives from the operation that creates it to the last
+//! operation that uses it, including the backward of the nodes that save it. The memory at an operation is the sum of
+//! the bytes that are alive.
 
 mod measure;
 mod model;
@@ -27,26 +28,27 @@ pub use operations::name as operation_name;
 pub(crate) use model::goes_by_place;
 pub use model::{ProfileError, ProfileRequest, RankProfile, profile_rank};
 
-/// A stage begins, or its backward, in a recording.
+/// A mark in a recording: the start of a part of a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StageNote {
-    /// The forward of a stage.
+    /// The forward of a stage starts.
     Forward,
-    /// The next operation makes its input.
+    /// The next operation creates the input of the stage.
     Input,
-    /// Its last part: norm, output layer and loss.
+    /// The last part of the stage starts: norm, output layer and loss.
     Output,
-    /// Its backward.
+    /// The backward of the stage starts.
     Backward,
-    /// It is over.
+    /// The stage is complete.
     End,
 }
 
-/// The next operation makes memory of the training state, such as a buffer of gradients.
+/// A mark in a recording: the next operation allocates memory of the training state, such as a gradient buffer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StateNote;
 
-/// Returns the profiles of the stages of a recording, in order. `repeats` has the layers that each stage repeats.
+/// Returns the profiles of the stages of a recording, in order. `repeats` are the layers that were left out of each
+/// stage.
 pub(crate) fn stages(recording: &Recording, mesh: &Mesh, repeats: &[Repeat]) -> Vec<StageProfile> {
     let mut walk = Walk::new(recording, mesh, repeats);
     for step in &recording.steps {
@@ -55,7 +57,7 @@ pub(crate) fn stages(recording: &Recording, mesh: &Mesh, repeats: &[Repeat]) -> 
     walk.finished
 }
 
-/// The value of a note of this type.
+/// Returns the value of a note of this type.
 fn note<T: Any>(step: &RecordedStep) -> Option<&T> {
     match step {
         RecordedStep::Note(note) => note.downcast_ref(),

@@ -33,36 +33,36 @@ pub struct ProfileRequest<'a> {
     pub groups: &'a ParallelContext,
     /// The type in which the model computes.
     pub dtype: DType,
-    /// Which operations are fused.
+    /// The operations that use fused kernels.
     pub kernels: &'a KernelChoices,
-    /// The layers in 8 bits.
+    /// The layers that compute in FP8.
     pub fp8: &'a Fp8Config,
     /// The layers that are recomputed in the backward.
     pub recompute: &'a RecomputeConfig,
-    /// The adapters, beside which every other parameter is frozen.
+    /// The LoRA adapters. If they are set, every other parameter is frozen.
     pub lora: Option<&'a LoraConfig>,
-    /// Patterns of the paths of parameters that are frozen.
+    /// Path patterns of the parameters that are frozen.
     pub freeze: &'a [String],
     /// Samples and tokens of a micro-batch: `[batch, seq]`, before the sequence is split.
     pub shape: [usize; 2],
-    /// The shape of the input of the first of the rank's stages, `[batch, seq, hidden]`; not read for the first stage of the
-    /// model. See [`RankProfile::output`].
+    /// The shape of the input of the first stage on the rank, `[batch, seq, hidden]`. It is ignored for the first stage
+    /// of the model. See [`RankProfile::output`].
     pub input: [usize; 3],
-    /// The properties that shapes alone do not determine.
+    /// Properties that cannot be derived from shapes.
     pub settings: ShapeSettings,
 }
 
-/// The stages of a rank.
+/// The profiles of the stages of a rank.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RankProfile {
-    /// By stage of the rank, in order.
+    /// The stages of the rank in order, each with its number.
     pub stages: Vec<(usize, StageProfile)>,
-    /// The shape of the tensor that a stage sends to the next stage: `[batch, seq, hidden]`. The last stage of a model sends
-    /// nothing.
+    /// The shape of the tensor that a stage sends to the next stage: `[batch, seq, hidden]`. The last stage of a model
+    /// sends nothing.
     pub output: [usize; 3],
 }
 
-/// Why a model cannot be profiled.
+/// Reasons why a model cannot be profiled.
 #[derive(Debug, thiserror::Error)]
 pub enum ProfileError {
     /// The model cannot be built.
@@ -71,7 +71,7 @@ pub enum ProfileError {
     /// Sequences cannot be split over the context axis.
     #[error(transparent)]
     Context(#[from] ContextSplitError),
-    /// An operation cannot run on shapes alone.
+    /// An operation cannot run on shapes only.
     #[error("the memory of the model cannot be planned: {0}")]
     Record(#[from] RecordError),
     /// A pattern of [`ProfileRequest::freeze`] is invalid.
@@ -79,12 +79,12 @@ pub enum ProfileError {
     Freeze(#[from] DataParallelError),
 }
 
-/// Profiles the stages of one rank of a model, from its forward and backward on shapes alone: nothing is allocated.
-/// If layers [repeat](ModelConfig::layer_kind), only a few of them are run.
+/// Profiles the stages of one rank of a model by running the forward and the backward on shapes only. Nothing is
+/// allocated. If layers [repeat](ModelConfig::layer_kind), only a few of them are run.
 ///
 /// # Errors
 ///
-/// [`ProfileError`], with the operation that cannot be planned.
+/// [`ProfileError`]. It names the operation if an operation cannot be planned.
 pub fn profile_rank<C: ModelConfig>(
     config: &C,
     request: &ProfileRequest<'_>,
@@ -114,7 +114,7 @@ pub fn profile_rank<C: ModelConfig>(
             .with_recompute(request.recompute)?
             .with_lora(request.lora)?;
         let mut model = config.init_stages(builder.outline(), &own)?;
-        // A pattern may match parameters of other stages, or of layers that are left out.
+        // A pattern may match parameters of other stages, or parameters of layers that are left out.
         freeze(&mut model.table, request.freeze)?;
         record::begin_variables();
         let mut input = request.input;
@@ -127,7 +127,8 @@ pub fn profile_rank<C: ModelConfig>(
                 is_last: layout.loss,
             };
             let output = run.record(&model, input)?;
-            // The last stage may have more rows, as for multi-token prediction. It sends them to no other stage.
+            // The last stage may have more rows, for example for multi-token prediction. It sends them to no other
+            // stage.
             if !layout.loss {
                 input = output;
             }
@@ -143,7 +144,7 @@ pub fn profile_rank<C: ModelConfig>(
     })
 }
 
-/// Returns a stage without the layers that repeat others, unless a setting depends on the place of a layer.
+/// Returns a stage without its repeated layers, unless a setting depends on the position of a layer.
 fn shortened<C: ModelConfig>(
     config: &C,
     request: &ProfileRequest<'_>,
@@ -159,7 +160,8 @@ fn shortened<C: ModelConfig>(
     (StageLayout { layers, ..stage }, repeat)
 }
 
-/// Returns whether the bytes that a layer keeps depend on its place, in addition to its [kind](ModelConfig::layer_kind).
+/// Returns whether the bytes that a layer keeps depend on its position, in addition to its
+/// [kind](ModelConfig::layer_kind).
 pub(crate) fn goes_by_place(
     recompute: &RecomputeConfig,
     fp8: &Fp8Config,
@@ -170,7 +172,7 @@ pub(crate) fn goes_by_place(
     !each || !fp8_of_all || !recompute.patterns.is_empty() || !freeze.is_empty()
 }
 
-/// One stage.
+/// One stage that is recorded.
 struct StageRun<'a> {
     device: &'a Device,
     request: &'a ProfileRequest<'a>,
@@ -180,7 +182,7 @@ struct StageRun<'a> {
 }
 
 impl StageRun<'_> {
-    /// Records the forward and the backward; returns the shape of the output.
+    /// Records the forward and the backward. Returns the shape of the output.
     fn record<M: LanguageModel>(
         &self,
         model: &ParallelModule<M>,
@@ -226,7 +228,7 @@ impl StageRun<'_> {
         Ok(output)
     }
 
-    /// The tokens of this rank, and their shape.
+    /// Returns the tokens of this rank and their shape.
     fn tokens(&self) -> Result<(Tokens, [usize; 2]), ContextSplitError> {
         let [rows, seq] = self.request.shape;
         let context = self.request.groups.context();
@@ -247,12 +249,12 @@ impl StageRun<'_> {
     }
 }
 
-/// Takes gradients where they are added to buffers of the training state, as those of
-/// [`DistributedDataParallel`](burn_megatron::data_parallel::DistributedDataParallel) are.
+/// Receives gradients and adds them to buffers of the training state, like
+/// [`DistributedDataParallel`](burn_megatron::data_parallel::DistributedDataParallel).
 struct ShapeSink {
     device: Device,
     dtype: DType,
-    /// By parameter.
+    /// The number of elements of each parameter.
     lengths: Vec<usize>,
 }
 
@@ -271,7 +273,7 @@ impl ShapeSink {
         }
     }
 
-    /// A buffer with places for the gradients of these parameters.
+    /// Returns a buffer with places for the gradients of these parameters.
     fn buffer(&self, parameters: &[usize]) -> FlatGradients {
         let mut length = 0;
         let places = parameters.iter().map(|index| {

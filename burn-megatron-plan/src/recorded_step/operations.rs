@@ -1,8 +1,9 @@
-//! The tensors that Burn's own differentiable operations keep for their backward, and the memory that their backward
-//! allocates.
+//! Rules for the backward of Burn's own differentiable operations: the tensors that they keep, and the memory that
+//! their backward allocates.
 //!
-//! As in `burn-autodiff` 0.22.1 without gradient checkpointing. `proof` in `tests/tests/plan_memory/` counts the same bytes on
-//! the heap. Every operation has a rule: an operation that is not listed keeps its inputs, and some also their outputs.
+//! The rules follow `burn-autodiff` 0.22.1 without gradient checkpointing. The tests in `tests/tests/plan_memory/`
+//! compare the planned bytes with the bytes on the heap. Every operation has a rule. An operation that is not listed
+//! keeps its inputs, and in some groups also its outputs.
 
 use burn_ir::{
     ActivationOperationIr as Activation, BaseOperationIr, FloatOperationIr, ModuleOperationIr,
@@ -17,11 +18,12 @@ use super::storage::bytes_of;
 pub(super) struct Rule {
     /// The inputs and outputs that are kept.
     pub saved: Vec<TensorIr>,
-    /// Bytes of other tensors that are kept: intermediate results of an operation that autodiff runs as several.
+    /// Bytes of other kept tensors: intermediate results of an operation that autodiff runs as several operations.
     pub inner: Vec<u64>,
-    /// The tracked inputs whose gradients are new tensors; those of the others share the memory of the output's.
+    /// The tracked inputs whose gradients are new tensors. The gradients of the other inputs share the memory of the
+    /// output's gradient.
     pub made: Vec<TensorIr>,
-    /// The tracked inputs that have a gradient.
+    /// The tracked inputs, which get a gradient.
     pub inputs: Vec<TensorIr>,
 }
 
@@ -35,18 +37,18 @@ impl Rule {
 /// Bytes of an element of an index tensor.
 const INDEX: u64 = 8;
 
-/// Bytes of a tensor of truth values, or of indices of `size` bytes, with the elements of this one.
+/// Returns the bytes of a tensor with the same number of elements and `size` bytes each, such as a mask or indices.
 fn bytes_with(tensor: &TensorIr, size: u64) -> u64 {
     tensor.shape.num_elements() as u64 * size
 }
 
-/// Bytes of one number for each row of a tensor that is reduced along a dimension.
+/// Returns the bytes of one number per row, for a tensor that is reduced along a dimension.
 fn bytes_of_rows(tensor: &TensorIr, dim: usize) -> u64 {
     let width = tensor.shape.to_vec().get(dim).copied().unwrap_or(1);
     bytes_of(tensor) / width.max(1) as u64
 }
 
-/// The rule of an operation with tracked inputs; `None` if its output is not tracked.
+/// Returns the rule of an operation with tracked inputs, or `None` if its output is not tracked.
 pub(super) fn rule(
     operation: &OperationIr,
     is_tracked: impl Fn(&TensorIr) -> bool,
@@ -129,7 +131,7 @@ pub(super) fn rule(
             Numeric::Powi(op) => made(vec![&op.lhs, &op.rhs]),
             Numeric::Clamp(op) => made(vec![&op.tensor]),
             Numeric::ClampMin(op) | Numeric::ClampMax(op) => made(vec![&op.lhs]),
-            // The indices of the values that were taken.
+            // The indices of the selected values are kept.
             Numeric::Max(op) | Numeric::Min(op) => {
                 made(vec![]).with_inner([bytes_with(&op.out, INDEX)])
             }
@@ -154,13 +156,14 @@ pub(super) fn rule(
             | FloatOperationIr::Floor(_)
             | FloatOperationIr::Ceil(_)
             | FloatOperationIr::Trunc(_) => made(vec![]),
-            // Functions of each element, and of two.
+            // Elementwise functions of one or two inputs.
             _ => made(operation.inputs().collect()),
         },
         OperationIr::Activation(activation) => match activation {
             Activation::LeakyRelu(op) => made(vec![]).with_inner([bytes_with(&op.out, 1)]),
             Activation::PRelu(op) => product(&op.lhs, &op.rhs).with_inner([bytes_with(&op.out, 1)]),
-            // The shifted logits, their exponentials and the sums; or the shifted logits and the sums.
+            // Softmax keeps the shifted logits, their exponentials and the sums. Log-softmax keeps the shifted logits
+            // and the sums.
             Activation::Softmax(op) | Activation::Softmin(op) => {
                 let of = bytes_of(&op.input);
                 made(vec![]).with_inner([of, of, bytes_of_rows(&op.input, op.axis)])
@@ -169,34 +172,35 @@ pub(super) fn rule(
                 let rows = bytes_of_rows(&op.input, op.axis);
                 made(vec![]).with_inner([bytes_of(&op.input), rows])
             }
-            // A function of its input.
+            // An elementwise function of the input.
             _ => made(operation.inputs().collect()),
         },
         OperationIr::Module(module) => match module {
             ModuleOperationIr::Linear(op) => product(&op.x, &op.weight),
             ModuleOperationIr::Embedding(op) => made(vec![&op.indices]),
-            // The centred input, the normalized one, and two numbers per row.
+            // Kept: the centered input, the normalized input, and two numbers per row.
             ModuleOperationIr::LayerNorm(op) => {
                 let of = bytes_of(&op.input);
                 let rows = bytes_of_rows(&op.input, op.input.shape.num_dims() - 1);
                 made(vec![&op.gamma]).with_inner([of, of, rows, rows])
             }
-            // Autodiff has the scores: shifted, as exponentials, and as probabilities.
+            // Autodiff keeps three copies of the scores: shifted, as exponentials, and as probabilities.
             ModuleOperationIr::Attention(op) => {
                 let (query, key) = (op.query.shape.to_vec(), op.key.shape.to_vec());
                 let width = query[query.len() - 1].max(1) as u64;
                 let scores = bytes_of(&op.query) / width * key[key.len() - 2] as u64;
                 made(operation.inputs().collect()).with_inner([scores, scores, scores])
             }
-            // Products, and functions of their input.
+            // Products, and other functions of the inputs.
             _ => made(operation.inputs().collect()),
         },
         _ => all(),
     })
 }
 
-/// Returns the inputs whose memory the output of an operation may take, if it has the shape of the output and no other tensor
-/// shares the memory. The operations of each element do so on the CPU and on CubeCL devices.
+/// Returns the inputs whose memory the output of an operation may reuse. An input can be reused if it has the shape of
+/// the output and no other tensor shares its memory. Elementwise operations reuse memory on the CPU and on CubeCL
+/// devices.
 pub(super) fn reusable<'a>(operation: &'a OperationIr, out: &TensorIr) -> Vec<&'a TensorIr> {
     match operation {
         OperationIr::Custom(kernel) => {
@@ -241,10 +245,10 @@ pub(super) fn reusable<'a>(operation: &'a OperationIr, out: &TensorIr) -> Vec<&'
     }
 }
 
-/// The name of an operation, as Burn's intermediate representation has it.
+/// Returns the name of an operation in Burn's intermediate representation.
 pub fn name(operation: &OperationIr) -> String {
     let text = format!("{operation:?}");
-    // `NumericFloat(F32, Mul(BinaryOpIr {` and its like.
+    // The text is for example `NumericFloat(F32, Mul(BinaryOpIr {`.
     let words = text
         .split(['(', ',', ' ', '{'])
         .filter(|word| !word.is_empty());

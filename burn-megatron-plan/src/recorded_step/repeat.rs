@@ -1,23 +1,23 @@
-//! Layers that repeat. A recording runs a few of these layers, which stand for all.
+//! Finds repeated layers. A recording runs only a few of them, which stand for all.
 
-/// The longest sequence of different layers that is looked for.
+/// The maximum length of a repeated sequence of layers.
 const LONGEST: usize = 8;
 
-/// Repetitions that are recorded: the first layer of a stage has no residual sum, the last one may have a norm after it, and
-/// the ones between are alike.
+/// The number of repetitions that are recorded. The first layer of a stage has no residual sum, the last layer may have
+/// a norm after it, and the layers between them are identical.
 const RECORDED: usize = 3;
 
 /// The layers of a stage that a recording leaves out: a number of repetitions of the same layers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Repeat {
-    /// Layers of a repetition.
+    /// The number of layers of a repetition.
     pub period: usize,
     /// The number of repetitions that are left out.
     pub times: usize,
 }
 
 impl Repeat {
-    /// Returns the layers that can be left out at the end of a stage with layers of these kinds.
+    /// Returns the layers that can be left out at the end of a stage. `kinds` are the kinds of its layers.
     pub fn of(kinds: &[usize]) -> Self {
         let left_out = |it: &Self| it.period * it.times;
         let all = (1..=LONGEST.min(kinds.len())).map(|period| {
@@ -31,7 +31,7 @@ impl Repeat {
         most.filter(|it| it.times > 0).unwrap_or_default()
     }
 
-    /// The number of layers that are left out.
+    /// Returns the number of layers that are left out.
     pub fn left_out(self) -> usize {
         self.period * self.times
     }
@@ -51,10 +51,10 @@ mod tests {
         assert_eq!(of(&[0; 32]), (1, 29));
         assert_eq!(of(&[0; 3]), (0, 0));
         assert_eq!(of(&[]), (0, 0));
-        // Three dense layers, then experts.
+        // Three dense layers, then expert layers.
         let experts = [&[0; 3][..], &[1; 58]].concat();
         assert_eq!(of(&experts), (1, 55));
-        // A window in every other layer, and in five of six.
+        // A window in every other layer, and in five of six layers.
         assert_eq!(of(&[0, 1].repeat(13)), (2, 10));
         assert_eq!(of(&[0, 0, 0, 0, 0, 1].repeat(5)), (6, 2));
         assert_eq!(of(&[0, 1, 0, 1, 0]), (0, 0));

@@ -1,4 +1,4 @@
-//! The data that is gathered of one stage.
+//! The data that is collected for one stage.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -18,16 +18,16 @@ pub(super) struct Node {
 }
 
 pub(super) enum NodeBackward {
-    /// Recorded: the call and the storages that it saves.
+    /// A recorded call, and the storages that it saves.
     Call(usize, Vec<Storage>),
-    /// By a rule.
+    /// A rule for an operation of Burn, and the storages that it saves.
     Rule(Rule, Vec<Storage>),
 }
 
 /// The liveness of the storages of a stage.
 #[derive(Default)]
 pub(super) struct Liveness {
-    /// Of a storage, the first and the last time at which it is alive.
+    /// The first and the last time at which each storage is alive.
     of: HashMap<Storage, [usize; 2]>,
     pub now: usize,
 }
@@ -43,7 +43,7 @@ impl Liveness {
         }
     }
 
-    /// The bytes alive at each time.
+    /// Returns the bytes that are alive at each time.
     pub fn bytes(&self, storages: &Storages) -> Vec<u64> {
         let mut changes = vec![0_i64; self.now + 2];
         for (storage, [first, last]) in &self.of {
@@ -60,41 +60,41 @@ impl Liveness {
     }
 }
 
-/// Where a layer begins, and a span of times.
+/// A span of times. Both ends are included.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Span {
     pub start: usize,
     pub end: usize,
 }
 
-/// The data that is gathered of the present stage.
+/// The data that is collected for the current stage.
 #[derive(Default)]
 pub(super) struct Stage {
-    /// `None` for the embedding, the output layer after all.
+    /// The layers in the order of the forward: the embedding, the layers, the output layer.
     pub names: Vec<LayerName>,
     pub layers: Vec<LayerProfile>,
     pub nodes: Vec<Node>,
     pub tracked: HashSet<TensorId>,
-    /// The number of nodes that save a storage.
+    /// The number of nodes that save each storage.
     pub saved: HashMap<Storage, usize>,
     /// The tensors that the nodes with rules save, in the order of the nodes.
     pub held_by_rules: Vec<Storage>,
-    /// Saved inputs of recomputed blocks that may be on the host, each with its layer.
+    /// Saved inputs of recomputed blocks that may be offloaded to the host, each with its layer.
     pub offloadable: Vec<(usize, Storage)>,
-    /// Whether the present call saves such an input.
+    /// Whether the current call saves such an input.
     pub is_offloadable: bool,
     pub liveness: Liveness,
-    /// The time at which the forward of each layer begins.
+    /// The time at which the forward of each layer starts.
     pub forward: Vec<usize>,
     pub forward_end: usize,
-    /// By layer, the times of its backward.
+    /// The time span of the backward of each layer.
     pub backward: Vec<Option<Span>>,
-    /// Of a tensor of the forward, its gradient.
+    /// The gradient of each tensor of the forward.
     pub gradients: HashMap<TensorId, Storage>,
-    /// Gradients that the present call has taken from the graph. It holds them until its end.
+    /// Gradients that the current call has taken from the graph. The call holds them until it ends.
     pub taken: Vec<Storage>,
     pub input: Option<Storage>,
-    /// Storages that deferred weight gradients hold, and their bytes by layer.
+    /// Storages that deferred weight gradients hold.
     pub deferred: HashSet<Storage>,
     pub deferred_bytes: Vec<u64>,
 }
@@ -107,7 +107,7 @@ pub(super) enum LayerName {
 }
 
 impl Stage {
-    /// The output of the stage before, a leaf of the graph, which keeps it until the backward is over.
+    /// Adds the input of the stage. It is a leaf of the graph, which keeps it until the backward is over.
     pub fn take_input(&mut self, tensor: &TensorIr, storage: Storage) {
         self.tracked.insert(tensor.id);
         self.saved.insert(storage, 1);
@@ -118,8 +118,8 @@ impl Stage {
         });
     }
 
-    /// Returns whether the graph holds a storage that a recorded call does not hold: an operation of Burn saved it, it is a
-    /// gradient that was not used yet, or it is the input of the stage.
+    /// Returns whether the graph holds a storage that no recorded call holds. The storage was saved by an operation of
+    /// Burn, is a gradient that is not used yet, or is the input of the stage.
     pub fn holds(&self, storage: Storage) -> bool {
         self.input == Some(storage)
             || self.held_by_rules.contains(&storage)
@@ -135,7 +135,7 @@ impl Stage {
         span.end = now;
     }
 
-    /// Another gradient of a tensor is added to the first.
+    /// Adds the gradient of a tensor. Further gradients of the same tensor are added to the first one in place.
     pub fn add_gradient(&mut self, tensor: TensorId, storage: Storage) {
         self.gradients.entry(tensor).or_insert(storage);
     }
@@ -190,7 +190,7 @@ impl Stage {
         profile
     }
 
-    /// The recorded layers that stand for the layers that were left out: the last period but one.
+    /// Returns the recorded layers that stand for the layers that were left out: the second-to-last period.
     fn repeated(&self, repeat: Repeat) -> Range<usize> {
         let is_layer = |name: &LayerName| matches!(name, LayerName::Layer(_));
         let after = self.names.iter().rposition(is_layer).map_or(0, |at| at + 1);
@@ -198,8 +198,8 @@ impl Stage {
         end.saturating_sub(repeat.period)..end
     }
 
-    /// Adds the memory that the layers that were not recorded keep: from the forward of the layer after the repeated layers
-    /// to the end of its backward.
+    /// Adds the memory of the layers that were not recorded. They are kept from the forward of the layer after the
+    /// repeated layers to the end of that layer's backward.
     fn add_repeated(&self, alive: &mut [u64], repeated: &Range<usize>, times: usize) {
         let after = self
             .forward
@@ -215,7 +215,7 @@ impl Stage {
         }
     }
 
-    /// The inputs that may be on the host, in the order of the forward.
+    /// Returns the inputs that may be offloaded to the host, in the order of the forward.
     fn inputs_for_host(
         &self,
         storages: &Storages,

@@ -1,4 +1,4 @@
-//! Which tensors of a recording share memory.
+//! Determines which tensors of a recording share memory.
 
 use std::collections::HashMap;
 
@@ -7,37 +7,37 @@ use burn_ir::{BaseOperationIr, CustomOpIr, OperationIr, TensorId, TensorIr, Tens
 
 use super::operations::reusable;
 
-/// A piece of memory, by its number.
+/// The index of a piece of memory.
 pub(super) type Storage = usize;
 
-/// The storages of the tensors seen so far.
+/// The storages of all tensors so far.
 #[derive(Debug, Default)]
 pub(super) struct Storages {
     of: HashMap<TensorId, View>,
     bytes: Vec<u64>,
-    /// The number of tensors that share a storage and are not dropped.
+    /// For each storage, the number of tensors that share it and are not dropped.
     tensors: Vec<usize>,
 }
 
-/// The holder of a storage.
+/// The owner that keeps a storage alive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Holder {
-    /// Its tensors alone.
+    /// Only its tensors hold it.
     Tensors,
-    /// The graph too: an operation of Burn saved it, or it is a gradient.
+    /// The graph also holds it: an operation of Burn saved it, or it is a gradient.
     Graph,
-    /// The training state: a buffer of gradients, which kernels write in place.
+    /// The training state holds it: a gradient buffer, which kernels write in place.
     State,
 }
 
 #[derive(Clone, Debug)]
 struct View {
     storage: Storage,
-    /// In elements.
+    /// Strides in elements.
     strides: Vec<usize>,
 }
 
-/// The bytes of a tensor by itself.
+/// Returns the bytes of a tensor that shares no memory.
 pub(super) fn bytes_of(tensor: &TensorIr) -> u64 {
     let size = match tensor.dtype {
         DType::Bool(_) => 1,
@@ -54,7 +54,7 @@ fn row_major(shape: &[usize]) -> Vec<usize> {
     strides
 }
 
-/// Whether elements of these strides follow each other.
+/// Returns whether the elements are contiguous in row-major order.
 fn is_contiguous(shape: &[usize], strides: &[usize]) -> bool {
     let expected = row_major(shape);
     let dims = shape.iter().zip(strides).zip(expected);
@@ -63,7 +63,7 @@ fn is_contiguous(shape: &[usize], strides: &[usize]) -> bool {
 }
 
 impl Storages {
-    /// The storage of a tensor; its own where it was not seen before.
+    /// Returns the storage of a tensor. A new tensor gets a new storage.
     pub fn of(&mut self, tensor: &TensorIr) -> Storage {
         match self.of.get(&tensor.id) {
             Some(view) => view.storage,
@@ -71,17 +71,17 @@ impl Storages {
         }
     }
 
-    /// The number of storages.
+    /// Returns the number of storages.
     pub fn len(&self) -> usize {
         self.bytes.len()
     }
 
-    /// The bytes of a storage.
+    /// Returns the bytes of a storage.
     pub fn bytes(&self, storage: Storage) -> u64 {
         self.bytes[storage]
     }
 
-    /// Gives a tensor the storage of another one.
+    /// Gives a tensor the storage of another tensor.
     pub fn alias(&mut self, tensor: &TensorIr, storage: Storage) {
         let strides = row_major(&tensor.shape.to_vec());
         self.share(tensor, storage, strides);
@@ -92,21 +92,22 @@ impl Storages {
         self.tensors[storage] += 1;
     }
 
-    /// A new storage of so many bytes.
+    /// Creates a storage of `bytes` bytes without a tensor.
     pub fn make_unnamed(&mut self, bytes: u64) -> Storage {
         self.bytes.push(bytes);
         self.tensors.push(0);
         self.bytes.len() - 1
     }
 
-    /// A new storage for a tensor.
+    /// Creates a storage for a tensor.
     pub fn make(&mut self, tensor: &TensorIr) -> Storage {
         let storage = self.make_unnamed(bytes_of(tensor));
         self.alias(tensor, storage);
         storage
     }
 
-    /// Enters the outputs of an operation; returns the storages that it makes. `holder` returns what holds a storage.
+    /// Adds the outputs of an operation. Returns the storages that the operation creates. `holder` returns the holder
+    /// of a storage.
     pub fn enter(
         &mut self,
         operation: &OperationIr,
@@ -136,8 +137,8 @@ impl Storages {
         made
     }
 
-    /// The storage of an input that an operation writes its output to: a buffer of gradients, or memory that no other tensor
-    /// shares.
+    /// Returns the storage of an input that an operation overwrites with its output: a gradient buffer, or memory that
+    /// no other tensor shares.
     fn overwritten(
         &self,
         operation: &OperationIr,
@@ -165,7 +166,7 @@ impl Storages {
         Some(self.of[&input.id].storage)
     }
 
-    /// The input, the output and its strides, if it is a view of the input.
+    /// Returns the input, the output and the strides of the output, if the output is a view of the input.
     fn view<'a>(
         &self,
         operation: &'a OperationIr,
@@ -230,7 +231,7 @@ mod tests {
         }
     }
 
-    /// The sum of tensors 0 and 1 as tensor 2: whether it takes the memory of a factor.
+    /// Returns whether the sum of tensors 0 and 1 reuses the memory of an operand.
     fn is_reused(statuses: [TensorStatus; 2], holder: Holder) -> bool {
         let mut storages = Storages::default();
         let [lhs, rhs] = [0, 1].map(|id| tensor(id, statuses[id as usize]));
@@ -252,11 +253,11 @@ mod tests {
         assert!(is_reused([ReadWrite, ReadOnly], Holder::Tensors));
         assert!(is_reused([ReadOnly, ReadWrite], Holder::Tensors));
         assert!(!is_reused([ReadOnly, ReadOnly], Holder::Tensors));
-        // The graph has saved it.
+        // The graph has saved the tensors.
         assert!(!is_reused([ReadWrite, ReadWrite], Holder::Graph));
     }
 
-    /// A view of the input is still there.
+    /// A view of the input is still alive.
     #[test]
     fn an_output_does_not_take_memory_with_a_view() {
         let mut storages = Storages::default();

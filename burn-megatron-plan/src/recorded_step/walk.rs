@@ -1,4 +1,4 @@
-//! The walk over a recording.
+//! Walks over a recording and builds the profiles of the stages.
 
 use std::collections::HashSet;
 use std::slice;
@@ -17,26 +17,26 @@ use burn_megatron::mesh::Mesh;
 use burn_megatron::model::LayerNote;
 use burn_megatron::nn::OffloadNote;
 
-/// The functions whose gradient of their second input, a weight, a schedule may defer.
+/// Functions whose second input is a weight, whose gradient a schedule may defer.
 const DEFER_WEIGHT_GRADIENTS: [&str; 3] = ["LinearFunction", "GroupedMatmul", "ExpertProduct"];
 
 pub(super) struct Walk<'a> {
     recording: &'a Recording,
     mesh: &'a Mesh,
     storages: Storages,
-    /// Storages before this one outlive a step: parameters and their gradients.
+    /// Storages with a smaller index outlive a step: parameters and their gradients.
     state: usize,
-    /// The storages that were made later: flat buffers of gradients.
+    /// Storages of the training state that were created later: flat gradient buffers.
     later_state: HashSet<Storage>,
-    /// The next operation makes such a storage.
+    /// Whether the next operation creates such a storage.
     makes_state: bool,
-    /// The next operation makes the input of the stage.
+    /// Whether the next operation creates the input of the stage.
     takes_input: bool,
     stage: Option<Stage>,
     pass: TrainingPass,
-    /// The calls around the present step.
+    /// The calls that enclose the current step.
     inside: Vec<usize>,
-    /// Repetitions in the stages that follow.
+    /// The repetitions in the stages that follow.
     repeats: slice::Iter<'a, Repeat>,
     pub finished: Vec<StageProfile>,
 }
@@ -144,7 +144,7 @@ impl<'a> Walk<'a> {
     }
 
     fn enter_layer(&mut self, name: LayerName) {
-        // A run of layers begins with its first one.
+        // A run of layers starts at its first layer.
         if let Some(stage) = &mut self.stage
             && stage.names.last() != Some(&name)
         {
@@ -161,7 +161,7 @@ impl<'a> Walk<'a> {
             self.later_state.extend(made);
             return;
         }
-        // Before the forward of a stage.
+        // Operations before the forward of a stage.
         let Some(stage) = &mut self.stage else {
             self.storages.enter(operation, |_| Holder::Graph);
             return;
@@ -237,7 +237,7 @@ impl<'a> Walk<'a> {
         if self.pass == TrainingPass::Backward {
             return;
         }
-        // Where a forward enters the graph, as by the anchor of a lookup, all inputs are constants.
+        // All inputs are constants if a forward enters the graph, for example through the anchor of a lookup.
         stage
             .tracked
             .extend(recorded.outputs.iter().map(|it| it.id));
@@ -282,7 +282,7 @@ impl<'a> Walk<'a> {
         });
     }
 
-    /// Runs the backward of Burn's operations that follow this call in the forward.
+    /// Runs the backward of the operations of Burn that come after this call in the forward.
     fn begin_backward(&mut self, call: usize) {
         while self.stage.as_ref().is_some_and(|stage| {
             let last = stage.nodes.last().map(|node| &node.backward);
@@ -300,7 +300,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// The backward of the last node, if it is by a rule.
+    /// Runs the backward of the last node if the node has a rule. Returns whether it has.
     fn next_rule(&mut self) -> bool {
         let Some(stage) = &mut self.stage else {
             return false;
@@ -388,7 +388,8 @@ impl<'a> Walk<'a> {
         stage.extend_backward(layer);
     }
 
-    /// The gradient of an output that the backward of another call made.
+    /// Maps the gradient of an output to the storage that the backward of another call created. Returns whether there
+    /// is such a storage.
     fn aliases_gradient(&mut self, operation: &OperationIr) -> bool {
         let (Some(call), Some(stage)) = (self.inside.first(), &mut self.stage) else {
             return false;

@@ -1,4 +1,4 @@
-//! Values that several threads ask for.
+//! A cache of values that several threads request.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -6,7 +6,8 @@ use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 
-/// Values by key, each of which is made once; who asks meanwhile waits for that value alone.
+/// Values by key. Each value is computed once. A thread that requests a value that is being computed waits for this
+/// value only.
 #[derive(Debug)]
 pub(super) struct Cache<K, V>(Mutex<HashMap<K, Arc<OnceLock<V>>>>);
 

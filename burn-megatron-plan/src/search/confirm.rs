@@ -16,7 +16,7 @@ use burn_megatron::mesh::ScheduleSource;
 pub enum MemoryRefusal {
     /// Its settings are invalid.
     Settings(String),
-    /// The model cannot run its micro-batches, whatever the schedule and the sharding.
+    /// The model cannot run its micro-batches with any schedule and sharding.
     Model(String),
 }
 
@@ -34,12 +34,12 @@ pub(super) struct Refutation {
 
 #[derive(Clone, Debug)]
 enum Why {
-    /// The number of bytes that it needs in addition to the result of the formulas.
+    /// The number of bytes that the candidate needs in addition to the result of the formulas.
     Excess(u64),
     Refused(MemoryRefusal),
 }
 
-/// Candidates of the same sizes that differ in their sharding alone.
+/// Settings of candidates with equal axis sizes that differ only in their sharding.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Group {
     pub sequence_parallel: bool,
@@ -67,8 +67,8 @@ impl Group {
     }
 }
 
-/// The share of the limit by which the formulas may be wrong about the state of another sharding. Within this share, the
-/// memory is computed from the model's own operations.
+/// The tolerated error of the formulas for the state of another sharding, as a share of the limit. Within this
+/// tolerance, the memory is computed from the model's own operations.
 const TOLERANCE: f64 = 0.01;
 
 impl Refutation {
@@ -102,7 +102,7 @@ impl Refutation {
         }
     }
 
-    /// Counts a candidate.
+    /// Counts a candidate that this refutation rejects.
     pub fn count(&self, counts: &mut SearchCounts) {
         match &self.why {
             Why::Excess(_) => counts.add(Rejection::Memory, 1, None),
@@ -114,7 +114,8 @@ impl Refutation {
 }
 
 impl Search<'_> {
-    /// Computes the memory of the best plans. Returns whether some plan does not fit. Its sizes are then searched again.
+    /// Computes the memory of the best plans from the model's own operations. Returns whether at least one plan does
+    /// not fit. The sizes of such a plan are then searched again.
     pub(super) fn confirm(&mut self, memory: &OwnMemory<'_>) -> bool {
         let mut best: Vec<_> = self.best.values().map(|kept| kept.plan.clone()).collect();
         super::report::sort(&mut best);
@@ -166,7 +167,7 @@ impl Search<'_> {
         };
         self.refuted.entry(sizes).or_default().push(refutation);
         self.best.remove(&sizes);
-        // A plan that was slower than this plan may be the best of its sizes.
+        // A slower plan of the same sizes may now be the best.
         for visited in &mut self.entries {
             if visited.entry.sizes() == sizes {
                 visited.found = None;
@@ -181,8 +182,8 @@ impl Search<'_> {
         }
     }
 
-    /// If no plan fits, sets the memory of the nearest plan to the memory of the model's own operations, if this exceeds the
-    /// limit.
+    /// If no plan fits, sets the memory of the nearest plan to the memory of the model's own operations, if that memory
+    /// exceeds the limit.
     pub(super) fn confirm_nearest(&mut self, memory: &OwnMemory<'_>) {
         if !self.best.is_empty() || self.nearest_refuted.is_some() {
             return;

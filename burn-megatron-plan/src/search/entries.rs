@@ -1,4 +1,4 @@
-//! The layouts of a search whose sizes fit.
+//! The layouts of a search that fit the mesh and the model.
 
 use std::sync::Arc;
 
@@ -11,34 +11,34 @@ use super::super::{MeshLinks, ModelProfile, Recompute};
 use super::cache::Cache;
 use super::{PlannedModel, Rejection, SearchConfig, SearchCounts, Sizes, sizes_of};
 
-/// A layout of the mesh with a micro-batch and a kind of recomputation, before its schedule and sharding are chosen.
+/// A layout with a micro-batch size and a kind of recomputation, before its schedule and sharding are chosen.
 pub(super) struct Entry<'a> {
-    /// The layout, in the form of a recipe.
+    /// The layout, as in a recipe.
     pub layout: Arc<ParallelConfig>,
     pub links: Arc<MeshLinks<'a>>,
     pub profile: Arc<ModelProfile>,
     pub micro_batch: usize,
     pub micro_batches: usize,
     pub recompute: Recompute,
-    /// Whether [`Recompute::FullOffloaded`] is tried where it does not fit.
+    /// Whether [`Recompute::FullOffloaded`] is tried for the settings that do not fit.
     pub with_offloaded: bool,
-    /// Its schedules times its shardings.
+    /// The number of schedules times the number of shardings.
     pub settings: u64,
-    /// No schedule and sharding of it is faster.
+    /// A lower bound of the time over all schedules and shardings of the entry.
     pub bound: f64,
 }
 
 impl Entry<'_> {
-    /// The sizes of the axes.
+    /// Returns the sizes of the axes.
     pub fn sizes(&self) -> Sizes {
         sizes_of(&self.layout)
     }
 }
 
-/// The key of a profile: tensor ranks, sequence parallelism, context, expert and expert-tensor ranks, and samples.
+/// Key of a profile: tensor ranks, sequence parallelism, context, expert and expert-tensor ranks, and samples.
 type ProfileKey = (usize, bool, usize, usize, Option<usize>, usize);
 
-/// Where the entries of a search come from.
+/// The source of the entries of a search.
 pub(super) struct EntrySource<'s, 'a> {
     model: &'a dyn PlannedModel,
     config: &'a SearchConfig<'a>,
@@ -62,7 +62,7 @@ impl<'s, 'a> EntrySource<'s, 'a> {
         }
     }
 
-    /// Every entry whose sizes fit, in the order of the layouts; the others are counted.
+    /// Returns all entries whose sizes fit, in the order of the layouts. All other candidates are counted.
     pub fn all(&self) -> (Vec<Entry<'a>>, SearchCounts) {
         let (fixed, devices) = (&self.config.fixed, self.config.devices);
         let layouts = fixed.layouts(devices, self.model.has_experts());
@@ -76,7 +76,7 @@ impl<'s, 'a> EntrySource<'s, 'a> {
         (entries, counts)
     }
 
-    /// The entries of a layout.
+    /// Returns the entries of a layout.
     fn entries(&self, layout: ParallelConfig) -> (Vec<Entry<'a>>, SearchCounts) {
         let config = self.config;
         let data = layout.data_size();

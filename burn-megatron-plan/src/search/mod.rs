@@ -1,14 +1,18 @@
-//! The search over all layouts of a number of devices.
+//! Searches all layouts of a number of devices.
 //!
-//! Candidates are every factorisation of the devices over the axes, with every schedule, micro-batch, ZeRO stage, sharding
-//! group and kind of recomputation; what does not fit is tried with optimizer state on the host. Whether one is valid is asked of [`Mesh`](burn_megatron::mesh::Mesh), the model, the split of the layers, the
-//! schedule generator and [`DataParallelConfig`]; there are no rules here. They are taken in the order of a lower bound of
-//! their time, `m` micro-batches without a bubble, until no other can be among the best: the rest is counted, not timed. The
-//! result is deterministic: entries are timed in parallel, so many at once whatever the number of cores.
+//! The candidates are all factorizations of the devices over the axes, combined with every schedule, micro-batch size,
+//! ZeRO stage, sharding group and kind of recomputation. A candidate that does not fit is tried with optimizer state on
+//! the host. This module has no validity rules: the [`Mesh`](burn_megatron::mesh::Mesh), the model, the layer split,
+//! the schedule generator and [`DataParallelConfig`] check each candidate.
 //!
-//! [`search`] takes memory from formulas. [`search_confirmed`] also computes the memory of the model's own operations for
-//! each plan that it returns. A plan that needs too much is refuted, and its sizes are searched again without it, until all
-//! plans fit. The result is the fastest of all candidates that fit by the formulas and by the operations.
+//! Candidates are visited in the order of a lower bound of their time: `m` micro-batches without a bubble. The search
+//! stops when no other candidate can be among the best. The remaining candidates are counted, but not timed. The result
+//! is deterministic: entries are timed in parallel, in waves whose size does not depend on the number of cores.
+//!
+//! [`search`] computes memory from formulas. [`search_confirmed`] also computes the memory of the model's own
+//! operations for each plan that it returns. A plan that needs too much memory is rejected, and its sizes are searched
+//! again without it, until all plans fit. The result is the fastest of all candidates that fit by the formulas and by
+//! the operations.
 
 mod cache;
 mod confirm;
@@ -39,53 +43,54 @@ pub use confirm::{MemoryRefusal, OwnMemory};
 pub use report::{Plan, Rejection, RejectionCount, SearchCounts, SearchReport};
 pub use space::FixedSettings;
 
-/// The properties of a model for a search: one implementation per way of profiling it.
+/// The properties of a model that a search needs. There is one implementation for each way to profile a model.
 pub trait PlannedModel: Sync {
-    /// The number of layers.
+    /// Returns the number of layers.
     fn layers(&self) -> usize;
 
-    /// Whether it has experts, which lie on a grid of their own.
+    /// Returns whether the model has experts, which use a separate grid.
     fn has_experts(&self) -> bool;
 
-    /// Operations of forward and backward per token.
+    /// Returns the operations of forward and backward per token.
     fn flops_per_token(&self) -> f64;
 
-    /// Whether the model and its sequences can be split so.
+    /// Checks whether the model and its sequences can be split over the layout.
     ///
     /// # Errors
     ///
-    /// Why they cannot.
+    /// The reason why they cannot be split.
     fn check(&self, layout: &ParallelConfig) -> Result<(), String>;
 
-    /// The profile of a rank, which depends on the tensor, context and expert axes of the layout alone.
+    /// Returns the profile of a rank. It depends only on the tensor, context and expert axes of the layout, and on the
+    /// micro-batch size.
     ///
     /// # Errors
     ///
-    /// Why the model cannot be profiled so.
+    /// The reason why the model cannot be profiled.
     fn profile(&self, layout: &ParallelConfig, micro_batch: usize) -> Result<ModelProfile, String>;
 
-    /// Bytes of state per parameter.
+    /// Returns the bytes of state per parameter.
     fn state_bytes(&self) -> StateBytes;
 }
 
 /// The settings of a search.
 #[derive(Clone, Debug)]
 pub struct SearchConfig<'a> {
-    /// The devices.
+    /// The number of devices.
     pub devices: usize,
     /// The rates of a device and its links.
     pub hardware: &'a Hardware,
-    /// The types of the run.
+    /// The data types of the run.
     pub types: ComputeTypes,
     /// Tokens of a sequence.
     pub sequence: usize,
-    /// Samples of a step.
+    /// Samples of a step over all ranks.
     pub global_batch: usize,
     /// Bytes that a rank may use.
     pub memory_limit: u64,
     /// The settings of data parallelism that are not searched.
     pub sharing: DataParallelConfig,
-    /// The settings that are given.
+    /// Settings that are given and not searched.
     pub fixed: FixedSettings,
     /// The number of plans that are returned.
     pub top: usize,
@@ -105,28 +110,29 @@ impl SearchConfig<'_> {
     }
 }
 
-/// Entries that are timed before any of them is compared with the next ones.
+/// The number of entries that are timed before their results are compared.
 const WAVE: usize = 16;
 
 /// Progress of a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SearchProgress {
-    /// The number of layouts, each with a micro-batch and a recomputation, whose schedules and shardings were all compared.
+    /// The number of entries whose schedules and shardings were all compared. An entry is a layout with a micro-batch
+    /// size and a recomputation.
     pub compared: usize,
-    /// The number of layouts in total.
+    /// The number of entries in total.
     pub all: usize,
-    /// Plans whose memory was computed from the model's own operations.
+    /// The number of plans whose memory was computed from the model's own operations.
     pub confirmed: usize,
 }
 
-/// Shows the progress of a search.
+/// A function that shows the progress of a search.
 pub type ShowProgress<'a> = dyn Fn(SearchProgress) + Sync + 'a;
 
-/// Searches the layouts of a model, with memory from formulas.
+/// Searches the layouts of a model. Memory is computed from formulas.
 ///
 /// # Errors
 ///
-/// [`HardwareError::NoPeak`] if the device does not compute in the types of the run.
+/// [`HardwareError::NoPeak`] if the hardware has no peak for the types of the run.
 pub fn search(
     model: &dyn PlannedModel,
     config: &SearchConfig<'_>,
@@ -137,8 +143,8 @@ pub fn search(
     Ok(search.report())
 }
 
-/// Searches the layouts of a model. Each plan of the result also fits by `memory`, the memory of the model's own operations on
-/// the rank that needs the most. Calls `progress` from time to time.
+/// Searches the layouts of a model. Each plan of the result also fits by `memory`, the memory of the model's own
+/// operations on the rank that needs the most. Calls `progress` from time to time.
 ///
 /// # Errors
 ///
@@ -172,17 +178,17 @@ fn sizes_of(layout: &ParallelConfig) -> Sizes {
     ]
 }
 
-/// A plan that is the best of its sizes.
+/// The best plan of its sizes.
 struct Kept {
     plan: Plan,
-    /// True if the plan fits by the model's own operations.
+    /// Whether the plan fits by the model's own operations.
     is_confirmed: bool,
 }
 
 /// An entry and the result of its last visit.
 struct Visited<'a> {
     entry: Entry<'a>,
-    /// `None` if the entry was not visited, or if its visit no longer counts.
+    /// `None` if the entry was not visited, or if its visit is no longer valid.
     found: Option<VisitCounts>,
 }
 
@@ -197,7 +203,7 @@ struct Search<'a> {
     model: &'a dyn PlannedModel,
     config: &'a SearchConfig<'a>,
     rates: DeviceRates<'a>,
-    /// Candidates that are in no entry.
+    /// Counts of the candidates that are in no entry.
     counts: SearchCounts,
     /// All entries, sorted by their bounds. Empty during a run.
     entries: Vec<Visited<'a>>,
@@ -206,7 +212,7 @@ struct Search<'a> {
     /// The time that a plan must beat to be among the best.
     worst: f64,
     nearest: Option<Plan>,
-    /// Candidates that the model's own operations refuted, by sizes.
+    /// Candidates that do not fit by the model's own operations, keyed by sizes.
     refuted: HashMap<Sizes, Vec<Refutation>>,
     nearest_refuted: Option<Plan>,
     confirmed: usize,
@@ -240,14 +246,14 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Visits every entry that was not visited and is not slower than the plans that were found.
+    /// Visits every entry that was not visited and is not slower than the plans found so far.
     fn run(&mut self) {
         let mut entries = std::mem::take(&mut self.entries);
         self.update_worst();
         let all = entries.len();
         let mut rest = entries.iter_mut().enumerate();
         loop {
-            // Most entries are slower than the plans that were found.
+            // Most entries are slower than the plans found so far.
             let mut wave = vec![];
             let mut compared = all;
             for (number, visited) in rest.by_ref() {
@@ -301,7 +307,7 @@ impl<'a> Search<'a> {
         self.worst = worst.copied().unwrap_or(f64::INFINITY);
     }
 
-    /// Why a candidate of these sizes that takes at least so long is not among the best.
+    /// Returns the reason why a candidate of these sizes, which takes at least `seconds`, is not among the best.
     fn is_slower(&self, sizes: Sizes, seconds: f64) -> Option<Rejection> {
         let same = self.best.get(&sizes);
         if same.is_some_and(|kept| seconds >= kept.plan.step.seconds) {
@@ -322,7 +328,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Keeps a plan that does not fit, if it needs less than the others.
+    /// Keeps a plan that does not fit, if it needs less memory than the other plans that do not fit.
     fn keep_nearest(&mut self, plan: Plan) {
         if self
             .nearest_bytes()

@@ -1,4 +1,4 @@
-//! Schedules of a search: each is generated once, and for many micro-batches only the start of it.
+//! Schedules of a search. Each schedule is generated once. For many micro-batches, only its start is generated.
 
 use std::sync::Arc;
 
@@ -11,38 +11,39 @@ use super::super::fit::in_flight;
 use super::cache::Cache;
 use super::space::PipelineSettings;
 
-/// Micro-batches per rank, after which a schedule repeats itself.
+/// The number of micro-batches per rank after which a schedule repeats itself.
 const WARM_UP: usize = 4;
 
-/// Two schedules of the same pipeline, the second with as many more micro-batches as there are ranks: all that follow take as
-/// long as those.
+/// Two schedules of the same pipeline. The second schedule has `ranks` more micro-batches, which is one period. All
+/// further periods take the time of this period.
 #[derive(Clone, Debug)]
 pub struct Pipeline {
     schedule: Arc<Schedule>,
-    /// With fewer micro-batches than asked for: one period more.
+    /// The schedule with one more period, if the first schedule has fewer micro-batches than requested.
     next: Option<Arc<Schedule>>,
     /// The number of further periods.
     periods: f64,
 }
 
-/// A value, or why it cannot be made.
+/// A value, or the reason why it cannot be created.
 type Made<V> = Result<Arc<V>, String>;
 
 /// The schedules and stages that layouts with the same pipeline share.
 #[derive(Debug, Default)]
 pub struct Pipelines {
-    /// By kind and stages per rank, ranks, micro-batches, and whether there are pairs.
+    /// Schedules, keyed by kind and stages per rank, ranks, micro-batches, and whether forwards and backwards are
+    /// paired.
     schedules: Cache<(PipelineSettings, usize, usize, bool), Made<Schedule>>,
-    /// By kind and stages per rank, and ranks.
+    /// Stages, keyed by kind and stages per rank, and ranks.
     stages: Cache<(PipelineSettings, usize), Made<Vec<StageLayout>>>,
 }
 
 impl Pipelines {
-    /// The stages of a layout with these settings.
+    /// Returns the stages of a layout with these settings.
     ///
     /// # Errors
     ///
-    /// Why its layers cannot be distributed over them.
+    /// The reason why the layers cannot be distributed over the stages.
     pub fn stages(
         &self,
         settings: PipelineSettings,
@@ -55,11 +56,11 @@ impl Pipelines {
         })
     }
 
-    /// The schedule of a layout with a pipeline, for so many micro-batches.
+    /// Returns the schedule of a layout with a pipeline, for `micro_batches` micro-batches.
     ///
     /// # Errors
     ///
-    /// Why the generator refuses it.
+    /// The reason why the generator rejects the schedule.
     pub fn get(
         &self,
         settings: PipelineSettings,
@@ -93,7 +94,7 @@ impl Pipelines {
 }
 
 impl Pipeline {
-    /// The seconds of all micro-batches.
+    /// Returns the seconds of all micro-batches.
     pub fn seconds(&self, times: &StageTimes) -> Result<f64, String> {
         let total = |schedule| total_time(schedule, times).map_err(|error| error.to_string());
         let seconds = total(&self.schedule)?;
@@ -103,7 +104,8 @@ impl Pipeline {
         })
     }
 
-    /// The most bytes that a rank keeps for its backward, where a micro-batch keeps `bytes` in each stage.
+    /// Returns the peak number of bytes that a rank keeps for its backward. A micro-batch keeps `bytes[s]` in stage
+    /// `s`.
     pub fn in_flight(&self, rank: usize, bytes: &[u64]) -> u64 {
         let kept = in_flight(Some(&self.schedule), rank, bytes);
         match &self.next {
@@ -122,7 +124,8 @@ mod tests {
     use burn_megatron::mesh::ScheduleKind;
     use burn_megatron::pipeline::schedule::simulate;
 
-    /// The start of a schedule says how long all of it takes and what it keeps, for every kind and stages that differ.
+    /// The start of a schedule determines the time and the memory of the whole schedule, for every kind and for stages
+    /// of different sizes.
     #[test]
     fn a_schedule_repeats_itself() {
         let pipelines = Pipelines::default();

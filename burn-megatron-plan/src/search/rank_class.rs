@@ -1,4 +1,4 @@
-//! The ranks of a pipeline, alike ones together.
+//! Groups the identical ranks of a pipeline.
 
 use super::super::ModelProfile;
 use super::super::fit::RankElements;
@@ -6,21 +6,21 @@ use super::super::memory::MemoryByKind;
 use super::super::time::LayerSeconds;
 use super::visit::RankStages;
 
-/// The ranks of a pipeline that hold and compute the same: few, as stages in the middle are alike.
+/// Ranks of a pipeline that hold and compute the same. There are few classes, since the middle stages are identical.
 pub(super) struct RankClass {
     pub elements: RankElements,
     pub seconds: LayerSeconds,
-    /// Their ranks.
+    /// The ranks of the class.
     pub ranks: Vec<usize>,
-    /// The memory that the rank with the highest need holds in addition to its state.
+    /// The memory in addition to the state, on the rank of the class that needs the most.
     pub working: MemoryByKind,
-    /// The most bytes of activations of one of them on the host.
+    /// The peak number of bytes of activations on the host, on the rank of the class that needs the most.
     pub on_host: u64,
 }
 
 impl RankClass {
-    /// The classes of the ranks with these stages, which take so long; nothing is known of what they hold beside their
-    /// state.
+    /// Returns the classes of the ranks with these stages and times. The memory in addition to the state is not
+    /// computed yet.
     pub fn of_ranks(
         profile: &ModelProfile,
         ranks: &[RankStages<'_>],

@@ -9,25 +9,25 @@ use super::super::time::{StepEstimate, StepPart};
 use super::super::{Candidate, Recompute};
 use super::{Sizes, sizes_of};
 
-/// Why candidates are not among the best.
+/// Reasons why candidates are not among the best.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Rejection {
     /// The devices do not form the mesh.
     Mesh,
-    /// The model, or its sequence, cannot be split so.
+    /// The model or its sequence cannot be split over the layout.
     Model,
     /// The samples cannot be divided over replicas and micro-batches.
     Batch,
     /// The layers cannot be distributed over the stages.
     Stages,
-    /// There is no such schedule for so many micro-batches.
+    /// The schedule does not support this number of micro-batches.
     Schedule,
-    /// The data axis cannot be sharded so.
+    /// The data axis cannot be sharded in this way.
     Sharding,
-    /// It does not fit into memory.
+    /// The candidate does not fit into memory.
     Memory,
-    /// Its memory cannot be computed, as an operation of the model cannot have these sizes.
+    /// The memory cannot be computed, since an operation of the model does not support these sizes.
     Unplanned,
     /// Other settings of the same sizes are faster.
     SameSizes,
@@ -36,7 +36,7 @@ pub enum Rejection {
 }
 
 impl Rejection {
-    /// In words, as in `12 candidates: the mesh`.
+    /// Returns the reason in words, for example for `12 candidates: the devices do not form the mesh`.
     pub const fn describe(self) -> &'static str {
         match self {
             Self::Mesh => "the devices do not form the mesh",
@@ -53,21 +53,22 @@ impl Rejection {
     }
 }
 
-/// The candidates that were rejected for one reason, and the first message.
+/// The number of candidates that were rejected for one reason, with an example.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct RejectionCount {
-    /// Their number.
+    /// The number of candidates.
     pub candidates: u64,
-    /// Why the first one was, where there is more to say.
+    /// The message of the first rejected candidate that has a message.
     pub example: Option<String>,
 }
 
-/// The candidates of a search. All are counted: their number is that of the best ones and the rejected.
+/// The numbers of candidates of a search. The number of candidates is the number of best plans plus the number of
+/// rejected candidates.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct SearchCounts {
-    /// All that were considered.
+    /// All candidates.
     pub candidates: u64,
-    /// By reason.
+    /// The rejected candidates, keyed by reason.
     pub rejected: BTreeMap<Rejection, RejectionCount>,
 }
 
@@ -83,7 +84,7 @@ impl SearchCounts {
         }
     }
 
-    /// Adds others, whose messages come after those that there are.
+    /// Adds other counts. Existing examples are kept.
     pub(super) fn extend(&mut self, others: Self) {
         self.candidates += others.candidates;
         for (reason, count) in others.rejected {
@@ -92,29 +93,29 @@ impl SearchCounts {
     }
 }
 
-/// A layout that runs, with what a step costs.
+/// A layout that runs, with the cost of a step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
     /// The layout and its settings.
     pub candidate: Candidate,
     /// The time of a step.
     pub step: StepEstimate,
-    /// The memory of the rank of the pipeline that needs the most.
+    /// The memory of the pipeline rank that needs the most.
     pub memory: MemoryByKind,
-    /// Tokens per second of all devices.
+    /// Tokens per second over all devices.
     pub tokens_per_second: f64,
-    /// Model operations as a share of the peak of all devices, from 0 to 1.
+    /// Model FLOPs utilization: the operations of the model as a share of the peak of all devices, from 0 to 1.
     pub mfu: f64,
 }
 
 impl Plan {
-    /// The sizes of the axes.
+    /// Returns the sizes of the axes.
     pub(super) fn sizes(&self) -> Sizes {
         sizes_of(&self.candidate.layout)
     }
 
-    /// The order in which plans that take as long are preferred: fewer tensor, then pipeline, then context ranks, then less
-    /// recomputation, then larger micro-batches, then more stages per rank.
+    /// Returns the order of preference of plans with equal times: fewer tensor ranks, then fewer pipeline ranks, then
+    /// fewer context ranks, then less recomputation, then larger micro-batches, then more stages per rank.
     pub(super) fn preference(&self) -> impl Ord + use<> {
         let Candidate {
             layout,
@@ -135,7 +136,8 @@ impl Plan {
         )
     }
 
-    /// The part of the step in which it loses the most to a faster plan, and the seconds per step. `None` if it loses none.
+    /// Returns the part of the step that loses the most time compared with the faster plan `best`, and the lost seconds
+    /// per step. Returns `None` if no part is slower.
     pub fn loses_by(&self, best: &Self) -> Option<(StepPart, f64)> {
         let parts = self.step.parts.iter();
         let lost = parts.map(|(part, seconds)| (part, seconds - best.step.parts[part]));
@@ -147,11 +149,11 @@ impl Plan {
 /// The result of a search.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SearchReport {
-    /// The best plans, one for the sizes of the axes, the best first.
+    /// The best plans, at most one for each set of axis sizes, fastest first.
     pub best: Vec<Plan>,
-    /// Where none fits: the one that needs the least memory.
+    /// If no plan fits: the plan that needs the least memory.
     pub nearest: Option<Plan>,
-    /// The numbers of candidates, and the reasons for which they were rejected.
+    /// The numbers of candidates, with the reasons why they were rejected.
     pub counts: SearchCounts,
 }
 

@@ -1,23 +1,23 @@
-//! The search space: sizes of the axes, and the settings of each.
+//! The search space: the sizes of the axes, and the other settings.
 
 use burn_megatron::mesh::{ParallelConfig, ScheduleKind, ZeroStage, stages::LayerSplit};
 
 use super::super::Recompute;
 
-/// The values of settings that are given rather than searched.
+/// The settings that are given instead of searched. `None` means that a setting is searched.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FixedSettings {
     /// Ranks of the tensor axis.
     pub tensor: Option<usize>,
     /// Sequence parallelism.
     pub sequence_parallel: Option<bool>,
-    /// The settings that are not searched: the ranks of a node, and the overlap of exchanges in layouts that have them.
+    /// Settings that are never searched: the ranks per node, and communication overlap in layouts that support it.
     pub given: ParallelConfig,
     /// Ranks of the context axis.
     pub context: Option<usize>,
-    /// Ranks of the pipeline.
+    /// Ranks of the pipeline axis.
     pub pipeline: Option<usize>,
-    /// The schedule.
+    /// The pipeline schedule.
     pub schedule: Option<ScheduleKind>,
     /// Stages per rank of the pipeline.
     pub virtual_stages: Option<usize>,
@@ -29,23 +29,23 @@ pub struct FixedSettings {
     pub data: Option<usize>,
     /// The state that is sharded over the data axis.
     pub zero_stage: Option<ZeroStage>,
-    /// Ranks of a sharding group; as many as the data axis has are one group.
+    /// Ranks of a sharding group. The size of the data axis means one group.
     pub hsdp: Option<usize>,
     /// Samples of a micro-batch.
     pub micro_batch: Option<usize>,
-    /// The layers that are computed again.
+    /// The kind of recomputation.
     pub recompute: Option<Recompute>,
-    /// The share of the optimizer state on the host; with 0 activations are not there either.
+    /// The share of the optimizer state on the host. With 0, activations are not offloaded either.
     pub offload: Option<f64>,
 }
 
-/// A schedule with its stages per rank; `None` without a pipeline.
+/// A schedule with its stages per rank, or `None` without a pipeline.
 pub type PipelineSettings = Option<(ScheduleKind, usize)>;
 
-/// The sharded state, and the number of ranks over which it is sharded; `None` is all of the data axis.
+/// The ZeRO stage, and the number of ranks of a sharding group. `None` means the whole data axis.
 pub type ShardingSettings = (ZeroStage, Option<usize>);
 
-/// The divisors of a number, ascending.
+/// Returns the divisors of a number in ascending order.
 pub fn divisors(n: usize) -> Vec<usize> {
     let small: Vec<_> = (1..=n.isqrt())
         .filter(|size| n.is_multiple_of(*size))
@@ -56,8 +56,8 @@ pub fn divisors(n: usize) -> Vec<usize> {
 }
 
 impl FixedSettings {
-    /// The sizes of the axes, with and without sequence parallelism, on so many devices: every factorisation of their
-    /// number, and for a model with experts every one of the expert grid.
+    /// Returns all factorizations of `devices` over the axes, with and without sequence parallelism. A model with
+    /// experts also gets all factorizations of the expert grid.
     pub fn layouts(&self, devices: usize, has_experts: bool) -> Vec<ParallelConfig> {
         let mut layouts = vec![];
         let of = |fixed: Option<usize>, n: usize| sizes(fixed, n);
@@ -129,8 +129,8 @@ impl FixedSettings {
         .collect()
     }
 
-    /// Schedules of a pipeline of `ranks` ranks for `layers` layers; interleaved with the stages that each number of
-    /// layers per stage makes.
+    /// Returns the schedules of a pipeline of `ranks` ranks for `layers` layers. The interleaved schedule is returned
+    /// with each number of stages that follows from a number of layers per stage.
     pub fn pipelines(&self, ranks: usize, layers: usize) -> Vec<PipelineSettings> {
         if ranks == 1 {
             return vec![None];
@@ -151,12 +151,12 @@ impl FixedSettings {
             self.virtual_stages.is_none() || self.virtual_stages == stages
         };
         let mut settings: Vec<_> = settings.filter(fits).collect();
-        // The one that holds the most activations last.
+        // The schedule that holds the most activations comes last.
         settings.sort_by_key(|settings| matches!(settings, Some((ScheduleKind::GPipe, _))));
         settings
     }
 
-    /// Micro-batches: the numbers that divide the samples of a replica.
+    /// Returns the micro-batch sizes, which are the divisors of the samples of a replica.
     pub fn micro_batches(&self, samples: usize) -> Vec<usize> {
         if let Some(fixed) = self.micro_batch {
             return vec![fixed];
@@ -164,7 +164,7 @@ impl FixedSettings {
         divisors(samples)
     }
 
-    /// Returns the shardings over a data axis of `ranks` ranks: none, and with ZeRO-1 to 3 each size of a group.
+    /// Returns the shardings over a data axis of `ranks` ranks: no sharding, and ZeRO-1 to ZeRO-3 with each group size.
     pub fn shardings(&self, ranks: usize) -> Vec<ShardingSettings> {
         let stages = [
             ZeroStage::Replicated,
@@ -193,7 +193,7 @@ impl FixedSettings {
         shardings
     }
 
-    /// Returns the kinds of recomputation, with and without a host for the inputs.
+    /// Returns the kinds of recomputation. With a host, they include recomputation with offloaded inputs.
     pub fn recomputes(&self, has_host: bool) -> Vec<Recompute> {
         let offloads = has_host && self.offload != Some(0.0);
         let all = Recompute::ALL
@@ -205,8 +205,8 @@ impl FixedSettings {
         all.collect()
     }
 
-    /// Shares of the optimizer state on the host, if there is one: the first with which a layout fits is taken, as each
-    /// makes the step longer.
+    /// Returns the shares of the optimizer state on the host, in the order in which they are tried. The first share
+    /// that fits is used, since a larger share makes the step longer.
     pub fn offloads(&self, has_host: bool) -> &[f64] {
         match &self.offload {
             Some(fixed) => std::slice::from_ref(fixed),
@@ -216,7 +216,7 @@ impl FixedSettings {
     }
 }
 
-/// The sizes of an axis among `ranks` ranks: the fixed one if it divides them, or every divisor.
+/// Returns the sizes of an axis among `ranks` ranks: the fixed size if it divides `ranks`, or else every divisor.
 fn sizes(fixed: Option<usize>, ranks: usize) -> Vec<usize> {
     match fixed {
         Some(size) if size > 0 && ranks.is_multiple_of(size) => vec![size],
@@ -225,8 +225,8 @@ fn sizes(fixed: Option<usize>, ranks: usize) -> Vec<usize> {
     }
 }
 
-/// Splits of layers over stages to try: the same number each where it divides them, otherwise fewer layers at both ends, the
-/// last one the fewest.
+/// Returns the split of layers over stages. Each stage gets the same number of layers if the number of stages divides
+/// the number of layers. Otherwise the first and the last stage get fewer layers, the last stage the fewest.
 pub fn split(layers: usize, stages: usize) -> LayerSplit {
     if stages < 3 || layers.is_multiple_of(stages) {
         return LayerSplit::Even;
@@ -257,7 +257,8 @@ mod tests {
     #[test]
     fn every_factorisation_is_a_layout() {
         let free = FixedSettings::default();
-        // 4 = t c p d: ten ways, three of which have tensor 2 and one tensor 4, with and without sequence parallelism.
+        // 4 = t c p d has ten solutions. Three have tensor 2 and one has tensor 4. These four exist with and without
+        // sequence parallelism.
         assert_eq!(free.layouts(4, false).len(), 10 + 4);
         let fixed = FixedSettings {
             tensor: Some(2),
@@ -272,7 +273,7 @@ mod tests {
         };
         assert!(odd.layouts(4, false).is_empty());
         let experts = free.layouts(2, true);
-        // Each of tensor, context, pipeline and data; on two ranks of a stage three expert grids.
+        // One layout for each of tensor, context, pipeline and data. Two ranks of a stage have three expert grids.
         assert_eq!(experts.len(), 3 * 2 + 3 + 1 + 3);
     }
 
@@ -311,7 +312,8 @@ mod tests {
             assert_eq!(fixed.shardings(ranks), [(ZeroStage::Optimizer, group)]);
         }
         assert_eq!(free.pipelines(1, 8), [None]);
-        // Six kinds with their own number of stages, and the interleaved one with 4 and 2, of one and of two layers each.
+        // Six kinds with a default number of stages, and the interleaved kind with 4 and 2 stages (one and two layers
+        // per stage).
         assert_eq!(free.pipelines(2, 8).len(), 6 + 2);
     }
 }

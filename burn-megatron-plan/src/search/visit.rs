@@ -1,4 +1,4 @@
-//! The schedules and shardings of one entry, against what the search has found so far.
+//! Compares the schedules and shardings of one entry with the results of the search so far.
 
 mod sharded;
 mod timed;
@@ -17,11 +17,11 @@ pub(super) struct Found {
     pub counts: SearchCounts,
     /// The plans that fit.
     pub plans: Vec<Plan>,
-    /// Where no plan fits yet, the one that needs the least memory.
+    /// The plan that needs the least memory, if no plan fits yet.
     pub nearest: Option<Plan>,
 }
 
-/// A rank of the data axes with several stages.
+/// The stages of one pipeline rank, each with its index.
 pub(super) type RankStages<'a> = Vec<(usize, &'a StageLayout)>;
 
 /// The visit of an entry.
@@ -30,12 +30,13 @@ pub(super) struct Visit<'s> {
     entry: &'s Entry<'s>,
     sizes: Sizes,
     found: Found,
-    /// The seconds of the fastest plan that it found.
+    /// The seconds of the fastest plan of this visit.
     fastest: f64,
 }
 
 impl<'s> Visit<'s> {
-    /// Times the schedules and shardings of an entry that is not slower than what the search has found.
+    /// Times the schedules and shardings of an entry. Skips settings that are slower than the results of the search so
+    /// far.
     pub fn of(search: &'s Search<'s>, entry: &'s Entry<'s>) -> Self {
         let mut visit = Self {
             search,
@@ -87,8 +88,8 @@ impl<'s> Visit<'s> {
         }
     }
 
-    /// Times a schedule with its shardings. Returns those that do not fit with all optimizer state on the device, and why
-    /// the others are not timed with activations on the host.
+    /// Times a schedule with its shardings. Returns the shardings that do not fit with the whole optimizer state on the
+    /// device. Also returns the reason why the other shardings are not timed with activations on the host.
     fn schedule(
         &mut self,
         seconds: &(Recompute, ModelSeconds),
@@ -99,7 +100,7 @@ impl<'s> Visit<'s> {
             return (vec![], Rejection::SameSizes);
         }
         match self.time(seconds, settings, shardings) {
-            // That is no faster, where both fit.
+            // Offloading is not faster if both fit.
             Ok(timed) => (self.shard(&timed, shardings), Rejection::SameSizes),
             Err((reason, text)) => {
                 let counts = &mut self.found.counts;
@@ -111,7 +112,7 @@ impl<'s> Visit<'s> {
         }
     }
 
-    /// Why a candidate that takes at least so long is not among the best.
+    /// Returns the reason why a candidate that takes at least `seconds` is not among the best.
     fn is_slower(&self, seconds: f64) -> Option<Rejection> {
         if seconds >= self.fastest {
             return Some(Rejection::SameSizes);
@@ -119,7 +120,7 @@ impl<'s> Visit<'s> {
         self.search.is_slower(self.sizes, seconds)
     }
 
-    /// Whether so many bytes are more than there are, and no less than those of the nearest plan.
+    /// Returns whether `bytes` exceeds the limit, unless no plan fits and `bytes` is less than the nearest plan needs.
     fn is_too_large(&self, bytes: u64) -> bool {
         let none_fits = self.search.best.is_empty() && self.found.plans.is_empty();
         let own = self.found.nearest.as_ref().map(|plan| plan.memory.total());

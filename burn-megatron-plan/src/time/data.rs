@@ -1,4 +1,4 @@
-//! The exchanges over the data axis, and the optimizer.
+//! The time of the exchanges over the data axis and of the optimizer.
 
 use super::super::link::sent_bytes;
 use super::super::model_profile::GridElements;
@@ -8,28 +8,29 @@ use burn_megatron::collective::ExchangeKind;
 use burn_megatron::data_parallel::{DataParallelConfig, ParameterGather};
 use burn_megatron::mesh::{Axis, Grid, ZeroStage};
 
-/// Bytes that the optimizer reads and writes per element: the gradient, master and moments in f32 read, the latter three and
-/// the parameter in 16 bits written; and the gradient once more for its norm.
+/// Bytes that the optimizer reads and writes per element. It reads the gradient, the master weight and the moments in
+/// f32. It writes the master weight, the moments and the 16-bit parameter. It reads the gradient once more for the
+/// gradient norm.
 const OPTIMIZER_BYTES: f64 = 4.0 + 3.0 * 8.0 + 2.0 + 4.0;
 
-/// Bytes that the processor of the host reads and writes per element: the gradient, master and moments.
+/// Bytes that the CPU of the host reads and writes per element: the gradient, the master weight and the moments.
 const HOST_BYTES: f64 = 4.0 + 3.0 * 8.0;
 
-/// The seconds of a step that the data axis and the optimizer add, and the bytes that are sent.
+/// The seconds that the data axis and the optimizer add to a step, and the bytes that are sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct DataExchange {
-    /// Waiting for gradients and parameters.
+    /// Seconds that the rank waits for gradients and parameters.
     pub waited: f64,
     /// The seconds of the optimizer.
     pub optimizer: f64,
-    /// By the rank.
+    /// Bytes that the rank sends.
     pub bytes: f64,
 }
 
-/// The sharing and the exchange of a rank's state.
+/// The settings for sharding and exchanging the state of a rank.
 #[derive(Clone, Copy, Debug)]
 pub struct StateSharing<'a> {
-    /// Over the data axis.
+    /// The settings of data parallelism.
     pub data: &'a DataParallelConfig,
     /// Bytes of a parameter that is gathered.
     pub parameter_bytes: f64,
@@ -38,13 +39,15 @@ pub struct StateSharing<'a> {
 }
 
 impl DataExchange {
-    /// The exchanges of a rank with these `parameters`, whose micro-batches take `seconds`; `groups` are the
+    /// Computes the exchanges of a rank with these `parameters`, whose micro-batches take `seconds`. `groups` are the
     /// [links](super::super::MeshLinks::sharding) of the dense and the expert grid.
     ///
-    /// Gradients are reduced during the backward of the last micro-batch, with ZeRO-2 and 3 of each; gathered parameters
-    /// arrive during the first forward, with ZeRO-3 during each forward and backward. What takes longer than that is waited
-    /// for. Optimizer state on the host is stepped there, while the device steps the rest; gradients go there and parameters
-    /// come back bucket by bucket.
+    /// Gradients are reduced during the backward of the last micro-batch. With ZeRO-2 and ZeRO-3, they are reduced
+    /// during every backward. Gathered parameters arrive during the first forward. With ZeRO-3, they are gathered in
+    /// each forward and backward. The rank waits only while an exchange takes longer than the computation.
+    ///
+    /// Optimizer state on the host is updated on the host while the device updates the rest. Gradients are sent to the
+    /// host and parameters are sent back bucket by bucket.
     pub fn new(
         parameters: GridElements,
         groups: &[[GroupLinks; 2]; 2],
@@ -130,7 +133,7 @@ impl DataExchange {
         sum
     }
 
-    /// Adds the bytes to those of the data axis.
+    /// Adds the bytes to the bytes of the data axis.
     pub fn add_to(&self, bytes: &mut AxisBytes) {
         bytes.add(Axis::Data.into(), self.bytes);
     }

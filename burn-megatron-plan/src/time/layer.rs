@@ -1,4 +1,4 @@
-//! The time of a layer: its operations on the device, and the exchanges that it waits for.
+//! The time of a layer: its operations on the device, and the exchanges for which it waits.
 
 use super::super::hardware::{Hardware, HardwareError};
 use super::super::link::sent_bytes;
@@ -9,12 +9,12 @@ use burn_megatron::collective::ExchangeKind;
 use burn_megatron::mesh::Axis;
 use burn_megatron::nn::tp_comm_overlap;
 
-/// The types of a run, as far as they decide its time.
+/// The data types of a run that affect its time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ComputeTypes {
     /// The type of products: a key of [`Hardware::peak`].
     pub products: String,
-    /// The type of attention.
+    /// The type of attention: a key of [`Hardware::peak`].
     pub attention: String,
     /// Bytes of an operand of a product.
     pub operand_bytes: f64,
@@ -22,7 +22,7 @@ pub struct ComputeTypes {
     pub parameter_bytes: f64,
 }
 
-/// A device with the rates of a run's types.
+/// A device with its rates for the types of a run.
 #[derive(Clone, Debug)]
 pub struct DeviceRates<'a> {
     hardware: &'a Hardware,
@@ -34,21 +34,23 @@ pub struct DeviceRates<'a> {
 /// The seconds of one micro-batch in a layer or a stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LayerSeconds {
-    /// The seconds of the forward.
+    /// The forward.
     pub forward: PartSeconds,
-    /// The seconds of the gradients of the inputs, recomputation included.
+    /// The gradients of the inputs, including recomputation.
     pub input_gradient: PartSeconds,
-    /// The seconds of the gradients of the weights.
+    /// The gradients of the weights.
     pub weight_gradient: PartSeconds,
-    /// Of the exchanges in these that travel while another micro-batch is computed, where the layout
-    /// [pairs](burn_megatron::mesh::ParallelConfig::overlap_moe_expert_parallel_comm) a forward with the backward of another.
+    /// The part of the exchanges that overlaps with the computation of another micro-batch. It is 0 unless the layout
+    /// [pairs](burn_megatron::mesh::ParallelConfig::overlap_moe_expert_parallel_comm) a forward with the backward of
+    /// another micro-batch.
     pub hidden: f64,
-    /// The part of these exchanges in a backward that its own weight gradients hide, also where it is alone.
+    /// The part of the exchanges of a backward that overlaps with the weight gradients of the same backward. It also
+    /// overlaps without a pair.
     pub hidden_alone: f64,
 }
 
 impl LayerSeconds {
-    /// Adds another layer so many times.
+    /// Adds another layer `times` times.
     pub fn add(&mut self, other: &Self, times: usize) {
         let times = times as f64;
         self.forward += other.forward * times;
@@ -58,7 +60,8 @@ impl LayerSeconds {
         self.hidden_alone += other.hidden_alone * times;
     }
 
-    /// The same with recomputation in the backward: selective of what is streamed, full of the whole forward.
+    /// Adds the time of recomputation to the backward. Selective recomputation repeats the streaming operations; full
+    /// recomputation repeats the whole forward.
     pub fn recomputed(mut self, recompute: Recompute) -> Self {
         self.input_gradient[StepPart::Recomputation] += match recompute {
             Recompute::None => 0.0,
@@ -68,8 +71,8 @@ impl LayerSeconds {
         self
     }
 
-    /// The same with a transfer of so many seconds to the host in the forward, and one from it in the backward: what is
-    /// longer than the pass is waited for.
+    /// Adds a transfer of `transfer` seconds to the host in the forward, and from the host in the backward. A pass
+    /// waits only while the transfer takes longer than the pass.
     pub fn offloaded(mut self, transfer: f64) -> Self {
         let backward = self.input_gradient.total() + self.weight_gradient.total();
         self.input_gradient[StepPart::Offload] += (transfer - backward).max(0.0);
@@ -77,12 +80,12 @@ impl LayerSeconds {
         self
     }
 
-    /// The seconds of all three.
+    /// Returns the sum of the forward and both parts of the backward.
     pub fn total(&self) -> PartSeconds {
         self.forward + self.input_gradient + self.weight_gradient
     }
 
-    /// The same of a micro-batch that is paired with others.
+    /// Returns the seconds of a micro-batch that is paired with other micro-batches.
     pub fn in_pairs(&self) -> PartSeconds {
         let mut seconds = self.total();
         seconds[StepPart::Expert] -= self.hidden;
@@ -91,11 +94,11 @@ impl LayerSeconds {
 }
 
 impl<'a> DeviceRates<'a> {
-    /// The rates of a device for these types.
+    /// Creates the rates of a device for these types.
     ///
     /// # Errors
     ///
-    /// [`HardwareError::NoPeak`] if it has none for one of them.
+    /// [`HardwareError::NoPeak`] if the device has no peak for one of the types.
     pub fn new(hardware: &'a Hardware, types: &'a ComputeTypes) -> Result<Self, HardwareError> {
         Ok(Self {
             hardware,
@@ -105,22 +108,24 @@ impl<'a> DeviceRates<'a> {
         })
     }
 
-    /// The hardware.
+    /// Returns the hardware.
     pub fn hardware(&self) -> &'a Hardware {
         self.hardware
     }
 
-    /// The peak of products, which utilisation is relative to.
+    /// Returns the peak of products, to which utilization is relative.
     pub fn peak(&self) -> f64 {
         self.products
     }
 
-    /// Whether exchanges overlap with computation: not where the ranks share cores, which copy what is sent.
+    /// Returns whether exchanges overlap with computation. They do not if ranks share cores, since the cores also copy
+    /// the messages.
     pub(super) fn hides(&self) -> bool {
         self.hardware.cores.is_none()
     }
 
-    /// The seconds of a product: those of its operations or, where longer, of its operands and result.
+    /// Returns the seconds of a product: the maximum of the time of its operations and the time to read its operands
+    /// and write its result.
     pub fn product(&self, product: &Product) -> f64 {
         let [batch, m, n, k] =
             [product.batch, product.m, product.n, product.k].map(|size| size as f64);
@@ -135,14 +140,24 @@ impl<'a> DeviceRates<'a> {
         bytes / self.hardware.bandwidth
     }
 
-    /// The seconds of a layer.
+    /// Returns the seconds of a layer.
     ///
-    /// The gradients of both operands of a product take as long as the product; the backward of attention has 2.5 times its
-    /// operations (one product more), that of streaming operations twice their bytes (the gradient too). Exchanges of the
-    /// tensor axis in the backward run while the weight gradients are computed, those of the forward while its products are
-    /// where they are [in chunks](burn_megatron::nn::tp_comm_overlap), and messages of a context ring while attention is. Rows of
-    /// experts in the forward travel under the backward of another micro-batch, and those in the backward under its forward and
-    /// the own weight gradients, where the layout has such pairs. All others are waited for. On shared cores all are.
+    /// The time of the backward follows from the forward:
+    ///
+    /// - Each of the two gradients of a product takes the time of the product.
+    /// - The backward of attention has 2.5 times the operations of the forward (one more product).
+    /// - Streaming operations move twice the bytes (also the gradient).
+    ///
+    /// The following exchanges overlap with computation, except on shared cores:
+    ///
+    /// - Exchanges of the tensor axis in the backward overlap with the weight gradients. In the forward, they overlap
+    ///   with the products if these run [in chunks](burn_megatron::nn::tp_comm_overlap).
+    /// - Messages of a context ring overlap with attention.
+    /// - All-to-alls of expert rows overlap with the computation of another micro-batch, if the layout has such pairs.
+    ///   In the forward, they overlap with the backward of the other micro-batch. In the backward, they overlap with
+    ///   its forward, or with the layer's own weight gradients.
+    ///
+    /// The rank waits for all other exchanges.
     pub fn layer(&self, layer: &LayerProfile, links: &MeshLinks<'_>) -> LayerSeconds {
         let products: f64 = layer.products.iter().map(|p| self.product(p)).sum();
         let flops: f64 = layer.attention.iter().map(|shape| shape.flops()).sum();
@@ -188,8 +203,9 @@ impl<'a> DeviceRates<'a> {
         }
     }
 
-    /// The seconds of the exchanges of a pass by part, those of the messages of a ring, which are in no part, and those of
-    /// rows of experts that are sent to each rank.
+    /// Returns three times of the exchanges of a pass, in seconds. The first is the time by part. The second is the
+    /// time of the messages of a context ring, which are in no part. The third is the time of the all-to-alls of expert
+    /// rows.
     fn exchanged(
         &self,
         layer: &LayerProfile,
@@ -215,7 +231,7 @@ impl<'a> DeviceRates<'a> {
     }
 }
 
-/// The part that an exchange belongs to: that of its outermost kind of axis.
+/// Returns the part of an exchange, which follows from its axes. Expert axes come before context, data and tensor.
 fn part(exchange: &Exchange) -> StepPart {
     let has = |axis| exchange.axes.contains(axis);
     if has(Axis::Expert) || has(Axis::ExpertTensor) {
@@ -229,7 +245,7 @@ fn part(exchange: &Exchange) -> StepPart {
     }
 }
 
-/// Adds the bytes that a rank sends in these passes of a layer, so many times.
+/// Adds the bytes that a rank sends in these passes of a layer, `times` times.
 pub fn add_sent(bytes: &mut AxisBytes, layer: &LayerProfile, passes: &[TrainingPass], times: f64) {
     let exchanges = layer.exchanges.iter();
     for exchange in exchanges.filter(|exchange| passes.contains(&exchange.pass)) {

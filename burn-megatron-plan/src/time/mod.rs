@@ -1,8 +1,9 @@
-//! The time of a step: of its layers, the pipeline, the data axis and the optimizer.
+//! The time of a step: its layers, the pipeline, the data axis and the optimizer.
 //!
-//! A step is `m` micro-batches through the pipeline, timed by the [simulator](burn_megatron::pipeline::schedule::simulate) with the
-//! times of each stage, then what is waited for of gradients and parameters, then the optimizer. The terms are those of an
-//! alpha-beta and roofline model: an operation takes the longer of its computation and its memory traffic.
+//! A step is `m` micro-batches through the pipeline, timed by the
+//! [simulator](burn_megatron::pipeline::schedule::simulate) with the times of each stage. Then come the wait for
+//! gradients and parameters, and the optimizer. The cost model is an alpha-beta and roofline model: an operation takes
+//! the maximum of its compute time and its memory time.
 
 mod data;
 mod layer;
@@ -28,11 +29,11 @@ use burn_megatron::pipeline::schedule::StageTimes;
 pub struct StepEstimate {
     /// Seconds of a step.
     pub seconds: f64,
-    /// The same by part, of the rank that computes the longest.
+    /// The seconds by part, for the rank that computes the longest.
     pub parts: PartSeconds,
     /// The share of the pipeline's time in which its ranks do not compute, from 0 to 1.
     pub bubble: f64,
-    /// The bytes that the rank that sends the most sends.
+    /// The bytes of the rank that sends the most.
     pub bytes: AxisBytes,
 }
 
@@ -44,19 +45,19 @@ pub struct ModelSeconds {
     output: LayerSeconds,
 }
 
-/// The seconds of one micro-batch by stage and by rank.
+/// The seconds of one micro-batch, by stage and by rank.
 #[derive(Clone, Debug)]
 pub struct PipelineSeconds {
-    /// By stage.
+    /// The seconds of each stage.
     pub stages: Vec<LayerSeconds>,
-    /// By stage, of a message to the next.
+    /// The seconds of a message from a stage to the next stage.
     pub transfer: f64,
-    /// By rank, the sum over its stages.
+    /// The seconds of each rank: the sum over its stages.
     pub ranks: Vec<LayerSeconds>,
 }
 
 impl ModelSeconds {
-    /// The seconds of each layer, without recomputation.
+    /// Computes the seconds of each layer, without recomputation.
     pub fn new(model: &ModelProfile, rates: &DeviceRates<'_>, links: &MeshLinks<'_>) -> Self {
         let of = |block: &BlockProfile| rates.layer(&block.layer, links);
         Self {
@@ -66,7 +67,7 @@ impl ModelSeconds {
         }
     }
 
-    /// The same with recomputation, of all layers but the embedding and the output layer.
+    /// Adds recomputation to all layers except the embedding and the output layer.
     pub fn recomputed(
         &self,
         recompute: Recompute,
@@ -90,7 +91,7 @@ impl ModelSeconds {
         }
     }
 
-    /// The seconds of all layers of the model together, in pairs where the layout has them.
+    /// Returns the seconds of all layers of the model. Uses pairs if the layout has them.
     pub fn whole(&self, model: &ModelProfile) -> f64 {
         let whole = StageLayout {
             embedding: true,
@@ -110,7 +111,7 @@ impl ModelSeconds {
         sum
     }
 
-    /// The seconds of the stages of a pipeline; `rank_of` is where a stage lies.
+    /// Returns the seconds of the stages of a pipeline. `rank_of` returns the rank of a stage.
     pub fn pipeline(
         &self,
         model: &ModelProfile,
@@ -140,7 +141,7 @@ impl ModelSeconds {
 }
 
 impl PipelineSeconds {
-    /// The times that the simulator takes.
+    /// Returns the times for the simulator.
     pub fn stage_times(&self) -> StageTimes {
         let of = |seconds: fn(&LayerSeconds) -> f64| self.stages.iter().map(seconds).collect();
         StageTimes {
@@ -155,7 +156,7 @@ impl PipelineSeconds {
         }
     }
 
-    /// The rank that computes the longest, and its seconds.
+    /// Returns the rank that computes the longest, and its seconds.
     pub fn busiest(&self) -> (usize, f64) {
         let ranks = self.ranks.iter().enumerate();
         let seconds = ranks.map(|(rank, seconds)| (rank, seconds.total().total()));
@@ -163,14 +164,15 @@ impl PipelineSeconds {
         longest.unwrap_or_default()
     }
 
-    /// The mean over the ranks.
+    /// Returns the mean over the ranks.
     fn mean(&self, of: fn(&LayerSeconds) -> PartSeconds) -> PartSeconds {
         let mut sum = PartSeconds::default();
         self.ranks.iter().for_each(|rank| sum += of(rank));
         sum * (1.0 / self.ranks.len() as f64)
     }
 
-    /// The same by part: cores that are shared are never idle.
+    /// Returns the seconds by part of the rank that computes the longest. For ranks that share cores, returns the mean,
+    /// since shared cores are never idle.
     fn least(&self, rates: &DeviceRates<'_>, of: fn(&LayerSeconds) -> PartSeconds) -> PartSeconds {
         match rates.hides() {
             true => of(&self.ranks[self.busiest().0]),
@@ -178,15 +180,16 @@ impl PipelineSeconds {
         }
     }
 
-    /// The seconds of a step in its layers: of the rank that computes the longest, or the mean of ranks that share cores.
+    /// Returns the seconds that a step spends in its layers, for the rank that computes the longest, or the mean over
+    /// ranks that share cores.
     fn in_layers(&self, rates: &DeviceRates<'_>, micro_batches: usize) -> PartSeconds {
         let mut seconds = self.least(rates, LayerSeconds::in_pairs) * micro_batches as f64;
         seconds[StepPart::Expert] += self.alone();
         seconds
     }
 
-    /// The seconds in which a rank waits for exchanges of the first forward and the last backward, which are alone, without a
-    /// pipeline. In one there are others, of which the simulator knows.
+    /// Returns the seconds in which a rank without a pipeline waits for the exchanges of the first forward and the last
+    /// backward, which have no pair. With a pipeline, other actions are unpaired too; the simulator accounts for them.
     fn alone(&self) -> f64 {
         match &self.ranks[..] {
             [only] => only.hidden - only.hidden_alone,
@@ -194,13 +197,14 @@ impl PipelineSeconds {
         }
     }
 
-    /// The seconds than which no step of so many micro-batches takes fewer; without a pipeline, those of the step.
+    /// Returns a lower bound of the seconds of a step of `micro_batches` micro-batches. Without a pipeline, it is the
+    /// time of the step in the layers.
     pub fn bound(&self, rates: &DeviceRates<'_>, micro_batches: usize) -> f64 {
         self.in_layers(rates, micro_batches).total()
     }
 
-    /// Returns the seconds in which one micro-batch passes all stages forward and backward. A schedule takes at least this
-    /// time. Many stages have many transfers, which the [bound](Self::bound) does not count.
+    /// Returns the seconds in which one micro-batch passes all stages forward and backward. A schedule takes at least
+    /// this time. With many stages there are many transfers, which the [bound](Self::bound) does not count.
     pub fn path(&self, rank_of: impl Fn(usize) -> usize) -> f64 {
         let StageTimes {
             forward,
@@ -214,8 +218,9 @@ impl PipelineSeconds {
         forward + input_gradient.iter().sum::<f64>() + 2.0 * hops.count() as f64 * self.transfer
     }
 
-    /// The seconds of `micro_batches` micro-batches that the simulator has as `total`. Of ranks that share cores, one that
-    /// waits leaves its core to the others: all computation on all cores, or the longest path with a core each.
+    /// Corrects the simulated time `total` of `micro_batches` micro-batches for ranks that share cores. A rank that
+    /// waits leaves its core to the other ranks. The time is the maximum of all computation on all cores and the
+    /// longest path with one core per action.
     pub fn on_cores(
         &self,
         total: f64,
@@ -232,7 +237,7 @@ impl PipelineSeconds {
         }
     }
 
-    /// The step of `micro_batches` micro-batches that the pipeline needs `total` seconds for.
+    /// Returns the estimate of a step of `micro_batches` micro-batches that take `total` seconds in the pipeline.
     pub fn step(
         &self,
         total: f64,
@@ -255,7 +260,7 @@ impl PipelineSeconds {
     }
 }
 
-/// The bytes that the rank of these stages sends in the layers of a step, and to other stages.
+/// Returns the bytes that a rank with these stages sends in the layers of a step and to other stages.
 pub fn layer_bytes(
     model: &ModelProfile,
     stages: &[&StageLayout],
@@ -312,7 +317,7 @@ mod tests {
         }
     }
 
-    /// A rank that waits leaves its core to the others.
+    /// A waiting rank leaves its core to the other ranks.
     #[test]
     fn a_bubble_costs_nothing_on_shared_cores() {
         let rank = |seconds| LayerSeconds {
@@ -324,11 +329,11 @@ mod tests {
             transfer: 0.0,
             ranks: vec![rank(1.0), rank(3.0)],
         };
-        // Four micro-batches, which a pipeline needs 14 seconds for.
+        // Four micro-batches, for which a pipeline needs 14 seconds.
         let total = |hardware: &Hardware| seconds.on_cores(14.0, 4, hardware, 2);
         assert_eq!(total(&Hardware::named("H100").unwrap()), 14.0);
         assert_eq!(total(&on_cores(2)), 14.0);
-        // All computation takes longer than the longest path with a core for each action.
+        // All computation takes longer than the longest path with one core per action.
         assert_eq!(total(&on_cores(1)), 8.0);
         let types = ComputeTypes {
             products: "bf16".into(),
@@ -349,7 +354,7 @@ mod tests {
         assert_eq!((step.seconds, step.bubble), (8.0, 0.0));
     }
 
-    /// An exchange that weight gradients hide takes its own time where it is copied by the cores that compute.
+    /// An exchange that could overlap with weight gradients is not hidden if the compute cores copy its messages.
     #[test]
     fn nothing_is_hidden_on_shared_cores() {
         let mesh = Mesh::new(&ParallelConfig::new().with_tensor(2), 2).unwrap();
@@ -386,7 +391,7 @@ mod tests {
         assert!(waited(&on_cores(2)) > 1e-6);
     }
 
-    /// Rows of experts travel under another micro-batch as far as there is one, and its computation.
+    /// All-to-alls of expert rows overlap with the computation of another micro-batch in the same pair.
     #[test]
     fn pairs_hide_the_exchanges_of_experts() {
         let types = ComputeTypes {
@@ -444,7 +449,8 @@ mod tests {
         assert!(exchanged > 0.0 && plain.hidden == 0.0);
         assert!((waited - 4.0 * exchanged).abs() < 1e-12);
         assert_eq!(times.paired_forward, times.forward);
-        // The first forward is alone, and so is the last backward, which hides its exchanges under weight gradients.
+        // The first forward and the last backward are unpaired. The last backward overlaps its exchanges with its
+        // weight gradients.
         let (pairs, waited, times) = seconds(&h100, 8192, true);
         assert!((pairs.hidden - exchanged).abs() < 1e-12);
         assert!((pairs.hidden_alone - exchanged / 2.0).abs() < 1e-12);
@@ -455,7 +461,7 @@ mod tests {
             pairs.input_gradient.total(),
             times.input_gradient[0]
         ));
-        // Short products hide as much as they take.
+        // Short products hide only their own time.
         let (short, ..) = seconds(&h100, 64, true);
         let computed = short.total().total() - short.total()[StepPart::Expert];
         assert!((short.hidden - computed).abs() < 1e-15 && 0.0 < computed && computed < exchanged);

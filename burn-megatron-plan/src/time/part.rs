@@ -12,30 +12,30 @@ pub enum StepPart {
     Products,
     /// Attention.
     Attention,
-    /// Norms, activations, rotary positions, residuals: what memory bounds.
+    /// Memory-bound operations: norms, activations, rotary positions, residuals.
     Streaming,
-    /// The time of operations in addition to their computation.
+    /// Overhead of operations in addition to their computation.
     Overhead,
     /// Waiting for exchanges over the tensor axis.
     Tensor,
     /// Waiting for exchanges over the context axis.
     Context,
-    /// Waiting for exchanges of experts' rows.
+    /// Waiting for exchanges of expert rows.
     Expert,
-    /// Computing a forward again in the backward.
+    /// Recomputing a forward in the backward.
     Recomputation,
-    /// Waiting for activations from and to the host.
+    /// Waiting for activations that are transferred to or from the host.
     Offload,
     /// Waiting for other stages of the pipeline.
     Bubble,
-    /// Waiting for gradients and parameters of the data axis.
+    /// Waiting for gradients and parameters over the data axis.
     Data,
-    /// The optimizer.
+    /// The optimizer step.
     Optimizer,
 }
 
 impl StepPart {
-    /// Every part.
+    /// All parts.
     pub const ALL: [Self; 12] = [
         Self::Products,
         Self::Attention,
@@ -51,7 +51,7 @@ impl StepPart {
         Self::Optimizer,
     ];
 
-    /// Its name in reports.
+    /// Returns the name in reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Products => "products",
@@ -82,17 +82,17 @@ impl PartSeconds {
         all
     }
 
-    /// The sum of all parts.
+    /// Returns the sum of all parts.
     pub fn total(&self) -> f64 {
         self.0.iter().sum()
     }
 
-    /// Each part with its seconds.
+    /// Returns each part with its seconds.
     pub fn iter(&self) -> impl Iterator<Item = (StepPart, f64)> + '_ {
         StepPart::ALL.into_iter().map(|part| (part, self[part]))
     }
 
-    /// The largest part beside products and attention, which no layout avoids.
+    /// Returns the largest part other than products and attention, which no layout avoids.
     pub fn largest_cost(&self) -> StepPart {
         let avoidable = StepPart::ALL.into_iter().skip(2);
         let largest = avoidable.max_by(|one, two| self[*one].total_cmp(&self[*two]));

@@ -1,4 +1,4 @@
-//! The handshake by which two processes prove to each other that they know the token.
+//! The handshake with which two processes prove to each other that they have the token.
 //!
 //! | side | sends |
 //! |---|---|
@@ -15,29 +15,29 @@ use hmac::Mac;
 use super::listener::Timed;
 use super::token::{Token, random_bytes};
 
-/// The purpose of the connections. A proof for another purpose would not be valid.
+/// The purpose of the connections. A proof for another purpose is not valid.
 const PURPOSE: &[u8] = b"rendezvous";
 
-/// The longest hello, in bytes.
+/// The maximum length of a hello, in bytes.
 pub const MAX_HELLO: usize = 4096;
 
-/// The first bytes of the server, with the version of the protocol.
+/// The first bytes that the server sends. They contain the version of the protocol.
 const GREETING: &[u8; 16] = b"burn-megatron/1\n";
 
 const ACCEPTED: u8 = 1;
 const REJECTED: u8 = 0;
 
-/// The bytes of a nonce, and of a proof.
+/// The number of bytes of a nonce and of a proof.
 const BYTES: usize = 32;
 
-/// The data of a handshake that both sides prove to have transcript.
+/// The data of a handshake. Both sides prove that they have the same data.
 struct Transcript<'a> {
     nonces: [[u8; BYTES]; 2],
     hello: &'a [u8],
 }
 
 impl Transcript<'_> {
-    /// The proof of one side. Every field has a fixed length or is preceded by its length.
+    /// Returns the code that proves one side. Every field has a fixed length or is preceded by its length.
     fn code(&self, token: Option<&Token>, side: u8) -> hmac::Hmac<sha2::Sha256> {
         let mut code = Token::mac(token);
         code.update(GREETING);
@@ -54,31 +54,32 @@ impl Transcript<'_> {
 const SERVER: u8 = 0;
 const CLIENT: u8 = 1;
 
-/// Why a handshake failed.
+/// The reason why a handshake failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HandshakeError {
     /// The tokens of the two processes differ.
     #[error("the tokens of the two processes differ")]
     Token,
-    /// An error of the connection, a timeout, or an answer of another program.
+    /// A connection error, a timeout, or an answer from another program.
     #[error(transparent)]
     Io(#[from] io::Error),
 }
 
-/// The outcome of a handshake for the server.
+/// The outcome of a handshake on the server.
 #[derive(Debug)]
 pub(crate) enum HandshakeOutcome {
-    /// The client knows the token; with its hello.
+    /// The client has the token. Contains the hello of the client.
     Authenticated(String),
     /// The client has another token.
     WrongToken,
 }
 
-/// The server's side. `keep` is called before the client is accepted; if it returns false, the connection is dropped.
+/// Runs the handshake of the server. Calls `keep` before the client is accepted. If `keep` returns false, the
+/// connection is dropped.
 ///
 /// # Errors
-/// An error or a timeout of the connection; a hello that is too long or not UTF-8.
+/// A connection error or a timeout. A hello that is too long or not UTF-8.
 pub(crate) fn server_handshake(
     mut from: impl Read,
     mut to: impl Write,
@@ -104,7 +105,7 @@ pub(crate) fn server_handshake(
         nonces: [own, nonce],
         hello: &hello,
     };
-    // Compares in constant time.
+    // The comparison takes constant time.
     if transcript.code(token, CLIENT).verify_slice(&proof).is_err() {
         to.write_all(&[REJECTED])?;
         return Ok(HandshakeOutcome::WrongToken);
@@ -118,8 +119,8 @@ pub(crate) fn server_handshake(
     Ok(HandshakeOutcome::Authenticated(hello))
 }
 
-/// The client's side: authenticates to the listener and sends `hello`, within `timeout`. Resets the timeouts of the
-/// stream.
+/// Runs the handshake of the client: authenticates to the listener and sends `hello`, within `timeout`. Resets the
+/// timeouts of the stream.
 ///
 /// # Errors
 /// [`HandshakeError`].
@@ -135,7 +136,7 @@ pub fn client_handshake(
     Ok(stream.set_write_timeout(None)?)
 }
 
-/// [`client_handshake`] over any stream, without a timeout.
+/// Runs [`client_handshake`] over any stream, without a timeout.
 pub(crate) fn client_handshake_over(
     mut stream: impl Read + Write,
     token: Option<&Token>,

@@ -1,4 +1,4 @@
-//! A listener that requires the token, and that unauthenticated clients can neither exhaust nor block.
+//! A listener that requires the token. Unauthenticated clients cannot exhaust or block it.
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
@@ -14,27 +14,27 @@ use socket2::SockRef;
 use super::handshake::{HandshakeOutcome, server_handshake};
 use super::token::Token;
 
-/// The interval at which the listener polls for connections, so that it can be closed at any time.
+/// The interval at which the listener polls for connections, so that the listener can be closed at any time.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// The pause after the operating system has refused a connection or a thread.
+/// The pause after the operating system rejected a connection or a thread.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
-/// The connections that may wait to be accepted. The standard library sets 128, which is too few for ranks that all connect
-/// at once. The operating system may lower the number (`net.core.somaxconn` on Linux).
+/// The maximum number of connections that wait to be accepted. The standard library sets 128, which is too low if all
+/// ranks connect at once. The operating system may lower the number (`net.core.somaxconn` on Linux).
 const BACKLOG: i32 = 4096;
-/// A thread of a connection needs little stack.
+/// The stack size of a connection thread. These threads need little stack.
 const STACK_BYTES: usize = 256 << 10;
 
 /// Limits on connections that are not authenticated yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ListenerLimits {
-    /// The most that are open at once: one more closes the oldest.
+    /// The maximum number of open connections. One more connection closes the oldest connection.
     pub pending: usize,
     /// The timeout of the whole handshake.
     pub hello: Duration,
 }
 
 impl ListenerLimits {
-    /// The limits for `ranks` ranks, which may all connect at once.
+    /// Returns the limits for `ranks` ranks that may all connect at once.
     pub fn for_ranks(ranks: usize) -> Self {
         Self {
             pending: 32 + ranks,
@@ -46,18 +46,18 @@ impl ListenerLimits {
 /// A connection to a [`Listener`].
 #[derive(Debug)]
 pub enum Connection {
-    /// A client that knows the token.
+    /// The client has proved that it has the token.
     Authenticated {
-        /// Its hello.
+        /// The hello of the client.
         hello: String,
         /// The connection.
         stream: TcpStream,
     },
-    /// A client with another token, which was refused.
+    /// The client has another token and was rejected.
     WrongToken(SocketAddr),
 }
 
-/// A TCP listener that requires the token. Every connection is served on a thread of its own.
+/// A TCP listener that requires the token. Each connection has its own thread.
 #[derive(Debug)]
 pub struct Listener {
     addresses: Vec<SocketAddr>,
@@ -66,11 +66,11 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens on `addresses` for clients that have `token`; port 0 picks a free one.
-    /// Without a token only loopback addresses are accepted.
+    /// Listens on `addresses` for clients that have `token`. Port 0 selects a free port. Without a token, all addresses
+    /// must be loopback addresses.
     ///
     /// # Errors
-    /// The operating system refuses, for example because a port is in use.
+    /// If the operating system rejects an address, for example because the port is in use.
     pub fn open(
         addresses: &[SocketAddr],
         token: Option<Token>,
@@ -109,7 +109,7 @@ impl Listener {
         })
     }
 
-    /// The addresses that it listens on, in the given order.
+    /// Returns the addresses of the listener, in the given order.
     pub fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
     }
@@ -128,7 +128,7 @@ struct ListenerState {
     token: Option<Token>,
     limits: ListenerLimits,
     closing: Arc<AtomicBool>,
-    /// Connections that are not authenticated yet, the oldest first.
+    /// Connections that are not authenticated yet, oldest first.
     pending: Mutex<VecDeque<Arc<TcpStream>>>,
     on_connection: Box<dyn Fn(Connection) + Send + Sync>,
 }
@@ -144,7 +144,7 @@ impl ListenerState {
                         self.spawn_handshake(stream);
                     }
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                    // A missing resource, such as a file descriptor, may become available.
+                    // The error may be temporary, for example a lack of file descriptors.
                     Err(_) => thread::sleep(RETRY_INTERVAL),
                 }
             }
@@ -163,20 +163,20 @@ impl ListenerState {
         if pending.len() >= self.limits.pending
             && let Some(oldest) = pending.pop_front()
         {
-            // A process of the run sends its hello at once, and reconnects if it was closed.
+            // A process of the run sends its hello at once, and reconnects if its connection was closed.
             let _ = oldest.shutdown(Shutdown::Both);
         }
         pending.push_back(Arc::clone(&stream));
         drop(pending);
         let state = Arc::clone(self);
         if spawn("connection", move || state.serve(stream)).is_err() {
-            // Without a thread the connection is closed.
+            // Without a thread, the connection is closed.
             self.pending.lock().pop_back();
             thread::sleep(RETRY_INTERVAL);
         }
     }
 
-    /// Runs the handshake, and passes the connection on if it succeeds.
+    /// Runs the handshake. Passes the connection on if the handshake succeeds.
     fn serve(&self, stream: Arc<TcpStream>) {
         let until = Instant::now() + self.limits.hello;
         let outcome = blocking(&stream).and_then(|()| {
@@ -187,7 +187,7 @@ impl ListenerState {
             server_handshake(timed, timed, self.token.as_ref(), || self.forget(&stream))
         });
         self.forget(&stream);
-        // Another reference means that it is being closed.
+        // If another reference exists, the connection is being closed.
         let Some(stream) = Arc::into_inner(stream) else {
             return;
         };
@@ -206,12 +206,12 @@ impl ListenerState {
                     (self.on_connection)(Connection::WrongToken(from));
                 }
             }
-            // An invalid handshake is not reported.
+            // Invalid handshakes are not reported.
             Err(_) => {}
         }
     }
 
-    /// Removes a connection from the pending ones; returns whether it was one of them.
+    /// Removes a connection from the pending connections. Returns whether it was pending.
     fn forget(&self, stream: &Arc<TcpStream>) -> bool {
         let mut pending = self.pending.lock();
         let before = pending.len();
@@ -220,13 +220,13 @@ impl ListenerState {
     }
 }
 
-/// On some systems a connection inherits the mode of its listener.
+/// Makes a connection blocking. On some systems, a connection inherits the non-blocking mode of its listener.
 fn blocking(stream: &TcpStream) -> io::Result<()> {
     stream.set_nonblocking(false)?;
     stream.set_nodelay(true)
 }
 
-/// Starts a thread with little stack.
+/// Starts a thread with a small stack.
 pub(crate) fn spawn(
     name: &str,
     work: impl FnOnce() + Send + 'static,

@@ -1,9 +1,9 @@
-//! Authentication of the processes of a run: a shared token, and a listener that requires it.
+//! Authentication of the processes of a run, with a shared token and a listener that requires it.
 //!
-//! The token is never sent on these connections. Each side sends a nonce, and proves that it knows the token
-//! by HMAC-SHA256 over both nonces, the purpose of the connection, and the hello. So each side authenticates
-//! the other before it uses any data, and a recorded handshake cannot be replayed. Data after the hello is
-//! neither encrypted nor signed.
+//! The token is never sent on these connections. Each side sends a nonce and proves that it has the token. The proof is
+//! an HMAC-SHA256 over both nonces, the purpose of the connection, and the hello. Each side thus authenticates the
+//! other before it uses any data. A recorded handshake cannot be replayed. Data after the hello is neither encrypted
+//! nor signed.
 
 mod handshake;
 mod listener;

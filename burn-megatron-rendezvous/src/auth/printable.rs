@@ -1,18 +1,18 @@
-//! Text from another process, escaped for a terminal.
+//! Escapes text from another process before it is printed on a terminal.
 
-/// The most characters of a name: a host, a version, an address.
+/// The maximum number of characters of a name, such as a host, a version or an address.
 const MAX_NAME: usize = 255;
 
-/// The most characters of a text: an error, a failure report.
+/// The maximum number of characters of a text, such as an error or a failure report.
 const MAX_TEXT: usize = 16 << 10;
 
-/// A name with everything escaped that is not a printable character (control characters, terminal escape
-/// sequences, bidirectional marks), truncated to 255 characters.
+/// Escapes all non-printable characters of a name (control characters, terminal escape sequences, bidirectional marks)
+/// and truncates the result to 255 characters.
 pub fn printable_name(name: &str) -> String {
     escaped(name, MAX_NAME, &[])
 }
 
-/// A text, escaped likewise except for newlines and tabs, truncated to 16384 characters.
+/// Escapes a text as [`printable_name`] does, but keeps newlines and tabs. Truncates the result to 16384 characters.
 pub fn printable_text(text: &str) -> String {
     escaped(text, MAX_TEXT, &['\n', '\t'])
 }
@@ -25,7 +25,7 @@ fn escaped(text: &str, most: usize, kept: &[char]) -> String {
             break;
         }
         match c {
-            // `escape_debug` would escape these.
+            // `escape_debug` would escape these characters too.
             '\'' | '"' | '\\' => shown.push(c),
             _ if kept.contains(&c) => shown.push(c),
             _ => shown.extend(c.escape_debug()),

@@ -1,4 +1,4 @@
-//! Authentication, limits, tokens, and escaping.
+//! Tests of authentication, limits, tokens and escaping.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -15,7 +15,8 @@ fn here() -> [SocketAddr; 1] {
     [(Ipv4Addr::LOCALHOST, 0).into()]
 }
 
-/// A listener for `token`, and the hellos that it receives; `None` is a client with another token.
+/// Creates a listener for `token`. The receiver gets the hello of each client, or `None` for a client with another
+/// token.
 fn listener(token: Option<&Token>, limits: ListenerLimits) -> (Listener, Receiver<Option<String>>) {
     let (sender, received) = mpsc::channel();
     let serve = move |arrival| {
@@ -39,7 +40,7 @@ fn say(listener: &Listener, token: Option<&Token>, hello: &str) -> Result<(), Ha
     client_handshake(&connect(listener), token, hello, TIMEOUT)
 }
 
-/// Whether the other side has closed.
+/// Returns whether the other side has closed the connection.
 fn is_closed(mut stream: &TcpStream) -> bool {
     stream.set_nonblocking(true).unwrap();
     loop {
@@ -88,7 +89,7 @@ fn without_a_token_nothing_listens_to_other_machines() {
     assert!(open(Some(Token::random().unwrap())).is_ok());
 }
 
-/// A stream that remembers what was written to it.
+/// A stream that records all written bytes.
 struct Tape {
     stream: TcpStream,
     sent: Vec<u8>,
@@ -171,7 +172,7 @@ fn idle_and_slow_connections_block_no_others() {
         say(&listener, Some(&token), &rank.to_string()).unwrap();
         assert!(received.recv_timeout(TIMEOUT).unwrap().is_some());
     }
-    // The ranks connected after all of them.
+    // The ranks connected after all idle connections.
     let open = idle.iter().filter(|stream| !is_closed(stream)).count();
     assert!(open <= limits.pending, "{open} are open");
     assert!(received.try_recv().is_err());
@@ -188,7 +189,7 @@ fn a_hello_has_a_deadline_as_a_whole() {
     let mut stream = connect(&listener);
     let length = (MAX_HELLO as u16).to_le_bytes();
     stream.write_all(&[&[0; 64][..], &length].concat()).unwrap();
-    // A slow byte is in time for every single read.
+    // Each byte arrives within the timeout of a single read.
     let mut sent = 0;
     while !is_closed(&stream) && stream.write_all(&[0]).is_ok() {
         sent += 1;
@@ -209,7 +210,7 @@ fn a_hello_that_is_too_long_is_not_read() {
     let length = (MAX_HELLO as u16 + 1).to_le_bytes();
     stream.write_all(&[&[0; 64][..], &length].concat()).unwrap();
     let mut rest = vec![];
-    // Closed with nothing but the greeting, and without a byte of the hello.
+    // The listener closes the connection after the greeting and sends no further byte.
     let _ = stream.read_to_end(&mut rest);
     assert_eq!(rest.len(), 48);
 }

@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use hmac::{Hmac, Mac};
 use sha2::Sha256;
 
-/// 256 bits.
+/// The number of bytes of a token (256 bits).
 const BYTES: usize = 32;
 
-/// The most bytes read from a token file, which may have whitespace around the token.
+/// The maximum number of bytes read from a token file. The file may contain whitespace around the token.
 const MAX_FILE_BYTES: u64 = 1024;
 
 /// The shell commands that create a token and pass it to the ranks.
@@ -19,27 +19,27 @@ pub const TOKEN_INSTRUCTIONS: &str =
     "  (umask 077; openssl rand -hex 32 > run.token)   # once, then copied to each machine
   export BURN_MEGATRON_TOKEN=$(cat run.token)       # for each rank, or --token-file run.token";
 
-/// The secret that the processes of a run share: 256 random bits, written as 64 hexadecimal
-/// digits. `Debug` does not show it.
+/// The shared secret of the processes of a run: 256 random bits, written as 64 hexadecimal digits. `Debug` does not
+/// print it.
 #[derive(Clone)]
 pub struct Token(pub(super) [u8; BYTES]);
 
-/// Why there is no valid [`Token`]. Messages never contain the token.
+/// The reason why there is no valid [`Token`]. Messages never contain the token.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TokenError {
-    /// A text of another format.
+    /// The text has another format.
     #[error(
         "invalid token in {from} ({given} characters): expected 64 hexadecimal digits, as printed by \
          `openssl rand -hex 32`"
     )]
     Format {
-        /// The variable or the file.
+        /// The name of the variable or file.
         from: String,
-        /// The number of characters given.
+        /// The number of characters.
         given: usize,
     },
-    /// A file that cannot be read.
+    /// The file cannot be read.
     #[error("cannot read the token file {}: {source}", path.display())]
     File {
         /// The file.
@@ -47,7 +47,7 @@ pub enum TokenError {
         /// The error of the operating system.
         source: io::Error,
     },
-    /// A file that other users may access.
+    /// Other users may access the file.
     #[error(
         "invalid mode {mode:04o} of the token file {}: expected 0600; run chmod 600 {}",
         path.display(),
@@ -56,10 +56,10 @@ pub enum TokenError {
     Mode {
         /// The file.
         path: PathBuf,
-        /// Its mode.
+        /// The mode of the file.
         mode: u32,
     },
-    /// The variable and the file have different tokens.
+    /// The variable and the file contain different tokens.
     #[error(
         "BURN_MEGATRON_TOKEN and the token file {} hold different tokens: set only one of them",
         path.display()
@@ -71,18 +71,18 @@ pub enum TokenError {
 }
 
 impl Token {
-    /// The environment variable that holds it.
+    /// The environment variable that contains the token.
     pub const VARIABLE: &str = "BURN_MEGATRON_TOKEN";
 
-    /// A new random token.
+    /// Creates a random token.
     ///
     /// # Errors
-    /// The operating system has no source of random bytes.
+    /// If the operating system has no source of random bytes.
     pub fn random() -> io::Result<Self> {
         random_bytes().map(Self)
     }
 
-    /// Parses a token, with whitespace around it; `from` names its source in the error.
+    /// Parses a token that may have whitespace around it. Errors name the source `from`.
     ///
     /// # Errors
     /// [`TokenError::Format`].
@@ -95,10 +95,10 @@ impl Token {
         })
     }
 
-    /// Reads the token from a file that no other user may access: mode 0600 or 0400.
+    /// Reads the token from a file that no other user may access (mode 0600 or 0400).
     ///
     /// # Errors
-    /// [`TokenError`]; that of a wrong mode has the command that corrects it.
+    /// [`TokenError`]. For a wrong mode, the message contains the command that corrects the mode.
     pub fn from_file(path: &Path) -> Result<Self, TokenError> {
         let failed = |source| TokenError::File {
             path: path.into(),
@@ -116,10 +116,10 @@ impl Token {
         Self::parse(&text, &format!("the token file {}", path.display()))
     }
 
-    /// Reads the token from a file, which must be `expected` if one is given.
+    /// Reads the token from a file. If `expected` is given, the token must be equal to it.
     ///
     /// # Errors
-    /// As [`from_file`](Self::from_file), and [`TokenError::Disagree`].
+    /// The errors of [`from_file`](Self::from_file), and [`TokenError::Disagree`].
     pub fn from_file_matching(path: &Path, expected: Option<&Self>) -> Result<Self, TokenError> {
         let token = Self::from_file(path)?;
         if expected.is_some_and(|expected| *expected != token) {
@@ -128,16 +128,16 @@ impl Token {
         Ok(token)
     }
 
-    /// The token as 64 hexadecimal digits, to pass on by the environment only.
+    /// Returns the token as 64 hexadecimal digits. Pass it on only through the environment.
     pub fn reveal(&self) -> String {
         self.0.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// The HMAC keyed by a token, or by none for a run on one machine without a token.
+    /// Returns an HMAC that is keyed by the token. A run on one machine without a token uses an empty key.
     pub(super) fn mac(token: Option<&Self>) -> Hmac<Sha256> {
         let key = token.map_or(&[][..], |token| &token.0);
         let mac = Hmac::<Sha256>::new_from_slice(key).expect("HMAC takes keys of any length");
-        // Distinguishes no token from a token of zeros.
+        // Distinguishes a missing token from a token of zeros.
         mac.chain_update([u8::from(token.is_some())])
     }
 }
@@ -165,7 +165,7 @@ fn check_mode(_: &Path, _: &File) -> Result<(), TokenError> {
     Ok(())
 }
 
-/// Random bytes of the operating system.
+/// Returns random bytes from the operating system.
 pub(super) fn random_bytes() -> io::Result<[u8; BYTES]> {
     let mut bytes = [0; BYTES];
     getrandom::fill(&mut bytes).map_err(|error| {
@@ -194,7 +194,7 @@ impl fmt::Debug for Token {
     }
 }
 
-/// Compares in constant time.
+/// The comparison takes constant time.
 impl PartialEq for Token {
     fn eq(&self, other: &Self) -> bool {
         let code = |token| Self::mac(Some(token)).finalize();

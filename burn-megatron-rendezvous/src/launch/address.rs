@@ -6,31 +6,31 @@ use std::str::FromStr;
 
 use serde::{Serialize, Serializer};
 
-/// A host and a TCP port, written `node1:29500`, `10.0.0.1:29500` or `[fd00::1]:29500`.
+/// A host and a TCP port, written as `node1:29500`, `10.0.0.1:29500` or `[fd00::1]:29500`.
 ///
-/// The host is not resolved: `(host, port)` is what [`ToSocketAddrs`](std::net::ToSocketAddrs) takes.
+/// The host is not resolved. `(host, port)` implements [`ToSocketAddrs`](std::net::ToSocketAddrs).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Address {
-    /// A name, an IPv4 address or an IPv6 address without brackets.
+    /// A name, an IPv4 address, or an IPv6 address without brackets.
     pub host: String,
-    /// The port, not 0.
+    /// The port. Never 0.
     pub port: u16,
 }
 
-/// A text that is not an [`Address`].
+/// An error for a text that is not an [`Address`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AddressError {
-    /// No host.
+    /// The host is missing.
     #[error("the host is empty: expected a name such as node1, or an IP address")]
     NoHost,
-    /// No colon with a port after the host.
+    /// There is no colon with a port after the host.
     #[error("\"{0}\" has no port: expected an address such as node1:29500 or [fd00::1]:29500")]
     NoPort(String),
-    /// A port that is not a number from 1 to 65535.
+    /// The port is not a number from 1 to 65535.
     #[error("invalid port \"{0}\": expected 1 to 65535")]
     Port(String),
-    /// A host that is not a valid name or IP address.
+    /// The host is not a valid name or IP address.
     #[error(
         "invalid host \"{0}\": expected a name of letters, digits, dots and hyphens, or an IP address"
     )]
@@ -38,10 +38,10 @@ pub enum AddressError {
 }
 
 impl Address {
-    /// An address from host and port. An IPv6 host may have brackets.
+    /// Creates an address. An IPv6 host may have brackets.
     ///
     /// # Errors
-    /// [`AddressError::NoHost`], [`AddressError::Host`], and [`AddressError::Port`] for 0.
+    /// [`AddressError::NoHost`], [`AddressError::Host`], or [`AddressError::Port`] for port 0.
     pub fn new(host: &str, port: u16) -> Result<Address, AddressError> {
         let host = check_host(host)?;
         if port == 0 {
@@ -50,7 +50,7 @@ impl Address {
         Ok(Address { host, port })
     }
 
-    /// Whether the host is a loopback name or address.
+    /// Returns whether the host is a loopback name or address.
     pub fn is_loopback(&self) -> bool {
         is_loopback(&self.host)
     }
@@ -59,11 +59,11 @@ impl Address {
 impl FromStr for Address {
     type Err = AddressError;
 
-    /// `host:port`; an IPv6 host needs brackets here.
+    /// Parses `host:port`. An IPv6 host requires brackets.
     fn from_str(text: &str) -> Result<Address, AddressError> {
         let no_port = || AddressError::NoPort(text.into());
         let (host, port) = text.rsplit_once(':').ok_or_else(no_port)?;
-        // Without brackets the last group of an IPv6 address would be read as the port.
+        // Without brackets, the last group of an IPv6 address would be parsed as the port.
         let bare = host.contains(':') && !host.starts_with('[');
         if bare || port.ends_with(']') {
             return Err(no_port());
@@ -89,7 +89,7 @@ impl Serialize for Address {
     }
 }
 
-/// A port in decimal digits.
+/// Parses a port in decimal digits.
 pub(super) fn parse_port(text: &str) -> Result<u16, AddressError> {
     match text.parse() {
         Ok(port @ 1..) if !text.starts_with('+') => Ok(port),
@@ -97,7 +97,7 @@ pub(super) fn parse_port(text: &str) -> Result<u16, AddressError> {
     }
 }
 
-/// The host without brackets, if it is valid.
+/// Checks a host and returns it without brackets.
 pub(super) fn check_host(text: &str) -> Result<String, AddressError> {
     let inner = text
         .strip_prefix('[')
@@ -115,12 +115,12 @@ pub(super) fn check_host(text: &str) -> Result<String, AddressError> {
     }
 }
 
-/// `localhost`, `127.x.x.x` or `::1`.
+/// Returns whether the host is `localhost`, `127.x.x.x` or `::1`.
 pub(super) fn is_loopback(host: &str) -> bool {
     host == "localhost" || host.parse().is_ok_and(|host: IpAddr| host.is_loopback())
 }
 
-/// With an optional zone (interface name) after a `%`.
+/// Returns whether the text is an IPv6 address, with an optional zone (interface name) after a `%`.
 fn is_ipv6(text: &str) -> bool {
     let (address, zone) = match text.split_once('%') {
         Some((address, zone)) => (address, Some(zone)),
@@ -129,8 +129,8 @@ fn is_ipv6(text: &str) -> bool {
     address.parse::<Ipv6Addr>().is_ok() && zone.is_none_or(is_label)
 }
 
-/// At most 253 characters in labels. The last one has a letter: with digits alone it would have to be
-/// an IPv4 address.
+/// Returns whether the text is a host name: labels with at most 253 characters in total. The last label must not be
+/// a number, because such a name would have to be an IPv4 address.
 fn is_name(text: &str) -> bool {
     let text = text.strip_suffix('.').unwrap_or(text);
     let numeric = |label: &str| label.bytes().all(|byte| byte.is_ascii_digit());
@@ -138,7 +138,8 @@ fn is_name(text: &str) -> bool {
     text.len() <= 253 && text.split('.').all(is_label) && !numeric(last)
 }
 
-/// 1 to 63 letters, digits, hyphens, and the underscores that some clusters have; no hyphen first.
+/// Returns whether the text is a label: 1 to 63 letters, digits and hyphens. The first character is not a hyphen.
+/// Underscores are allowed because some clusters use them.
 fn is_label(text: &str) -> bool {
     let is_valid = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
     (1..=63).contains(&text.len()) && text.bytes().all(is_valid) && !text.starts_with('-')

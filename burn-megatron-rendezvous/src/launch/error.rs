@@ -3,12 +3,12 @@
 use super::address::AddressError;
 use super::node_list::NodeListError;
 
-/// Environment variables that do not describe a rank, or contradict each other. Messages quote them as
-/// `NAME=value`.
+/// An error about environment variables that do not describe a rank or contradict each other. Messages quote the
+/// variables as `NAME=value`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LaunchEnvError {
-    /// A value of the wrong kind.
+    /// A value has the wrong kind.
     #[error("invalid {variable}: expected {expected}")]
     Value {
         /// The variable.
@@ -16,17 +16,17 @@ pub enum LaunchEnvError {
         /// The expected kind.
         expected: &'static str,
     },
-    /// A variable that another one requires is not set.
+    /// A variable that another variable requires is not set.
     #[error("{found} is set, but {missing} is not: {hint}")]
     Missing {
         /// The variable that is set.
         found: String,
-        /// The missing one.
+        /// The missing variable.
         missing: String,
-        /// A way to fix it.
+        /// A hint how to fix the error.
         hint: &'static str,
     },
-    /// An index that is not below its size.
+    /// An index is not less than its size.
     #[error("invalid {index}: expected {}, below {size}", indices(.limit))]
     OutOfRange {
         /// The index.
@@ -36,7 +36,7 @@ pub enum LaunchEnvError {
         /// The value of the size.
         limit: usize,
     },
-    /// More local ranks than ranks.
+    /// There are more local ranks than ranks.
     #[error("invalid {local}: expected at most {limit}, as {world}")]
     TooManyLocalRanks {
         /// The local world size.
@@ -46,25 +46,25 @@ pub enum LaunchEnvError {
         /// The value of the world size.
         limit: usize,
     },
-    /// Two variables that should be equal.
+    /// Two variables that must be equal differ.
     #[error("conflicting {what}: {first} and {second}; unset one of them, or make them equal")]
     Conflict {
         /// The setting.
         what: &'static str,
-        /// One of them.
+        /// The first variable.
         first: String,
-        /// The other one.
+        /// The second variable.
         second: String,
     },
-    /// An invalid address of the rendezvous.
+    /// The address of the rendezvous is invalid.
     #[error("invalid rendezvous address {variable}: {source}")]
     Address {
         /// The variable.
         variable: String,
-        /// The fault of the address.
+        /// The error of the address.
         source: AddressError,
     },
-    /// The port above `MASTER_PORT`, which torchrun's agent listens on itself, does not exist.
+    /// There is no port above `MASTER_PORT`. torchrun's agent itself listens on `MASTER_PORT`.
     #[error(
         "{variable} leaves no port above it for the rendezvous, because torchrun's agent already listens on \
          {variable}: give torchrun a port below 65535, or set BURN_MEGATRON_PORT"
@@ -73,20 +73,20 @@ pub enum LaunchEnvError {
         /// The variable.
         variable: String,
     },
-    /// An invalid token. The message does not contain it.
+    /// The token is invalid. The message does not contain the token.
     #[error("{0}")]
     Token(String),
-    /// A host list that is not in Slurm's format.
+    /// The host list is not in Slurm's format.
     #[error("invalid host list {variable}: {source}")]
     NodeList {
         /// The variable.
         variable: String,
-        /// The fault of the list.
+        /// The error of the list.
         source: NodeListError,
     },
 }
 
-/// The indices below `limit`, in words.
+/// Describes the valid indices below `limit`.
 fn indices(limit: &usize) -> String {
     match limit {
         0 => "none".into(),

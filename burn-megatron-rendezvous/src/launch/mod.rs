@@ -1,35 +1,46 @@
-//! The rank of this process, from the environment variables of its launcher.
+//! Reads the rank of this process from the environment variables of its launcher.
 //!
-//! | launcher | recognised by | rank, size, local rank, local size |
+//! | launcher | recognized by | rank, size, local rank, local size |
 //! |---|---|---|
 //! | torchrun | `TORCHELASTIC_RUN_ID` | `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE` |
 //! | `burn-megatron launch` | `BURN_MEGATRON_RENDEZVOUS` and `RANK` | the same |
 //! | OpenMPI's mpirun | `OMPI_COMM_WORLD_RANK` | `OMPI_COMM_WORLD_RANK`, `_SIZE`, `_LOCAL_RANK`, `_LOCAL_SIZE` |
 //! | `srun` | `SLURM_STEP_ID` of a step | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS`, `SLURM_LOCALID`, `SLURM_STEP_TASKS_PER_NODE` at `SLURM_NODEID` |
 //! | `srun --mpi=pmix` | the same, and `PMIX_RANK` | the same; `PMIX_RANK` must be equal |
-//! | by hand | `RANK` or `WORLD_SIZE` | the same as torchrun; the local ones may be left out where all ranks are on one machine |
+//! | by hand | `RANK` or `WORLD_SIZE` | the same as torchrun; the local values are optional on one machine |
 //!
-//! The first matching row is used. Launchers that may run inside of another one come first: one torchrun per
-//! node under `srun` or `mpirun`, and `mpirun` in a Slurm job. Their numbers differ from those of the outer
-//! launcher. Variables set *by hand* beside OpenMPI's or Slurm's must be equal to them.
+//! The first matching row is used. Launchers that may run inside another launcher come first, because their numbers
+//! differ from the numbers of the outer launcher. Examples are one torchrun per node under `srun` or `mpirun`, and
+//! `mpirun` in a Slurm job. If you set variables *by hand* in addition to the variables of OpenMPI or Slurm, their
+//! values must be equal.
 //!
-//! **Slurm's batch scripts and shells are not ranks.** `sbatch` and `salloc` set `SLURM_PROCID=0` and
-//! `SLURM_NTASKS` for the script or shell too; only `SLURM_STEP_ID` distinguishes them from a task: it is not
-//! set in the script, and in the shell of `salloc` it is above 4294967280, which Slurm reserves.
+//! **Slurm's batch scripts and shells are not ranks.** `sbatch` and `salloc` set `SLURM_PROCID=0` and `SLURM_NTASKS`
+//! for the script or shell too. Only `SLURM_STEP_ID` distinguishes them from a task. It is not set in the script. In
+//! the shell of `salloc` it is above 4294967280, and Slurm reserves these values.
 //!
 //! # The rendezvous
 //!
-//! Its address, from the first of these that is set:
+//! The address is taken from the first of these sources that is set:
 //!
-//! - `BURN_MEGATRON_RENDEZVOUS=host:port`;
-//! - host: `MASTER_ADDR`; the first host of `SLURM_STEP_NODELIST`, or of `SLURM_JOB_NODELIST`;
-//!   `127.0.0.1` under OpenMPI if all ranks are on one machine; otherwise there is none;
-//! - port: `BURN_MEGATRON_PORT`; `MASTER_PORT`, and under torchrun with
-//!   `TORCHELASTIC_USE_AGENT_STORE=True` the port above it, as the agent listens on `MASTER_PORT` itself;
-//!   15000 + (`SLURM_JOB_ID` + 997 `SLURM_STEP_ID`) mod 10000; 15000 + (64-bit FNV-1a of
-//!   `PMIX_NAMESPACE`, OpenMPI's name of the job) mod 10000.
+//! - `BURN_MEGATRON_RENDEZVOUS=host:port`.
+//! - A host and a port. Without a host there is no rendezvous.
 //!
-//! The [token](crate::Token) that ranks need to join is `BURN_MEGATRON_TOKEN`.
+//! The host is the first of these that is set:
+//!
+//! - `MASTER_ADDR`.
+//! - Under Slurm, the first host of `SLURM_STEP_NODELIST`, `SLURM_JOB_NODELIST` or `SLURM_NODELIST`.
+//! - Under OpenMPI, `127.0.0.1` if all ranks are on one machine.
+//!
+//! The port is the first of these that is set:
+//!
+//! - `BURN_MEGATRON_PORT`.
+//! - `MASTER_PORT`. Under torchrun with `TORCHELASTIC_USE_AGENT_STORE=True`, the port is `MASTER_PORT` + 1, because the
+//!   agent itself listens on `MASTER_PORT`.
+//! - Under Slurm, 15000 + (`SLURM_JOB_ID` + 997 `SLURM_STEP_ID`) mod 10000.
+//! - Under OpenMPI and torchrun, 15000 + (64-bit FNV-1a of the id of the run) mod 10000. The id is `PMIX_NAMESPACE` or
+//!   `OMPI_MCA_ess_base_jobid` under OpenMPI, and `TORCHELASTIC_RUN_ID` under torchrun.
+//!
+//! The [token](crate::Token) that ranks need to join is read from `BURN_MEGATRON_TOKEN`.
 
 mod address;
 mod error;
@@ -63,7 +74,7 @@ pub enum Launcher {
     Slurm,
     /// OpenMPI's `mpirun`.
     OpenMpi,
-    /// Another PMIx server, such as `srun --mpi=pmix`.
+    /// PMIx under Slurm: `srun --mpi=pmix`.
     Pmix,
     /// `burn-megatron launch`.
     BurnMegatron,
@@ -84,50 +95,50 @@ impl fmt::Display for Launcher {
     }
 }
 
-/// Which rank this process is.
+/// The rank of this process, as set by its launcher.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Launch {
-    /// Its launcher.
+    /// The launcher.
     pub launcher: Launcher,
-    /// The rank, from 0.
+    /// The rank, starting at 0.
     pub rank: usize,
     /// The number of ranks.
     pub world_size: usize,
-    /// The index among the ranks of this machine, from 0.
+    /// The index among the ranks of this machine, starting at 0.
     pub local_rank: usize,
     /// The number of ranks on this machine.
     pub local_world_size: usize,
-    /// The address of the rendezvous, on the machine of rank 0; `None` if no variable sets it.
+    /// The address of the rendezvous on the machine of rank 0, or `None` if no variable sets it.
     pub rendezvous: Option<Address>,
-    /// The id of the run: equal on all its ranks, and different from that of other runs.
+    /// The id of the run. All ranks of a run have the same id, and other runs have different ids.
     pub job: Option<String>,
     /// The token that the rendezvous requires. It is not serialized.
     #[serde(skip)]
     pub token: Option<Token>,
 }
 
-/// The variables that the fields of a [`Launch`] were read from, as `NAME=value`.
+/// The variables from which the fields of a [`Launch`] were read, as `NAME=value`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Origins {
-    /// Of [`Launch::rank`].
+    /// The variables of [`Launch::rank`].
     pub rank: String,
-    /// Of [`Launch::world_size`].
+    /// The variables of [`Launch::world_size`].
     pub world_size: String,
-    /// Of [`Launch::local_rank`].
+    /// The variables of [`Launch::local_rank`].
     pub local_rank: String,
-    /// Of [`Launch::local_world_size`].
+    /// The variables of [`Launch::local_world_size`].
     pub local_world_size: String,
-    /// Of [`Launch::rendezvous`].
+    /// The variables of [`Launch::rendezvous`].
     pub rendezvous: Option<String>,
-    /// Of [`Launch::job`].
+    /// The variables of [`Launch::job`].
     pub job: Option<String>,
-    /// The variable that [`Launch::token`] was read from, without its value.
+    /// The variable of [`Launch::token`], without its value.
     pub token: Option<String>,
 }
 
 impl Launch {
-    /// Reads the environment of this process. `None` if no launcher's variables are set: ranks are threads
-    /// then.
+    /// Reads the environment of this process. Returns `None` if the variables of no launcher are set. The ranks are
+    /// then threads.
     ///
     /// # Errors
     /// [`LaunchEnvError`] if variables are invalid or contradict each other.
@@ -135,10 +146,10 @@ impl Launch {
         Launch::from_vars(&env_var)
     }
 
-    /// [`from_env`](Self::from_env) for any environment: `vars` returns the value of a variable.
+    /// Same as [`from_env`](Self::from_env), for any environment. `vars` returns the value of a variable.
     ///
     /// # Errors
-    /// As [`from_env`](Self::from_env).
+    /// The errors of [`from_env`](Self::from_env).
     pub fn from_vars(
         vars: &dyn Fn(&str) -> Option<String>,
     ) -> Result<Option<Launch>, LaunchEnvError> {
@@ -146,32 +157,32 @@ impl Launch {
         Ok(found.map(|(launch, _)| launch))
     }
 
-    /// Reads the token from a file of mode 0600.
+    /// Reads the token from a file with mode 0600 or 0400.
     ///
     /// # Errors
-    /// [`TokenError`], also if the variable holds another token.
+    /// [`TokenError`], for example if the environment variable contains another token.
     pub fn with_token_file(mut self, path: &Path) -> Result<Launch, TokenError> {
         self.token = Some(Token::from_file_matching(path, self.token.as_ref())?);
         Ok(self)
     }
 
-    /// Whether the ranks are on several machines.
+    /// Returns whether the ranks are on several machines.
     pub fn is_multi_node(&self) -> bool {
         self.local_world_size < self.world_size
     }
 
-    /// The variable with the id of a world that `burn-megatron launch` has started: another one after each restart.
+    /// The variable with the id of a world that `burn-megatron launch` has started. The id changes after each restart.
     pub const JOB_ID: &str = "BURN_MEGATRON_JOB_ID";
 
-    /// A hash of the id of the run; 0 if it has none.
+    /// Returns a hash of the id of the run, or 0 if the run has no id.
     pub fn world_id(&self) -> u64 {
         self.job.as_deref().map_or(0, world_id_of)
     }
 
-    /// As [`from_vars`](Self::from_vars), together with the variables that were used.
+    /// Same as [`from_vars`](Self::from_vars). Also returns the variables that were used.
     ///
     /// # Errors
-    /// As [`from_env`](Self::from_env).
+    /// The errors of [`from_env`](Self::from_env).
     pub fn with_origins(
         vars: &dyn Fn(&str) -> Option<String>,
     ) -> Result<Option<(Launch, Origins)>, LaunchEnvError> {
@@ -207,12 +218,12 @@ impl Launch {
     }
 }
 
-/// The number of the world of a job, the same on every machine.
+/// Returns the id of the world of a job. It is equal on every machine.
 pub(crate) fn world_id_of(job: &str) -> u64 {
     rendezvous::hash(job)
 }
 
-/// The token. Errors do not contain its value.
+/// Returns the token. Errors do not contain the token.
 fn token(vars: Vars) -> Result<Option<Token>, LaunchEnvError> {
     let given = vars.get(Token::VARIABLE);
     let read = |given: Variable| Token::parse(&given.value, Token::VARIABLE);
@@ -220,12 +231,13 @@ fn token(vars: Vars) -> Result<Option<Token>, LaunchEnvError> {
     token.map_err(|error| LaunchEnvError::Token(error.to_string()))
 }
 
-/// A variable of this process. Invalid Unicode is replaced, not ignored, so that an error can report it.
+/// Returns a variable of this process. Invalid Unicode is replaced and not ignored, so that an error can report the
+/// value.
 pub fn env_var(name: &str) -> Option<String> {
     env::var_os(name).map(|value| value.to_string_lossy().into_owned())
 }
 
-/// The launcher of this process, in the order of the table above.
+/// Returns the launcher of this process and its ranks, in the order of the table above.
 fn launcher(vars: Vars) -> Result<Option<(Launcher, RankInfo)>, LaunchEnvError> {
     let has_rank = vars.has("RANK");
     if has_rank && vars.has("TORCHELASTIC_RUN_ID") {
@@ -251,7 +263,7 @@ fn launcher(vars: Vars) -> Result<Option<(Launcher, RankInfo)>, LaunchEnvError> 
     }
 }
 
-/// Slurm, or PMIx under it, whose rank is the same.
+/// Returns whether Slurm or PMIx under Slurm started this process. The PMIx rank must be equal to the Slurm rank.
 fn check_pmix(vars: Vars, info: &RankInfo) -> Result<Launcher, LaunchEnvError> {
     match vars.number("PMIX_RANK")? {
         None => Ok(Launcher::Slurm),
@@ -267,7 +279,7 @@ fn by_hand(vars: Vars) -> Result<(Launcher, RankInfo), LaunchEnvError> {
     Ok((Launcher::Manual, info))
 }
 
-/// PMIx sets a variable for the rank, but none for the number of ranks.
+/// Returns an error if only the rank of PMIx is set. PMIx sets no variable for the number of ranks.
 fn refuse_pmix_alone(vars: Vars) -> Result<(), LaunchEnvError> {
     match pmix_rank(vars) {
         None => Ok(()),
@@ -280,7 +292,7 @@ fn refuse_pmix_alone(vars: Vars) -> Result<(), LaunchEnvError> {
     }
 }
 
-/// The rank of PMIx outside of Slurm steps. The shell of `salloc` has one, which is not a rank.
+/// Returns the PMIx rank outside of Slurm steps. The shell of `salloc` has a PMIx rank, but it is not a rank.
 fn pmix_rank(vars: Vars) -> Option<Variable> {
     if vars.has("SLURM_STEP_ID") {
         return None;

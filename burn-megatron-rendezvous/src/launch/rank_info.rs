@@ -4,7 +4,7 @@ use super::address::is_loopback;
 use super::error::LaunchEnvError;
 use super::vars::{Number, Vars};
 
-/// Rank and size, in the world and on this machine.
+/// The rank and the number of ranks, in the world and on this machine.
 #[derive(Clone, Debug)]
 pub(super) struct RankInfo {
     pub rank: Number,
@@ -13,7 +13,7 @@ pub(super) struct RankInfo {
     pub local_world_size: Number,
 }
 
-/// The names of torchrun, which are also those of our own launcher and of ranks set by hand.
+/// The variables of torchrun. Our own launcher and manual launches use the same names.
 const NAMES: [&str; 4] = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"];
 
 const OPEN_MPI: [&str; 4] = [
@@ -24,21 +24,21 @@ const OPEN_MPI: [&str; 4] = [
 ];
 
 impl RankInfo {
-    /// From the variables of torchrun and of our own launcher.
+    /// Reads the variables of torchrun or of our own launcher.
     pub fn of_launcher(vars: Vars) -> Result<RankInfo, LaunchEnvError> {
         let hint = "the launcher sets all four of RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE; pass all \
                     of them on";
         RankInfo::from_names(vars, NAMES, hint)
     }
 
-    /// From OpenMPI's own variables.
+    /// Reads the variables of OpenMPI.
     pub fn of_open_mpi(vars: Vars) -> Result<RankInfo, LaunchEnvError> {
         let hint = "mpirun sets both; pass all of OMPI_COMM_WORLD_* on";
         RankInfo::from_names(vars, OPEN_MPI, hint)
     }
 
-    /// From `RANK` and `WORLD_SIZE`. If the rendezvous is on a loopback address, or not set, all ranks are on
-    /// one machine; otherwise the local numbers are required too.
+    /// Reads `RANK` and `WORLD_SIZE`. If `MASTER_ADDR` is a loopback address or not set, all ranks are on one machine,
+    /// and the local variables can be omitted. Otherwise the local variables are required if there are several ranks.
     pub fn by_hand(vars: Vars) -> Result<RankInfo, LaunchEnvError> {
         let hint = "a rank by hand needs both RANK and WORLD_SIZE";
         let rank = vars.needed("WORLD_SIZE", &["RANK"], hint)?.number()?;
@@ -71,7 +71,7 @@ impl RankInfo {
         })
     }
 
-    /// Checks that the numbers are consistent.
+    /// Checks that the values are consistent.
     pub fn check(self) -> Result<RankInfo, LaunchEnvError> {
         for size in [&self.world_size, &self.local_world_size] {
             if size.value == 0 {
@@ -94,7 +94,7 @@ impl RankInfo {
         Ok(self)
     }
 
-    /// Checks that variables set by hand have the same values.
+    /// Checks that manually set variables have the same values.
     pub fn check_by_hand(&self, vars: Vars) -> Result<(), LaunchEnvError> {
         let expected = [
             ("rank", &self.rank),
@@ -115,7 +115,7 @@ fn has_local(vars: Vars) -> bool {
     vars.has("LOCAL_RANK") || vars.has("LOCAL_WORLD_SIZE")
 }
 
-/// Whether the rendezvous is not set to another machine.
+/// Returns whether `MASTER_ADDR` is a loopback address or not set.
 fn is_local_rendezvous(vars: Vars) -> bool {
     vars.get("MASTER_ADDR").is_none_or(|given| {
         let host = given.value.trim_matches(['[', ']']);
@@ -143,7 +143,7 @@ fn local_by_hand(vars: Vars) -> Result<(Number, Number), LaunchEnvError> {
     Ok((rank.number()?, size.number()?))
 }
 
-/// Checks that an index is below its size.
+/// Checks that an index is less than its size.
 pub(super) fn check_below(index: &Number, size: &Number) -> Result<(), LaunchEnvError> {
     if index.value < size.value {
         return Ok(());
@@ -155,7 +155,7 @@ pub(super) fn check_below(index: &Number, size: &Number) -> Result<(), LaunchEnv
     })
 }
 
-/// Checks that two variables are equal.
+/// Checks that two variables have equal values.
 pub(super) fn check_equal(
     what: &'static str,
     first: &Number,

@@ -1,4 +1,4 @@
-//! The address of the rendezvous and the id of the run, from the environment variables.
+//! Reads the address of the rendezvous and the id of the run from the environment variables.
 
 use super::address::{Address, AddressError, check_host, parse_port};
 use super::error::LaunchEnvError;
@@ -7,16 +7,16 @@ use super::slurm;
 use super::vars::{Variable, Vars};
 use super::{Launch, Launcher};
 
-/// The first port that is derived from a job, below the system's ephemeral ports.
+/// The first port that is derived from a job. It is below the ephemeral ports of the system.
 const FIRST_PORT: u16 = 15_000;
 
-/// The number of such ports.
+/// The number of ports that are derived from a job.
 const PORTS: u16 = 10_000;
 
-/// A value, and the variables that it was read from.
+/// A value and the variables from which it was read.
 pub(super) type Sourced<T> = (T, String);
 
-/// The address of the rendezvous.
+/// Returns the address of the rendezvous, or `None` if no variable sets it.
 pub(super) fn rendezvous(
     vars: Vars,
     launcher: Launcher,
@@ -76,13 +76,13 @@ fn launcher_host(
     }
 }
 
-/// The error of an address that was read from this variable.
+/// Creates the error for an invalid address in `variable`.
 fn invalid(variable: &impl ToString) -> impl FnOnce(AddressError) -> LaunchEnvError {
     let variable = variable.to_string();
     move |source| LaunchEnvError::Address { variable, source }
 }
 
-/// A port without a host is an error.
+/// Returns an error if `MASTER_PORT` is set, because a port requires a host.
 fn no_host(vars: Vars) -> Result<(), LaunchEnvError> {
     match vars.get("MASTER_PORT") {
         None => Ok(()),
@@ -94,7 +94,7 @@ fn no_host(vars: Vars) -> Result<(), LaunchEnvError> {
     }
 }
 
-/// The port on the host that was read from `host_from`.
+/// Returns the port of the rendezvous. The host was read from `host_from`.
 fn port(vars: Vars, launcher: Launcher, host_from: &str) -> Result<Sourced<u16>, LaunchEnvError> {
     if let Some(own) = own_port(vars)? {
         return Ok(own);
@@ -120,7 +120,8 @@ fn own_port(vars: Vars) -> Result<Option<Sourced<u16>>, LaunchEnvError> {
     own.map(|own| read_port(&own)).transpose()
 }
 
-/// torchrun's agent listens on `MASTER_PORT` itself if its store is in use, so the ranks use the next port.
+/// Returns the port that `MASTER_PORT` sets. If torchrun's agent store is in use, the agent itself listens on
+/// `MASTER_PORT`, so the ranks use the next port.
 fn given_port(
     vars: Vars,
     launcher: Launcher,
@@ -144,21 +145,21 @@ fn read_port(given: &Variable) -> Result<Sourced<u16>, LaunchEnvError> {
     Ok((port, given.to_string()))
 }
 
-/// The id of a run: equal on all its ranks, and different from that of other runs.
+/// The id of a run. All ranks of a run have the same id, and other runs have different ids.
 pub(super) struct Job {
     pub name: String,
-    /// From which a port is derived.
+    /// The number from which a port is derived.
     pub number: u64,
-    /// The variables that it was read from.
+    /// The variables from which the id was read.
     pub from: String,
 }
 
-/// The id of the run under this launcher.
+/// Returns the id of the run under this launcher, or `None` if the run has no id.
 pub(super) fn job(vars: Vars, launcher: Launcher) -> Result<Option<Job>, LaunchEnvError> {
     let variable = match launcher {
         Launcher::Slurm | Launcher::Pmix => return slurm::job(vars).map(Some),
         Launcher::OpenMpi => vars.first(&["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"]),
-        // "none" is torchrun's default.
+        // "none" is the default of torchrun.
         Launcher::Torchrun => vars
             .get("TORCHELASTIC_RUN_ID")
             .filter(|id| id.value != "none"),
@@ -172,7 +173,7 @@ pub(super) fn job(vars: Vars, launcher: Launcher) -> Result<Option<Job>, LaunchE
     }))
 }
 
-/// FNV-1a, 64 bits: the same on every machine.
+/// Returns the 64-bit FNV-1a hash, which is equal on every machine.
 pub(super) fn hash(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)

@@ -1,4 +1,4 @@
-//! The variables that `srun` sets for a task.
+//! Reads the variables that `srun` sets for a task.
 
 use super::error::LaunchEnvError;
 use super::node_list::{self, TasksPerNode};
@@ -6,8 +6,8 @@ use super::rank_info::{RankInfo, check_below, check_equal};
 use super::rendezvous::Job;
 use super::vars::{Number, Vars};
 
-/// The largest id of a step of `srun`; above are the batch script, the shell of `salloc` and others that Slurm
-/// reserves.
+/// The largest id of a step of `srun`. Slurm reserves larger ids for the batch script, the shell of `salloc` and other
+/// steps.
 const LAST_STEP: usize = 0xffff_fff0;
 
 const HINT: &str = "srun sets both; pass all of SLURM_* on";
@@ -18,9 +18,10 @@ const NODE_LISTS: [&str; 3] = [
     "SLURM_NODELIST",
 ];
 
-/// Whether this process is a task of `srun`. Under `sbatch` and `salloc`, `SLURM_PROCID` is 0 and
-/// `SLURM_NTASKS` is the size of the job outside of tasks too; but `SLURM_STEP_ID` is not set, or, in the shell
-/// of newer versions of `salloc`, is a reserved one.
+/// Returns whether this process is a task of `srun`.
+///
+/// `sbatch` and `salloc` set `SLURM_PROCID` to 0 and `SLURM_NTASKS` to the size of the job outside of tasks too.
+/// Outside of tasks, `SLURM_STEP_ID` is not set, or it is a reserved id in the shell of newer versions of `salloc`.
 pub(super) fn is_task(vars: Vars) -> Result<bool, LaunchEnvError> {
     let step = vars.number("SLURM_STEP_ID")?;
     Ok(step.is_some_and(|step| step.value <= LAST_STEP))
@@ -37,7 +38,7 @@ pub(super) fn rank_info(vars: Vars) -> Result<RankInfo, LaunchEnvError> {
     })
 }
 
-/// The tasks on this node.
+/// Returns the number of tasks on this node.
 fn local_world_size(vars: Vars, world_size: &Number) -> Result<Number, LaunchEnvError> {
     let names = ["SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"];
     let per_node = vars.needed("SLURM_STEP_ID", &names, HINT)?;
@@ -64,8 +65,8 @@ fn local_world_size(vars: Vars, world_size: &Number) -> Result<Number, LaunchEnv
     })
 }
 
-/// The host of rank 0: the first of the step, unless the order of hosts was changed
-/// (`--distribution=arbitrary`; set `MASTER_ADDR` then).
+/// Returns the host of rank 0, which is the first host of the step. If the order of hosts was changed
+/// (`--distribution=arbitrary`), set `MASTER_ADDR`.
 pub(super) fn first_host(vars: Vars) -> Result<(String, String), LaunchEnvError> {
     let list = vars.needed("SLURM_STEP_ID", &NODE_LISTS, HINT)?;
     let wrong = |source| LaunchEnvError::NodeList {
@@ -76,13 +77,13 @@ pub(super) fn first_host(vars: Vars) -> Result<(String, String), LaunchEnvError>
     Ok((first, list.to_string()))
 }
 
-/// The ids of job and step.
+/// Returns the id of the run, which consists of the ids of the job and the step.
 pub(super) fn job(vars: Vars) -> Result<Job, LaunchEnvError> {
     let number = |name| vars.needed("SLURM_STEP_ID", &[name], HINT)?.number();
     let (job, step) = (number("SLURM_JOB_ID")?, number("SLURM_STEP_ID")?);
     Ok(Job {
         name: format!("{}.{}", job.value, step.value),
-        // The steps of a job are 997 apart, so that they do not collide with the following jobs.
+        // Consecutive steps of a job are 997 apart, so that they do not collide with the next jobs.
         number: (job.value as u64).wrapping_add((step.value as u64).wrapping_mul(997)),
         from: format!("{}, {}", job.from, step.from),
     })

@@ -1,4 +1,4 @@
-//! Reads environment variables, with their names for errors.
+//! Reads environment variables and keeps their names for errors.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,14 +9,14 @@ use super::error::LaunchEnvError;
 #[derive(Clone, Copy)]
 pub(super) struct Vars<'a>(pub &'a dyn Fn(&str) -> Option<String>);
 
-/// A variable that is set. Its `Display` is `NAME=value`.
+/// A variable that is set. `Display` writes `NAME=value`.
 #[derive(Clone, Debug)]
 pub(super) struct Variable {
     pub name: &'static str,
     pub value: String,
 }
 
-/// A number, and the variables that it was read from.
+/// A number and the variables from which it was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Number {
     pub value: usize,
@@ -25,7 +25,7 @@ pub(super) struct Number {
 
 impl fmt::Display for Variable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Quotes keep an empty value apart from the rest of the message.
+        // Quotes make an empty value visible in the message.
         if self.value.is_empty() {
             write!(f, "{}=\"\"", self.name)
         } else {
@@ -35,7 +35,7 @@ impl fmt::Display for Variable {
 }
 
 impl Variable {
-    /// The value as a whole number.
+    /// Parses the value as a whole number.
     pub fn number(self) -> Result<Number, LaunchEnvError> {
         let from = self.to_string();
         match digits(self.value.trim()) {
@@ -58,7 +58,7 @@ impl Vars<'_> {
         Some(Variable { name, value })
     }
 
-    /// The first of several names that is set.
+    /// Returns the first of these variables that is set.
     pub fn first(&self, names: &[&'static str]) -> Option<Variable> {
         names.iter().find_map(|name| self.get(name))
     }
@@ -67,7 +67,7 @@ impl Vars<'_> {
         self.get(name).map(Variable::number).transpose()
     }
 
-    /// The first of several names that is set. One must be, as `beside` is.
+    /// Returns the first of these variables that is set. One of them is required because the variable `beside` is set.
     pub fn needed(
         &self,
         beside: &'static str,
@@ -84,7 +84,7 @@ impl Vars<'_> {
     }
 }
 
-/// A number of digits alone: the standard library would accept a sign.
+/// Parses a number that consists only of digits. The standard library would also accept a sign.
 pub(super) fn digits<T: FromStr>(text: &str) -> Option<T> {
     let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
     is_number.then(|| text.parse().ok()).flatten()

@@ -1,4 +1,4 @@
-//! A rank's connection to the rendezvous.
+//! The connection of a rank to the rendezvous.
 
 use std::collections::{HashMap, HashSet};
 use std::io::{self, BufReader, Write};
@@ -21,31 +21,32 @@ use crate::rank_runs::RankRuns;
 
 /// The interval at which a rank sends a heartbeat with its position.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(250);
-/// The time for the coordinator to answer a query, of which it waits for the ranks 1 s at most.
+/// The time in which the coordinator must answer a query. The coordinator waits up to 1 s for the ranks.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Identity and timeouts of a rank that joins a rendezvous.
+/// The identity and the timeouts of a rank that joins a rendezvous.
 #[derive(Clone, Debug)]
 pub struct JoinRequest {
     /// The rank.
     pub rank: usize,
     /// The number of ranks.
     pub size: usize,
-    /// The id of the world; 0 if it has none.
+    /// The id of the world, or 0 if the world has no id.
     pub world: u64,
-    /// The token of the run; may be left out on one machine.
+    /// The token of the run. It can be omitted if all ranks are on one machine.
     pub token: Option<Token>,
-    /// For the coordinator to answer, and then for all ranks to join.
+    /// The timeout for the coordinator to answer, and for all ranks to join.
     pub join_timeout: Duration,
-    /// For a heartbeat of the coordinator.
+    /// The timeout for a heartbeat of the coordinator.
     pub heartbeat_timeout: Duration,
 }
 
-/// Reports what the rank is doing. Called from other threads, also while the rank computes.
+/// Reports the position of a rank. The methods are called from other threads, even while the rank computes.
 pub trait StatusProvider: Send + Sync {
     /// Returns the position of the rank.
     fn position(&self) -> RankPosition;
-    /// The same, and whether the rank has joined a collective, and with which call.
+    /// Returns the position of the rank, whether the rank has joined a collective, and the rank's call with this
+    /// number.
     fn status(&self, call: Option<CallId>) -> RankStatus;
 }
 
@@ -65,27 +66,27 @@ struct ClientState {
     complete: bool,
     stop: bool,
     all_returned: bool,
-    /// This rank is leaving: a closed connection is no longer a failure.
+    /// Whether this rank is leaving. If so, a closed connection is not a failure.
     leaving: bool,
     failure: Option<FailureReport>,
-    /// The world failed because the connection was lost.
+    /// Whether the world failed because the connection was lost.
     lost: bool,
     refused: Option<String>,
     posted: HashMap<String, Vec<u8>>,
     answers: HashMap<CallId, MissingRanks>,
-    /// The next heartbeat is due now.
+    /// Whether the next heartbeat is due now.
     heartbeat_due: bool,
-    /// Ranks that have returned, and how often their number has changed.
+    /// The ranks that have returned. `returned_changes` counts the changes of this set.
     returned: HashSet<usize>,
     returned_changes: u64,
-    /// By call, those of them that have not joined it, and at which change the coordinator was asked.
+    /// For each call, the ranks that have returned without joining it. `asked` holds the value of `returned_changes` at
+    /// the last query.
     returned_before: HashMap<CallId, HashSet<usize>>,
     asked: HashMap<CallId, u64>,
 }
 
 impl RendezvousClient {
-    /// Connects to the rendezvous at the first of the addresses that answers, and waits until all ranks have
-    /// joined.
+    /// Connects to the rendezvous at the first address that answers. Waits until all ranks have joined.
     ///
     /// # Errors
     /// [`RendezvousError`].
@@ -96,7 +97,7 @@ impl RendezvousClient {
     ) -> Result<Arc<Self>, RendezvousError> {
         let until = Instant::now() + request.join_timeout;
         let (stream, address) = connect(addresses, &request, until)?;
-        // Reads and writes share its file descriptor.
+        // Reads and writes share the file descriptor of the connection.
         let from = Arc::new(stream);
         let client = Arc::new(Self {
             request,
@@ -154,7 +155,7 @@ impl RendezvousClient {
             CoordinatorMessage::QueryStatus { question, call } => {
                 drop(state);
                 let status = provider.status(call);
-                // If the send fails, the connection is closed, which the reader detects.
+                // If the send fails, the connection is closed, and the reader detects that.
                 let _ = self.send(&RankMessage::Status { question, status });
                 return;
             }
@@ -179,7 +180,7 @@ impl RendezvousClient {
         self.condvar.notify_all();
     }
 
-    /// Without the coordinator the world fails, unless it has ended.
+    /// Fails the world if the coordinator is lost, unless the world has ended.
     fn coordinator_lost(&self, reason: &str, provider: &dyn StatusProvider) {
         let mut state = self.state.lock();
         if !state.leaving && state.refused.is_none() && !state.all_returned {
@@ -196,7 +197,7 @@ impl RendezvousClient {
     }
 
     fn wait_for_all_ranks(&self, until: Instant) -> Result<(), RendezvousError> {
-        // The coordinator times out first: its error names the missing ranks.
+        // The coordinator has a shorter timeout, because its error names the missing ranks.
         let last = until + REPLY_TIMEOUT;
         let state = self.wait_until(last, |state| {
             state.complete || state.failure.is_some() || state.refused.is_some()
@@ -221,7 +222,7 @@ impl RendezvousClient {
         }
     }
 
-    /// Sends the next heartbeat at once, at the start of a step: a failure report then has the step.
+    /// Sends the next heartbeat at once. Called at the start of a step, so that a failure report contains the step.
     pub fn send_heartbeat_now(&self) {
         self.state.lock().heartbeat_due = true;
         self.condvar.notify_all();
@@ -235,23 +236,23 @@ impl RendezvousClient {
         }
     }
 
-    /// The failure of the world, once a rank has failed.
+    /// Returns the failure of the world, or `None` if no rank has failed.
     pub fn failure(&self) -> Option<FailureReport> {
         self.state.lock().failure.clone()
     }
 
-    /// Whether the world failed because the connection to the coordinator was lost.
+    /// Returns whether the world failed because the connection to the coordinator was lost.
     pub fn is_lost(&self) -> bool {
         self.state.lock().lost
     }
 
-    /// Whether the launcher requests that all ranks stop after the current step.
+    /// Returns whether the launcher has requested that all ranks stop after the current step.
     pub fn stop_requested(&self) -> bool {
         self.state.lock().stop
     }
 
-    /// The first of some ranks that is known to have returned without joining a call. The coordinator is asked, and not waited
-    /// for, when any of them has returned.
+    /// Returns the first of `ranks` that is known to have returned without joining `call`. If any of them has returned,
+    /// sends a query to the coordinator without waiting for the answer.
     pub fn first_returned(&self, ranks: &[usize], call: CallId) -> Option<usize> {
         let mut state = self.state.lock();
         if state.returned.is_empty() {
@@ -268,13 +269,13 @@ impl RendezvousClient {
         if !returned.is_empty() && state.asked.insert(call, changes) != Some(changes) {
             drop(state);
             let ranks = RankRuns::new(&returned);
-            // If the send fails, the connection is closed, which the reader detects.
+            // If the send fails, the connection is closed, and the reader detects that.
             let _ = self.send(&RankMessage::FindReturned { call, ranks });
         }
         None
     }
 
-    /// Queries the members of a group, `ranks`, whether they have joined a collective.
+    /// Queries which members of a group have not joined a collective. `ranks` are the members of the group.
     pub fn missing_ranks(&self, call: CallId, ranks: &[usize]) -> MissingRanks {
         self.state.lock().answers.remove(&call);
         let ranks = RankRuns::new(ranks);
@@ -288,21 +289,21 @@ impl RendezvousClient {
             .unwrap_or_default()
     }
 
-    /// Reports the failure of this rank. Returns the failure of the world, once it is decided.
+    /// Reports the failure of this rank. Returns the failure of the world once it is decided.
     pub fn fail(&self, cause: FailureCause, position: RankPosition) -> Option<FailureReport> {
         // If the send fails, the connection is closed, which ends the world too.
         let _ = self.send(&RankMessage::Failed { cause, position });
         self.await_failure(REPLY_TIMEOUT)
     }
 
-    /// Waits at most `timeout` for the world to fail.
+    /// Waits up to `timeout` for the world to fail.
     pub fn await_failure(&self, timeout: Duration) -> Option<FailureReport> {
         let until = Instant::now() + timeout;
         let state = self.wait_until(until, |state| state.failure.is_some())?;
         state.failure.clone()
     }
 
-    /// Waits until the world ends; `None` if it has not failed.
+    /// Waits until the world ends. Returns `None` if the world has not failed.
     pub fn await_end(&self) -> Option<FailureReport> {
         let mut state = self.state.lock();
         self.condvar.wait_while(&mut state, |state| {
@@ -311,10 +312,10 @@ impl RendezvousClient {
         state.failure.clone()
     }
 
-    /// Reports that this rank's closure has returned, with the number of collectives it made by group, and
-    /// waits until all ranks have returned.
+    /// Reports that the closure of this rank has returned, with the number of collectives per group. Waits until all
+    /// ranks have returned.
     pub fn return_with_all(&self, calls: Vec<(u64, u64)>) -> Result<(), FailureReport> {
-        // If the send fails, the connection is closed, which the reader detects.
+        // If the send fails, the connection is closed, and the reader detects that.
         let _ = self.send(&RankMessage::Returned(calls));
         match self.await_end() {
             None => Ok(()),
@@ -332,7 +333,7 @@ impl RendezvousClient {
     /// Posts a value for all ranks.
     ///
     /// # Errors
-    /// The connection is closed.
+    /// If the connection is closed.
     pub fn post(&self, key: &str, value: &[u8]) -> Result<(), String> {
         let post = RankMessage::Post {
             key: key.into(),
@@ -342,10 +343,10 @@ impl RendezvousClient {
         posted.map_err(|error| format!("cannot post {key}: {error}"))
     }
 
-    /// Returns the value of a key, once a rank has posted it.
+    /// Waits for the value of a key that a rank posts, and returns it.
     ///
     /// # Errors
-    /// The connection is closed, or the value was not posted within `timeout`.
+    /// If the connection is closed, or if no rank posts the value within `timeout`.
     pub fn read(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, String> {
         let sent = self.send(&RankMessage::Read { key: key.into() });
         sent.map_err(|error| format!("cannot request {key}: {error}"))?;
@@ -363,7 +364,7 @@ impl RendezvousClient {
         state.leaving || state.refused.is_some()
     }
 
-    /// The number of messages sent.
+    /// Returns the number of messages sent.
     #[cfg(test)]
     pub fn sent(&self) -> usize {
         self.sent.load(Ordering::Relaxed)

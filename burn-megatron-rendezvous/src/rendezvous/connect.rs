@@ -1,4 +1,4 @@
-//! The connection of a rank to the rendezvous.
+//! Connects a rank to the rendezvous.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -13,16 +13,16 @@ use crate::auth::{HandshakeError, client_handshake};
 
 /// The timeout of one connection attempt to one address.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// The timeout of one handshake. The listener closes connections when too many are open.
+/// The timeout of one handshake. The listener closes connections if too many are open.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// The pause between two rounds over the addresses.
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Connects to the first of the addresses that answers, and tries again after any error other than another token. Reads
-/// and writes of the connection fail after the timeout of heartbeats.
+/// Connects to the first address that answers. Retries after any error, except for a wrong token. Reads and writes of
+/// the connection time out after the heartbeat timeout.
 ///
 /// # Errors
-/// [`RendezvousError`] after `until`, and at once for another token.
+/// [`RendezvousError`] after the time `until`. For a wrong token, the error is returned at once.
 pub(super) fn connect(
     addresses: &[SocketAddr],
     request: &JoinRequest,
@@ -31,7 +31,7 @@ pub(super) fn connect(
     loop {
         match connect_any(addresses, request, until) {
             Err(error @ RendezvousError::Token { .. }) => return Err(error),
-            // The port may still be in use by another run, or the coordinator not be started yet.
+            // The port may still be in use by another run, or the coordinator may not have started yet.
             Err(_) if Instant::now() < until => thread::sleep(RETRY_INTERVAL),
             result => return result,
         }
@@ -62,7 +62,7 @@ fn connect_any(
                     address: address.to_string(),
                 };
             }
-            // A wrong token at one address is the better error.
+            // An error about a wrong token is more useful, so it is kept.
             Err(_) if matches!(last, RendezvousError::Token { .. }) => {}
             Err(error) => last = unreachable(error.to_string()),
         }
@@ -92,7 +92,7 @@ fn handshake(stream: TcpStream, request: &JoinRequest) -> Result<TcpStream, Hand
     Ok(stream)
 }
 
-/// Why no more can be read from the other side.
+/// Describes why no more data can be read from the other side.
 pub(super) fn describe_end(end: io::Result<()>, timeout: Duration) -> String {
     match end {
         Ok(()) => "has closed the connection".into(),

@@ -17,19 +17,20 @@ use crate::auth::{Connection, Listener, ListenerLimits, Token, spawn};
 use crate::failure_report::FailureReport;
 use crate::launch;
 
-/// The interval at which the coordinator checks its timeouts.
+/// The interval at which the coordinator checks timeouts.
 const TICK_INTERVAL: Duration = Duration::from_millis(50);
 /// The interval at which the coordinator sends a heartbeat to all ranks.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The coordinator of one world, hosted by rank 0 or by the launcher.
 ///
-/// Every rank keeps a connection to it. It reports when all ranks have joined, stores small values, checks heartbeats, and
-/// sends one failure report to all ranks: which rank failed, and what each was doing.
+/// Every rank keeps a connection to the coordinator. The coordinator reports when all ranks have joined, stores small
+/// values, and checks heartbeats. It sends one failure report to all ranks, with the failed rank and the position of
+/// each rank.
 #[derive(Debug)]
 pub struct Coordinator {
     state: Arc<CoordinatorState>,
-    /// Dropped first, so that no rank connects while the others are disconnected.
+    /// Dropped first, so that no rank connects while other ranks are disconnected.
     listener: Option<Listener>,
     timer: Option<JoinHandle<()>>,
 }
@@ -43,16 +44,18 @@ struct CoordinatorState {
 }
 
 impl Coordinator {
-    /// Listens on `address` for `ranks` ranks that have `token`, for a launcher; port 0 picks a free one. Raises the
-    /// limit of open files of this process up to 65,536, as each rank has a connection. The
-    /// ranks get the token from the environment variable [`Token::VARIABLE`], and `job`, the id of this world, from
-    /// [`Launch::JOB_ID`](crate::Launch::JOB_ID): ranks with another id are refused.
+    /// Hosts the rendezvous of a launcher: listens on `address` for `ranks` ranks that have `token`. Port 0 selects a
+    /// free port.
     ///
-    /// `join_timeout` is the time for all ranks to join, `heartbeat_timeout` that for a heartbeat of each; a
-    /// rank that joins with a shorter one lowers it.
+    /// Raises the limit of open files of this process up to 65,536, because each rank has a connection. The ranks read
+    /// the token from the environment variable [`Token::VARIABLE`]. They read `job`, the id of this world, from
+    /// [`Launch::JOB_ID`](crate::Launch::JOB_ID). Ranks with another id are refused.
+    ///
+    /// All ranks must join within `join_timeout`. Each rank must send a heartbeat within `heartbeat_timeout`. A rank
+    /// that joins with a shorter timeout lowers the timeout.
     ///
     /// # Errors
-    /// The operating system refuses, for example because the port is in use.
+    /// If the operating system rejects the address, for example because the port is in use.
     pub fn host(
         address: SocketAddr,
         ranks: usize,
@@ -69,12 +72,12 @@ impl Coordinator {
         Self::listen(&[address], ranks, world, Some(token), timeouts)
     }
 
-    /// Listens on `addresses` for the `size` ranks of the world with the id `world` (0 if it has none). Port
-    /// 0 picks a free one.
+    /// Listens on `addresses` for the `size` ranks of the world with id `world` (0 if the world has no id). Port 0
+    /// selects a free port.
     ///
     /// # Errors
-    /// The operating system refuses, for example because the port is in use; or an address is reachable from
-    /// other machines and there is no token.
+    /// If the operating system rejects an address, for example because the port is in use. If an address can be reached
+    /// from other machines and there is no token.
     pub fn listen(
         addresses: &[SocketAddr],
         size: usize,
@@ -104,12 +107,12 @@ impl Coordinator {
         })
     }
 
-    /// The first address that it listens on, with its port.
+    /// Returns the first address of the listener, with its port.
     pub fn address(&self) -> SocketAddr {
         self.addresses()[0]
     }
 
-    /// The addresses that it listens on, in the given order.
+    /// Returns the addresses of the listener, in the given order.
     pub fn addresses(&self) -> &[SocketAddr] {
         let listener = self.listener.as_ref();
         listener
@@ -117,8 +120,8 @@ impl Coordinator {
             .addresses()
     }
 
-    /// Requests that all ranks stop after the current step. Returns whether they have joined, as the request is
-    /// lost otherwise.
+    /// Requests that all ranks stop after the current step. Returns whether all ranks have joined. Otherwise the
+    /// request has no effect.
     pub fn request_stop(&self) -> bool {
         let complete = self.state.registry.lock().is_complete();
         if complete {
@@ -128,8 +131,8 @@ impl Coordinator {
         complete
     }
 
-    /// Reports that the process of a rank has ended, and how, for example `"ended with exit code 1"`. If the
-    /// rank had not joined, the world fails.
+    /// Reports that the process of a rank has ended. `how` describes the end, for example `"ended with exit code 1"`.
+    /// The world fails if the rank had not joined.
     pub fn process_ended(&self, rank: usize, how: &str) {
         let outgoing = self
             .state
@@ -139,19 +142,19 @@ impl Coordinator {
         self.state.send(outgoing);
     }
 
-    /// The rank of the failure report, once a rank has failed.
+    /// Returns the rank of the failure report, or `None` if no rank has failed.
     pub fn failed_rank(&self) -> Option<usize> {
         self.failure_of_joined_ranks().map(|failure| failure.rank)
     }
 
-    /// The kind of the failure, once a rank has failed.
+    /// Returns the kind of the failure, or `None` if no rank has failed.
     pub fn failure_kind(&self) -> Option<FailureKind> {
         let registry = self.state.registry.lock();
         registry.failure.as_ref().map(|(kind, _)| *kind)
     }
 
-    /// Two lines for the user, once a rank has failed: which one and why, and what each rank was doing. `None`
-    /// if no rank ever joined, as with a program that does not use this library.
+    /// Returns two lines for the user: the failed rank with its error, and the position of each rank. Returns `None` if
+    /// no rank has failed, or if no rank ever joined, for example because the program does not use this library.
     pub fn failure_report(&self) -> Option<String> {
         self.failure_of_joined_ranks()
             .map(|failure| failure.to_string())
@@ -163,13 +166,13 @@ impl Coordinator {
         failure.filter(|_| registry.has_registered_ranks()).cloned()
     }
 
-    /// The number of messages sent.
+    /// Returns the number of messages sent.
     #[cfg(test)]
     pub(super) fn sent(&self) -> usize {
         self.state.links.sent.load(Ordering::Relaxed)
     }
 
-    /// Waits at most `timeout` until all ranks that joined have disconnected; returns whether they have.
+    /// Waits up to `timeout` until all ranks that joined have disconnected. Returns whether they have disconnected.
     pub fn wait_for_disconnects(&self, timeout: Duration) -> bool {
         let until = Instant::now() + timeout;
         while !self.state.registry.lock().all_disconnected() {
@@ -208,7 +211,7 @@ impl CoordinatorState {
             return;
         };
         let rank = hello.rank;
-        // Reads and writes share its file descriptor.
+        // Reads and writes share the file descriptor of the connection.
         let stream = Arc::new(stream);
         let Ok(link) = Link::new(stream.clone()) else {
             return;
@@ -216,7 +219,7 @@ impl CoordinatorState {
         let mut registry = self.registry.lock();
         let outgoing = match registry.join(hello, self.now()) {
             Ok(outgoing) => {
-                // Under the lock, so that no message misses it.
+                // The link is set under the lock, so that it receives every later message.
                 self.links.set(rank, link);
                 outgoing
             }
@@ -264,7 +267,7 @@ impl CoordinatorState {
         }
     }
 
-    /// Sends messages. A rank that cannot be reached fails by its missing heartbeats.
+    /// Sends messages. If a rank cannot be reached, its missing heartbeats make it fail.
     fn send(&self, outgoing: Outgoing) {
         self.links.send(&outgoing);
     }

@@ -1,4 +1,4 @@
-//! The connections of the coordinator, one for each rank.
+//! The connections of the coordinator, one per rank.
 
 use std::io;
 use std::net::{Shutdown, TcpStream};
@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use super::message::{self, CoordinatorMessage};
 use super::registry::Recipient;
 
-/// The timeout of a send, so that a stopped process does not block the others.
+/// The timeout of a send, so that a stopped process does not block other ranks.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The connection to a rank.
@@ -25,17 +25,17 @@ impl Link {
         Ok(Self(Mutex::new(stream)))
     }
 
-    /// Sends a line. A rank that cannot be reached fails by its missing heartbeats.
+    /// Sends a line. If the rank cannot be reached, its missing heartbeats make it fail.
     pub fn send(&self, line: &[u8]) {
         let stream = self.0.lock();
         if io::Write::write_all(&mut &**stream, line).is_err() {
-            // A part of the line may have been sent, so the connection cannot be used any more.
+            // A part of the line may have been sent, so the connection cannot be used anymore.
             let _ = stream.shutdown(Shutdown::Both);
         }
     }
 }
 
-/// The connections, by rank.
+/// The connections, indexed by rank.
 #[derive(Debug)]
 pub(super) struct Links {
     ranks: Mutex<Vec<Option<Arc<Link>>>>,
@@ -56,12 +56,12 @@ impl Links {
         self.ranks.lock()[rank] = Some(Arc::new(link));
     }
 
-    /// Drops a connection that is closed, so that its file descriptor is free.
+    /// Drops a closed connection to free its file descriptor.
     pub fn remove(&self, rank: usize) {
         self.ranks.lock()[rank] = None;
     }
 
-    /// Sends messages. A message to all ranks is written as text once.
+    /// Sends messages. A message to all ranks is serialized once.
     pub fn send(&self, outgoing: &[(Recipient, CoordinatorMessage)]) {
         for (recipient, message) in outgoing {
             let recipients = match recipient {

@@ -1,4 +1,4 @@
-//! The messages between ranks and coordinator: one JSON value per line.
+//! The messages between the ranks and the coordinator. Each message is one JSON value on one line.
 
 use std::io::{self, BufRead, Read};
 
@@ -10,23 +10,23 @@ use crate::auth::{printable_name, printable_text};
 use crate::failure_report::{FailureReport, RankPosition};
 use crate::rank_runs::RankRuns;
 
-/// The longest line that is accepted.
+/// The maximum length of a line.
 const MAX_LINE_BYTES: u64 = 16 << 20;
 
-/// A message of a rank, after its [`Hello`]. Serialized names are those of the protocol.
+/// A message of a rank after its [`Hello`]. The serialized names are part of the protocol.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) enum RankMessage {
-    /// It is alive, at this position.
+    /// The rank is alive, at this position.
     #[serde(rename = "Alive")]
     Heartbeat(RankPosition),
-    /// Store this value for all ranks.
+    /// Stores this value for all ranks.
     Post { key: String, value: Vec<u8> },
-    /// Send this value once a rank has posted it.
+    /// Requests this value. The answer is sent after a rank has posted the value.
     Read { key: String },
-    /// Which of these ranks, the members of its group, have not joined this call?
+    /// Requests the members of the group that have not joined this call. `ranks` are all members.
     #[serde(rename = "Where")]
     FindMissing { call: CallId, ranks: RankRuns },
-    /// Which of these ranks have returned without joining this call?
+    /// Requests the ranks in `ranks` that have returned without joining this call.
     FindReturned { call: CallId, ranks: RankRuns },
     /// The answer to [`CoordinatorMessage::QueryStatus`].
     #[serde(rename = "Stands")]
@@ -35,13 +35,13 @@ pub(super) enum RankMessage {
         #[serde(rename = "stand")]
         status: RankStatus,
     },
-    /// It has failed at this position.
+    /// The rank has failed at this position.
     Failed {
         cause: FailureCause,
         #[serde(rename = "stood")]
         position: RankPosition,
     },
-    /// Its closure has returned; with the number of collectives it made, by group.
+    /// The closure of the rank has returned. Contains the number of collectives per group.
     Returned(Vec<(u64, u64)>),
 }
 
@@ -52,21 +52,20 @@ pub(super) struct Hello {
     pub version: String,
     pub rank: usize,
     pub size: usize,
-    /// The id of the world; 0 if it has none.
+    /// The id of the world, or 0 if the world has no id.
     pub world: u64,
-    /// Its host name, for messages.
+    /// The host name of the rank, for messages.
     pub host: String,
     pub process: u32,
     /// The remaining time to wait for all ranks to join, in seconds.
     #[serde(rename = "gather")]
     pub join_timeout: f64,
-    /// After how many seconds without a heartbeat another process counts as lost.
+    /// The number of seconds without a heartbeat after which a process counts as lost.
     #[serde(rename = "silence")]
     pub heartbeat_timeout: f64,
 }
 
-/// The id of a group: equal on all its members, and different from the ids of all groups that share two ranks
-/// with it.
+/// The id of a group. All members have the same id. Two groups that share two ranks have different ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct GroupId(pub u64);
 
@@ -75,7 +74,7 @@ impl GroupId {
     pub const WORLD: Self = Self(0);
 }
 
-/// A collective, by the id of its group and its number.
+/// A collective, identified by its group and its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct CallId {
     /// The group.
@@ -84,37 +83,37 @@ pub struct CallId {
     pub sequence: u64,
 }
 
-/// The position of a rank, and whether it has joined a call.
+/// The position of a rank, and whether the rank has joined a call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankStatus {
-    /// Its position.
+    /// The position.
     pub position: RankPosition,
-    /// Whether it has joined the call of the query.
+    /// Whether the rank has joined the call of the query.
     #[serde(rename = "came")]
     pub joined: bool,
-    /// The call that it made under that number.
+    /// The rank's call with the number of the query.
     pub call: Option<String>,
 }
 
-/// Why a rank failed, as it reports itself.
+/// The cause of a rank's failure, as the rank reports it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FailureCause {
     /// The kind.
     pub kind: FailureKind,
-    /// Its error.
+    /// The error message.
     pub message: String,
 }
 
-/// The kind of a failure, in order of precedence: later kinds may be consequences of earlier ones.
+/// The kind of a failure, in order of precedence. Later kinds may be consequences of earlier kinds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum FailureKind {
-    /// Its process has exited without reporting an error.
+    /// The process of the rank has exited without reporting an error.
     #[serde(rename = "Gone")]
     ProcessExited,
-    /// An error or a panic of its own.
+    /// An error or a panic that the rank itself caused.
     #[serde(rename = "Own")]
     OwnError,
-    /// Its process sends no heartbeats.
+    /// The process of the rank sends no heartbeats.
     #[serde(rename = "Silent")]
     NoHeartbeat,
     /// The calls of two ranks do not match.
@@ -133,14 +132,14 @@ pub(super) enum CoordinatorMessage {
     /// All ranks have joined.
     #[serde(rename = "Complete")]
     AllJoined,
-    /// This rank is refused.
+    /// The rank is refused.
     Refused(String),
     /// The coordinator is alive.
     #[serde(rename = "Alive")]
     Heartbeat,
     /// The value requested by [`RankMessage::Read`].
     Posted { key: String, value: Vec<u8> },
-    /// Asks for a [`RankMessage::Status`].
+    /// Requests a [`RankMessage::Status`].
     #[serde(rename = "Ask")]
     QueryStatus { question: u64, call: Option<CallId> },
     /// The answer to [`RankMessage::FindMissing`].
@@ -148,43 +147,44 @@ pub(super) enum CoordinatorMessage {
     MissingRanks { call: CallId, found: MissingRanks },
     /// The answer to [`RankMessage::FindReturned`].
     ReturnedBefore { call: CallId, ranks: RankRuns },
-    /// A rank has failed, which ends the world.
+    /// A rank has failed, so the world ends.
     Failure(FailureReport),
     /// These ranks have returned since the last such message.
     Returned(RankRuns),
     /// All ranks have returned.
     AllReturned,
-    /// Stop after the current step.
+    /// The rank must stop after the current step.
     Stop,
 }
 
-/// The ranks that have not joined a call, and the calls of those that have.
+/// The ranks that have not joined a call, and the calls of the ranks that have joined.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MissingRanks {
-    /// Members of the group that have not joined, or do not answer.
+    /// The members of the group that have not joined or do not answer.
     pub absent: RankRuns,
-    /// The calls of those that have joined, with their ranks.
+    /// The calls of the ranks that have joined, each with its ranks.
     pub calls: Vec<(String, RankRuns)>,
 }
 
 impl Hello {
-    /// Parses the hello of a rank; its names are made [printable](printable_name).
+    /// Parses the hello of a rank. All its texts are made [printable](printable_name).
     pub fn read(text: &str) -> Result<Self, serde_json::Error> {
         parse(text.as_bytes(), printable_name)
     }
 }
 
-/// The line of a message.
+/// Returns the message as one line of JSON.
 ///
 /// # Panics
-/// Never: the messages have no maps whose keys are not text.
+/// Never, because the keys of all maps in a message are strings.
 pub(super) fn line(message: &impl Serialize) -> Vec<u8> {
     let mut line = serde_json::to_vec(message).expect("a message can be written as JSON");
     line.push(b'\n');
     line
 }
 
-/// Reads one line; `None` if the connection is closed. The texts of the message are made [printable](printable_text).
+/// Reads one line. Returns `None` if the connection is closed. All texts of the message are made
+/// [printable](printable_text).
 pub(super) fn read<T: DeserializeOwned>(from: &mut impl BufRead) -> io::Result<Option<T>> {
     let mut line = Vec::new();
     from.by_ref()
@@ -193,12 +193,12 @@ pub(super) fn read<T: DeserializeOwned>(from: &mut impl BufRead) -> io::Result<O
     match line.last() {
         None => Ok(None),
         Some(b'\n') => Ok(Some(parse(&line, printable_text)?)),
-        // Truncated, or longer than the limit.
+        // The line is truncated or longer than the limit.
         Some(_) => Err(io::ErrorKind::UnexpectedEof.into()),
     }
 }
 
-/// Parses JSON, in which all texts are escaped.
+/// Parses JSON and escapes all texts.
 fn parse<T: DeserializeOwned>(json: &[u8], escape: fn(&str) -> String) -> serde_json::Result<T> {
     let mut value = serde_json::from_slice(json)?;
     escape_texts(&mut value, escape);

@@ -1,9 +1,10 @@
-//! The rendezvous of the processes of a world, which also detects failed ranks.
+//! Rendezvous of the processes of a world, which also detects failed ranks.
 //!
-//! No tensor passes it. It reports when all ranks have joined, stores small values (the addresses of an
-//! engine), collects heartbeats with the position of each rank, and sends one failure report to all ranks.
-//! There is one [`Coordinator`] per world and one TCP connection per rank, which begins with a handshake that
-//! proves that both sides know the [token](crate::auth); then one line of JSON per message.
+//! The rendezvous transfers no tensors. It reports when all ranks have joined, and stores small values (the addresses
+//! of an engine). It collects heartbeats with the position of each rank, and sends one failure report to all ranks.
+//!
+//! There is one [`Coordinator`] per world and one TCP connection per rank. Each connection begins with a handshake that
+//! proves that both sides have the [token](crate::auth). After the handshake, each message is one line of JSON.
 
 mod client;
 mod connect;
@@ -29,7 +30,7 @@ pub use message::{CallId, FailureCause, FailureKind, GroupId, MissingRanks, Rank
 pub use registry::RendezvousTimeouts;
 pub use session::read_session;
 
-/// Why a rank could not join the rendezvous.
+/// The reason why a rank could not join the rendezvous.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RendezvousError {
@@ -41,20 +42,20 @@ pub enum RendezvousError {
     Unreachable {
         /// The addresses.
         addresses: String,
-        /// The seconds waited.
+        /// The number of seconds waited.
         waited: u64,
         /// The message of the operating system.
         reason: String,
     },
-    /// The rendezvous refuses this rank.
+    /// The rendezvous refused this rank.
     #[error("the rendezvous at {address} refuses this rank: {reason}")]
     Refused {
         /// The address.
         address: String,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// A rank did not join, or is incompatible with the others.
+    /// A rank did not join, or is incompatible with the other ranks.
     #[error("{message}")]
     Failed {
         /// The rank that failed.
@@ -70,7 +71,7 @@ pub enum RendezvousError {
         /// The message of the operating system.
         reason: String,
     },
-    /// The tokens of rank and rendezvous differ.
+    /// This rank and the rendezvous have different tokens.
     #[error(
         "token mismatch with the rendezvous at {address}: set the same BURN_MEGATRON_TOKEN, or pass the same \
          --token-file, on all ranks"
@@ -79,12 +80,12 @@ pub enum RendezvousError {
         /// The address.
         address: String,
     },
-    /// Ranks on several machines have no token.
+    /// The ranks are on several machines and have no token.
     #[error(
         "the ranks are on several machines, which requires the same token on all of them:\n{TOKEN_INSTRUCTIONS}"
     )]
     MissingToken,
-    /// The operating system refuses a thread or a connection.
+    /// The operating system rejected a thread or a connection.
     #[error("cannot join the rendezvous: {0}")]
     System(String),
 }
@@ -95,10 +96,10 @@ impl From<io::Error> for RendezvousError {
     }
 }
 
-/// The addresses of a host and port.
+/// Resolves a host and a port to addresses.
 ///
 /// # Errors
-/// [`RendezvousError::Address`] if it has none.
+/// [`RendezvousError::Address`] if the host has no address.
 pub fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, RendezvousError> {
     let failed = |reason: String| RendezvousError::Address {
         address: format!("{host}:{port}"),
@@ -118,11 +119,11 @@ fn list(addresses: &[SocketAddr]) -> String {
     texts.join(", ")
 }
 
-/// The name of this machine, for messages.
+/// Returns the name of this machine, for messages.
 fn host_name() -> String {
     let name = gethostname::gethostname();
     name.to_string_lossy().into_owned()
 }
 
-/// The least timeout for heartbeats, of which a rank sends four per second.
+/// The minimum heartbeat timeout. A rank sends four heartbeats per second.
 pub const MIN_HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(1);

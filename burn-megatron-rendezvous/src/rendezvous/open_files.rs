@@ -1,9 +1,9 @@
-//! The limit of open files of the process that hosts the rendezvous, which has a connection for each rank.
+//! Raises the limit of open files of the process that hosts the rendezvous, which has a connection for each rank.
 
 #[cfg(unix)]
 use nix::sys::resource::{Resource, getrlimit, rlim_t, setrlimit};
 
-/// Raises the limit as far as this process may. If the limit cannot be raised, connections are refused when it is reached.
+/// Raises the limit as far as this process is allowed to. At the limit, further connections are refused.
 #[cfg(unix)]
 pub(super) fn raise_limit() {
     if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE)
@@ -16,7 +16,7 @@ pub(super) fn raise_limit() {
 #[cfg(not(unix))]
 pub(super) fn raise_limit() {}
 
-/// The value that a limit is raised to; `None` if it is high enough.
+/// Returns the new limit, or `None` if the limit is high enough.
 #[cfg(unix)]
 fn raised(soft: rlim_t, hard: rlim_t) -> Option<rlim_t> {
     let wanted = hard.min(1 << 16);

@@ -1,4 +1,4 @@
-//! A rank that has joined the rendezvous, and the checks of a rank that joins.
+//! A rank that has joined the rendezvous, and the checks of a joining rank.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,16 +10,16 @@ use crate::failure_report::RankPosition;
 #[derive(Debug)]
 pub(super) struct RegisteredRank {
     pub hello: Hello,
-    /// The time of its last message.
+    /// The time of the last message.
     pub last_message: Duration,
     pub position: RankPosition,
-    /// Once it has returned, the number of collectives that it made, by group.
+    /// The number of collectives per group if the rank has returned, otherwise `None`.
     pub returned: Option<BTreeMap<u64, u64>>,
     pub disconnected: bool,
 }
 
 impl RegisteredRank {
-    /// Whether it has returned, and before that call.
+    /// Returns whether the rank has returned without joining `call`, or `None` if the rank has not returned.
     pub fn returned_before(&self, call: CallId) -> Option<bool> {
         let calls = self.returned.as_ref()?;
         let made = calls.get(&call.group.0);
@@ -27,7 +27,7 @@ impl RegisteredRank {
     }
 }
 
-/// Whether a position is final: the rank sends no further one.
+/// Returns whether a position is final. After a final position, the rank sends no further position.
 pub(super) fn is_final(position: &RankPosition) -> bool {
     matches!(
         position,
@@ -38,7 +38,7 @@ pub(super) fn is_final(position: &RankPosition) -> bool {
     )
 }
 
-/// Why a rank that has the token cannot join a world with these slots.
+/// Returns why a rank that has the token cannot join a world with these slots, or `None` if the rank can join.
 pub(super) fn incompatibility(hello: &Hello, slots: &[Option<RegisteredRank>]) -> Option<String> {
     let Hello { rank, size, .. } = *hello;
     let (version, world) = (env!("CARGO_PKG_VERSION"), slots.len());

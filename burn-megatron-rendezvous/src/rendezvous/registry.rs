@@ -1,4 +1,4 @@
-//! The decisions of the coordinator, without connections and clocks.
+//! The decisions of the coordinator, independent of connections and clocks.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -12,18 +12,18 @@ use super::status_query::{QueryPurpose, StatusQuery};
 use crate::failure_report::{FailureReport, RankPosition};
 use crate::rank_runs::{RankRuns, ranks_verb};
 
-/// The delay of a failure report, as a cause of higher precedence may follow: a rank whose peer has died can report its
-/// own error before the death of the peer is detected.
+/// The delay of a failure report, because a cause of higher precedence may follow. For example, a rank whose peer has
+/// died can report its own error before the death of the peer is detected.
 const SETTLE_TIME: Duration = Duration::from_millis(250);
-/// The least time between two messages to all ranks that others have returned.
+/// The minimum time between two messages to all ranks about ranks that have returned.
 const RETURNED_INTERVAL: Duration = Duration::from_millis(250);
 
 /// The timeouts of a rendezvous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RendezvousTimeouts {
-    /// For all ranks to join.
+    /// The timeout for all ranks to join.
     pub join: Duration,
-    /// For a heartbeat of each.
+    /// The timeout for a heartbeat of each rank.
     pub heartbeat: Duration,
 }
 
@@ -43,24 +43,25 @@ pub(super) struct Registry {
     pub(super) size: usize,
     world: u64,
     timeouts: RendezvousTimeouts,
-    /// The ranks that have joined, by their number.
+    /// The ranks that have joined, indexed by rank.
     pub(super) slots: Vec<Option<RegisteredRank>>,
-    /// The number of ranks that have joined, and of those that have returned: no message looks at all ranks.
+    /// The numbers of ranks that have joined and returned. They are counted so that handling a message does not scan
+    /// all ranks.
     joined: usize,
     returned: usize,
-    /// Ranks that have returned, of which the others have not been told; and when they will be.
+    /// The ranks that have returned since the last message about returned ranks, and the time of the next such message.
     newly_returned: Vec<usize>,
     next_returned: Duration,
     posted: BTreeMap<String, Vec<u8>>,
     readers: BTreeMap<String, Vec<usize>>,
     pub(super) queries: BTreeMap<u64, StatusQuery>,
     pub(super) next_query: u64,
-    /// Recent answers by call: the members of a group that waits in vain all ask at about the same time.
+    /// Recent answers by call. The members of a group that waits in vain all ask at about the same time.
     pub(super) answers: BTreeMap<CallId, (Duration, MissingRanks)>,
     pub(super) causes: Vec<(usize, FailureCause)>,
-    /// The failure of the world with its kind, once it is decided.
+    /// The failure of the world and its kind, once it is decided.
     pub(super) failure: Option<(FailureKind, FailureReport)>,
-    /// The number of connections with another token, and the address of the last one.
+    /// The number of rejected connections with another token, and the address of the last one.
     rejected: (usize, Option<IpAddr>),
 }
 
@@ -86,43 +87,43 @@ impl Registry {
         }
     }
 
-    /// Whether every rank has joined.
+    /// Returns whether every rank has joined.
     pub fn is_complete(&self) -> bool {
         self.joined == self.size
     }
 
-    /// Whether any rank has joined.
+    /// Returns whether any rank has joined.
     pub fn has_registered_ranks(&self) -> bool {
         self.joined > 0
     }
 
-    /// Whether every rank has returned.
+    /// Returns whether every rank has returned.
     pub fn all_returned(&self) -> bool {
         self.returned == self.size
     }
 
-    /// Whether every rank that joined has closed its connection.
+    /// Returns whether every rank that joined has closed its connection.
     pub fn all_disconnected(&self) -> bool {
         self.slots.iter().flatten().all(|rank| rank.disconnected)
     }
 
-    /// A connection with another token was rejected.
+    /// Records a rejected connection with another token.
     pub fn wrong_token(&mut self, from: IpAddr) {
         self.rejected = (self.rejected.0 + 1, Some(from));
     }
 
-    /// An authenticated rank joins.
+    /// Adds an authenticated rank.
     pub fn join(&mut self, hello: Hello, now: Duration) -> Result<Outgoing, JoinError> {
         self.check_world(&hello)?;
         if let Some(reason) = incompatibility(&hello, &self.slots) {
-            // Its slot stays vacant, so the world cannot become complete.
+            // The slot stays vacant, so the world cannot become complete.
             let rank = hello.rank.min(self.size - 1);
             let outgoing = self.add_cause(rank, FailureKind::OwnError, reason.clone(), now);
             return Err(JoinError::Incompatible { reason, outgoing });
         }
         let rank = hello.rank;
         let RendezvousTimeouts { join, heartbeat } = &mut self.timeouts;
-        // A value that is not a duration is ignored.
+        // An invalid duration is ignored.
         if let Ok(requested) = Duration::try_from_secs_f64(hello.join_timeout) {
             *join = (*join).min(now.saturating_add(requested));
         }
@@ -144,7 +145,7 @@ impl Registry {
         }
     }
 
-    /// Whether a client is of this run, and there is room for it.
+    /// Checks that a client belongs to this run and that a rank is still missing.
     fn check_world(&self, hello: &Hello) -> Result<(), JoinError> {
         let unknown = |reason: String| Err(JoinError::UnknownClient(reason));
         if hello.world != self.world {
@@ -163,8 +164,8 @@ impl Registry {
         Ok(())
     }
 
-    /// The launcher reports that the process of a rank has ended, and how. Ignored for a rank that has joined:
-    /// it reports its failure itself, or closes its connection.
+    /// Handles a report of the launcher that the process of a rank has ended. Ignored if the rank has joined: such a
+    /// rank reports its own failure, or its connection is closed.
     pub fn process_ended(&mut self, rank: usize, how: &str, now: Duration) -> Outgoing {
         match self.slots.get(rank) {
             Some(None) => {
@@ -234,7 +235,7 @@ impl Registry {
         }
     }
 
-    /// The connection of a rank is closed.
+    /// Handles the end of a rank's connection.
     pub fn disconnected(&mut self, rank: usize, now: Duration) -> Outgoing {
         let Some(registered) = self.slots[rank].as_mut() else {
             return vec![];
@@ -315,7 +316,7 @@ impl Registry {
         }
     }
 
-    /// Adds a cause of failure. The first one starts a status query of all ranks.
+    /// Adds a cause of failure. The first cause starts a status query of all ranks.
     pub(super) fn add_cause(
         &mut self,
         rank: usize,
@@ -328,7 +329,7 @@ impl Registry {
         }
         let first = self.causes.is_empty();
         self.causes.push((rank, FailureCause { kind, message }));
-        // No other cause takes precedence over the death of a process.
+        // The death of a process has the highest precedence, so the report need not wait for other causes.
         let settled = match kind {
             FailureKind::ProcessExited => now,
             _ => now + SETTLE_TIME,
@@ -358,12 +359,12 @@ impl Registry {
     }
 }
 
-/// Why a rank was refused.
+/// The reason why a rank was refused.
 #[derive(Debug)]
 pub(super) enum JoinError {
-    /// It does not belong to this world.
+    /// The rank does not belong to this world.
     UnknownClient(String),
-    /// It belongs to this world, but does not match it, so the world fails.
+    /// The rank belongs to this world but is incompatible with it, so the world fails.
     Incompatible { reason: String, outgoing: Outgoing },
 }
 

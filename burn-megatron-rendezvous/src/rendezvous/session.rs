@@ -1,4 +1,4 @@
-//! A session of a rank, from bytes: for the fuzz target `rendezvous`.
+//! Runs a session of a rank on arbitrary bytes, for the fuzz target `rendezvous`.
 
 use std::io;
 use std::time::Duration;
@@ -7,8 +7,8 @@ use super::message::{self, CoordinatorMessage, Hello, RankMessage};
 use super::registry::{Outgoing, Registry, RendezvousTimeouts};
 use crate::auth::{HandshakeOutcome, Token, server_handshake};
 
-/// Parses what a client sends to the rendezvous of a world of two ranks: first as bytes before
-/// authentication, which must be refused; then as the hello and the lines of an authenticated rank. Returns
+/// Parses input from a client of the rendezvous of a world of two ranks. The input is first used as bytes before
+/// authentication, which must be rejected. Then it is used as the hello and the lines of an authenticated rank. Returns
 /// whether all input is valid.
 ///
 /// # Panics
@@ -51,7 +51,7 @@ pub fn read_session(input: &[u8]) -> bool {
     is_valid
 }
 
-/// A failure report contains no control characters.
+/// Checks that failure reports contain no control characters.
 fn check(outgoing: &Outgoing) {
     let is_control = |c: char| c.is_control() && c != '\n' && c != '\t';
     for (_, sent) in outgoing {

@@ -1,4 +1,4 @@
-//! Queries of what the ranks are doing: for the report of a failure, and for a rank that waits in vain.
+//! Queries of the positions of ranks, for a failure report or for a rank that waits in vain.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
@@ -10,9 +10,9 @@ use crate::auth::printable_text;
 use crate::failure_report::{FailureReport, RankPosition, describe_ranks};
 use crate::rank_runs::RankRuns;
 
-/// The time for the ranks to answer a status query.
+/// The time in which ranks must answer a status query.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(1);
-/// The time that an answer about a call stays valid for the other ranks that ask.
+/// The time for which an answer about a call is reused for other ranks.
 const ANSWER_LIFETIME: Duration = Duration::from_secs(1);
 
 /// A query that some ranks have not answered yet.
@@ -27,9 +27,9 @@ pub(super) struct StatusQuery {
 
 #[derive(Debug)]
 pub(super) enum QueryPurpose {
-    /// The report of a failure.
+    /// The query collects positions for a failure report.
     Report,
-    /// Ranks ask which members of a group have not joined a call.
+    /// Ranks have asked which members of a group have not joined a call.
     FindMissing {
         askers: Vec<usize>,
         call: CallId,
@@ -47,7 +47,8 @@ impl QueryPurpose {
 }
 
 impl Registry {
-    /// Answers at once, with the query that others have started, or with one of the members of the group.
+    /// Answers a rank that asks which members of the group have not joined a call. Returns a recent answer at once.
+    /// Otherwise, joins the query of another rank or starts a query.
     pub(super) fn find_missing(
         &mut self,
         asker: usize,
@@ -73,7 +74,7 @@ impl Registry {
                 _ => {}
             }
         }
-        // Anything else is not a list of ranks of this world.
+        // An invalid list of ranks gets no answer.
         let Some(members) = ranks.within(self.size) else {
             return vec![];
         };
@@ -85,7 +86,7 @@ impl Registry {
         self.start_query(purpose, &members, now, now)
     }
 
-    /// Which of the ranks have returned without joining a call.
+    /// Answers with the ranks in `ranks` that have returned without joining a call.
     pub(super) fn find_returned(&self, asker: usize, call: CallId, ranks: &RankRuns) -> Outgoing {
         let mut ranks = ranks.within(self.size).unwrap_or_default();
         ranks.retain(|rank| self.returned_before(*rank, call) == Some(true));
@@ -140,7 +141,7 @@ impl Registry {
         questions.into_iter().flat_map(finish).collect()
     }
 
-    /// Finishes a query, if all ranks have answered it or it has timed out.
+    /// Finishes a query if all ranks have answered it or if it has timed out.
     pub(super) fn finish_query(&mut self, question: u64, now: Duration) -> Outgoing {
         let is_ready = |query: &StatusQuery| {
             now >= query.until || (query.waiting.is_empty() && now >= query.not_before)
@@ -170,7 +171,7 @@ impl Registry {
         }
     }
 
-    /// The report of the cause of the highest precedence, with what every rank is doing.
+    /// Creates the report for the cause with the highest precedence, with the position of every rank.
     fn report_failure(&mut self, query: &StatusQuery) -> FailureReport {
         let first = self.causes.iter().min_by_key(|(_, cause)| cause.kind);
         let (rank, cause) = first.expect("a report follows a cause");
@@ -187,7 +188,7 @@ impl Registry {
         let report = FailureReport {
             rank: *rank,
             message: cause.message.clone(),
-            // Cut here, before it is sent to all ranks.
+            // Truncated before it is sent to all ranks.
             positions: printable_text(&describe_ranks(&positions)),
         };
         self.failure = Some((cause.kind, report.clone()));

@@ -22,6 +22,24 @@ enum TimingsLine {
 }
 
 /// Writer of `metrics.jsonl`: [`StepMetrics`], [`HeldOutMetrics`] and [`ExpertMetrics`].
+///
+/// ```
+/// use burn_megatron_train::metrics::{MetricsLog, MetricsRecord, StepMetrics, read_metrics};
+///
+/// let folder = tempfile::tempdir()?;
+/// let path = folder.path().join("metrics.jsonl");
+/// let mut log = MetricsLog::create(&path)?;
+/// for step in 1..=3 {
+///     let loss = 5.0 - step as f64;
+///     log.step(&StepMetrics { step, loss, ..StepMetrics::default() })?;
+/// }
+/// let losses = read_metrics(&path)?.into_iter().filter_map(|record| match record {
+///     MetricsRecord::Step(step) => Some(step.loss),
+///     _ => None,
+/// });
+/// assert_eq!(losses.collect::<Vec<_>>(), [4.0, 3.0, 2.0]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct MetricsLog {
     lines: JsonLines,

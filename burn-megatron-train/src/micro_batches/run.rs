@@ -18,7 +18,7 @@ impl<M: LanguageModel> StepContext<'_, M> {
     }
 
     /// Runs the forward and backward passes of a step with `run`, then reduces the gradients. The loss scale is the
-    /// scale on the device or, if there is none, the scale of the scaler.
+    /// scale on the device if the device has one, or else the scale of the scaler.
     pub(crate) fn run_with(
         &mut self,
         input: &StepInput<'_>,

@@ -69,8 +69,8 @@ impl MicroBatchRunner {
         &self.schedules[&micro_batches]
     }
 
-    /// Adds a schedule of `micro_batches` micro-batches, if there is none. The number depends on the documents of a
-    /// step.
+    /// Adds a schedule of `micro_batches` micro-batches unless it exists. The number of micro-batches depends on the
+    /// documents of a step.
     pub fn schedule<M: LanguageModel>(
         &mut self,
         micro_batches: usize,

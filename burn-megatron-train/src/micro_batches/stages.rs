@@ -34,7 +34,7 @@ pub(crate) struct TrainStages<'a, M> {
     pub first_micro_batch: usize,
     pub in_flight: &'a [usize],
     pub last: usize,
-    /// The factor by which the engine multiplies the losses.
+    /// The factor that the engine applies to the losses.
     pub loss_scale: LossFactor,
     /// The state of the routers in this step.
     pub router_step: RouterStep,

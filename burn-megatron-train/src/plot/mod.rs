@@ -29,6 +29,19 @@ const MIN_SMOOTHED: usize = 20;
 ///
 /// Losses that are NaN, infinite or beyond 1e30 are counted but not drawn. The curve may have any number of points,
 /// including none.
+///
+/// ```
+/// use burn_megatron_train::plot::LossCurve;
+///
+/// let mut curve = LossCurve::new("my run");
+/// for step in 1..=20 {
+///     curve.training(step, 5.0 - 0.1 * step as f64);
+/// }
+/// curve.held_out(20, 3.5);
+/// assert_eq!(curve.terminal(80).lines().count(), 12);
+/// assert!(curve.svg()?.contains("<svg"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Default)]
 pub struct LossCurve {
     title: String,

@@ -1,25 +1,26 @@
-//! Differences, and what rounding explains of them.
+//! Differences of tensors, and the bounds within which rounding explains them.
 
 use burn::tensor::{DType, Device};
 
-/// A scale is at least this share of a magnitude. Sums can cancel to zero in exact arithmetic. The computed value of such a
-/// sum is rounding noise, whose size follows from the terms.
+/// The scale of a sum is at least this share of the magnitude of its terms. Sums can cancel to zero in exact
+/// arithmetic. The computed value of such a sum is rounding noise, whose size depends on the terms.
 pub(super) const CANCELLED: f64 = 0.1;
 
-/// The bounds of a device.
+/// The error bounds of a device.
 ///
-/// Of one operation alone: two roundings of its output, and 16 `sqrt(n)` of f32, where `n` is the longest sum it can have: the
-/// standard deviation of `n` roundings, and a margin for approximations of functions. Sums of 16-bit values are expected in f32.
+/// The bound of a single operation is two roundings of its output plus 16 `sqrt(n)` unit roundoffs of f32. `n` is the
+/// longest sum that the operation can have. `sqrt(n)` is the standard deviation of `n` roundings, and the factor
+/// includes a margin for approximated functions. Sums of 16-bit values are expected to be accumulated in f32.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Units {
     margin: f64,
-    /// The unit roundoff of factors of products.
+    /// The unit roundoff of the factors of products, if the device rounds them.
     factors: Option<f64>,
 }
 
 impl Units {
     pub fn of(device: &Device, margin: f64) -> Self {
-        // Burn multiplies f32 there with the factors in TF32.
+        // On CUDA, Burn multiplies f32 with the factors in TF32.
         let is_cuda = format!("{device:?}").contains("Cuda");
         Self {
             margin,
@@ -27,14 +28,14 @@ impl Units {
         }
     }
 
-    /// Of an operation with sums of `n` and an output of this type.
+    /// Returns the bound of one operation with sums of `n` terms and an output of this type.
     pub fn operation(&self, n: usize, output: DType, is_product: bool) -> f64 {
         let sums = 16.0 * 2f64.powi(-24) * (n as f64).sqrt();
         let factors = self.factors.filter(|_| is_product).unwrap_or_default();
         self.margin * (2.0 * unit(output) + sums + 4.0 * factors)
     }
 
-    /// Of this many operations in a row.
+    /// Returns the bound of `operations` operations in a row.
     pub fn row(&self, operations: usize, scale: &Scale) -> f64 {
         let factors = self.factors.filter(|_| scale.has_products);
         let unit = unit(scale.narrowest).max(factors.unwrap_or_default());
@@ -42,17 +43,17 @@ impl Units {
     }
 }
 
-/// The properties on which the rounding of several operations depends.
+/// The properties on which the rounding error of several operations depends.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Scale {
-    /// The most values that one adds.
+    /// The largest number of values that one operation adds.
     pub longest_sum: usize,
-    /// The narrowest type of floats.
+    /// The narrowest float type.
     pub narrowest: DType,
     pub has_products: bool,
 }
 
-/// The unit roundoff of a type.
+/// Returns the unit roundoff of a type.
 fn unit(dtype: DType) -> f64 {
     match dtype {
         DType::F64 => 2f64.powi(-53),
@@ -62,8 +63,11 @@ fn unit(dtype: DType) -> f64 {
     }
 }
 
-/// The largest difference of two elements over the largest finite element of the reference, or over `scale` if that is larger;
-/// infinite if one is not a number, or infinite, and the other is not the same.
+/// Returns the largest difference of two elements, divided by the largest finite element of the reference or by
+/// `scale`, whichever is larger.
+///
+/// Returns infinity if the lengths differ, or if an element is NaN or infinite and the other element is not equal to
+/// it.
 pub fn difference(expected: &[f64], found: &[f64], scale: f64) -> f64 {
     if expected.len() != found.len() {
         return f64::INFINITY;
@@ -81,7 +85,7 @@ pub fn difference(expected: &[f64], found: &[f64], scale: f64) -> f64 {
     }
 }
 
-/// The largest absolute value; NaN counts as none.
+/// Returns the largest absolute value. NaN is ignored.
 pub(super) fn largest(values: &[f64]) -> f64 {
     values.iter().fold(0.0, |most, x| most.max(x.abs()))
 }

@@ -1,22 +1,26 @@
-//! One step of any Burn module on a device, against the CPU in f64.
+//! Compares one step of any Burn module on a device with the same step on the CPU in f64.
 //!
-//! [`check_device`] runs a forward and a backward on each device and compares the loss and every gradient with those of
-//! an [`Oracle`] on the CPU. To name the module where a difference begins, it records the operations of the forward on
-//! Burn's capture device, with the parameter that each reads, and runs them one at a time on the device, on the values that
-//! the oracle has there: the first whose output differs from the oracle's is named. If each is right alone but not the
-//! step, the operations run in a row, as a program runs them (fused, in a build with `fusion`), and the first output that
-//! differs is found by bisection.
+//! [`check_device`] runs a forward and a backward on each device. It compares the loss and every gradient with the
+//! results of an [`Oracle`] on the CPU.
 //!
-//! The limits of the report:
+//! To find the module where a difference starts, it records the operations of the forward on Burn's capture device,
+//! with the parameter that each operation reads. It runs them one at a time on the device, with the values of the
+//! oracle as inputs. The report names the first operation whose output differs from the oracle. If each operation is
+//! correct alone but the step is not, the operations run in a row, as in a program (fused, in a build with `fusion`).
+//! Bisection then finds the first output that differs.
 //!
-//! - An operation belongs to the module of the parameter that it reads; one that reads none, such as an activation, to that of
-//!   the parameter read last.
-//! - Operations are those without autodiff: where Burn has one for a layer, such as `Linear`, its autodiff may compute with others.
-//!   A difference that only these have shows in the loss and the gradients.
-//! - Of the backward there are the gradients of parameters: the first that differs in its order is named, no operation.
-//! - A forward that reads values of tensors, or that uses an operation of a backend that the capture device has not, cannot be
-//!   recorded. The report says so, and compares the loss and gradients.
-//! - Kernels are those of the build: whether products are tuned (`autotune`) is decided when Burn is compiled.
+//! Limitations of the report:
+//!
+//! - An operation belongs to the module of the parameter that it reads. An operation without a parameter, such as an
+//!   activation, belongs to the module of the parameter that was read last.
+//! - The operations are recorded without autodiff. For some layers, such as `Linear`, autodiff may use other
+//!   operations. A difference in these operations is only visible in the loss and the gradients.
+//! - The backward is compared by the gradients of parameters. The report names the first gradient that differs in the
+//!   order of the backward, but no operation.
+//! - A forward cannot be recorded if it reads values of tensors, or if it uses a backend operation that the capture
+//!   device does not support. The report gives the reason, and compares only the loss and the gradients.
+//! - The kernels are the kernels of the build. Whether products are tuned (`autotune`) is decided when Burn is
+//!   compiled.
 
 mod compare;
 pub(crate) mod observed;
@@ -37,14 +41,14 @@ pub use compare::difference as relative_difference;
 pub use place::Batch;
 pub use report::{DeviceReport, DeviceRun, FirstDifference, GradientDifference, ReplayMode};
 
-/// The reference of a comparison: the CPU, in this type.
+/// The reference of a comparison: the type in which the CPU computes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Oracle {
-    /// Parameters and batch are f64. A module that makes tensors of its own in f32 cannot run so.
+    /// Parameters and batch are converted to f64. A module that creates f32 tensors cannot run in f64.
     #[default]
     F64,
-    /// Parameters and batch have the types that they have. Operations alone are compared in f64 nevertheless, but for
-    /// functions with tensors of their own in f32, which run in their types.
+    /// Parameters and batch keep their types. Single operations are still compared in f64, except functions that create
+    /// f32 tensors, which run in their own types.
     F32,
 }
 
@@ -53,9 +57,9 @@ pub enum Oracle {
 pub struct DeviceOptions {
     /// The reference of the comparison.
     pub oracle: Oracle,
-    /// A factor of every bound: see [`DeviceRun::bound`].
+    /// A factor on every bound: see [`DeviceRun::bound`].
     pub margin: f64,
-    /// Whether the operations of the forward are compared too.
+    /// Whether the operations of the forward are also compared.
     pub observe: bool,
 }
 
@@ -69,7 +73,7 @@ impl Default for DeviceOptions {
     }
 }
 
-/// Why nothing could be compared. A device that fails is no error, but a run that does not pass.
+/// Reasons why nothing could be compared. A failure on a device is not an error, but a run that does not pass.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceCheckError {
     /// The forward or the backward failed on the CPU.
@@ -86,23 +90,38 @@ pub enum DeviceCheckError {
          off here; pass noise with the batch"
     )]
     Random {
-        /// The operation, or what differed.
+        /// The operation, or a description of the difference.
         operation: String,
     },
-    /// A margin that is not a positive number.
+    /// The margin is not a positive number.
     #[error("invalid margin {0}: expected a positive number")]
     Margin(String),
 }
 
-/// Runs one step of `model` on each device and on the CPU, and compares: see the [module](self).
+/// Runs one step of `model` on each device and on the CPU, and compares the results: see the [module](self).
 ///
-/// `loss` computes the loss, `[1]`, of a copy of the model and the batch; it is called once for each device, for the oracle, and for
-/// the recording. The model is evaluated with gradients: Burn's dropout is off, and norms of batches use their running
-/// statistics. It stays as it is.
+/// `loss` computes the loss, of shape `[1]`, from a copy of the model and the batch. It is called once for each device,
+/// for the oracle, and for the recording. If the forward cannot be recorded, it is called once more on the CPU. The
+/// model is evaluated with gradients: dropout is off, and batch norms use their running statistics. The model is not
+/// changed.
+///
+/// ```
+/// use burn::nn::{Linear, LinearConfig};
+/// use burn::tensor::{Device, Tensor};
+/// use burn_megatron_verify::{DeviceOptions, check_device};
+///
+/// let device = Device::flex();
+/// let model = LinearConfig::new(3, 2).init(&device);
+/// let batch = Tensor::<2>::ones([4, 3], &device);
+/// let loss = |model: &Linear, x: &Tensor<2>| model.forward(x.clone()).square().sum();
+/// let report = check_device(&model, &batch, loss, &[device], &DeviceOptions::default())?;
+/// assert!(report.passes(), "{report}");
+/// # Ok::<(), burn_megatron_verify::devices::DeviceCheckError>(())
+/// ```
 ///
 /// # Errors
 ///
-/// [`DeviceCheckError`] if there is nothing to compare with.
+/// [`DeviceCheckError`] if there is no reference to compare with.
 pub fn check_device<M: Module, B: Batch>(
     model: &M,
     batch: &B,

@@ -9,11 +9,11 @@ use burn::tensor::{Device, Tensor};
 use super::trace::Trace;
 use super::{Batch, place};
 
-/// By module, the bytes of the outputs of its operations.
+/// Returns the output bytes of the operations of each module.
 ///
 /// # Errors
 ///
-/// Why the forward cannot be recorded.
+/// The reason why the forward cannot be recorded.
 pub(crate) fn output_bytes<M: Module, B: Batch>(
     model: &M,
     batch: &B,
@@ -26,7 +26,7 @@ pub(crate) fn output_bytes<M: Module, B: Batch>(
     Ok(trace.output_bytes())
 }
 
-/// A copy of the module on `device`, to be trained.
+/// Returns a copy of the module on `device` for training.
 pub(crate) fn place_for_training<M: Module>(model: &M, device: &Device) -> M {
     place::place_for_training(model, &device.clone().without_autodiff())
 }

@@ -1,4 +1,4 @@
-//! The paths of recorded parameters.
+//! The module paths of recorded parameters.
 
 use std::collections::HashMap;
 

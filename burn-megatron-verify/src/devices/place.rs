@@ -8,7 +8,7 @@ use burn::tensor::{Bool, DType, Device, Int, Tensor};
 
 /// The input of a forward in addition to the model.
 ///
-/// Tensors are batches, and lists and tuples of batches. For a struct of tensors, place each field:
+/// Tensors are batches, and so are lists and tuples of batches. For a struct of tensors, convert each field:
 ///
 /// ```
 /// use burn::tensor::{DType, Device, Int, Tensor};
@@ -29,7 +29,7 @@ use burn::tensor::{Bool, DType, Device, Int, Tensor};
 /// }
 /// ```
 pub trait Batch {
-    /// A copy on `device`, its floats in this type, or in the one that they have.
+    /// Returns a copy on `device`. Floats are converted to `float`, or keep their type if it is `None`.
     fn on(&self, device: &Device, float: Option<DType>) -> Self;
 }
 
@@ -81,14 +81,15 @@ macro_rules! tuples {
 
 tuples! { (A 0) (A 0, B 1) (A 0, B 1, C 2) (A 0, B 1, C 2, E 3) }
 
-/// A copy of the module on a plain device, floats in this type or in their own. Parameters that are shared stay so.
+/// Returns a copy of the module on a plain device, with floats in type `float` or in their own type. Shared parameters
+/// stay shared.
 pub(super) fn place<M: Module>(model: &M, device: &Device, float: Option<DType>) -> M {
-    // `valid` makes running states of its own; moving would change those of the model.
+    // `valid` creates new running states. Moving the model would change the running states of the original.
     let copy = model.valid().to_device(device).map(&mut Cast(float));
     copy.map(&mut Leaves::default())
 }
 
-/// The same in training: with gradients and the flags that the model has.
+/// Returns a copy for training: with gradients and with the flags of the model.
 pub(super) fn place_for_training<M: Module>(model: &M, device: &Device) -> M {
     let copy = model.valid().to_device(device).train();
     copy.map(&mut Leaves {
@@ -97,7 +98,7 @@ pub(super) fn place_for_training<M: Module>(model: &M, device: &Device) -> M {
     })
 }
 
-/// The same with gradients, where the model has them. Flags of training are off.
+/// Returns a copy with gradients for the parameters that have gradients in the model. Training flags are off.
 pub(super) fn place_with_gradients<M: Module>(
     model: &M,
     device: &Device,
@@ -118,7 +119,7 @@ impl ModuleMapper for Cast {
     }
 }
 
-/// Parameters of one number share a tensor, and modules are not in training unless flags are kept.
+/// Parameters with the same ID share a tensor. Training flags are off unless they are kept.
 #[derive(Default)]
 struct Leaves {
     known: HashMap<ParamId, DispatchTensor>,

@@ -9,90 +9,92 @@ use super::compare::{CANCELLED, Scale, Units, difference, largest};
 use super::step::Step;
 use super::trace::Trace;
 
-/// The runs of a step on devices.
+/// The results of a step on all devices.
 #[derive(Clone, Debug)]
 pub struct DeviceReport {
     /// The reference of the comparison.
     pub oracle: Oracle,
-    /// By device.
+    /// The runs, one per device.
     pub runs: Vec<DeviceRun>,
 }
 
 impl DeviceReport {
-    /// Whether every device computes what the CPU does.
+    /// Returns whether every device agrees with the CPU.
     pub fn passes(&self) -> bool {
         self.runs.iter().all(DeviceRun::passes)
     }
 }
 
-/// A step on a device, compared with that on the CPU.
+/// A step on a device, compared with the step on the CPU.
 #[derive(Clone, Debug)]
 pub struct DeviceRun {
     /// The device.
     pub device: String,
-    /// Why the step failed, if it did.
+    /// The reason why the step failed, or `None`.
     pub failed: Option<String>,
     /// The losses: on the device, and on the CPU.
     pub loss: [f64; 2],
-    /// The difference of the losses over the loss, or over a tenth of the norm of parameter times gradient if that norm is
-    /// larger. A loss can cancel to zero too.
+    /// The difference of the losses, divided by the loss or by a tenth of the norm of parameter times gradient,
+    /// whichever is larger. The second divisor is used because a loss can cancel to zero.
     pub loss_difference: f64,
-    /// By parameter, in the order of the module.
+    /// The gradient of each parameter, in the order of the module.
     pub gradients: Vec<GradientDifference>,
-    /// The largest relative difference of loss and gradients that passes: `2 sqrt(operations n) u`, where `n` is the longest sum of
-    /// an operation and `u` the unit roundoff of the narrowest type, that of TF32 on CUDA where there are products.
+    /// The largest relative difference of loss and gradients that passes: `2 sqrt(operations n) u`. `n` is the longest
+    /// sum of an operation, and `u` is the unit roundoff of the narrowest type. If there are products on CUDA, `u` is
+    /// at least the unit roundoff of TF32.
     pub bound: f64,
-    /// The operation where a difference begins.
+    /// The operation where a difference starts.
     pub first: Option<FirstDifference>,
-    /// The operations of the forward that were compared alone.
+    /// The number of operations of the forward that were compared alone.
     pub operations: usize,
-    /// Why the others were not compared, if some were not.
+    /// The reason why the other operations were not compared, or `None` if all were compared.
     pub not_observed: Option<String>,
-    /// The parameters in the order of the forward; empty where it was not observed.
+    /// The parameters in the order of the forward. Empty if the forward was not observed.
     order: Vec<String>,
 }
 
 /// The gradient of a parameter.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GradientDifference {
-    /// Its path.
+    /// The path of the parameter.
     pub path: String,
-    /// The largest difference of an element over the largest element; or over a tenth of the largest of all gradients, if that
-    /// is larger, as gradients that cancel to nothing are rounding errors. Infinite if one has a gradient and the other not.
+    /// The largest difference of an element, divided by the largest element or by a tenth of the largest element of all
+    /// gradients, whichever is larger. Gradients that cancel to zero are rounding errors. Infinite if only one side has
+    /// a gradient.
     pub relative: f64,
 }
 
-/// The mode in which an operation was run.
+/// The way in which an operation was run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplayMode {
-    /// By itself, on inputs of the CPU.
+    /// The operation alone, on inputs from the CPU.
     Single,
-    /// After all before it, on their outputs.
+    /// The operation after all operations before it, on their outputs.
     Sequence,
 }
 
 /// The first operation whose output differs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FirstDifference {
-    /// The path of the module whose parameter it reads, or else whose parameter was read last; empty before the first, or if the
-    /// parameter is the model's own.
+    /// The path of the module whose parameter the operation reads, or else whose parameter was read last. Empty before
+    /// the first parameter, or if the parameter belongs to the root module.
     pub module: String,
-    /// Its name, or that of a function with kernels of its own.
+    /// The name of the operation, or of a function with custom kernels.
     pub operation: String,
-    /// Its number in the forward, from 0.
+    /// The index in the forward, from 0.
     pub number: usize,
-    /// The operations of the forward.
+    /// The number of operations of the forward.
     pub operations: usize,
-    /// The shape of its first output.
+    /// The shape of the first output.
     pub shape: Vec<usize>,
-    /// The largest difference over the largest element. For a sum or a product alone, the denominator is at least a
-    /// tenth of its result on absolute values, as terms can cancel.
+    /// The largest difference relative to the largest element. For a single sum or product, the denominator is at least
+    /// a tenth of the result on absolute values, since terms can cancel.
     pub relative: f64,
     /// The largest difference that rounding explains.
     pub bound: f64,
-    /// The mode in which it was run.
+    /// The way in which the operation was run.
     pub mode: ReplayMode,
-    /// The fault, if it is not a difference.
+    /// The error, if the fault is not a difference of values.
     pub reason: Option<String>,
 }
 
@@ -122,7 +124,7 @@ impl DeviceRun {
             has_products: true,
         };
         let scale = known.map_or(unknown, Trace::scale);
-        // A backward has about two operations for each of the forward.
+        // A backward has about two operations for each operation of the forward.
         let operations = known.map_or(16 * reference.gradients.len().max(1), |it| 3 * it.len());
         let mut run = Self {
             device: format!("{device:?}"),
@@ -159,7 +161,7 @@ impl DeviceRun {
         run
     }
 
-    /// Whether the device computes what the CPU does.
+    /// Returns whether the device agrees with the CPU.
     pub fn passes(&self) -> bool {
         self.failed.is_none()
             && self.first.is_none()
@@ -167,14 +169,14 @@ impl DeviceRun {
             && self.wrong_gradients().next().is_none()
     }
 
-    /// The gradients that differ.
+    /// Returns the gradients whose difference exceeds the bound.
     pub fn wrong_gradients(&self) -> impl Iterator<Item = &GradientDifference> {
         self.gradients
             .iter()
             .filter(|it| it.relative.is_nan() || it.relative > self.bound)
     }
 
-    /// The first gradient that differs, in the order of the backward, where the forward was observed.
+    /// Returns the first gradient that differs, in the order of the backward. `None` if the forward was not observed.
     pub fn first_wrong_gradient(&self) -> Option<&GradientDifference> {
         let order = self.order.iter().rev();
         let of = |path: &String| self.wrong_gradients().find(|it| it.path == *path);

@@ -1,4 +1,4 @@
-//! One forward and one backward.
+//! Runs one forward and one backward.
 
 use std::any::Any;
 use std::collections::HashSet;
@@ -13,13 +13,14 @@ use super::place::place_with_gradients;
 /// The results of a step.
 pub(super) struct Step {
     pub loss: f64,
-    /// The change of the loss for a relative change of every parameter: the norm of parameter times gradient.
+    /// The change of the loss for a relative change of all parameters: the norm of parameter times gradient.
     pub sensitivity: f64,
-    /// By path, in the order of the module; `None` where the loss does not depend on the parameter.
+    /// The path and the gradient of each parameter, in the order of the module. `None` if the loss does not depend on
+    /// the parameter.
     pub gradients: Vec<(String, Option<Vec<f64>>)>,
 }
 
-/// Runs a step; a panic is an error.
+/// Runs a step. A panic is returned as an error.
 pub(super) fn run<M: Module, B: Batch>(
     model: &M,
     batch: &B,
@@ -60,7 +61,7 @@ pub(super) fn run<M: Module, B: Batch>(
     })?
 }
 
-/// The result of `body`; a panic is an error with its message.
+/// Returns the result of `body`. A panic is returned as an error with its message.
 pub(super) fn caught<T>(body: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(body)).map_err(|panic| message(&*panic))
 }

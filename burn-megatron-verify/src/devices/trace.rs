@@ -1,4 +1,4 @@
-//! The operations of a forward, by module, and their results on a device.
+//! Records the operations of a forward by module, and runs them on a device.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -34,7 +34,7 @@ pub(super) struct Trace {
 struct Node {
     what: What,
     name: String,
-    /// The path of the module.
+    /// The path of the module to which the operation belongs.
     module: String,
     inputs: Vec<TensorIr>,
     outputs: Vec<TensorIr>,
@@ -42,7 +42,7 @@ struct Node {
 
 enum What {
     Operation(OperationIr),
-    /// The number of a call of a function with kernels of its own.
+    /// The index of a call of a function with custom kernels.
     Call(usize),
 }
 
@@ -51,7 +51,7 @@ impl Trace {
     ///
     /// # Errors
     ///
-    /// Why it cannot be recorded.
+    /// The reason why the forward cannot be recorded.
     pub fn record<M: Module, B: Batch>(
         model: &M,
         batch: &B,
@@ -96,7 +96,7 @@ impl Trace {
                 }
                 RecordedStep::ForwardEnd(call) if inside == Some(call) => {
                     inside = None;
-                    // Its outputs are known by now.
+                    // The outputs of the call are recorded by now.
                     continue;
                 }
                 _ => continue,
@@ -136,7 +136,7 @@ impl Trace {
         self.nodes.len()
     }
 
-    /// By module, the bytes of all outputs.
+    /// Returns the bytes of all outputs of each module.
     pub fn output_bytes(&self) -> BTreeMap<String, u64> {
         let mut modules = BTreeMap::new();
         for node in &self.nodes {
@@ -149,7 +149,7 @@ impl Trace {
         modules
     }
 
-    /// The first operation that draws random numbers.
+    /// Returns the first operation that draws random numbers.
     pub fn random(&self) -> Option<String> {
         let is_random = |node: &&Node| {
             matches!(
@@ -163,7 +163,7 @@ impl Trace {
         Some(format!("{} in or after `{module}`", node.name))
     }
 
-    /// Returns the properties on which the rounding of all operations depends.
+    /// Returns the properties on which the rounding error of all operations depends.
     pub fn scale(&self) -> Scale {
         let longest = self.nodes.iter().map(Node::longest_sum).max().unwrap_or(1);
         let outputs = self.nodes.iter().flat_map(|node| &node.outputs);
@@ -183,12 +183,12 @@ impl Trace {
         }
     }
 
-    /// Runs each operation on `device`, on the inputs that the CPU has in f64, rounded to their types, and returns the first
-    /// whose output differs from that of the CPU.
+    /// Runs each operation on `device` with the inputs of the CPU, which are computed in f64 and rounded to their
+    /// types. Returns the first operation whose output differs from the CPU.
     ///
     /// # Errors
     ///
-    /// The operation that cannot be run; `compared` is the number of those before it.
+    /// The operation that cannot be run. `compared` is then the number of operations before it.
     pub fn alone(
         &self,
         device: &Device,
@@ -218,7 +218,7 @@ impl Trace {
                 caught(|| self.one(node, &mut oracle, &rounded, types)).and_then(|result| result)
             };
             let expected = match (on_cpu(exact), &node.what) {
-                // It has tensors of its own in f32.
+                // The function creates f32 tensors.
                 (Err(_), What::Call(_)) => on_cpu(in_own_types),
                 (result, _) => result,
             };
@@ -258,7 +258,7 @@ impl Trace {
         Ok(None)
     }
 
-    /// Runs the operations in a row, and returns the first whose output differs from that of the CPU, by bisection.
+    /// Runs the operations in a row. Finds the first operation whose output differs from the CPU by bisection.
     ///
     /// # Errors
     ///
@@ -294,7 +294,7 @@ impl Trace {
         Ok(first)
     }
 
-    /// The outputs of an operation on these inputs.
+    /// Runs one operation on these inputs and returns its outputs.
     fn one(
         &self,
         node: &Node,
@@ -336,7 +336,7 @@ impl Trace {
         }
     }
 
-    /// The outputs of operation `number` after all before it.
+    /// Runs all operations up to `number` and returns the outputs of operation `number`.
     fn up_to(
         &self,
         number: usize,
@@ -369,7 +369,7 @@ impl Trace {
             .collect()
     }
 
-    /// By tensor, the last of the first `count` operations that reads it.
+    /// Returns, for each tensor, the last of the first `count` operations that reads it.
     fn last_uses(&self, count: usize) -> HashMap<TensorId, usize> {
         let nodes = self.nodes[..count].iter().enumerate();
         let uses = nodes.flat_map(|(at, node)| node.inputs.iter().map(move |it| (it.id, at)));
@@ -386,7 +386,8 @@ fn absolute(data: &TensorData) -> TensorData {
     TensorData::new(values, data.shape().clone()).convert_dtype(data.dtype())
 }
 
-/// Operations in a row are fused where a program's are.
+/// Creates a replay. Operations in a row are fused as in a program. Single operations run without fusion if the device
+/// supports this.
 fn replay(device: &Device, in_a_row: bool) -> Result<Replay, String> {
     let alone = if in_a_row {
         None

@@ -1,4 +1,4 @@
-//! The types of recorded tensors on a device.
+//! Maps the types of recorded tensors to a device.
 
 use burn::tensor::{DType, Device};
 use burn_ir::{IrVisitorMut, OperationIr, TensorIr};
@@ -24,7 +24,7 @@ impl Types {
     pub fn map(&self, dtype: DType) -> DType {
         match dtype {
             DType::Bool(_) => self.bool,
-            // The type of integers of the recording device.
+            // The integer type of the recording device.
             DType::I64 => self.int,
             dtype if dtype.is_float() && self.exact => DType::F64,
             dtype => dtype,

@@ -1,4 +1,4 @@
-//! A decoder of one layer of attention with a fault of context parallelism.
+//! A decoder with one attention layer and a fault of context parallelism.
 
 use std::sync::Arc;
 
@@ -23,24 +23,24 @@ use burn_megatron::nn::{
 use burn_megatron_data::{DataError, Sample, Samples};
 use burn_megatron_kernels::philox::Stream;
 
-/// The fault. None has an effect on a single rank.
+/// The fault. No fault has an effect on a single rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ContextFault {
-    /// Results of blocks are added as they are.
+    /// The results of blocks are added without rescaling.
     MergedWithoutRescaling,
-    /// The sums of the gradients of keys and values stay with the last rank that added to them.
+    /// The summed gradients of keys and values stay on the last rank that added to them.
     GradientsOneHopShort,
-    /// Each rank counts the positions of its own tokens.
+    /// Each rank numbers the positions of its shard from 0.
     LocalPositions,
-    /// The mean over the ranks of their means over tokens.
+    /// The loss is the mean over the ranks of their means over tokens.
     LossPerRank,
-    /// Each rank predicts the next of its own tokens.
+    /// Each rank predicts the next token in its shard.
     TargetsOfThePart,
-    /// Each rank attends to its own keys, as in a group of one rank.
+    /// Each rank attends only to its own keys, as in a group of one rank.
     GroupOfOne,
 }
 
-/// A ring with a fault.
+/// A ring exchange with a fault.
 #[derive(Debug)]
 struct FaultyRing {
     ring: Ring,
@@ -52,7 +52,7 @@ impl FaultyRing {
         &self.ring.0.comm
     }
 
-    /// Sends `x` to a neighbour: the next rank, or the previous one.
+    /// Sends `x` to the next rank, or to the previous rank if `back` is set.
     fn shift(&self, x: Tensor<3>, back: bool) -> Tensor<3> {
         let (rank, size, rows) = (self.comm().rank(), self.comm().size(), x.dims()[0]);
         let only = |peer: usize| {
@@ -123,7 +123,7 @@ impl KeyValueExchange for FaultyRing {
         let keys = self.ring.0.members(rank);
         let of_own = of.gradients(&q, &own, keys, &result, &dout);
         let (_, of_own) = of_own.expect("a query sees its own token");
-        // What came home last came from the previous rank.
+        // The last gradients to arrive came from the previous rank.
         let of_others = self.shift(block - of_own.clone(), true);
         assert_eq!(of_others.dims(), shape);
         (dq, of_own + of_others)
@@ -210,7 +210,7 @@ impl LanguageModel for ContextDecoder {
         let own = targets.clone().not_equal_elem(IGNORE).int().sum();
         let mut losses = self.loss.losses(logits, targets);
         if self.fault == Some(ContextFault::LossPerRank) {
-            // Their sum over the ranks, divided by the tokens of all of them, is the mean of their means.
+            // The sum over the ranks, divided by the number of tokens of all ranks, is the mean of the per-rank means.
             let own = own.into_scalar::<f64>();
             let all = self.context.all_reduce_scalar(own, ReduceOp::Sum).unwrap();
             let mean = all / self.context.size() as f64;
@@ -232,19 +232,20 @@ impl LanguageModel for ContextDecoder {
     }
 
     fn flops_per_token(&self, seq: usize) -> f64 {
-        // Projections of 16 queries, 8 keys and 8 values, of the 16 outputs, and to logits; pairs of a causal row.
+        // Weights of the projections to 16 query, 8 key and 8 value features, of the 16 output features, and of the
+        // output layer. Attention counts causal pairs.
         let weights = HIDDEN * (16 + 8 + 8 + 16 + TOKENS);
         (6 * weights + 6 * 16 * seq) as f64
     }
 }
 
-/// Two samples of 16 tokens.
+/// A test subject with two samples of 16 tokens.
 #[derive(Clone, Copy, Debug)]
 pub struct ContextSubject(pub Option<ContextFault>);
 
-/// Each target is the next token; the first two have none.
+/// Samples whose targets are the next tokens. The first two positions have no target.
 struct FaultySamples {
-    /// The tokens of a row on this rank, where targets are those of its own next tokens.
+    /// The positions of a row on this rank, if targets are the next tokens of this rank.
     own: Option<Vec<usize>>,
 }
 

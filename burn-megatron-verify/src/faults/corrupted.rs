@@ -1,4 +1,4 @@
-//! A communicator with wrong reductions, or wrong exchanges of rows.
+//! A communicator that corrupts reductions or exchanges of rows.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -12,57 +12,60 @@ use burn_megatron::comm::{
 use burn_megatron_kernels::adamw::outcome::columns;
 use parking_lot::Mutex;
 
-/// The corruption of float reductions, or of one other kind of call, by a [`CorruptedComm`]; other calls are forwarded.
+/// The calls that a [`CorruptedComm`] corrupts: float reductions, or one other kind of call. All other calls are
+/// forwarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Corruption {
-    /// No reduction: each rank gets its own contribution back.
+    /// Skips the reduction: each rank gets its own contribution back.
     Skip,
-    /// The statistics of a step lack the sums of squares of other ranks.
+    /// Removes the sums of squares of other ranks from the statistics of a step.
     OwnSquares,
-    /// No maximum over the ranks.
+    /// Skips the maximum over the ranks.
     OwnMax,
-    /// No reduction in groups that are split from this one.
+    /// Skips reductions in groups that are split from this group.
     SkipInSubgroups,
-    /// No reduction directly after another one, except for single numbers: in one step, buckets after the first.
+    /// Skips a reduction that directly follows another reduction, unless it reduces a single number. Within a step,
+    /// these are all buckets after the first.
     SkipAfterFirst,
-    /// Sums are too large by the number of ranks, as where a mean is not divided.
+    /// Multiplies sums by the number of ranks, as if a mean was not divided.
     Undivided,
-    /// The contribution of each rank to a sum contains its contribution to the previous sum of the same length: a
-    /// gradient buffer that is not cleared before the next step.
+    /// Adds the previous contribution of a rank to its contribution to a sum of the same length, like a gradient buffer
+    /// that is not cleared before the next step.
     NotCleared,
-    /// The rank at index 1 gets slightly too large values.
+    /// The rank at index 1 gets slightly larger values.
     Drift,
-    /// Of an all-to-all in f64, what is for the first two ranks that get something is exchanged, as far as both get as much.
+    /// In an all-to-all in f64, swaps the elements for the first two ranks that receive any, up to the smaller of the
+    /// two counts.
     Misrouted,
-    /// Of every third all-to-all in f64, what comes from the rank at index 1 is 0: the results of its experts, where a
-    /// dispatch sends tokens and weights before.
+    /// In every third all-to-all in f64, zeros the elements from the rank at index 1. These are the results of its
+    /// experts, since a dispatch sends tokens and weights before.
     LostResults,
-    /// An all-to-all in f64 that is started while another one of as many numbers is under way sends the rows of that one: two
-    /// micro-batches are confused.
+    /// An all-to-all in f64 sends the data of another all-to-all of the same length that is still in flight. This
+    /// confuses two micro-batches.
     OtherMicroBatch,
-    /// An all-to-all returns this rank's own rows: a chunk of a ring is dropped, and another one used twice.
+    /// An all-to-all returns this rank's own data: a ring drops one chunk and uses another chunk twice.
     OwnChunk,
-    /// An all-gather directly after one of the same length returns the result of that one: chunks are in a wrong order.
+    /// An all-gather that follows one of the same length returns the previous result: the chunks are out of order.
     PreviousChunk,
 }
 
 /// The relative error of [`Corruption::Drift`].
 pub const DRIFT: f64 = 1e-12;
 
-/// See [`Corruption`].
+/// A communicator that corrupts calls. See [`Corruption`].
 #[derive(Debug)]
 pub struct CorruptedComm {
     inner: Comm,
     corruption: Corruption,
     /// Whether the previous call was a float reduction of several numbers.
     after_sum: AtomicBool,
-    /// The all-to-alls in f64 so far.
+    /// The number of all-to-alls in f64 so far.
     exchanges: AtomicUsize,
-    /// By number, what the all-to-alls in f64 that are under way send.
+    /// The input of each all-to-all in f64 that is in flight, keyed by its number.
     under_way: Arc<Mutex<BTreeMap<usize, Buffer>>>,
-    /// By their number, the elements of the last contribution to a sum.
+    /// The last contribution to a sum, keyed by its number of elements.
     contributions: Mutex<BTreeMap<usize, Buffer>>,
-    /// The result of the last all-gather that was waited for.
+    /// The result of the last completed all-gather.
     last_gathered: Arc<Mutex<Option<Buffer>>>,
 }
 
@@ -183,7 +186,7 @@ impl Communicator for CorruptedComm {
 }
 
 impl CorruptedComm {
-    /// Starts an all-to-all, with the input of another one that is under way.
+    /// Starts an all-to-all with the input of another all-to-all that is in flight.
     fn start_confused(&self, call: Call, input: Buffer) -> Result<Pending, CommError> {
         let number = self.exchanges.fetch_add(1, Ordering::Relaxed);
         let under_way = self.under_way.clone();
@@ -199,7 +202,7 @@ impl CorruptedComm {
         }))
     }
 
-    /// The result of this rank if the others contribute zeros.
+    /// Returns the result of this rank as if all other ranks contributed zeros.
     fn own_part(&self, call: &Call, input: Buffer) -> Pending {
         let len = input.len() / self.size();
         Pending::ready(match call {
@@ -209,7 +212,7 @@ impl CorruptedComm {
     }
 }
 
-/// The gathered rows of statistics, each of so many columns.
+/// Zeros the sums of squares of other ranks in gathered statistics. Each row has `width` columns.
 fn without_squares_of_others(buffer: Buffer, own: usize, width: usize) -> Buffer {
     let mut rows: Vec<f64> = buffer.into_vec();
     let others = rows.chunks_mut(width).enumerate();
@@ -219,7 +222,7 @@ fn without_squares_of_others(buffer: Buffer, own: usize, width: usize) -> Buffer
     rows.into()
 }
 
-/// The elements for the first two ranks that get some, exchanged as far as both get as many.
+/// Swaps the elements for the first two ranks that receive any, up to the smaller of the two counts.
 fn exchanged(buffer: Buffer, send: &[usize]) -> Buffer {
     let mut values: Vec<f64> = buffer.into_vec();
     let starts = send.iter().scan(0, |end, len| {
@@ -235,14 +238,14 @@ fn exchanged(buffer: Buffer, send: &[usize]) -> Buffer {
     values.into()
 }
 
-/// Numbers in f64 with zeros in a range.
+/// Returns f64 values with zeros in a range.
 fn without(buffer: Buffer, range: Range<usize>) -> Buffer {
     let mut values: Vec<f64> = buffer.into_vec();
     values[range].fill(0.0);
     values.into()
 }
 
-/// The sum of numbers in f64.
+/// Returns the elementwise sum of f64 values.
 fn plus(left: Buffer, right: Buffer) -> Buffer {
     let (left, right): (Vec<f64>, Vec<f64>) = (left.into_vec(), right.into_vec());
     let sums = left
@@ -252,7 +255,7 @@ fn plus(left: Buffer, right: Buffer) -> Buffer {
     sums.collect::<Vec<_>>().into()
 }
 
-/// Numbers in f64, the type of `verify`, times a factor.
+/// Multiplies f64 values, the type of `verify`, by a factor.
 fn times(buffer: Buffer, factor: f64) -> Buffer {
     match buffer {
         Buffer::F64(values) => {

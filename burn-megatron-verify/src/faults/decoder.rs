@@ -1,4 +1,4 @@
-//! A small decoder with an injected fault, for `verify` to find.
+//! A small decoder with an injected fault that `verify` must find.
 
 use std::sync::Arc;
 
@@ -37,13 +37,13 @@ pub enum Fault {
     NoBackwardSum,
     /// The output of a row-parallel layer is not summed.
     NoForwardSum,
-    /// The gradient of the embedding is complete on every rank, and is summed nevertheless.
+    /// The gradient of the embedding is already complete on every rank, but is summed again.
     SummedTwice,
     /// The bias of a row-parallel layer is added on every rank, before the sum.
     BiasBeforeSum,
     /// The gradient of a norm under sequence parallelism is not summed.
     NormNotSummed,
-    /// Keys and values that are replicated on two ranks have the gradient of one of them.
+    /// Replicated keys and values on two ranks get the gradient of only one of them.
     SharedNotSummed,
     /// A replicated parameter is declared as split, so the gradient norm counts it on each rank.
     CountedTwice,
@@ -53,38 +53,39 @@ pub enum Fault {
     OneSeed,
     /// Each rank draws its own dropout mask for a replicated activation.
     MaskPerRank,
-    /// Each sequence shard draws the dropout mask of the first.
+    /// Each sequence shard draws the dropout mask of the first shard.
     MaskOfFirstPart,
-    /// Each sequence shard uses the positions of the first.
+    /// Each sequence shard uses the positions of the first shard.
     PositionsOfFirstPart,
     /// One rank of the data axis starts from slightly different weights.
     OwnWeights,
     /// Gradients are not summed over the data axis.
     NoDataSum,
-    /// All ranks of the data axis read the samples of the first.
+    /// All ranks of the data axis read the samples of the first rank.
     SameSamples,
-    /// The mean over the ranks of the data axis of their means over tokens.
+    /// The loss is the mean over the ranks of the data axis of their means over tokens.
     MeanOfMeans,
-    /// The mean over micro-batches of their means over tokens.
+    /// The loss is the mean over micro-batches of their means over tokens.
     MeanOfMicroBatches,
-    /// The sum over micro-batches of their means over tokens.
+    /// The loss is the sum over micro-batches of their means over tokens.
     SumOfMicroBatches,
-    /// The loss lowers the mean of the logits, as label smoothing does, that of the rank's part of the vocabulary.
+    /// The loss lowers the mean of the logits, as label smoothing does, but only over the rank's shard of the
+    /// vocabulary.
     LocalSmoothing,
     /// One rank of the data axis gets slightly different gradients.
     Drift,
-    /// The epilogue that computes the gradient of a bias writes it over that of the micro-batch before. With
+    /// The epilogue that computes the gradient of a bias overwrites the gradient of the previous micro-batch. Requires
     /// [`FaultySubject::epilogues`].
     BiasGradientReplaced,
-    /// A gradient buffer is not cleared before the next step, as one that keeps its address for CUDA graphs.
+    /// A gradient buffer is not cleared before the next step. Such a buffer keeps its address for CUDA graphs.
     NotCleared,
-    /// The column-parallel layer of a ring computes with its own chunk in the place of its neighbour's.
+    /// The column-parallel layer of a ring computes with its own chunk instead of its neighbor's chunk.
     ChunkDropped,
-    /// The column-parallel layer computes with each chunk of a gather in the place of the next.
+    /// The column-parallel layer computes with the chunks of an all-gather in the wrong order.
     ChunksOutOfOrder,
 }
 
-/// The decoder of [`FaultySubject`]: one block with every parallel layer.
+/// The decoder of [`FaultySubject`]: one block with every kind of parallel layer.
 #[derive(Module, Debug)]
 pub struct Decoder {
     embedding: VocabParallelEmbedding,
@@ -119,7 +120,7 @@ const WIDTH: usize = 12;
 const TOKENS: usize = 13;
 const IGNORE: i64 = -1;
 const SAMPLES: usize = 4;
-/// Of all samples of a step: 1 + 3 + 5 + 7.
+/// The number of targets of all samples of a step: 1 + 3 + 5 + 7.
 const TARGETS: usize = SAMPLES * SAMPLES;
 
 impl Decoder {
@@ -138,7 +139,7 @@ impl Decoder {
             heads: HEADS,
             groups: GROUPS,
             head_width: HIDDEN / HEADS,
-            // The gradient of a key's bias is zero except for rounding, which AdamW would amplify.
+            // The gradient of a key bias is zero except for rounding, which AdamW would amplify.
             bias: false,
             qkv_bias: false,
             qk_norm: None,
@@ -152,7 +153,7 @@ impl Decoder {
             output_init: init,
         };
         let first_positions = fault == Some(Fault::PositionsOfFirstPart);
-        // The scope of a layer whose calls are corrupted by the fault.
+        // Returns the scope of a layer whose communicator calls are corrupted by the fault.
         let corrupted = |name: &str, faults: &[(Fault, Corruption)]| {
             let (scope, groups) = (scope.child(name), scope.groups().clone());
             let of_fault = faults.iter().find(|(of, _)| fault == Some(*of));
@@ -213,7 +214,7 @@ impl Decoder {
         })
     }
 
-    /// GELU of the first product of the MLP.
+    /// Returns the GELU of the first product of the MLP.
     fn activated(&self, x: Tensor<3>) -> LinearInput {
         if !self.epilogues {
             return Activation::GeluTanh.forward(self.up.forward(x)).into();
@@ -263,7 +264,8 @@ impl LanguageModel for Decoder {
         let own = || is_target.clone().int().sum().into_scalar::<f64>();
         let factor = match self.fault {
             Some(Fault::MeanOfMeans) => {
-                // Their sum over the ranks, divided by the tokens of all of them, is the mean of their means.
+                // The sum over the ranks, divided by the number of tokens of all ranks, is the mean of the per-rank
+                // means.
                 let own = own();
                 let all = self.data.all_reduce_scalar(own, ReduceOp::Sum).unwrap();
                 all / self.data.size() as f64 / own
@@ -300,14 +302,14 @@ impl LanguageModel for Decoder {
     }
 }
 
-/// Four samples of eight tokens; few have a target in the first sample, most in the last.
+/// A test subject with four samples of eight tokens. The first sample has the fewest targets, the last sample the most.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FaultySubject {
     /// The fault, if any.
     pub fault: Option<Fault>,
-    /// The FP8 recipe of its linear layers, if any.
+    /// The FP8 recipe of the linear layers, if any.
     pub fp8: Option<Fp8Recipe>,
-    /// Whether GELU is the epilogue of the products around it; not with FP8.
+    /// Whether GELU is an epilogue of the adjacent products. Cannot be combined with FP8.
     pub epilogues: bool,
 }
 
@@ -319,13 +321,13 @@ impl FaultySubject {
         }
     }
 
-    /// `[seq]` random tokens.
+    /// Returns random tokens of shape `[seq]`.
     fn draws(&self, key: u64, step: usize, sample: usize) -> Vec<i32> {
         integers(&Stream::new(key, step as u64), sample * SEQ, SEQ, TOKENS)
     }
 }
 
-/// The training samples. The fault [`Fault::SameSamples`] repeats the first `distinct` of each step.
+/// The training samples. [`Fault::SameSamples`] repeats the first `distinct` samples of each step.
 struct FaultySamples {
     subject: FaultySubject,
     distinct: usize,
@@ -454,7 +456,7 @@ impl ModuleMapper for AddDrift {
     }
 }
 
-/// Replaces every parameter by that of the first rank.
+/// Replaces every parameter with the parameter of the first rank.
 struct BroadcastFirst(Comm);
 
 impl ModuleMapper for BroadcastFirst {

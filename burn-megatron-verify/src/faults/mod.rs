@@ -1,6 +1,7 @@
-//! Defects of other frameworks, planted in small models: [`find_published`] shows that [`verify`] finds each.
+//! Published defects of other frameworks, planted in small models. [`find_published`] checks that [`verify`] finds each
+//! defect.
 //!
-//! The models pass without the fault; with it they compute what the published report describes.
+//! The models pass without the fault. With the fault, they compute the result that the published report describes.
 
 pub mod context;
 pub mod corrupted;
@@ -13,25 +14,25 @@ use super::{Comparison, VerifyError, VerifyOptions, verify};
 use context::{ContextFault, ContextSubject};
 use decoder::{Fault, FaultySubject};
 
-/// The fault of a model that stands for a defect.
+/// The fault that reproduces a published defect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlantedFault {
-    /// In [`FaultySubject`].
+    /// A fault of [`FaultySubject`].
     Decoder(Fault),
-    /// In [`ContextSubject`].
+    /// A fault of [`ContextSubject`].
     Context(ContextFault),
 }
 
-/// A defect that was published, with what is planted for it.
+/// A published defect, with the fault that is planted for it.
 #[derive(Clone, Copy, Debug)]
 pub struct PublishedFault {
-    /// The published defect.
+    /// A description of the defect.
     pub defect: &'static str,
-    /// Where it was published.
+    /// The link to the publication.
     pub link: &'static str,
-    /// The behaviour of the small model.
+    /// The behavior of the small model.
     pub planted: &'static str,
-    /// The layout that shows it.
+    /// The layout in which the fault has an effect.
     pub layout: &'static str,
     /// The fault.
     pub fault: PlantedFault,
@@ -53,54 +54,54 @@ const fn of(
     }
 }
 
-/// Defects of the trackers of Megatron-LM, transformers, axolotl, unsloth and others.
+/// Defects from the issue trackers of Megatron-LM, transformers, axolotl, unsloth and others.
 pub const PUBLISHED: [PublishedFault; 15] = [
     of(
         "Gradient accumulation averages the means of micro-batches with different numbers of tokens",
         "https://github.com/huggingface/transformers/pull/34191",
-        "each micro-batch is divided by its own tokens",
+        "the loss of each micro-batch is divided by its own number of tokens",
         "tp1-dp1-mb1",
         PlantedFault::Decoder(Fault::MeanOfMicroBatches),
     ),
     of(
-        "Loss and gradient norm grow with the steps of accumulation",
+        "Loss and gradient norm grow with the number of accumulation steps",
         "https://github.com/axolotl-ai-cloud/axolotl/issues/2262",
-        "the means of micro-batches are added",
+        "the means of micro-batches are summed",
         "tp1-dp1-mb1",
         PlantedFault::Decoder(Fault::SumOfMicroBatches),
     ),
     of(
-        "The training loss of ORPO doubles with two steps of accumulation",
+        "The training loss of ORPO doubles with two accumulation steps",
         "https://github.com/unslothai/unsloth/issues/2055",
-        "the means of two micro-batches are added",
+        "the means of two micro-batches are summed",
         "tp1-dp1-mb2",
         PlantedFault::Decoder(Fault::SumOfMicroBatches),
     ),
     of(
-        "Data-parallel devices average their own means over tokens",
+        "The loss of data-parallel devices is the average of their means over tokens",
         "https://github.com/huggingface/transformers/issues/34242",
-        "each rank is divided by its own tokens",
+        "the loss of each rank is divided by its own number of tokens",
         "tp1-dp2",
         PlantedFault::Decoder(Fault::MeanOfMeans),
     ),
     of(
-        "With context parallelism a masked loss is normalised by the tokens of each shard",
+        "With context parallelism, a masked loss is normalised by the number of tokens of each shard",
         "https://github.com/NVIDIA/Megatron-LM/pull/7513",
-        "the mean over context ranks of their means",
+        "the loss is the mean over context ranks of their means over tokens",
         "cp2-ring-dp1",
         PlantedFault::Context(ContextFault::LossPerRank),
     ),
     of(
-        "Gradients of attention are wrong with context parallelism over point-to-point messages",
+        "Attention gradients are wrong with context parallelism over point-to-point messages",
         "https://github.com/NVIDIA/Megatron-LM/issues/1464",
-        "gradients of keys and values stop one rank short of their owner",
+        "gradients of keys and values stop one rank before their owner",
         "cp2-ring-dp1",
         PlantedFault::Context(ContextFault::GradientsOneHopShort),
     ),
     of(
-        "Label smoothing of a split vocabulary uses the mean of the rank's part",
+        "Label smoothing of a split vocabulary uses the mean over the rank's shard",
         "https://github.com/NVIDIA/Megatron-LM/issues/7464",
-        "the loss lowers the mean of the rank's logits",
+        "label smoothing only uses the logits of the rank's shard",
         "tp2-dp1",
         PlantedFault::Decoder(Fault::LocalSmoothing),
     ),
@@ -112,30 +113,30 @@ pub const PUBLISHED: [PublishedFault; 15] = [
         PlantedFault::Decoder(Fault::NormNotSummed),
     ),
     of(
-        "Keys and values that tensor ranks share have the gradient of one rank's queries",
+        "Keys and values that tensor ranks share only get the gradient of one rank's queries",
         "https://github.com/bigcode-project/Megatron-LM/pull/37",
         "gradients of replicated keys and values are not summed",
         "tp4-dp1",
         PlantedFault::Decoder(Fault::SharedNotSummed),
     ),
     of(
-        "The gradient norm omits experts of other ranks, so that clipping applies less than expected",
+        "The gradient norm omits experts of other ranks, so gradients are clipped less than expected",
         "https://github.com/NVIDIA/Megatron-LM/pull/5916",
-        "the norm covers only the rank's own part",
+        "each rank computes the norm of its own shard only",
         "tp2-dp1",
         PlantedFault::Decoder(Fault::LocalNorm),
     ),
     of(
-        "The gradient norm counts replicated weights once for each tensor rank",
+        "The gradient norm counts replicated weights once per tensor rank",
         "https://github.com/ROCm/TransformerEngine/pull/715",
         "a replicated weight is declared as split",
         "tp2-dp1",
         PlantedFault::Decoder(Fault::CountedTwice),
     ),
     of(
-        "Split weights of all tensor ranks are initialised with one seed",
+        "Split weights of all tensor ranks are initialised with the same seed",
         "https://github.com/modelscope/ms-swift/pull/7944",
-        "each rank has the shard of the first",
+        "every rank has the shard of the first rank",
         "tp2-dp1",
         PlantedFault::Decoder(Fault::OneSeed),
     ),
@@ -147,41 +148,42 @@ pub const PUBLISHED: [PublishedFault; 15] = [
         PlantedFault::Decoder(Fault::OwnWeights),
     ),
     of(
-        "Dropout under sequence parallelism does not use the generator of its rank",
+        "Dropout under sequence parallelism does not use the random generator of its rank",
         "https://github.com/NVIDIA/Megatron-LM/issues/1256",
-        "each shard of the sequence draws the mask of the first",
+        "every sequence shard draws the dropout mask of the first shard",
         "tp2-sp-dp1",
         PlantedFault::Decoder(Fault::MaskOfFirstPart),
     ),
     of(
         "The bias of a row-parallel layer is added on every rank before the sum",
         "https://github.com/huggingface/text-generation-inference/issues/1036",
-        "the bias counts once for each rank",
+        "the bias is added once per rank",
         "tp2-dp1",
         PlantedFault::Decoder(Fault::BiasBeforeSum),
     ),
 ];
 
-/// The findings of `verify` about a planted defect.
+/// The results of `verify` for a planted defect.
 #[derive(Clone, Debug)]
 pub struct FoundFault {
     /// The defect.
     pub published: PublishedFault,
     /// Whether the model passes without the fault.
     pub sound: bool,
-    /// The comparison with one rank, with the fault.
+    /// The comparison with one rank, with the fault planted.
     pub comparison: Comparison,
-    /// The bound of differences.
+    /// The bound on differences.
     pub tolerance: f64,
 }
 
 impl FoundFault {
-    /// Whether the fault, and nothing else, makes the layout fail.
+    /// Returns whether the layout passes without the fault and fails with it.
     pub fn is_found(&self) -> bool {
         self.sound && !self.comparison.passes(self.tolerance)
     }
 
-    /// The checks that fail, and by how much: largest relative differences, and what must be bit-equal and is not.
+    /// Returns the failing checks: the largest relative differences, and the first tensor that must be bit-equal but is
+    /// not.
     pub fn checks(&self) -> String {
         let found = &self.comparison;
         let first = |paths: &[String]| {
@@ -212,7 +214,8 @@ impl FoundFault {
         checks.collect::<Vec<_>>().join(", ")
     }
 
-    /// The row of a table in Markdown: defect with its link, what is planted, layout, the checks.
+    /// Returns a row of a Markdown table: the defect with its link, the planted behavior, the layout, and the failing
+    /// checks.
     pub fn markdown(&self) -> String {
         let PublishedFault {
             defect,
@@ -244,7 +247,7 @@ impl fmt::Display for FoundFault {
     }
 }
 
-/// Runs `verify` on each of [`PUBLISHED`], with and without the fault. `progress` is called before each.
+/// Runs `verify` on each defect of [`PUBLISHED`], with and without the fault. Calls `progress` before each defect.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! A gradient buffer in which the last gradient replaces those before.
+//! A gradient buffer in which the last gradient replaces the gradients before it.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use burn_megatron_kernels::gradient::{
     ComputeGradients, Destination, GradientBuffer, WeightGradientFn,
 };
 
-/// A buffer whose gradients replace what is in it.
+/// A buffer in which a new gradient replaces the old one.
 pub(super) struct Replacing(Destination);
 
 impl Replacing {

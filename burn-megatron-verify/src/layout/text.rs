@@ -1,4 +1,4 @@
-//! Layouts as texts, such as `tp2-sp-dp2`.
+//! Parses and formats layouts, such as `tp2-sp-dp2`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,7 +7,7 @@ use super::Layout;
 use burn_megatron::data_parallel::ZeroStage;
 use burn_megatron::mesh::{ContextExchange, ContextSplit, ScheduleKind, TpCommOverlap};
 
-/// A text that is not a [`Layout`].
+/// The error of a text that is not a [`Layout`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("invalid layout \"{text}\": \"{part}\" {fault}")]
 pub struct ParseLayoutError {
@@ -19,7 +19,7 @@ pub struct ParseLayoutError {
     pub fault: LayoutPartError,
 }
 
-/// Why a part of a layout is invalid.
+/// Reasons why a part of a layout is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LayoutPartError {
     /// An unknown part.
@@ -141,7 +141,7 @@ impl FromStr for Layout {
 }
 
 impl Layout {
-    /// Sets a part after a slash and returns its name; `None` if it is unknown.
+    /// Sets a part after a slash and returns its name, or `None` if the part is unknown.
     fn set_schedule(&mut self, part: &str) -> Option<&'static str> {
         if let Some(stages) = size(part, "v") {
             self.parallel.virtual_stages = Some(stages);
@@ -152,7 +152,7 @@ impl Layout {
         Some("schedule")
     }
 
-    /// Sets a part before a slash and returns its name; `None` if it is unknown.
+    /// Sets a part before a slash and returns its name, or `None` if the part is unknown.
     fn set_size(&mut self, part: &str) -> Option<&'static str> {
         if part == "sp" {
             self.parallel.sequence_parallel = true;
@@ -212,14 +212,14 @@ impl Layout {
     }
 }
 
-/// The exchanges of context parallelism that need no number.
+/// The exchanges of context parallelism without a parameter.
 const EXCHANGES: [(&str, ContextExchange); 3] = [
     ("ring", ContextExchange::Ring),
     ("allgather", ContextExchange::AllGather),
     ("alltoall", ContextExchange::AllToAll),
 ];
 
-/// The splits of context parallelism but the default one.
+/// The splits of context parallelism, except the default split.
 const SPLITS: [(&str, ContextSplit); 3] = [
     ("contiguous", ContextSplit::Contiguous),
     ("striped", ContextSplit::Striped),
@@ -231,7 +231,7 @@ fn named<T: PartialEq>(value: T, names: &[(&'static str, T)]) -> &'static str {
     found.map_or("hierarchical", |(name, _)| name)
 }
 
-/// The number after a prefix, if it is above 0.
+/// Returns the number after a prefix, if it is above 0.
 fn size(part: &str, prefix: &str) -> Option<usize> {
     let size = part.strip_prefix(prefix)?.parse::<usize>().ok()?;
     (size > 0).then_some(size)

@@ -1,21 +1,22 @@
-//! The memory that grows from step to step, and the places where it was allocated.
+//! Detects memory that grows from step to step, and the places where it was allocated.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use super::{Meter, SMALLEST_GROWTH, heap};
 
-/// Memory that each step leaves behind.
+/// Memory that each step leaves allocated.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MemoryGrowth {
-    /// The median of what the measured steps added.
+    /// The median of the bytes that the measured steps added.
     pub bytes_per_step: u64,
-    /// On the CPU: bytes of one step that were there after the next, by the functions that allocated them, innermost first, without those
-    /// of Burn and the standard library. Largest first.
+    /// On the CPU: the bytes that one step allocated and that were still allocated after the next step, with the
+    /// functions that allocated them. The innermost function comes first. Functions of Burn and the standard library
+    /// are left out. Sorted by size, largest first.
     pub places: Vec<(u64, String)>,
 }
 
-/// Functions of crates that allocate on behalf of others.
+/// Prefixes of library functions that allocate on behalf of other code.
 const LIBRARIES: [&str; 15] = [
     "std::",
     "core::",
@@ -34,11 +35,12 @@ const LIBRARIES: [&str; 15] = [
     "cubecl",
 ];
 
-/// The functions of a place that are shown.
+/// The maximum number of functions that are shown for a place.
 const SHOWN: usize = 3;
 
 impl MemoryGrowth {
-    /// From what is allocated after each step; none if most did not add to it. In one, another thread may free what it kept.
+    /// Returns the growth from the bytes that are allocated after each step, or `None` if the median growth is too
+    /// small. The median is used because another thread may free memory during a step.
     pub(super) fn of(after_steps: &[i64], meter: &Meter) -> Option<Self> {
         let notes = if meter.counts_heap() {
             heap::take_notes()
@@ -71,9 +73,10 @@ impl MemoryGrowth {
     }
 }
 
-/// The innermost functions of a backtrace that are not those of libraries, or else its innermost of Burn.
+/// Returns the innermost functions of a backtrace that are not library functions. If all are library
+/// functions, returns the innermost functions of Burn.
 fn place(backtrace: &str) -> String {
-    // `  12: path::of::function`, then `at file` where there is debug information.
+    // Each line is `  12: path::of::function`, followed by `at file` if there is debug information.
     let functions = backtrace.lines().filter_map(|line| {
         let (number, function) = line.trim_start().split_once(": ")?;
         number.parse::<usize>().ok().map(|_| function.trim())

@@ -1,4 +1,4 @@
-//! An allocator that counts, and that can tell where memory was allocated that stays.
+//! An allocator that counts bytes, and that can record where memory was allocated.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::backtrace::Backtrace;
@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The system's allocator, counted. [`memory_report`](super::memory_report) needs it for the CPU:
+/// The system allocator with counting. [`memory_report`](super::memory_report) requires it on the CPU:
 ///
 /// ```
 /// use burn_megatron_verify::memory_report::HeapCounter;
@@ -17,19 +17,20 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// # fn main() {}
 /// ```
 ///
-/// Each allocation costs two atomic additions, and a backtrace while a report looks for growth. The buffers in which
-/// matrices are packed for a product are [not counted](is_counted).
+/// Each allocation costs two atomic operations, and also a backtrace while a report looks for growth. The buffers in
+/// which matrices are packed for a product are [not counted](is_counted).
 #[derive(Debug)]
 pub struct HeapCounter;
 
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
-/// Whether allocations are noted with their backtraces, and whether any are.
+/// `NOTING`: whether allocations are recorded with their backtraces. `HAS_NOTES`: whether there may be recorded
+/// allocations.
 static NOTING: AtomicBool = AtomicBool::new(false);
 static HAS_NOTES: AtomicBool = AtomicBool::new(false);
 static NOTES: Mutex<Option<HashMap<usize, Note>>> = Mutex::new(None);
 
-/// Smaller allocations are not noted.
+/// Allocations below this number of bytes are not recorded.
 const SMALLEST_NOTE: usize = 256;
 
 struct Note {
@@ -38,33 +39,33 @@ struct Note {
 }
 
 thread_local! {
-    /// Whether this thread is inside of a note, which allocates itself.
+    /// Whether this thread is recording an allocation, which allocates memory itself.
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Returns whether memory of this layout is counted. The buffers in which the crate `gemm` packs matrices are not counted:
-/// their size follows from the caches of the processor, and each thread that multiplies keeps a buffer. The buffers are
-/// aligned to cache lines, and tensors need an alignment of at most 16 bytes.
+/// Returns whether memory of this layout is counted. The buffers in which the crate `gemm` packs matrices are not
+/// counted. Their size depends on the CPU caches, and each thread that computes a product keeps a buffer. The buffers
+/// are aligned to cache lines, while tensors need an alignment of at most 16 bytes.
 pub fn is_counted(layout: Layout) -> bool {
     layout.align() <= align_of::<u128>()
 }
 
-/// The bytes that are allocated; 0 if the allocator is not that of the program.
+/// Returns the number of allocated bytes, or 0 if this is not the global allocator of the program.
 pub fn live() -> usize {
     LIVE.load(Ordering::Relaxed)
 }
 
-/// The most since [`reset_peak`].
+/// Returns the peak number of allocated bytes since [`reset_peak`].
 pub fn peak() -> usize {
     PEAK.load(Ordering::Relaxed)
 }
 
-/// Starts the peak at what there is now.
+/// Resets the peak to the number of bytes that are allocated now.
 pub fn reset_peak() {
     PEAK.store(live(), Ordering::Relaxed);
 }
 
-/// Notes what `body` allocates.
+/// Runs `body` and records its allocations.
 pub(super) fn noting<T>(body: impl FnOnce() -> T) -> T {
     HAS_NOTES.store(true, Ordering::SeqCst);
     NOTING.store(true, Ordering::SeqCst);
@@ -73,7 +74,7 @@ pub(super) fn noting<T>(body: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Takes the noted allocations that are not freed, as bytes and the text of a backtrace.
+/// Takes the recorded allocations that are not freed, as bytes and the text of a backtrace.
 pub(super) fn take_notes() -> Vec<(usize, String)> {
     HAS_NOTES.store(false, Ordering::SeqCst);
     let notes = notes().take().unwrap_or_default();
@@ -85,7 +86,7 @@ fn notes() -> MutexGuard<'static, Option<HashMap<usize, Note>>> {
     NOTES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs `body` unless this thread is inside of one.
+/// Runs `body` unless this thread is already inside such a call.
 fn outside(body: impl FnOnce()) {
     let was_inside = INSIDE
         .try_with(|inside| inside.replace(true))
@@ -96,7 +97,7 @@ fn outside(body: impl FnOnce()) {
     }
 }
 
-// SAFETY: every call is that of the system's allocator with the same arguments.
+// SAFETY: every call forwards to the system allocator with the same arguments.
 unsafe impl GlobalAlloc for HeapCounter {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let pointer = unsafe { System.alloc(layout) };

@@ -1,8 +1,8 @@
-//! The memory of one step of any Burn module on one device, and what grows from step to step.
+//! Measures the memory of one step of any Burn module on one device, and the memory that grows from step to step.
 //!
-//! [`memory_report`] runs some steps and measures between them: on the CPU the heap of the process, counted by
-//! [`HeapCounter`], on a GPU the pool of CubeCL, which is asked. The bytes of parameters and of the outputs of operations
-//! are also given by module, from the module and a recording of its forward.
+//! [`memory_report`] runs several steps and measures memory between them. On the CPU it measures the heap of the
+//! process, counted by [`HeapCounter`]. On a GPU it reads the usage of the CubeCL memory pool. The bytes of parameters
+//! and of the outputs of operations are also given by module, from the module and a recording of its forward.
 
 mod growth;
 pub mod heap;
@@ -20,13 +20,13 @@ use burn_megatron::text_table::Table;
 pub use growth::MemoryGrowth;
 pub use heap::HeapCounter;
 
-/// Steps before the first measurement: what is made once, such as threads and caches, is there by then.
+/// Steps before the first measurement. They create memory that is allocated only once, such as threads and caches.
 const WARMUP: usize = 2;
 
-/// Growth per step that is reported; maps and logs of a program grow by less.
+/// The smallest growth per step that is reported. Maps and logs of a program grow by less.
 const SMALLEST_GROWTH: u64 = 1024;
 
-/// Why there is no report.
+/// Reasons why there is no report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MemoryReportError {
     /// The heap is not counted.
@@ -34,12 +34,12 @@ pub enum MemoryReportError {
         "the heap is not counted: set burn_megatron_verify::memory_report::HeapCounter as the #[global_allocator] of the program"
     )]
     NotCounted,
-    /// The device has a pool that is not that of CubeCL.
+    /// The device has a memory pool that is not a CubeCL pool.
     #[error(
         "the device does not report the memory of its pool: expected the CPU (Flex), or a device of CubeCL"
     )]
     NoPool,
-    /// Too few steps.
+    /// There are too few steps.
     #[error("{0} steps: expected 3 or more, to detect growth")]
     Steps(usize),
 }
@@ -49,35 +49,38 @@ pub enum MemoryReportError {
 pub struct MemoryReport {
     /// The device.
     pub device: String,
-    /// By path, the bytes of each parameter; one that is shared counts once.
+    /// The path and the bytes of each parameter. A shared parameter counts once.
     pub parameters: Vec<(String, u64)>,
-    /// By module, the bytes of all outputs of its operations in the forward, views included, as it is evaluated; an error if the
-    /// forward cannot be recorded.
+    /// The output bytes of the operations of each module in the forward, including views, in evaluation mode. An error
+    /// if the forward cannot be recorded.
     pub outputs: Result<BTreeMap<String, u64>, String>,
     /// The bytes of the gradients of parameters.
     pub gradients: u64,
-    /// The bytes that the forward leaves for the backward, with the loss.
+    /// The bytes that the forward keeps for the backward, including the loss.
     pub kept: u64,
-    /// The most in the forward, above what was there before it. On a GPU what is in use at its end: the pool tells no peak.
+    /// The peak of the forward, above the memory before it. On a GPU it is the memory in use at the end of the forward,
+    /// since the pool reports no peak.
     pub forward_peak: u64,
-    /// The most in the backward, above the same. On a GPU what is in use at its end.
+    /// The peak of the backward, above the memory before the forward. On a GPU it is the memory in use at the end of
+    /// the backward.
     pub backward_peak: u64,
-    /// The bytes that the device has reserved; `None` on the CPU.
+    /// The bytes that the device has reserved, or `None` on the CPU.
     pub reserved: Option<u64>,
-    /// The bytes allocated after each step, once its gradients are dropped, above the bytes before the first step.
+    /// The bytes allocated after each step, once its gradients are dropped, above the bytes before the first measured
+    /// step.
     pub after_steps: Vec<i64>,
     /// The memory that grows from step to step.
     pub growth: Option<MemoryGrowth>,
 }
 
-/// Runs `steps` steps of `model` on `device`, at least 3, after 2 that are not measured.
+/// Runs `steps` steps of `model` on `device`, after 2 warmup steps that are not measured. `steps` must be at least 3.
 ///
-/// `loss` computes the loss, `[1]`, as in a training step. The model is not changed. Other threads of the program should
-/// allocate nothing meanwhile.
+/// `loss` computes the loss, of shape `[1]`, as in a training step. The model is not changed. Other threads of the
+/// program should not allocate memory at the same time.
 ///
 /// # Errors
 ///
-/// [`MemoryReportError`] where memory cannot be measured.
+/// [`MemoryReportError`] if the memory cannot be measured.
 pub fn memory_report<M: Module, B: Batch>(
     model: &M,
     batch: &B,
@@ -108,7 +111,7 @@ pub fn memory_report<M: Module, B: Batch>(
         } else {
             step()
         };
-        // What the list itself allocates is no growth of the program.
+        // The memory of the list itself does not count as growth of the program.
         measured.clear();
         measured.push(one);
         after_steps.push(meter.live() as i64 - base as i64);
@@ -129,7 +132,7 @@ pub fn memory_report<M: Module, B: Batch>(
     })
 }
 
-/// The source of the number of bytes in use.
+/// The source from which the bytes in use are read.
 pub(super) enum Meter {
     Heap,
     Pool(Device),
@@ -158,7 +161,7 @@ impl Meter {
         match self {
             Self::Heap => heap::live() as u64,
             Self::Pool(device) => {
-                // The queue is empty by then; an error of the device shows in the next read.
+                // The queue is empty after the sync. An error of the device is returned by the next read.
                 let _ = device.sync();
                 device
                     .memory_pool_usage()
@@ -167,7 +170,7 @@ impl Meter {
         }
     }
 
-    /// The most since the last call, or what there is.
+    /// Returns the peak since the last call. For a pool, returns the bytes in use.
     fn peak(&self) -> u64 {
         match self {
             Self::Heap => {
@@ -211,7 +214,7 @@ impl Step {
     }
 }
 
-/// The bytes of parameters.
+/// Collects the bytes of parameters.
 #[derive(Default)]
 struct Parameters {
     path: Vec<String>,
@@ -244,7 +247,7 @@ impl ModuleVisitor for Parameters {
 }
 
 impl MemoryReport {
-    /// By module, the bytes of its own parameters and of the outputs of its operations.
+    /// Returns the bytes of each module: its own parameters, and the outputs of its operations.
     pub fn by_module(&self) -> BTreeMap<String, [u64; 2]> {
         let mut modules: BTreeMap<String, [u64; 2]> = BTreeMap::new();
         for (path, bytes) in &self.parameters {

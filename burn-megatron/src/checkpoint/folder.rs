@@ -321,7 +321,7 @@ impl CheckpointFolder {
         Ok(())
     }
 
-    /// Makes `latest` name the newest remaining checkpoint, or removes `latest` if there is none.
+    /// Makes `latest` name the newest remaining checkpoint, or removes `latest` if no checkpoint is left.
     pub(super) fn point_to_newest(
         &self,
         left: Option<CheckpointName>,

@@ -20,6 +20,14 @@ pub struct CheckpointMetadata {
 }
 
 /// The policy for keeping checkpoints after a save. The newest checkpoint is always kept.
+///
+/// ```
+/// use burn_megatron::checkpoint::Retention;
+///
+/// // Keep the newest checkpoint, and every 20th step.
+/// let keep = Retention { last: Some(1), every: Some(20) };
+/// assert_eq!(keep.removes(&[10, 20, 30, 40, 50]), [10, 30]);
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Retention {
     /// The number of newest checkpoints to keep. `None` keeps all.

@@ -1,8 +1,8 @@
 //! Distributed checkpoints that any layout can load, and tensors of complete models from other sources.
 //!
-//! The format does not depend on the layout: a tensor has a key, such as `model/blocks.0.mlp.up.weight`, and
-//! its shape in the complete model. Ranks write and read [slices](TensorSlice) of it. [`local_shards`] returns
-//! the slices that a rank holds.
+//! The format does not depend on the layout: a tensor has a key, such as `model/blocks.0.mlp.up.weight`, and its shape
+//! in the complete model. Ranks write and read [slices](TensorSlice) of tensors. [`local_shards`] returns the slices
+//! that a rank holds.
 //!
 //! A [`CheckpointFolder`] has one folder per saved step:
 //!
@@ -26,6 +26,35 @@
 //! 3. One rank [publishes](PendingCheckpoint::publish) it.
 //!
 //! A [`Checkpoint`] reads any slice of any tensor, and reads only the bytes that the slice needs.
+//!
+//! ```
+//! use std::time::Duration;
+//!
+//! use burn_megatron::checkpoint::{
+//!     Checkpoint, CheckpointFolder, CheckpointMetadata, ElementType, Retention, TensorMeta,
+//!     TensorShard, TensorSlice, TensorSource,
+//! };
+//!
+//! let run = tempfile::tempdir()?;
+//! let pending = CheckpointFolder::create(run.path())?.begin(10)?;
+//! let tensor = TensorMeta { key: "model/bias".into(), dtype: ElementType::U8, shape: vec![4] };
+//! let shard = TensorShard { slice: TensorSlice::whole(&tensor.shape), tensor };
+//! pending.write_part(0, &[shard], &[], |_| Ok(vec![1, 2, 3, 4]))?;
+//! let metadata = CheckpointMetadata {
+//!     step: 10,
+//!     samples: 80,
+//!     layout: "tensor 1".into(),
+//!     config: serde_json::Value::Null,
+//!     state: serde_json::Value::Null,
+//! };
+//! pending.publish(1, &metadata, &Retention::default(), Duration::from_secs(10))?;
+//!
+//! let checkpoint = Checkpoint::open(run.path())?;
+//! assert_eq!(checkpoint.metadata().step, 10);
+//! let half = TensorSlice { offset: vec![2], shape: vec![2] };
+//! assert_eq!(checkpoint.read("model/bias", &half)?, [3, 4]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod averaged;
 mod checksum;

@@ -7,7 +7,7 @@
 //! |---|---|---|---|
 //! | [`copy`] | identity | all-reduce | input of a column-parallel layer |
 //! | [`reduce`] | all-reduce | identity | output of a row-parallel layer |
-//! | [`split`] | own part of `dim` | all-gather | input of which each rank uses a part |
+//! | [`split`] | own part of `dim` | all-gather | replicated input that each rank uses in part |
 //! | [`gather`] | all-gather along `dim` | own part | output that every rank needs completely |
 //! | [`scatter_sequence`] | own part of `dim` | all-gather | entry of the sequence-parallel region |
 //! | [`gather_sequence`] | all-gather along `dim` | reduce-scatter | before a column-parallel layer |
@@ -15,7 +15,7 @@
 //! | [`all_to_all`] | all-to-all of rows | all-to-all back | experts, context parallelism |
 //! | [`gather_rows`] | all-gather of uneven rows | reduce-scatter | experts |
 //! | [`reduce_scatter_rows`] | reduce-scatter of uneven rows | all-gather | experts |
-//! | [`all_reduce`] | all-reduce | all-reduce | sums that every rank uses for a part of its own loss |
+//! | [`all_reduce`] | all-reduce | all-reduce | sums that contribute to the loss on every rank |
 //!
 //! The first four are from Shoeybi et al. 2019 (arXiv:1909.08053), the next three from Korthikanti et al. 2022
 //! (arXiv:2205.05198).
@@ -25,6 +25,23 @@
 //!
 //! A collective that fails inside a forward or backward cannot return an error there. It unwinds with
 //! [`raise`](crate::comm::raise), and [`World::run`](crate::comm::World::run) returns the error.
+//!
+//! ```
+//! use burn::tensor::{Device, Tensor};
+//! use burn_megatron::collective;
+//! use burn_megatron::prelude::*;
+//!
+//! let layout = ParallelConfig::new().with_tensor(2);
+//! let results = World::threads(2)?.run(|rank| {
+//!     let groups = ParallelContext::new(&layout, &rank)?;
+//!     let x = Tensor::<1>::full([2], rank.rank() as f32 + 1.0, &Device::flex());
+//!     let sum = collective::reduce(x.clone(), groups.tensor());
+//!     let all = collective::gather(x, 0, groups.tensor());
+//!     Ok::<_, AnyError>((sum.max().into_scalar::<f32>(), all.dims()))
+//! })?;
+//! assert_eq!(results, [(3.0, [4]); 2]);
+//! # Ok::<(), AnyError>(())
+//! ```
 
 use burn::tensor::Tensor;
 use burn_megatron_kernels::apply;

@@ -14,7 +14,7 @@ pub enum ExchangeKind {
     AllReduce,
     /// A concatenation over the ranks.
     AllGather,
-    /// A sum over the ranks, of which each rank keeps a part.
+    /// A sum over the ranks. Each rank keeps a part of the sum.
     ReduceScatter,
     /// Rows from each rank to each rank.
     AllToAll,

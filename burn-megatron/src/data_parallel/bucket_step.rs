@@ -56,9 +56,9 @@ impl BucketShard {
     }
 }
 
-/// Steps a bucket. The second argument is the outcome of the step, if there is one: see
-/// [`step_outcome`](burn_megatron_kernels::adamw::step_outcome). For an offloaded bucket, all tensors and the
-/// outcome are on the host, and a host thread calls the function.
+/// Steps a bucket. The second argument is the outcome of the step, or `None` without an outcome: see
+/// [`step_outcome`](burn_megatron_kernels::adamw::step_outcome). For an offloaded bucket, all tensors and the outcome
+/// are on the host, and a host thread calls the function.
 pub type StepFn = dyn Fn(BucketStep, Option<&Tensor<1>>) -> SteppedBucket + Send + Sync;
 
 /// One bucket in a step of the optimizer.

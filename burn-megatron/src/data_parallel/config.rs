@@ -210,6 +210,22 @@ impl DataParallelConfig {
 
     /// Checks the settings for a data axis of `ranks` ranks.
     ///
+    /// ```
+    /// use burn_megatron::data_parallel::{DataParallelConfig, ParameterGather, ZeroStage};
+    ///
+    /// let config = DataParallelConfig {
+    ///     zero_stage: ZeroStage::Parameters,
+    ///     hsdp: Some(2),
+    ///     ..DataParallelConfig::default()
+    /// };
+    /// config.check(4)?;
+    /// assert_eq!(config.shard_ranks(4), 2);
+    /// assert_eq!(config.gathers(), ParameterGather::BeforeUse);
+    /// // Shard groups of 2 ranks do not divide 3 ranks.
+    /// assert!(config.check(3).is_err());
+    /// # Ok::<(), burn_megatron::data_parallel::DataParallelConfigError>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`DataParallelConfigError`] for the first invalid setting.

@@ -20,7 +20,7 @@ use crate::nn::{ParameterEntry, ParameterTable};
 pub struct Gradients {
     shards: Vec<TrackedTensor>,
     factor: f64,
-    /// The number of tokens of all micro-batches on all ranks, by which the gradients are divided.
+    /// The number of tokens of all micro-batches on all ranks. The gradients are divided by this number.
     pub tokens: u64,
     /// The invalid gradients that this rank found before the reduction.
     pub invalid_gradients: Vec<InvalidGradient>,
@@ -52,7 +52,7 @@ impl Gradients {
         self.shards.iter().map(|shard| &shard.tensor)
     }
 
-    /// Returns the factor by which the sums must be multiplied.
+    /// Returns the factor that must be applied to the sums.
     pub fn factor(&self) -> f64 {
         self.factor
     }

@@ -17,6 +17,17 @@ pub use results::check_results;
 pub use crate::kernels::unchecked::{UNCHECKED, is_unchecked};
 
 /// A kind of device.
+///
+/// ```
+/// use burn_megatron::device::{DeviceKind, check_results};
+///
+/// let kind: DeviceKind = "cpu".parse()?;
+/// let devices = kind.devices()?;
+/// check_results(&devices[0])?;
+/// let error = "gpu".parse::<DeviceKind>().unwrap_err();
+/// assert_eq!(error.to_string(), "invalid device \"gpu\": expected cpu, wgpu or cuda");
+/// # Ok::<(), burn_megatron::device::DeviceError>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display, strum::EnumString)]
 #[strum(serialize_all = "lowercase")]
 #[strum(parse_err_ty = DeviceError, parse_err_fn = unknown)]

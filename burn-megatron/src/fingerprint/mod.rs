@@ -24,7 +24,7 @@ thread_local! {
     static CURRENT: RefCell<Option<Arc<Recorder>>> = const { RefCell::new(None) };
 }
 
-/// Returns the recorder of this thread that takes fingerprints, if there is one.
+/// Returns the recorder of this thread that takes fingerprints, or `None` without a recorder.
 pub(crate) fn recording() -> Option<Arc<Recorder>> {
     CURRENT.with_borrow(Clone::clone)
 }

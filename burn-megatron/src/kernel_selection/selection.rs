@@ -19,6 +19,18 @@ struct KernelDecision {
 }
 
 /// The selected form of every operation on a device, with the reasons.
+///
+/// ```
+/// use burn::tensor::{DType, Device};
+/// use burn_megatron::kernel_selection::{KernelChoices, KernelSelection, Operation};
+///
+/// let mut choices = KernelChoices::default();
+/// choices.set("norm=unfused")?;
+/// let kernels = KernelSelection::new(&choices, &Device::flex(), DType::F32)?;
+/// assert!(!kernels.is_fused(Operation::Norm));
+/// assert!(choices.set("norms=unfused").is_err());
+/// # Ok::<(), burn_megatron::kernel_selection::KernelChoiceError>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelSelection {
     choices: KernelChoices,

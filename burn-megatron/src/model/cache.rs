@@ -36,9 +36,8 @@ pub trait GenerationCache<M: ?Sized>: Debug + Sized {
     /// stages of this rank, and shrinks to drop the last tokens. 0 also starts a new sequence.
     fn set_len(&mut self, sequence: usize, len: usize);
 
-    /// Starts a text of `text` tokens, of which the cache may hold the first `same`. Returns the number of
-    /// tokens that the cache keeps. All ranks of the tensor, pipeline and context groups must return the same
-    /// number.
+    /// Starts a text of `text` tokens. The cache may hold the first `same` tokens. Returns the number of tokens that
+    /// the cache keeps. All ranks of the tensor, pipeline and context groups must return the same number.
     fn begin(&mut self, sequence: usize, same: usize, _text: usize) -> usize {
         self.set_len(sequence, same);
         same

@@ -62,6 +62,16 @@ impl Activation {
 
     /// Applies the fused activation function to `[batch, seq, width]`. Gated variants return
     /// `[batch, seq, width / 2]`.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_megatron::nn::Activation;
+    ///
+    /// let x = Tensor::<3>::ones([1, 2, 8], &Device::flex());
+    /// assert_eq!(Activation::GeluTanh.forward(x.clone()).dims(), [1, 2, 8]);
+    /// assert!(Activation::SwiGlu.is_gated());
+    /// assert_eq!(Activation::SwiGlu.forward(x).dims(), [1, 2, 4]);
+    /// ```
     pub fn forward(self, x: Tensor<3>) -> Tensor<3> {
         self.forward_biased(x, None, true)
     }

@@ -49,7 +49,7 @@ pub struct ParallelAttentionConfig {
     /// Whether each head has an attention sink: a learned logit in the softmax denominator, as in gpt-oss.
     #[config(default = false)]
     pub sinks: bool,
-    /// The factor by which scores are multiplied. `None`: `1 / sqrt(head_width)`.
+    /// The scale factor of the scores. `None`: `1 / sqrt(head_width)`.
     pub scale: Option<f64>,
     /// The soft cap `c`: a scaled score `s` becomes `c tanh(s / c)`, as in Gemma 2. Attention is then not fused.
     pub soft_cap: Option<f64>,
@@ -71,6 +71,27 @@ pub struct ParallelAttentionConfig {
 ///
 /// Each rank of the tensor axis holds an equal part of the heads. If there are fewer groups than ranks, adjacent
 /// ranks hold replicas of the same keys and values, and their gradients are summed.
+///
+/// ```
+/// use burn::tensor::{DType, Device, Tensor};
+/// use burn_megatron::kernels::rope::{RopeConfig, RopeTable, Scaling};
+/// use burn_megatron::nn::ParallelAttentionConfig;
+/// use burn_megatron::prelude::*;
+///
+/// let layout = ParallelConfig::new().with_tensor(2);
+/// let shapes = World::threads(2)?.run(|rank| {
+///     let (groups, device) = (ParallelContext::new(&layout, &rank)?, Device::flex());
+///     let builder = ModelBuilder::new(&groups, &device);
+///     // 4 query heads and 2 key-value heads of width 4.
+///     let attention = ParallelAttentionConfig::new(8, 4, 2, 4).init(&builder)?;
+///     let rope = RopeConfig { width: 4, max_positions: 16, base: 10_000.0, scaling: Scaling::None };
+///     let rotary = RopeTable::new(&rope, &device, DType::F32)?;
+///     let y = attention.forward(Tensor::ones([1, 3, 8], &device), Some(&rotary));
+///     Ok::<_, AnyError>((attention.qkv.weight.val().dims(), y.dims()))
+/// })?;
+/// assert_eq!(shapes, [([8, 2 * 4 + 2 * 4], [1, 3, 8]); 2]);
+/// # Ok::<(), AnyError>(())
+/// ```
 #[derive(Module, Debug)]
 pub struct ParallelAttention {
     /// The fused QKV projection.

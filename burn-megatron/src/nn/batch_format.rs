@@ -127,6 +127,19 @@ impl AttentionContext<'_> {
 
 /// Packed documents in the rows of a batch `[batch, seq]`. Attention does not cross documents. Each document starts
 /// at position 0.
+///
+/// ```
+/// use burn::tensor::Device;
+/// use burn_megatron::nn::PackedSequences;
+///
+/// // One row with documents of 3, 2 and 3 tokens.
+/// let packed = PackedSequences::new(&[0, 3, 5, 8], [1, 8], &Device::flex())?;
+/// let positions = packed.positions().clone().into_data().convert::<i64>();
+/// assert_eq!(positions.try_into_vec::<i64>().unwrap(), [0, 1, 2, 0, 1, 0, 1, 2]);
+/// // In two rows of 4 tokens, the second document would cross the end of a row.
+/// assert!(PackedSequences::new(&[0, 3, 5, 8], [2, 4], &Device::flex()).is_err());
+/// # Ok::<(), burn_megatron::nn::PackedSequencesError>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct PackedSequences {
     shape: [usize; 2],
@@ -201,7 +214,7 @@ impl PackedSequences {
         Self::with_padding(starts, None, shape, device)
     }
 
-    /// Describes documents of which some tokens are padding. Padding attends to nothing, so it does not affect
+    /// Describes documents in which some tokens are padding. Padding attends to nothing, so it does not affect
     /// attention statistics. See [`new`](Self::new).
     ///
     /// # Errors

@@ -43,6 +43,25 @@ pub struct ColumnParallelLinearConfig {
 }
 
 /// A part of the output features that is split separately, such as the queries of a QKV projection.
+///
+/// ```
+/// use burn::tensor::Device;
+/// use burn_megatron::nn::OutputSection;
+/// use burn_megatron::prelude::*;
+///
+/// // Four query heads, and one head of keys and values that both ranks hold.
+/// let shared = || OutputSection::new("groups".into(), 1, 2).with_shared(true);
+/// let sections = vec![OutputSection::new("heads".into(), 4, 2), shared(), shared()];
+/// let config = ColumnParallelLinearConfig::new(8, 12).with_sections(sections);
+/// let layout = ParallelConfig::new().with_tensor(2);
+/// let shapes = World::threads(2)?.run(|rank| {
+///     let groups = ParallelContext::new(&layout, &rank)?;
+///     let layer = config.init(&ModelBuilder::new(&groups, &Device::flex()))?;
+///     Ok::<_, AnyError>(layer.weight.val().dims())
+/// })?;
+/// assert_eq!(shapes, [[8, 4 + 2 + 2]; 2]);
+/// # Ok::<(), AnyError>(())
+/// ```
 #[derive(Config, Debug)]
 pub struct OutputSection {
     /// The name of the units in error messages, such as "heads".
@@ -139,6 +158,22 @@ impl OutputSection {
 ///
 /// The input gradient is all-reduced while the weight gradient is computed. On one rank this is an ordinary linear
 /// layer.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_megatron::prelude::*;
+///
+/// let config = ColumnParallelLinearConfig::new(8, 6).with_gather_output(true);
+/// let layout = ParallelConfig::new().with_tensor(2);
+/// let shapes = World::threads(2)?.run(|rank| {
+///     let groups = ParallelContext::new(&layout, &rank)?;
+///     let layer = config.init(&ModelBuilder::new(&groups, &Device::flex()))?;
+///     let y = layer.forward(Tensor::ones([1, 4, 8], &Device::flex()));
+///     Ok::<_, AnyError>((layer.weight.val().dims(), y.dims()))
+/// })?;
+/// assert_eq!(shapes, [([8, 3], [1, 4, 6]); 2]);
+/// # Ok::<(), AnyError>(())
+/// ```
 #[derive(Module, Debug)]
 pub struct ColumnParallelLinear {
     /// This rank's columns: `[in, out / tensor]`.
@@ -192,7 +227,7 @@ impl ColumnParallelLinear {
         GeluInput::of(x, self.operands(bias))
     }
 
-    /// Returns the property that prevents a GELU epilogue of the product, if there is one.
+    /// Returns the property that prevents a GELU epilogue of the product, or `None` if an epilogue is possible.
     pub(super) fn epilogue_obstacle(&self) -> Option<&'static str> {
         let operands = self.operands(None);
         operands.epilogue_obstacle(self.lora.is_some())

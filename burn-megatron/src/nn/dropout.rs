@@ -15,6 +15,25 @@ use crate::kernel_selection::Operation;
 ///
 /// The mask is drawn from Philox counters (see [`DropoutPosition`]). Ranks with the same elements draw the same mask.
 /// Ranks with different elements draw different parts of one mask.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_megatron::nn::{ActivationLayout, Dropout};
+/// use burn_megatron::prelude::*;
+///
+/// let device = Device::flex().autodiff();
+/// let builder = ModelBuilder::new(&ParallelContext::single(), &device);
+/// let dropout = Dropout::new(0.5, &builder)?;
+/// let draw = |step| {
+///     builder.position().set(step, 0);
+///     let x = Tensor::<2>::ones([4, 64], &device);
+///     dropout.forward(x, ActivationLayout::Whole).into_data()
+/// };
+/// // The mask is a function of the step, so a repeated forward draws the same mask.
+/// assert_eq!(draw(3), draw(3));
+/// assert_ne!(draw(3), draw(4));
+/// # Ok::<(), AnyError>(())
+/// ```
 #[derive(Module, Debug)]
 pub struct Dropout {
     probability: f64,

@@ -21,6 +21,15 @@ use crate::collective::{self, Comm};
 use crate::mesh::{Axis, split_evenly};
 
 /// The size of a vocabulary, and its padding.
+///
+/// ```
+/// use burn_megatron::nn::{AxisRank, Vocabulary};
+///
+/// let vocabulary = Vocabulary::padded(50_257, 128, 2);
+/// assert_eq!(vocabulary.padded, 50_432);
+/// let last = AxisRank { index: 1, size: 2 };
+/// assert_eq!(vocabulary.part(last), (25_216, 25_216));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Vocabulary {
     /// The number of tokens.
@@ -62,6 +71,24 @@ impl Vocabulary {
 /// A token embedding. The rows of its weight `[vocabulary, hidden]` are split over the tensor axis.
 ///
 /// A rank returns zeros for the tokens of other ranks. The sum over the axis is the embedding.
+///
+/// ```
+/// use burn::tensor::Device;
+/// use burn_megatron::nn::{Tokens, VocabParallelEmbeddingConfig, Vocabulary};
+/// use burn_megatron::prelude::*;
+///
+/// let layout = ParallelConfig::new().with_tensor(2);
+/// let shapes = World::threads(2)?.run(|rank| {
+///     let groups = ParallelContext::new(&layout, &rank)?;
+///     let builder = ModelBuilder::new(&groups, &Device::flex());
+///     let vocabulary = Vocabulary::padded(10, 4, 2);
+///     let embedding = VocabParallelEmbeddingConfig::new(vocabulary, 6).init(&builder)?;
+///     let tokens = Tokens::new(&[3, 1, 9, 0], [2, 2], &Device::flex());
+///     Ok::<_, AnyError>((embedding.weight.val().dims(), embedding.forward(tokens).dims()))
+/// })?;
+/// assert_eq!(shapes, [([8, 6], [2, 2, 6]); 2]);
+/// # Ok::<(), AnyError>(())
+/// ```
 #[derive(Module, Debug)]
 pub struct VocabParallelEmbedding {
     /// This rank's rows: `[padded vocabulary / tensor, hidden]`.
@@ -167,6 +194,17 @@ fn rounded(value: f64, dtype: DType) -> f64 {
 }
 
 /// Learned position embeddings, replicated on every rank.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_megatron::nn::LearnedPositionsConfig;
+/// use burn_megatron::prelude::*;
+///
+/// let builder = ModelBuilder::new(&ParallelContext::single(), &Device::flex());
+/// let positions = LearnedPositionsConfig::new(16, 6).init(&builder);
+/// let x = Tensor::<3>::zeros([2, 4, 6], &Device::flex());
+/// assert_eq!(positions.forward(x).dims(), [2, 4, 6]);
+/// ```
 #[derive(Module, Debug)]
 pub struct LearnedPositions {
     /// The position embeddings: `[max positions, hidden]`.
@@ -264,6 +302,24 @@ impl LearnedPositions {
 /// The output layer, which projects hidden features to logits. It is split over the vocabulary.
 ///
 /// Its weight `[vocabulary, hidden]` has the same layout as the embedding, so that the two can be tied.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_megatron::nn::{OutputLayerConfig, VocabParallelEmbeddingConfig, Vocabulary};
+/// use burn_megatron::prelude::*;
+///
+/// let builder = ModelBuilder::new(&ParallelContext::single(), &Device::flex());
+/// let vocabulary = Vocabulary::padded(10, 4, 1);
+/// let embedding =
+///     VocabParallelEmbeddingConfig::new(vocabulary, 6).init(&builder.child("embedding"))?;
+/// let output = OutputLayerConfig::new(vocabulary, 6)
+///     .with_tied(true)
+///     .init(&builder.child("output"))?;
+/// assert!(output.weight.is_none());
+/// let x = Tensor::<3>::ones([1, 4, 6], &Device::flex());
+/// assert_eq!(output.forward(x, &embedding).dims(), [1, 4, 12]);
+/// # Ok::<(), AnyError>(())
+/// ```
 #[derive(Module, Debug)]
 pub struct OutputLayer {
     /// This rank's rows: `[padded vocabulary / tensor, hidden]`. `None` if tied to the embedding.

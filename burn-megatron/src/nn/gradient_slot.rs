@@ -28,7 +28,7 @@ impl GradientSlot {
         *self.0.lock() = Some(gradient);
     }
 
-    /// Takes the gradient, if there is one.
+    /// Takes the gradient, or returns `None` if the slot is empty.
     pub fn take(&self) -> Option<DispatchTensor> {
         self.0.lock().take()
     }

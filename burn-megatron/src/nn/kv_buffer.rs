@@ -2,7 +2,7 @@
 
 use burn::tensor::Tensor;
 
-/// The number of tokens by which a cache without a window grows.
+/// The number of tokens that a cache without a window adds when it grows.
 const GROWTH_TOKENS: usize = 256;
 
 /// The granularity of the first token of a cache with a window, in tokens. It is a multiple of the tile size of the

@@ -21,6 +21,27 @@ use crate::collective::Comm;
 /// A forward reads new tokens of some sequences. [`read`](Self::read) names them, the layers append them after the
 /// first [`len`](Self::len) tokens of each sequence, and [`set_len`](Self::set_len) sets the new lengths. If the keys
 /// depend on the text length, as in LongRoPE, [`begin`](Self::begin) must announce the length first.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_megatron::nn::{AttentionContext, KvCache, ParallelAttentionConfig, SequencePart};
+/// use burn_megatron::prelude::*;
+///
+/// let device = Device::flex();
+/// let builder = ModelBuilder::new(&ParallelContext::single(), &device);
+/// let attention = ParallelAttentionConfig::new(8, 2, 2, 4).init(&builder)?;
+/// let mut cache = KvCache::new(1, 16);
+/// for count in [3, 1] {
+///     let (sequence, len) = (0, cache.len(0));
+///     cache.read(&[SequencePart { sequence, count }], count);
+///     let x = Tensor::ones([1, count, 8], &device);
+///     let context = AttentionContext::Cached(cache.layer(0));
+///     assert_eq!(attention.forward_with_context(x, None, context).dims(), [1, count, 8]);
+///     cache.set_len(sequence, len + count);
+/// }
+/// assert_eq!(cache.len(0), 4);
+/// # Ok::<(), AnyError>(())
+/// ```
 #[derive(Debug)]
 pub struct KvCache {
     sequences: BTreeMap<usize, CachedSequence>,
@@ -433,9 +454,9 @@ impl SequenceKvCache<'_> {
         self.layer.extend(new, self.extent).0
     }
 
-    /// Appends this rank's part of the new tokens to a split cache. `new` are the tensors of all new tokens, or of
-    /// this rank's share. Returns the visible tokens of this rank and the index of the first one, or `None` if there
-    /// are none.
+    /// Appends this rank's part of the new tokens to a split cache. `new` are the tensors of all new tokens, or of this
+    /// rank's share. Returns the visible tokens of this rank and the index of the first one, or `None` if no token is
+    /// visible.
     pub fn extend_own<const N: usize>(
         self,
         split: &CacheSplit,

@@ -46,8 +46,8 @@ impl LayerArithmetic {
         matches!(self, Self::Fp8(fp8) if fp8.saves_codes())
     }
 
-    /// Returns the number of tensors that a forward saves in addition to the input. `has_copies` tells whether both
-    /// 8-bit copies of the weight were available.
+    /// Returns the number of tensors that a forward saves in addition to the input. `has_copies` is true if both 8-bit
+    /// copies of the weight were available.
     pub fn saved_extras(&self, has_copies: bool) -> usize {
         match self {
             Self::Float(_) => 0,

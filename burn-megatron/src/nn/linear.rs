@@ -56,7 +56,7 @@ impl<'a> LinearOperands<'a> {
     }
 
     /// Returns the product and its inputs other than `x`. `anchor` is `x`, or the tensor from which `x` is computed.
-    /// `may_save_codes` tells whether `x` is the first input, so that its 8-bit codes may be saved.
+    /// `may_save_codes` is true if `x` is the first input, so that its 8-bit codes may be saved.
     pub(super) fn into_function(
         self,
         anchor: &Tensor<3>,
@@ -101,8 +101,8 @@ impl<'a> LinearOperands<'a> {
         (function, others)
     }
 
-    /// Returns the property that prevents a GELU epilogue of the product, or a GELU input from another product, if
-    /// there is one.
+    /// Returns the property that prevents a GELU epilogue of the product, or a GELU input from another product. Returns
+    /// `None` if both are possible.
     pub(super) fn epilogue_obstacle(&self, has_adapter: bool) -> Option<&'static str> {
         let obstacles = [
             (self.fp8.is_some(), "layers in 8 bits (fp8)"),

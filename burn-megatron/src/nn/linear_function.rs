@@ -148,8 +148,8 @@ impl LinearFunction {
         hooked.filter(|hooked| fetches || hooked.takes_gradient || hooked.is_frozen)
     }
 
-    /// Returns whether the weight gradient is needed. `in_graph` tells whether the graph needs it. A frozen weight
-    /// has no gradient, and its input is not saved.
+    /// Returns whether the weight gradient is needed. `in_graph` is true if the graph needs it. A frozen weight has no
+    /// gradient, and its input is not saved.
     fn needs_weight(&self, in_graph: bool) -> bool {
         self.gradient_hook().is_some() || in_graph && self.saves_input()
     }

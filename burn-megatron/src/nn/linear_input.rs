@@ -14,7 +14,7 @@ pub enum LinearInput {
     Activation {
         /// `[batch, seq, in]`, or `[batch, seq, 2 in]` for a gated activation.
         x: Tensor<3>,
-        /// The bias, if there is one.
+        /// The bias, or `None` without a bias.
         bias: Option<Bias>,
         /// The activation function.
         activation: Activation,

@@ -18,7 +18,7 @@ pub(super) struct LookupIds {
     /// The rows of the weight to look up: `[ids]`.
     pub rows: Tensor<1, Int>,
     /// The sorted lookups of the ids, if the host has the ids, and the first row of the weight. The lookups may refer
-    /// to a larger table, of which the weight holds the rows from this row on. Ids of other rows then have no
+    /// to a larger table. The weight then holds the rows of the table from this row on, and ids of other rows have no
     /// gradient.
     pub sorted: Option<(Arc<SortedLookups>, usize)>,
 }

@@ -34,6 +34,24 @@ pub struct ParallelMlpConfig {
 }
 
 /// Two linear layers with an activation between them. The forward and the backward have one collective each.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_megatron::nn::{Activation, ParallelMlpConfig};
+/// use burn_megatron::prelude::*;
+///
+/// let layout = ParallelConfig::new().with_tensor(2);
+/// let shapes = World::threads(2)?.run(|rank| {
+///     let groups = ParallelContext::new(&layout, &rank)?;
+///     let builder = ModelBuilder::new(&groups, &Device::flex());
+///     let mlp = ParallelMlpConfig::new(8, 12, Activation::SwiGlu).init(&builder)?;
+///     let y = mlp.forward(Tensor::ones([1, 4, 8], &Device::flex()));
+///     Ok::<_, AnyError>((mlp.up.weight.val().dims(), mlp.down.weight.val().dims(), y.dims()))
+/// })?;
+/// // The gate and the value have 6 columns each on a rank.
+/// assert_eq!(shapes, [([8, 12], [6, 8], [1, 4, 8]); 2]);
+/// # Ok::<(), AnyError>(())
+/// ```
 #[derive(Module, Debug)]
 pub struct ParallelMlp {
     /// The up projection. With a gated activation the weight holds the gate and the value.

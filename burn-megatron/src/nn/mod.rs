@@ -3,9 +3,9 @@
 //! A layer is built from a [`ModelBuilder`]. It declares the placement of each parameter on the tensor axis to the
 //! builder. These declarations form the [`ParameterTable`] of the model. On one rank each layer is an ordinary layer.
 //!
-//! Activations are `[batch, seq, hidden]`. Under sequence parallelism (Korthikanti et al. 2022) activations between
-//! the blocks are `[batch, seq / tensor, hidden]`. [`ModelBuilder::sequence_parallel`] tells a layer whether sequence
-//! parallelism is enabled.
+//! Activations are `[batch, seq, hidden]`. Under sequence parallelism (Korthikanti et al. 2022) activations between the
+//! blocks are `[batch, seq / tensor, hidden]`. [`ModelBuilder::sequence_parallel`] returns whether sequence parallelism
+//! is enabled.
 //!
 //! | layer | split |
 //! |---|---|

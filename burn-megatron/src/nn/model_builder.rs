@@ -27,6 +27,25 @@ use crate::kernel_selection::{KernelChoices, KernelSelection};
 ///
 /// A layer declares the placement of a parameter in the call that creates the parameter. The parameter table of the
 /// model ([`ModelBuilder::finish`]) is therefore always complete.
+///
+/// ```
+/// use burn::nn::LinearConfig;
+/// use burn::tensor::Device;
+/// use burn_megatron::prelude::*;
+///
+/// let config = LinearConfig::new(4, 2);
+/// let builder = ModelBuilder::new(&ParallelContext::single(), &Device::flex());
+/// assert_eq!(builder.child("blocks").child(0).path(), "blocks.0");
+/// let linear = builder.replicated(|device| config.init(device));
+/// let model = builder.finish(linear)?;
+/// assert_eq!(model.table.num_elements(), 4 * 2 + 2);
+///
+/// // A parameter that was not created by the builder is an error.
+/// let builder = ModelBuilder::new(&ParallelContext::single(), &Device::flex());
+/// let error = builder.finish(config.init(&Device::flex())).unwrap_err();
+/// assert!(error.to_string().contains("weight, bias"));
+/// # Ok::<(), AnyError>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct ModelBuilder {
     shared: Arc<BuilderShared>,

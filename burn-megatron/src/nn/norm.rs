@@ -46,6 +46,18 @@ pub struct NormConfig {
 ///
 /// Under sequence parallelism each rank normalizes its part of the sequence, so the gradients of the weight and the
 /// bias are summed over the tensor axis.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_megatron::nn::{NormConfig, NormKind};
+/// use burn_megatron::prelude::*;
+///
+/// let builder = ModelBuilder::new(&ParallelContext::single(), &Device::flex());
+/// let norm = NormConfig::new(NormKind::Rms, 4, 1e-5).init(&builder);
+/// let y = norm.forward(Tensor::<3>::full([1, 2, 4], 3.0, &Device::flex()));
+/// // The root mean square is 3, so every element becomes 1.
+/// assert!(y.sub_scalar(1.0).abs().max().into_scalar::<f32>() < 1e-4);
+/// ```
 #[derive(Module, Debug)]
 pub struct Norm {
     /// The weight `[hidden]`, initialized to a factor of 1.

@@ -6,6 +6,31 @@ use super::{Init, Placement, Placements};
 use crate::mesh::{Axis, AxisSet, Grid};
 
 /// The specification of a parameter.
+///
+/// ```
+/// use burn::module::{Module, Param};
+/// use burn::tensor::{Device, Tensor};
+/// use burn_megatron::nn::{Init, ParameterSpec, Placement};
+/// use burn_megatron::prelude::*;
+///
+/// #[derive(Module, Debug)]
+/// struct Gain {
+///     weight: Param<Tensor<1>>,
+/// }
+///
+/// let layout = ParallelConfig::new().with_tensor(2);
+/// let shapes = World::threads(2)?.run(|rank| {
+///     let groups = ParallelContext::new(&layout, &rank)?;
+///     let builder = ModelBuilder::new(&groups, &Device::flex());
+///     let placement = Placement::split(0, 6, builder.place().size);
+///     let spec = ParameterSpec::new([6], Init::Constant(1.0)).with_placement(Axis::Tensor, placement);
+///     let weight = builder.parameter("weight", spec);
+///     let model = builder.finish(Gain { weight })?;
+///     Ok::<_, AnyError>((model.module.weight.val().dims(), model.table.entries()[0].shape.clone()))
+/// })?;
+/// assert_eq!(shapes[0], ([3], vec![6]));
+/// # Ok::<(), AnyError>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct ParameterSpec<const D: usize> {
     /// The shape of the full parameter.

@@ -8,6 +8,15 @@ use serde::{Deserialize, Serialize};
 use crate::mesh::{Axis, AxisRank, AxisSet};
 
 /// The placement of a parameter on one axis.
+///
+/// ```
+/// use burn_megatron::nn::{AxisRank, Placement};
+///
+/// let placement = Placement::split(1, 6, 2);
+/// let sections = placement.local_sections(AxisRank { index: 1, size: 2 });
+/// assert_eq!(sections[0].whole, 3..6);
+/// assert_eq!(sections[0].local, 0..3);
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Placement {
     /// Every rank has the full parameter.

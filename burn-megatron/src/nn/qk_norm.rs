@@ -22,6 +22,21 @@ pub enum QkNorm {
 }
 
 /// Configuration of the RMSNorm of queries and keys, before rotary positions.
+///
+/// ```
+/// use burn::tensor::Device;
+/// use burn_megatron::nn::{ParallelAttentionConfig, QkNorm, QkNormConfig};
+/// use burn_megatron::prelude::*;
+///
+/// let builder = ModelBuilder::new(&ParallelContext::single(), &Device::flex());
+/// let qk_norm = QkNormConfig::new(QkNorm::Heads, 1e-6);
+/// let attention = ParallelAttentionConfig::new(8, 2, 2, 4)
+///     .with_qk_norm(Some(qk_norm))
+///     .init(&builder)?;
+/// // One weight of the width of a head, for all heads.
+/// assert_eq!(attention.q_norm.unwrap().weight.val().dims(), [4]);
+/// # Ok::<(), AnyError>(())
+/// ```
 #[derive(Config, Debug)]
 pub struct QkNormConfig {
     /// The features over which the norm is computed.

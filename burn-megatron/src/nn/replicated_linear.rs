@@ -49,6 +49,17 @@ impl ReplicatedLinearConfig {
 /// Under sequence parallelism each rank multiplies its part of the sequence, and the gradient of the weight is summed
 /// over the tensor axis. Otherwise every rank has the same input. The next operation must then give every rank the
 /// gradient of the full output, as [`collective::copy`](crate::collective::copy) does.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_megatron::nn::ReplicatedLinearConfig;
+/// use burn_megatron::prelude::*;
+///
+/// let builder = ModelBuilder::new(&ParallelContext::single(), &Device::flex());
+/// let layer = ReplicatedLinearConfig::new(8, 5).init(&builder)?;
+/// assert_eq!(layer.forward(Tensor::ones([1, 4, 8], &Device::flex())).dims(), [1, 4, 5]);
+/// # Ok::<(), AnyError>(())
+/// ```
 #[derive(Module, Debug)]
 pub struct ReplicatedLinear {
     /// The weight: `[in, out]`.

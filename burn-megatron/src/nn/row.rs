@@ -73,6 +73,23 @@ impl RowParallelLinearConfig {
 /// A linear layer `y = x W + b` with the rows of `W` split over the tensor axis. `b` is added after the reduction.
 ///
 /// On one rank this is an ordinary linear layer.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_megatron::prelude::*;
+///
+/// let layout = ParallelConfig::new().with_tensor(2);
+/// let shapes = World::threads(2)?.run(|rank| {
+///     let groups = ParallelContext::new(&layout, &rank)?;
+///     let builder = ModelBuilder::new(&groups, &Device::flex());
+///     let layer = RowParallelLinearConfig::new(8, 6).init(&builder)?;
+///     // This rank has 4 of the 8 input features.
+///     let x = Tensor::<3>::ones([1, 2, 4], &Device::flex());
+///     Ok::<_, AnyError>((layer.weight.val().dims(), layer.forward(x).dims()))
+/// })?;
+/// assert_eq!(shapes, [([4, 6], [1, 2, 6]); 2]);
+/// # Ok::<(), AnyError>(())
+/// ```
 #[derive(Module, Debug)]
 pub struct RowParallelLinear {
     /// This rank's rows: `[in / tensor, out]`.
@@ -102,7 +119,8 @@ impl RowParallelLinear {
         self.with_bias(self.product(x))
     }
 
-    /// Returns the property that prevents the product from reading a GELU of another product, if there is one.
+    /// Returns the property that prevents the product from reading a GELU of another product, or `None` if it is
+    /// possible.
     pub(super) fn epilogue_obstacle(&self) -> Option<&'static str> {
         let operands = self.operands(self.overlapped.clone());
         operands.epilogue_obstacle(self.lora.is_some())

@@ -13,6 +13,21 @@ use super::ParameterEntry;
 use crate::mesh::MeshRank;
 
 /// The parameters of one model, in the order of Burn's module visitors.
+///
+/// ```
+/// use burn::nn::LinearConfig;
+/// use burn::tensor::Device;
+/// use burn_megatron::data_parallel::freeze;
+/// use burn_megatron::nn::ParameterTable;
+///
+/// let linear = LinearConfig::new(4, 2).init(&Device::flex());
+/// let mut table = ParameterTable::replicated(&linear);
+/// assert_eq!(table.index("bias"), Some(1));
+/// let unmatched = freeze(&mut table, &["bias".into()])?;
+/// assert!(unmatched.is_empty());
+/// assert_eq!(table.filtered(false).num_elements(), 4 * 2);
+/// # Ok::<(), burn_megatron::data_parallel::DataParallelError>(())
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ParameterTable {
     entries: Vec<ParameterEntry>,

@@ -6,6 +6,14 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 /// A rectangular slice of a tensor: `shape[d]` elements from `offset[d]` on, for every dim `d`.
+///
+/// ```
+/// use burn_megatron::nn::TensorSlice;
+///
+/// let slices = TensorSlice::from_flat_range(&[4, 3], 2..9);
+/// let slices: Vec<_> = slices.iter().map(TensorSlice::to_string).collect();
+/// assert_eq!(slices, ["[0..1, 2..3]", "[1..3, 0..3]"]);
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TensorSlice {

@@ -25,6 +25,30 @@ use crate::kernel_selection::Operation;
 ///
 /// The fused kernel reads and writes each bucket once. In the same pass it divides the gradient by the number
 /// of tokens, unscales and clips it, and writes the copy in the model dtype. The unfused form is Burn's AdamW.
+///
+/// ```
+/// use burn::nn::LinearConfig;
+/// use burn::tensor::{Device, Tensor};
+/// use burn_megatron::nn::ParallelModule;
+/// use burn_megatron::prelude::*;
+///
+/// let model = ParallelModule::replicated(LinearConfig::new(4, 1).init(&Device::flex()));
+/// let mut ddp = DistributedDataParallel::new(model, &ParallelContext::single())?;
+/// let config = AdamWConfig { weight_decay: 0.01, ..AdamWConfig::default() };
+/// let mut optimizer = ParallelAdamW::new(&config, &ddp)?;
+/// let device = Device::flex().autodiff();
+/// let mut losses = vec![];
+/// for _ in 0..2 {
+///     let x = Tensor::<2>::ones([1, 4], &device);
+///     let loss = ddp.forward(&device, |model| model.forward(x).sub_scalar(100.0).square().sum());
+///     losses.push(loss.clone().into_scalar::<f32>());
+///     ddp.backward_last(loss);
+///     let gradients = ddp.reduce(1)?;
+///     optimizer.step(1e-2, &mut ddp, gradients);
+/// }
+/// assert!(losses[1] < losses[0]);
+/// # Ok::<(), AnyError>(())
+/// ```
 pub struct ParallelAdamW {
     implementation: AdamWImpl,
     moments: MomentType,

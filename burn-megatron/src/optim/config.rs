@@ -165,6 +165,17 @@ impl OptimizerConfig {
 
     /// Checks the settings and the groups.
     ///
+    /// ```
+    /// use burn_megatron::optim::OptimizerConfig;
+    ///
+    /// let config: OptimizerConfig = toml::from_str("name = 'lion'\nbeta2 = 0.98")?;
+    /// config.check()?;
+    /// assert_eq!(config.name(), "lion");
+    /// let config: OptimizerConfig = toml::from_str("name = 'adamw'\nbeta1 = 1.5")?;
+    /// assert!(config.check().is_err());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`OptimizerError::Setting`] for the first setting out of its range. [`OptimizerError::Group`] for the

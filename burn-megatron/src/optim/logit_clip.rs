@@ -1,10 +1,15 @@
-//! QK-Clip (MuonClip of Kimi K2, arXiv:2507.20534, section 2.1): heads whose largest attention logit of a step exceeds a
-//! threshold get smaller queries and keys.
+//! QK-Clip (MuonClip of Kimi K2, arXiv:2507.20534, section 2.1). It scales down the queries and keys of heads whose
+//! largest attention logit in a step exceeds a threshold. It corresponds to Megatron-Core's `clip_qk`.
 //!
-//! With `S` the largest logit of a head, over the heads that share a key where there are fewer keys, and `t` the
-//! threshold, `g = t / S` where `S > t`. After the step of the optimizer, before parameters are gathered, the columns of
-//! the head's weight (and bias) of queries are multiplied by `g^alpha` and those of its key by `g^(1 - alpha)`; in latent
-//! attention those of its query for the shared key by `g`. Other columns keep their bits. Megatron-Core's `clip_qk`.
+//! `S` is the largest logit of a head, or of all heads that share a key. `t` is the threshold. If `S > t`, then
+//! `g = t / S`. After the optimizer step and before parameters are gathered, columns of the weights and biases are
+//! scaled:
+//!
+//! - query columns by `g^alpha`,
+//! - key columns by `g^(1 - alpha)`,
+//! - in latent attention, the query columns for the shared key by `g`.
+//!
+//! The other columns keep their bits.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -35,10 +40,10 @@ pub struct QkClipConfig {
     pub alpha: f64,
 }
 
-/// QK-Clip that cannot limit the logits of a model.
+/// Reasons why QK-Clip cannot limit the logits of a model.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QkClipError {
-    /// A layer with normalized queries and keys.
+    /// A layer has normalized queries and keys.
     #[error(
         "qk_clip cannot limit the logits of {path}: its queries and keys are normalized after their projections, so the \
          scale of the weights does not change them; remove qk_clip"
@@ -47,7 +52,7 @@ pub enum QkClipError {
         /// The path of the layer.
         path: String,
     },
-    /// No weights that it could scale.
+    /// The model trains no weights that QK-Clip could scale.
     #[error(
         "qk_clip has no weights to scale: no projection of queries and keys of this model is trained; remove qk_clip, \
          or train one"
@@ -69,7 +74,7 @@ impl QkClipConfig {
     ///
     /// # Errors
     ///
-    /// [`OptimizerError::Setting`] for the first one out of its range.
+    /// [`OptimizerError::Setting`] for the first setting that is out of range.
     pub fn check(&self) -> Result<(), OptimizerError> {
         let is_share = self.alpha > 0.0 && self.alpha < 1.0;
         setting::check(vec![
@@ -84,13 +89,13 @@ pub struct QkClip {
     config: QkClipConfig,
     /// The layers of this rank.
     layers: Vec<ClippedLayer>,
-    /// By bucket.
+    /// The clipped segments of each bucket.
     segments: Vec<Vec<ClippedSegment>>,
 }
 
 /// A layer whose weights are clipped.
 struct ClippedLayer {
-    /// The first of its heads, of those of the layers of all stages.
+    /// The index of its first head among the heads of all layers of all stages.
     first: usize,
     heads: usize,
     groups: usize,
@@ -99,11 +104,11 @@ struct ClippedLayer {
 /// A part of this rank's shard of a bucket: elements of a parameter `[.., columns]`.
 struct ClippedSegment {
     range: Range<usize>,
-    /// The first of them, in the parameter.
+    /// The index of the first element within the parameter.
     start: usize,
     device: Device,
     dtype: FloatDType,
-    /// The factor of each column, among all [factors](QkClip::factors).
+    /// For each column, the index of its factor in all [factors](QkClip::factors).
     columns: Tensor<1, Int>,
 }
 
@@ -116,12 +121,12 @@ struct SegmentFactors {
 }
 
 impl QkClip {
-    /// For the attention layers of all stages. Collective: call on all ranks of the pipeline.
+    /// Creates QK-Clip for the attention layers of all stages. Collective: call on all ranks of the pipeline.
     ///
     /// # Errors
     ///
-    /// [`OptimizerError`] for a layer with normalized queries and keys, and a model none of whose weights of queries and
-    /// keys is trained.
+    /// [`OptimizerError`] if a layer has normalized queries and keys, or if the model trains no query or key
+    /// projection.
     pub fn new<M: Module>(
         config: &QkClipConfig,
         layers: &[AttentionLayer],
@@ -191,8 +196,9 @@ impl QkClip {
         }
     }
 
-    /// The change of the masters after a step with these largest logits, those of the heads of all stages. With
-    /// `taken` `[1]`, where the host does not know whether the step is taken, 0 changes nothing.
+    /// Returns the change of the master weights after a step. `logits` are the largest logits of the heads of all
+    /// stages. `taken` `[1]` is set if the outcome of the step is only on the device. If its value is 0, nothing
+    /// changes.
     pub fn change(&self, logits: &Tensor<1>, taken: Option<&Tensor<1>>) -> AfterStep {
         let factors = self.factors(logits, taken);
         let segments = || self.segments.iter().flatten();
@@ -219,7 +225,8 @@ impl QkClip {
         }))
     }
 
-    /// 1, then of each layer, for each group, the factors of queries, of keys and of queries for a shared key.
+    /// Returns the number 1, followed by three factors per group for each layer: the factors of queries, of keys, and
+    /// of queries for a shared key.
     fn factors(&self, logits: &Tensor<1>, taken: Option<&Tensor<1>>) -> Tensor<1> {
         let QkClipConfig { threshold, alpha } = self.config;
         let mut all = vec![Tensor::ones([1], (&logits.device(), logits.dtype()))];
@@ -250,7 +257,8 @@ impl QkClip {
     }
 }
 
-/// Checks that no layer normalizes its queries and keys: their logits do not follow the scale of the weights.
+/// Checks that no layer normalizes its queries and keys. The logits of such a layer do not depend on the scale of the
+/// weights.
 fn check_norms(layers: &[AttentionLayer]) -> Result<(), QkClipError> {
     match layers.iter().find(|layer| layer.has_norm) {
         Some(AttentionLayer { path, .. }) => Err(QkClipError::Normalized { path: path.clone() }),
@@ -258,7 +266,8 @@ fn check_norms(layers: &[AttentionLayer]) -> Result<(), QkClipError> {
     }
 }
 
-/// By the index of a trained parameter that is clipped: the factor of each of this rank's columns.
+/// Returns, for each clipped parameter of this rank, the index of the factor of each column. The key is the index of
+/// the parameter.
 fn factors_of_columns<M: Module>(
     layers: &[AttentionLayer],
     ddp: &DistributedDataParallel<M>,
@@ -294,7 +303,7 @@ fn factors_of_columns<M: Module>(
     all
 }
 
-/// The columns of a parameter, its last dim, on this rank.
+/// Returns the columns of a parameter (its last dimension) on this rank.
 fn columns_on(entry: &ParameterEntry, rank: &MeshRank) -> Vec<usize> {
     let place = rank.on(entry.grid, Axis::Tensor);
     let sections = entry.placements.on(Axis::Tensor).local_sections(place);
@@ -307,7 +316,7 @@ fn columns_on(entry: &ParameterEntry, rank: &MeshRank) -> Vec<usize> {
 }
 
 impl SegmentFactors {
-    /// The bucket with scaled elements.
+    /// Returns the bucket with scaled elements.
     fn scaled(&self, stepped: SteppedBucket) -> SteppedBucket {
         let (columns, count) = (self.columns.dims()[0], self.range.len());
         let row = self.start / columns;

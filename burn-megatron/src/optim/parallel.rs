@@ -17,6 +17,31 @@ use crate::data_parallel::{BucketShard, DistributedDataParallel, Gradients, Mome
 
 /// The optimizer of an [`OptimizerConfig`] over the parameters of a model, with an optional moving average of
 /// the weights.
+///
+/// ```
+/// use burn::nn::LinearConfig;
+/// use burn::tensor::{Device, Tensor};
+/// use burn_megatron::nn::ParallelModule;
+/// use burn_megatron::optim::{MuonConfig, ParallelOptimizer};
+/// use burn_megatron::prelude::*;
+///
+/// let model = ParallelModule::replicated(LinearConfig::new(4, 1).init(&Device::flex()));
+/// let mut ddp = DistributedDataParallel::new(model, &ParallelContext::single())?;
+/// let config = OptimizerConfig::Muon(MuonConfig::default());
+/// let mut optimizer = ParallelOptimizer::new(&config, &ddp)?;
+/// let device = Device::flex().autodiff();
+/// let mut losses = vec![];
+/// for _ in 0..2 {
+///     let x = Tensor::<2>::ones([1, 4], &device);
+///     let loss = ddp.forward(&device, |model| model.forward(x).sub_scalar(100.0).square().sum());
+///     losses.push(loss.clone().into_scalar::<f32>());
+///     ddp.backward_last(loss);
+///     let gradients = ddp.reduce(1)?;
+///     optimizer.step(1e-2, &mut ddp, gradients);
+/// }
+/// assert!(losses[1] < losses[0]);
+/// # Ok::<(), AnyError>(())
+/// ```
 pub struct ParallelOptimizer {
     implementation: Implementation,
     average: Option<WeightAverage>,
@@ -77,7 +102,7 @@ impl ParallelOptimizer {
         self.average = None;
     }
 
-    /// Returns the average of the weights, if there is one.
+    /// Returns the average of the weights, or `None` without weight averaging.
     pub fn average(&mut self) -> Option<&mut WeightAverage> {
         self.average.as_mut()
     }

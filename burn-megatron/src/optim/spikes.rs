@@ -40,6 +40,18 @@ impl SpikeConfig {
 
 /// The losses and gradient norms of the last steps, as saved in a checkpoint. Their bits are saved, because
 /// JSON preserves integers.
+///
+/// ```
+/// use burn_megatron::optim::{SpikeConfig, SpikeWindow};
+///
+/// let config = SpikeConfig { sigmas: 4.0, window: 8 };
+/// let mut window = SpikeWindow::default();
+/// for loss in [2.1, 1.9, 2.1, 1.9] {
+///     window.push(&config, loss, 1.0);
+/// }
+/// assert!(!window.is_spike(&config, 2.2, 1.0));
+/// assert!(window.is_spike(&config, 9.0, 1.0));
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SpikeWindow {

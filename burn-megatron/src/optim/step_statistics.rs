@@ -192,7 +192,7 @@ impl StepStatistics {
         }
     }
 
-    /// Returns an [added](RankStatistics::added) tensor, if there is one with this name.
+    /// Returns an [added](RankStatistics::added) tensor, or `None` if none has this name.
     pub fn added(&self, name: &str) -> Option<&Tensor<1>> {
         let found = self.added.iter().find(|(added, _)| *added == name);
         found.map(|(_, tensor)| tensor)

@@ -121,6 +121,18 @@ pub fn stages_of(
 
 /// Returns the stages of one pipeline rank, each with its index and content.
 ///
+/// ```
+/// use burn_megatron::mesh::ParallelConfig;
+/// use burn_megatron::pipeline::{schedule_of, stages_on_rank};
+///
+/// let layout = ParallelConfig::new().with_pipeline(2);
+/// assert_eq!(schedule_of(&layout, 4)?.name(), "1f1b");
+/// let stages = stages_on_rank(&layout, 1, 8)?;
+/// let (index, stage) = &stages[0];
+/// assert_eq!((*index, stage.layers.clone(), stage.loss), (1, 4..8, true));
+/// # Ok::<(), burn_megatron::pipeline::LayoutScheduleError>(())
+/// ```
+///
 /// # Errors
 ///
 /// See [`stages_of`].

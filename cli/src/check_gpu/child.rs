@@ -1,4 +1,4 @@
-//! A check in a process of its own.
+//! Runs a check in a separate process.
 
 use std::io::Read;
 use std::process::{Command, Stdio};
@@ -9,13 +9,14 @@ use std::time::{Duration, Instant};
 use super::outcome::Findings;
 use crate::error::Error;
 
-/// The most bytes that are read of a process.
+/// Maximum number of bytes that are read from each output of a process.
 const MOST: u64 = 1 << 24;
 
-/// Lines of standard error in a reason.
+/// The number of lines of standard error in a reason.
 const LINES: usize = 6;
 
-/// Runs a check, and returns what the last line of its output holds, or how it failed, and how long it took.
+/// Runs a check. Returns the findings from the last line of its output or a description of the failure, and the
+/// duration.
 pub fn findings(
     arguments: &[&str],
     limit: Duration,
@@ -28,8 +29,8 @@ pub fn findings(
     Ok((found, started.elapsed()))
 }
 
-/// Runs this program with `arguments`, and returns its output, or how it failed. A process that has not ended after `limit`
-/// is killed.
+/// Runs this program with `arguments`. Returns its output or a description of the failure. A process that runs longer
+/// than `limit` is killed.
 pub fn output(arguments: &[&str], limit: Duration) -> Result<Result<String, String>, Error> {
     let mut child = Command::new(std::env::current_exe()?)
         .args(arguments)
@@ -48,7 +49,7 @@ pub fn output(arguments: &[&str], limit: Duration) -> Result<Result<String, Stri
         }
     };
     if status.is_none() {
-        // A process that has ended meanwhile cannot be killed.
+        // Killing fails if the process has ended in the meantime.
         let _ = child.kill();
         let _ = child.wait();
     }
@@ -69,19 +70,19 @@ pub fn output(arguments: &[&str], limit: Duration) -> Result<Result<String, Stri
     }))
 }
 
-/// Reads a pipe to its end, on a thread.
+/// Reads a pipe to its end in a thread.
 fn read(pipe: impl Read + Send + 'static) -> mpsc::Receiver<String> {
     let (send, receive) = mpsc::channel();
     thread::spawn(move || {
         let mut bytes = vec![];
-        // What was read before an error is used.
+        // Data that was read before an error is used.
         let _ = pipe.take(MOST).read_to_end(&mut bytes);
         let _ = send.send(String::from_utf8_lossy(&bytes).into_owned());
     });
     receive
 }
 
-/// The error or the panic in a text, or else its end.
+/// Returns the error or the panic message in a text, or else the end of the text.
 fn end(text: &str) -> String {
     let lines: Vec<_> = text
         .lines()

@@ -1,4 +1,4 @@
-//! NCCL, by the suite of `conformance`.
+//! Checks NCCL with the suite of `conformance`.
 
 use std::time::Duration;
 
@@ -8,18 +8,18 @@ use super::child::output;
 use super::outcome::Findings;
 use crate::error::Error;
 
-/// Within the time limit of the check.
+/// The time limit of the suite, which is below the time limit of the check.
 const LIMIT: Duration = Duration::from_secs(100);
 
-/// Fewer than `conformance` runs by default.
+/// The number of random programs, which is below the default of `conformance`.
 const PROGRAMS: &str = "20";
 
-/// One rank.
+/// Checks one rank.
 pub fn one_rank(kind: DeviceKind) -> Result<Findings, Error> {
     suite(kind, 1)
 }
 
-/// A rank for each device.
+/// Checks one rank per device.
 pub fn all_devices(kind: DeviceKind) -> Result<Findings, Error> {
     let devices = match kind {
         DeviceKind::Cuda => kind.devices()?.len(),

@@ -1,4 +1,4 @@
-//! Kernels and matrix products of a device, compared with the CPU on equal inputs.
+//! Compares kernels and matrix products of a device with the CPU, on equal inputs.
 
 use std::sync::Arc;
 
@@ -14,16 +14,16 @@ use super::outcome::Findings;
 use crate::error::Error;
 use crate::kernel_cases::{Direction, Inputs, KernelBenchmark, Shape, subjects};
 
-/// Rows and features: neither is a multiple of what a block of threads takes.
+/// Rows and features. Neither is a multiple of the number that a thread block processes.
 const SHAPE: Shape = Shape {
     rows: 96,
     width: 192,
 };
 
-/// The types that models compute in.
+/// The compute types of models.
 const TYPES: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
 
-/// The bound of a difference, relative to the largest value: some rounding errors of the type.
+/// Returns the bound of a difference relative to the largest value: several rounding errors of the type.
 fn bound(dtype: DType) -> f64 {
     match dtype {
         DType::BF16 => 3e-2,
@@ -32,7 +32,7 @@ fn bound(dtype: DType) -> f64 {
     }
 }
 
-/// Matrix products, and what computes them.
+/// Checks matrix products, and reports the engine that computes them.
 pub fn products(device: &Device, kind: DeviceKind) -> Result<Findings, Error> {
     let mut found = Findings::default();
     let problem = slow_reason(device).map(|reason| format!(
@@ -45,7 +45,7 @@ pub fn products(device: &Device, kind: DeviceKind) -> Result<Findings, Error> {
     Ok(found)
 }
 
-/// Every fused kernel.
+/// Checks every fused kernel.
 pub fn kernels(device: &Device) -> Result<Findings, Error> {
     let mut found = Findings::default();
     compare(device, &mut found, |subject| !is_product(subject.name))?;
@@ -63,7 +63,7 @@ fn compare(
 ) -> Result<(), Error> {
     for subject in subjects().iter().filter(|subject| wanted(subject)) {
         for dtype in TYPES {
-            // The step of an optimizer is always in f32.
+            // An optimizer step is always computed in f32.
             let is_left_out = subject.f32_from == 0 && dtype != DType::F32;
             if is_left_out || !device.supports_dtype(dtype) {
                 continue;
@@ -85,7 +85,7 @@ fn compare(
     Ok(())
 }
 
-/// The output of an operation, and the gradient of each leaf where it has a backward.
+/// Returns the output of an operation, and the gradient of each leaf if the operation has a backward.
 fn results(subject: &KernelBenchmark, inputs: &Inputs) -> Result<Vec<Vec<f64>>, Error> {
     let output = (subject.fused)(&mut inputs.owning(subject.written));
     let mut results = vec![values(output.clone())?];
@@ -95,7 +95,7 @@ fn results(subject: &KernelBenchmark, inputs: &Inputs) -> Result<Vec<Vec<f64>>, 
     let track = |leaf: &Tensor<1>| Tensor::from_inner(leaf.clone()).require_grad();
     let leaves: Vec<Tensor<1>> = inputs.leaves.iter().map(track).collect();
     let output = (subject.fused)(&mut inputs.with_leaves(leaves.clone()));
-    // Equal on all devices, and of both signs.
+    // The weights are equal on all devices and have both signs.
     let count = output.shape().num_elements();
     let weights = (0..count).map(|i| (i % 7) as f32 - 3.0).collect();
     let weights = Tensor::<1>::from_data(TensorData::new(weights, [count]), &output.device());
@@ -114,7 +114,7 @@ fn values(x: Tensor<1>) -> Result<Vec<f64>, Error> {
     Ok(x.try_into_data()?.iter().collect())
 }
 
-/// Each engine of attention in each type, for heads of several widths.
+/// Checks each attention engine in each type, for heads of several widths.
 pub fn attention(device: &Device, kind: DeviceKind) -> Result<Findings, Error> {
     let mut found = Findings::default();
     let heads = |heads, groups, width| Heads {
@@ -139,7 +139,7 @@ pub fn attention(device: &Device, kind: DeviceKind) -> Result<Findings, Error> {
             };
             let (value, problem) = match problems.iter().try_for_each(|of| select(of).map(drop)) {
                 Ok(()) => ("agrees with the portable engine".into(), None),
-                // Only GPUs of NVIDIA have the matrix units, and only for 16 bits.
+                // Only NVIDIA GPUs have these matrix units, and only for 16-bit types.
                 Err(reason) if kind == DeviceKind::Cuda && dtype.size() == 2 => {
                     (reason, Some("attention is slow without this engine".into()))
                 }

@@ -1,4 +1,4 @@
-//! The libraries, and the first kernel.
+//! Checks the libraries and the first kernel.
 
 use burn_megatron::comm::probe::{self, CudaToolkit, SharedLibrary};
 use burn_megatron::device::DeviceKind;
@@ -6,7 +6,7 @@ use burn_megatron::device::DeviceKind;
 use super::outcome::Findings;
 use crate::error::Error;
 
-/// The driver, NVRTC, the headers, cuBLASLt and NCCL.
+/// Finds the driver, NVRTC, the headers, cuBLASLt and NCCL.
 pub fn libraries(kind: DeviceKind) -> Result<Findings, Error> {
     let mut found = Findings::default();
     found.note("device", kind.name());
@@ -36,7 +36,7 @@ pub fn libraries(kind: DeviceKind) -> Result<Findings, Error> {
             Err(reason) => format!("missing: {reason}"),
         },
     );
-    // Without it products are slow: see the check of products.
+    // Without cuBLASLt, matrix products are slow: see the check of products.
     found.note("cuBLASLt", library(&toolkit.cublas_lt));
     match probe::nccl() {
         Ok(nccl) => {
@@ -52,7 +52,7 @@ pub fn libraries(kind: DeviceKind) -> Result<Findings, Error> {
     Ok(found)
 }
 
-/// The first kernel of the device.
+/// Runs the first kernel on the device.
 pub fn first_kernel(kind: DeviceKind) -> Result<Findings, Error> {
     let mut found = Findings::default();
     let problem = kind.checked().err().map(|error| error.to_string());

@@ -1,7 +1,7 @@
-//! `burn-megatron check-gpu`: whether a GPU of this machine computes right results, and with which libraries.
+//! Implements `burn-megatron check-gpu`, which checks that a GPU of this machine computes correct results, and
+//! reports the libraries.
 //!
-//! Each check is a process of its own with a time limit, so that a crash, a hang or a corrupted device ends one check and not
-//! the others.
+//! Each check is a separate process with a time limit. A crash, a hang or a corrupted device ends only one check.
 
 mod child;
 mod comm;
@@ -31,21 +31,21 @@ pub struct CheckGpuArgs {
     /// Write the results to this file as JSON, after each check.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Run only these checks.
+    /// Run only the given checks.
     #[arg(long, value_delimiter = ',', value_name = "CHECK,..")]
     pub only: Vec<Check>,
     /// Seconds after which a check is killed and fails.
     #[arg(long, value_name = "SECONDS", default_value_t = 120.0)]
     pub timeout: f64,
-    /// Run this check in this process, and print its findings as JSON.
+    /// Run the given check in this process, and print its findings as JSON.
     #[arg(long, hide = true)]
     pub run: Option<Check>,
 }
 
-/// The checks, in their order.
+/// Checks in the order of execution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Check {
-    /// The libraries of CUDA and their versions.
+    /// The CUDA libraries and their versions.
     Libraries,
     /// The first kernel, compared with the host.
     FirstKernel,
@@ -53,17 +53,17 @@ pub enum Check {
     Products,
     /// Fused kernels in every type, forward and backward, compared with the CPU.
     Kernels,
-    /// Attention by each engine, compared with the portable one.
+    /// Attention with each engine, compared with the portable engine.
     Attention,
     /// Five training steps of small models, compared with the CPU.
     Training,
-    /// Training steps in 8 bits, compared with the CPU.
+    /// Training steps in FP8, compared with the CPU.
     Fp8,
-    /// The memory of a training run, and its speed.
+    /// The memory and the speed of a training run.
     Memory,
     /// NCCL on one rank.
     Nccl,
-    /// NCCL on all devices, each rank a process.
+    /// NCCL on all devices, with one process per rank.
     AllDevices,
 }
 
@@ -73,12 +73,12 @@ impl Check {
         value.map_or_else(String::new, |value| value.get_name().into())
     }
 
-    /// Whether the check computes on the device, so that it needs right results.
+    /// Returns whether the check computes on the device and therefore requires correct results.
     fn computes(self) -> bool {
         !matches!(self, Self::Libraries | Self::FirstKernel)
     }
 
-    /// Why others cannot run after this check failed.
+    /// Returns the reason why other checks cannot run after this check failed.
     fn obstacle(self, failed: &CheckResult) -> &'static str {
         let reason = failed.reason.as_deref().unwrap_or_default();
         match self {
@@ -104,7 +104,7 @@ impl Check {
     }
 }
 
-/// Runs the checks, and prints a line for each; the exit code is 0 if all pass.
+/// Runs the checks, and prints a line for each check. The exit code is 0 if all checks pass.
 pub fn run(args: &CheckGpuArgs) -> Result<ExitCode, Error> {
     if let Some(check) = args.run {
         let findings = check.run(args.device)?;
@@ -140,7 +140,7 @@ pub fn run(args: &CheckGpuArgs) -> Result<ExitCode, Error> {
     })
 }
 
-/// Runs a check in a process.
+/// Runs a check in a separate process.
 fn one(check: Check, args: &CheckGpuArgs, limit: Duration) -> Result<CheckResult, Error> {
     let device = args.device.to_string();
     let arguments = ["check-gpu", "--device", &device, "--run", &check.name()];

@@ -1,18 +1,18 @@
-//! The results of checks, as text and as JSON.
+//! Results of checks, as text and as JSON.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// The findings of a check.
+/// Findings of a check.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Findings {
-    /// Why the check does not apply to the device, so that nothing was checked.
+    /// The reason why nothing was checked, if the check does not apply to the device.
     pub not_run: Option<String>,
     pub rows: Vec<Finding>,
 }
 
-/// One thing that was checked.
+/// Result of a single comparison or measurement.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Finding {
     pub name: String,
@@ -30,7 +30,7 @@ impl Findings {
         }
     }
 
-    /// Adds something that needs no check.
+    /// Adds information that needs no check.
     pub fn note(&mut self, name: impl Into<String>, value: impl Into<String>) {
         self.push(name, value, None);
     }
@@ -48,16 +48,16 @@ impl Findings {
         });
     }
 
-    /// Adds a relative difference, which `bound` must not be exceeded by.
+    /// Adds a relative difference, which must not exceed `bound`.
     pub fn difference(&mut self, name: impl Into<String>, difference: f64, bound: f64) {
-        // A NaN is not within the bound.
+        // A NaN is outside the bound.
         let is_within = difference <= bound;
         let problem = (!is_within).then(|| format!("the bound is {bound:.1e}"));
         self.push(name, format!("differs by {difference:.1e}"), problem);
     }
 }
 
-/// The verdict of a check.
+/// Verdict of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Verdict {
     #[serde(rename = "pass")]
@@ -71,19 +71,19 @@ pub enum Verdict {
     Unchecked,
 }
 
-/// A check that ended.
+/// Result of a check that ended.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CheckResult {
     pub name: String,
     pub verdict: Verdict,
-    /// Why it failed or did not run.
+    /// The reason why the check failed or did not run.
     pub reason: Option<String>,
     pub seconds: f64,
     pub rows: Vec<Finding>,
 }
 
 impl CheckResult {
-    /// The result of what a process found, or of how it failed.
+    /// Creates the result from the findings of a process or the description of its failure.
     pub fn new(
         name: String,
         findings: Result<Findings, String>,
@@ -119,7 +119,7 @@ impl CheckResult {
         }
     }
 
-    /// A check that was skipped, as another one failed.
+    /// Creates the result of a check that was skipped because another check failed.
     pub fn not_run(name: String, reason: String) -> Self {
         Self {
             name,
@@ -130,7 +130,7 @@ impl CheckResult {
         }
     }
 
-    /// The line of the check, and a line for each finding that is no comparison or has a problem.
+    /// Returns the line of the check, and a line for each finding that is not a comparison or has a problem.
     pub fn lines(&self) -> String {
         let verdict = match self.verdict {
             Verdict::Pass => "pass",
@@ -181,17 +181,17 @@ impl Finding {
     }
 }
 
-/// All results.
+/// Report with all results.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     pub version: String,
     pub device: String,
-    /// Whether every check passed, or does not apply to the device.
+    /// Whether every check passed or does not apply to the device.
     pub ok: bool,
-    /// Whether results were not compared.
+    /// Whether results were not compared with the CPU.
     pub unchecked: bool,
     pub checks: Vec<CheckResult>,
-    /// Why later checks cannot run.
+    /// The reason why later checks cannot run.
     #[serde(skip)]
     pub obstacle: Option<String>,
 }
@@ -224,7 +224,7 @@ impl Report {
         self.checks.push(result);
     }
 
-    /// The last line.
+    /// Returns the last line of the report.
     pub fn summary(&self) -> String {
         let failed = self.checks.iter();
         let failed = failed.filter(|check| check.verdict == Verdict::Fail);

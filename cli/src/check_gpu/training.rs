@@ -1,4 +1,4 @@
-//! Training steps of small models on a device, compared with the CPU.
+//! Compares training steps of small models on a device with the CPU.
 
 use burn::tensor::Device;
 use burn_megatron::comm::ParallelContext;
@@ -19,10 +19,10 @@ use crate::verify::models::VerifyModel;
 
 const STEPS: usize = 5;
 
-/// The names of the recipes of 8 bits.
+/// The names of the FP8 recipes.
 const EIGHT_BITS: [&str; 4] = ["delayed", "current", "blockwise", "mxfp8"];
 
-/// The bound of a loss, relative to that of the CPU.
+/// Returns the bound of the difference between the losses, relative to the loss on the CPU.
 fn bound(precision: Precision) -> f64 {
     match precision {
         Precision::Bf16 | Precision::F16 => 1e-2,
@@ -30,10 +30,10 @@ fn bound(precision: Precision) -> f64 {
     }
 }
 
-/// Steps of a Llama and of a model with experts.
+/// Checks training steps of a Llama and of a model with experts.
 pub fn steps(device: &Device) -> Result<Findings, Error> {
     let mut found = Findings::default();
-    // The host reads how many rows each expert has. Wrong numbers may be any size.
+    // The host reads the number of rows of each expert from the device. Wrong results could have any size.
     let models: &[_] = match is_unchecked() {
         true => &[VerifyModel::Llama],
         false => &[VerifyModel::Llama, VerifyModel::Mixtral],
@@ -48,7 +48,7 @@ pub fn steps(device: &Device) -> Result<Findings, Error> {
     Ok(found)
 }
 
-/// Steps of a Llama with each recipe of 8 bits.
+/// Checks training steps of a Llama with each FP8 recipe.
 pub fn eight_bits(device: &Device) -> Result<Findings, Error> {
     let mut found = Findings::default();
     found.note("engine", burn_megatron::kernels::fp8::engine_of_fp8(device));
@@ -60,7 +60,7 @@ pub fn eight_bits(device: &Device) -> Result<Findings, Error> {
     Ok(found)
 }
 
-/// The memory and the speed of GPT-2 with 124M parameters; on a CPU of a tiny model.
+/// Measures the memory and the speed of GPT-2 with 124M parameters on a CUDA device. Other devices run a tiny model.
 pub fn memory(device: &Device, kind: DeviceKind) -> Result<Findings, Error> {
     let (model, precision) = match kind {
         DeviceKind::Cuda => (NamedModel::Small, Precision::Bf16),
@@ -103,7 +103,7 @@ fn small(model: VerifyModel, precision: Precision) -> Recipe {
     recipe
 }
 
-/// Adds the largest difference of the losses of all steps.
+/// Adds the largest difference between the losses of all steps.
 fn compare(
     name: &str,
     recipe: &Recipe,
@@ -117,7 +117,7 @@ fn compare(
     let computed = losses(recipe, device)?;
     let differences = computed.iter().zip(&expected);
     let differences = differences.map(|(computed, expected)| (computed / expected - 1.0).abs());
-    // A NaN is the largest.
+    // A NaN counts as the largest difference.
     let largest = differences.fold(0.0, |most: f64, x| if x <= most { most } else { x });
     let name = format!("{name}: losses of {STEPS} steps");
     found.difference(name, largest, bound(recipe.data_parallel.precision));
@@ -138,7 +138,7 @@ fn losses(recipe: &Recipe, device: &Device) -> Result<Vec<f64>, Error> {
     Ok(losses.0)
 }
 
-/// The loss of each step.
+/// Collects the loss of each step.
 struct Losses(Vec<f64>);
 
 impl Observer for Losses {

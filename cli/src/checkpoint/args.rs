@@ -9,29 +9,31 @@ use clap::{Args, Subcommand, ValueEnum};
 
 use crate::byte_size::ByteSize;
 
-/// Commands for checkpoints. PATH is a checkpoint, or a folder of checkpoints or of a run, whose latest is used.
+/// Commands for checkpoints. PATH is a checkpoint, a folder of checkpoints, or a run folder. The latest checkpoint of
+/// a folder is used.
 #[derive(Subcommand)]
 pub enum CheckpointCommand {
     /// Show the metadata and the contents of a checkpoint.
     Inspect(InspectArgs),
-    /// Compare all tensors and objects of two checkpoints, however they are sharded.
+    /// Compare all tensors and objects of two checkpoints, with any sharding.
     ///
-    /// Exits with 0 if they are equal bit for bit, with 1 if not, with 2 if one cannot be read.
+    /// The exit code is 0 if they are equal bit for bit, 1 if they differ, and 2 if a checkpoint cannot be read.
     Diff(DiffArgs),
     /// Write a checkpoint to another folder with unsharded tensors, in one file or more.
     ///
-    /// Every tensor is in the safetensors files under its key, for other programs to read. The result is
+    /// Every tensor is stored under its key in safetensors files, which other programs can read. The result is
     /// compared with the source.
     Reshard(ReshardArgs),
     /// Verify the checksums of all files of a checkpoint.
     ///
-    /// Exits with 1 if anything has changed since it was written.
+    /// The exit code is 1 if a file has changed since it was written.
     Verify(VerifyArgs),
-    /// Turn a dense model into one with experts, which computes the same before its first step (upcycling).
+    /// Turn a dense model into a model with experts that initially computes the same outputs (upcycling).
     ///
-    /// Each MLP is cut into G slices of its width, and each slice is repeated E / G times: so many experts, and a
-    /// router with random weights whose scores are equal for the slices of one copy. Where the outputs differ, it says
-    /// how. The new checkpoint is at step 0 and has weights only: start a run with `pretrain --load`.
+    /// Each MLP is cut into G slices of its width, and each slice is repeated E / G times, which gives E experts. The
+    /// router has random weights whose scores are equal for the slices of one copy. If the outputs differ from the
+    /// dense model, the difference is printed. The new checkpoint is at step 0 and holds only weights: start a run
+    /// with `pretrain --load`.
     Upcycle(UpcycleArgs),
 }
 
@@ -40,10 +42,10 @@ pub enum CheckpointCommand {
 pub struct InspectArgs {
     /// The checkpoint.
     pub path: PathBuf,
-    /// List each tensor: type, shape, bytes, pieces.
+    /// List each tensor with its type, shape, number of bytes and pieces.
     #[arg(long)]
     pub tensors: bool,
-    /// Print everything as JSON, with the recipe and the state of the run.
+    /// Print JSON, with the recipe and the state of the run.
     #[arg(long)]
     pub json: bool,
 }
@@ -51,10 +53,10 @@ pub struct InspectArgs {
 /// Flags of `checkpoint diff`.
 #[derive(Args)]
 pub struct DiffArgs {
-    /// A checkpoint.
+    /// The first checkpoint.
     #[arg(value_name = "A")]
     pub first: PathBuf,
-    /// Another one.
+    /// The second checkpoint.
     #[arg(value_name = "B")]
     pub second: PathBuf,
 }
@@ -65,13 +67,13 @@ pub struct ReshardArgs {
     /// The checkpoint.
     #[arg(value_name = "SRC")]
     pub path: PathBuf,
-    /// Folder of checkpoints to write the new one to; created if missing.
+    /// Folder of checkpoints to write the new checkpoint to; created if missing.
     #[arg(value_name = "DST")]
     pub to: PathBuf,
-    /// Number of files, of sizes as equal as whole tensors allow.
+    /// Number of files. Their sizes are as equal as possible without splitting a tensor.
     #[arg(long, value_name = "N", value_parser = at_least_one, default_value = "1")]
     pub files: usize,
-    /// Maximum bytes of tensors per file instead, such as 5GB or 512MiB; a larger tensor gets a file of its own.
+    /// Maximum bytes of tensors per file, such as 5GB or 512MiB. A larger tensor gets a separate file.
     #[arg(long, value_name = "SIZE", conflicts_with = "files")]
     pub max_shard_size: Option<ByteSize>,
 }
@@ -89,28 +91,28 @@ pub struct UpcycleArgs {
     /// The checkpoint of a dense model.
     #[arg(value_name = "SRC")]
     pub path: PathBuf,
-    /// Folder of checkpoints to write the new one to; it must be empty or missing.
+    /// Folder of checkpoints to write the new checkpoint to; it must be empty or missing.
     #[arg(value_name = "DST")]
     pub to: PathBuf,
     /// The number of experts: a multiple of the granularity.
     #[arg(long, value_name = "E", value_parser = at_least_one)]
     pub experts: usize,
-    /// The number of slices of an MLP, which divides its width. With 1 each expert is a whole copy.
+    /// The number of slices per MLP, which must divide its width. With 1, each expert is a full copy of the MLP.
     #[arg(long, value_name = "G", default_value = "1", value_parser = at_least_one)]
     pub granularity: usize,
-    /// The number of experts per token. Outputs stay the same for a multiple of the granularity.
+    /// The number of experts per token. A multiple of the granularity keeps the outputs unchanged.
     #[arg(short = 'k', long, value_name = "K", value_parser = at_least_one)]
     pub experts_per_token: usize,
-    /// The function from scores to weights. Outputs stay the same with all but pre-softmax.
+    /// The function from scores to weights. All choices except pre-softmax keep the outputs unchanged.
     #[arg(long, value_enum, default_value_t = Score::Softmax)]
     pub score: Score,
-    /// Give experts to every so many blocks.
+    /// The interval between blocks with experts: 1 for every block.
     #[arg(long, value_name = "N", default_value = "1", value_parser = at_least_one)]
     pub every: usize,
-    /// Leave so many blocks at the start as they are.
+    /// The number of blocks at the start that stay dense.
     #[arg(long, value_name = "N", default_value = "0")]
     pub first_dense: usize,
-    /// The seed of the router's weights.
+    /// The seed of the router weights.
     #[arg(long, default_value = "0")]
     pub seed: u64,
 }

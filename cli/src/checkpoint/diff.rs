@@ -1,4 +1,4 @@
-//! `burn-megatron checkpoint diff`.
+//! Implements `burn-megatron checkpoint diff`.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -59,7 +59,7 @@ fn about(checkpoint: &Checkpoint) -> String {
     )
 }
 
-/// A line for each tensor that is not the same.
+/// Returns a line for each tensor that differs.
 fn describe(comparison: &CheckpointComparison) -> Vec<String> {
     let only = |which: &'static str, keys: &[String]| {
         let lines = keys
@@ -92,7 +92,7 @@ fn difference(of: &TensorDifference) -> String {
     format!("differs    {}: {}", first.key, parts.join("; "))
 }
 
-/// A line for each object that is not the same.
+/// Returns a line for each object that differs.
 fn objects(first: &Checkpoint, second: &Checkpoint) -> Result<Vec<String>, CheckpointError> {
     let (a, b) = (first.objects(), second.objects());
     let mut lines = vec![];

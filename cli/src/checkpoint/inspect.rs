@@ -1,4 +1,4 @@
-//! `burn-megatron checkpoint inspect`.
+//! Implements `burn-megatron checkpoint inspect`.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -78,19 +78,19 @@ fn none_but_aside(error: CheckpointError) -> Error {
     }
 }
 
-/// The folder of the checkpoint.
+/// Returns the folder that contains the checkpoint.
 fn folder_of(checkpoint: &Checkpoint) -> Option<CheckpointFolder> {
     let parent = checkpoint.path().parent();
     parent.and_then(|parent| CheckpointFolder::open(parent).ok())
 }
 
-/// The checkpoints that were set aside in the same folder.
+/// Returns the checkpoints that were set aside in the same folder.
 fn aside(checkpoint: &Checkpoint) -> Vec<InactiveCheckpoint> {
     let aside = folder_of(checkpoint).and_then(|folder| folder.inactive().ok());
     aside.unwrap_or_default()
 }
 
-/// The steps of the other checkpoints in the same folder.
+/// Returns the steps of the other checkpoints in the same folder.
 fn others(checkpoint: &Checkpoint) -> Vec<String> {
     let steps = folder_of(checkpoint).and_then(|folder| folder.steps().ok());
     let steps = steps.unwrap_or_default().into_iter();
@@ -98,7 +98,7 @@ fn others(checkpoint: &Checkpoint) -> Vec<String> {
     others.map(|step| step.to_string()).collect()
 }
 
-/// A line for each prefix of keys before the first `/`.
+/// Returns a line for each key prefix before the first `/`.
 fn groups(checkpoint: &Checkpoint) -> String {
     let mut groups: BTreeMap<&str, (usize, u64)> = BTreeMap::new();
     for tensor in &checkpoint.manifest().tensors {
@@ -134,7 +134,7 @@ fn tensors(checkpoint: &Checkpoint) -> String {
         vec![object.key.clone(), "object".into(), String::new(), bytes]
     });
     rows.extend(objects);
-    // Where there is no room: the pieces, then the bytes.
+    // On a narrow terminal, drop the pieces first, then the bytes.
     let table = Table::new(rows).with_left(0..5).with_optional([4, 3]);
     table.fit(terminal::width())
 }

@@ -1,4 +1,4 @@
-//! `burn-megatron checkpoint`.
+//! Implements `burn-megatron checkpoint`.
 
 pub mod args;
 mod diff;
@@ -17,7 +17,7 @@ use crate::family::Families;
 use crate::terminal::bar_style;
 use args::CheckpointCommand;
 
-/// Runs a command.
+/// Runs a `checkpoint` command.
 pub fn run(command: &CheckpointCommand, families: &Families) -> Result<ExitCode, Error> {
     match command {
         CheckpointCommand::Inspect(args) => inspect::run(args),
@@ -28,19 +28,19 @@ pub fn run(command: &CheckpointCommand, families: &Families) -> Result<ExitCode,
     }
 }
 
-/// A progress bar in bytes, hidden without a terminal.
+/// Returns a progress bar in bytes, which is hidden without a terminal.
 fn bar(bytes: u64) -> ProgressBar {
     let template = "{bytes}/{total_bytes} {bar:30.cyan/blue} {bytes_per_sec}  ETA {eta}";
     ProgressBar::new(bytes).with_style(bar_style(template))
 }
 
-/// The bytes of all tensors.
+/// Returns the total bytes of all tensors.
 fn tensor_bytes(checkpoint: &Checkpoint) -> u64 {
     let tensors = checkpoint.manifest().tensors.iter();
     tensors.map(bytes_of).sum()
 }
 
 fn bytes_of(tensor: &burn_megatron::checkpoint::TensorEntry) -> u64 {
-    // The sizes of an open checkpoint were checked.
+    // Opening a checkpoint checks the sizes.
     tensor.meta().bytes().unwrap_or(usize::MAX) as u64
 }

@@ -1,4 +1,4 @@
-//! `burn-megatron checkpoint reshard`.
+//! Implements `burn-megatron checkpoint reshard`.
 
 use std::process::ExitCode;
 
@@ -15,7 +15,7 @@ use crate::error::Error;
 use crate::numbers::count;
 use crate::resume_mode::is_run_folder;
 
-/// Writes a checkpoint to another folder, and compares the two.
+/// Writes a checkpoint to another folder, and compares the two checkpoints.
 pub fn run(args: &ReshardArgs) -> Result<ExitCode, Error> {
     let from = Checkpoint::open(&args.path)?;
     let sizes = match args.max_shard_size {
@@ -31,7 +31,7 @@ pub fn run(args: &ReshardArgs) -> Result<ExitCode, Error> {
         .into());
     }
     let folder = CheckpointFolder::create(&args.to)?;
-    // Once to write, once to compare.
+    // All bytes pass twice: for the write and for the comparison.
     let bar = bar(2 * tensor_bytes(&from));
     let to = reshard(&from, &folder, sizes, &mut |bytes| bar.inc(bytes))?;
     let comparison = compare(&from, &to, &mut |bytes| bar.inc(bytes))?;

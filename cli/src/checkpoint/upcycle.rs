@@ -1,4 +1,4 @@
-//! `burn-megatron checkpoint upcycle`.
+//! Implements `burn-megatron checkpoint upcycle`.
 
 use std::process::ExitCode;
 
@@ -16,10 +16,10 @@ use crate::error::Error;
 use crate::family::Families;
 use crate::numbers::count;
 
-/// Settings of experts that are printed also with their defaults.
+/// Settings of experts that are printed even if they have their default value.
 const NAMED: [&str; 2] = ["experts", "experts_per_token"];
 
-/// Writes a dense checkpoint as one of a model with experts.
+/// Writes a dense checkpoint as a checkpoint of a model with experts.
 pub fn run(args: &UpcycleArgs, families: &Families) -> Result<ExitCode, Error> {
     let from = Checkpoint::open(&args.path)?;
     let dense = families.model_of(&from)?;
@@ -65,7 +65,7 @@ pub fn run(args: &UpcycleArgs, families: &Families) -> Result<ExitCode, Error> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the part of a recipe for this model that differs from the settings of the dense model.
+/// Returns the part of a recipe that differs from the settings of the dense model.
 fn recipe(model: &TransformerConfig) -> Result<String, Error> {
     let table = |moe: &Option<MoeConfig>| Table::try_from(moe.clone().unwrap_or_default());
     let mut moe = table(&model.moe)?;

@@ -1,4 +1,4 @@
-//! `burn-megatron checkpoint verify`.
+//! Implements `burn-megatron checkpoint verify`.
 
 use std::process::ExitCode;
 
@@ -10,7 +10,7 @@ use super::bar;
 use crate::error::Error;
 use crate::numbers::count;
 
-/// Verifies a checkpoint, and prints what has changed.
+/// Verifies a checkpoint, and prints the files that have changed.
 pub fn run(args: &VerifyArgs) -> Result<ExitCode, Error> {
     let checkpoint = Checkpoint::open(&args.path)?;
     let totals = checkpoint.totals();

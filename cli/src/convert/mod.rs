@@ -1,4 +1,4 @@
-//! `burn-megatron convert`.
+//! Implements `burn-megatron convert`.
 
 #[cfg(test)]
 mod tests;
@@ -29,37 +29,37 @@ use crate::terminal::bar_style;
 /// Flags of `convert`.
 #[derive(Args)]
 pub struct ConvertArgs {
-    /// The source: a Hugging Face folder, which has a config.json, is converted to a checkpoint; a checkpoint, or the
-    /// latest one of a run, to a Hugging Face folder.
+    /// The source. A Hugging Face folder, which contains a config.json, is converted to a checkpoint. A checkpoint,
+    /// or the latest checkpoint of a run folder, is converted to a Hugging Face folder.
     #[arg(value_name = "SRC")]
     source: PathBuf,
-    /// The new folder. It must not exist, except with --overwrite.
+    /// The new folder. It must not exist, unless --overwrite is given.
     #[arg(value_name = "DST")]
     target: PathBuf,
     /// Replace an existing model folder.
     #[arg(long)]
     overwrite: bool,
-    /// The type of the elements; by default that of the checkpoint.
+    /// The type of the elements. The default is the type of the checkpoint.
     #[arg(long, value_enum)]
     dtype: Option<Dtype>,
-    /// Maximum bytes of tensors per file, such as 512MiB; 5GB by default. A larger tensor gets a file of its own.
+    /// Maximum bytes of tensors per file, such as 512MiB. The default is 5GB. A larger tensor gets a separate file.
     #[arg(long, value_name = "SIZE")]
     max_shard_size: Option<ByteSize>,
-    /// Hugging Face folder from which to take the family, special tokens, tokenizer and generation settings. By default they
-    /// come from the model that the run was loaded from, and the tokenizer and the chat template come from its data. A
-    /// checkpoint that was converted from a folder has its own settings.
+    /// Hugging Face folder that provides the family, special tokens, tokenizer and generation settings. By default,
+    /// they are taken from the model that the run was loaded from, and the tokenizer and the chat template from its
+    /// data. A checkpoint that was converted from a folder has its own settings.
     #[arg(long, value_name = "DIR")]
     like: Option<PathBuf>,
-    /// Write the whole model with the adapters of the checkpoint added to its weights. By default a checkpoint of adapters
-    /// is written as a folder of peft, which has the adapters alone.
+    /// Write the whole model, with the adapters of the checkpoint merged into its weights. By default, a checkpoint
+    /// of adapters is written as a peft folder, which contains only the adapters.
     #[arg(long)]
     merge_lora: bool,
-    /// Write the exponential moving average of the weights (train.ema), in the place of the weights.
+    /// Write the exponential moving average of the weights (train.ema) instead of the weights.
     #[arg(long)]
     ema: bool,
 }
 
-/// Types of elements.
+/// Element types.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub enum Dtype {
     #[value(aliases = ["fp64", "float64"])]
@@ -83,7 +83,7 @@ impl From<Dtype> for ElementType {
     }
 }
 
-/// Converts a Hugging Face folder to a checkpoint, or back.
+/// Converts a Hugging Face folder to a checkpoint, or a checkpoint to a Hugging Face folder.
 pub fn run(args: &ConvertArgs, families: &Families) -> Result<ExitCode, Error> {
     check_target(args)?;
     if is_hf_folder(&args.source) {
@@ -109,7 +109,7 @@ fn check_target(args: &ConvertArgs) -> Result<(), Error> {
         .into());
     }
     let is_empty = || std::fs::read_dir(target).is_ok_and(|mut entries| entries.next().is_none());
-    // Checkpoints of runs do not have these files.
+    // Checkpoints of runs do not contain these files.
     let is_converted = || {
         let files = Checkpoint::open(target).map(|checkpoint| stored_hf_files(&checkpoint));
         files.is_ok_and(|files| files.is_ok_and(|files| !files.is_empty()))
@@ -233,7 +233,7 @@ fn from_checkpoint(args: &ConvertArgs, families: &Families) -> Result<(), Error>
     Ok(())
 }
 
-/// Writes the adapters of a checkpoint as a folder of `peft`.
+/// Writes the adapters of a checkpoint as a `peft` folder.
 fn export_adapters(
     checkpoint: &Checkpoint,
     (model, layers): (&Model, &LoraLayers),
@@ -260,7 +260,7 @@ fn export_adapters(
     Ok(())
 }
 
-/// The bytes of the model's tensors.
+/// Returns the number of bytes of the model's tensors.
 pub fn total(source: &dyn TensorSource) -> u64 {
     let keys = source.keys().into_iter();
     let weights = keys.filter(|key| key.starts_with(burn_megatron::checkpoint::MODEL));

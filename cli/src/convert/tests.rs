@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use super::*;
 use crate::flags::parse_text;
 
-/// The flags as they are typed.
+/// Runs `convert` with these flags.
 fn convert(flags: &str) -> Result<ExitCode, Error> {
     run(&parse_text(flags)?, &Families::transformers())
 }
@@ -77,7 +77,7 @@ fn there_and_back() {
     fs::remove_dir_all(folder).unwrap();
 }
 
-/// A family of a user, with the files of Llama under another name.
+/// User-defined family with the files of Llama under another name.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Mine;
 

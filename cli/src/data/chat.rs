@@ -17,14 +17,14 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 use crate::terminal::bar_style;
 
-/// The share of the conversations that is held out by default.
+/// The default fraction of conversations that is held out.
 const HELD_OUT: f64 = 0.1;
 
-/// Conversations.
+/// Conversations for fine-tuning.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ChatConfig {
-    /// Files of JSON lines, or folders, whose .jsonl files are read.
+    /// Files of JSON lines, or folders with .jsonl files.
     #[schemars(extend("value" = "PATH,.."))]
     pub files: Vec<PathBuf>,
     /// The fraction of conversations that is held out. The default is 0.1.
@@ -63,7 +63,7 @@ impl ChatConfig {
     /// Checks the settings.
     ///
     /// # Errors
-    /// No files, settings that exclude each other, and a date that is none.
+    /// Returns an error if there are no files, if settings conflict with each other, or if the date is invalid.
     pub fn check(&self) -> Result<(), Error> {
         if self.files.is_empty() {
             return Err(

@@ -57,7 +57,8 @@ pub fn open(recipe: &Recipe) -> Result<Arc<dyn Dataset>, Error> {
     Ok(data)
 }
 
-/// The tokenizer of the recipe; for token files the one that they name, `None` if that is not known or missing.
+/// Returns the tokenizer of the recipe. For token files, it is the tokenizer that their metadata names. Returns
+/// `None` if the tokenizer of token files is unknown or missing.
 pub fn tokenizer(recipe: &Recipe) -> Result<Option<Tokenizer>, Error> {
     let data = &recipe.data;
     let Some(files) = data.files.first() else {
@@ -95,8 +96,8 @@ pub fn tokenizer(recipe: &Recipe) -> Result<Option<Tokenizer>, Error> {
     }
 }
 
-/// The number of different tokens of the data, if it is known before the data is read: that of the tokenizer, or of what
-/// stands beside token files.
+/// Returns the vocabulary size of the data, if it is known before the data is read: from the metadata of token files,
+/// or from the tokenizer.
 pub fn known_vocabulary(recipe: &Recipe) -> Result<Option<usize>, Error> {
     let data = &recipe.data;
     let mut known = None;
@@ -110,8 +111,8 @@ pub fn known_vocabulary(recipe: &Recipe) -> Result<Option<usize>, Error> {
     Ok(known)
 }
 
-/// Returns whether the documents of the data have the special tokens of their tokenizer. Returns `None` if this is unknown,
-/// for bytes, and for conversations, whose template writes special tokens.
+/// Returns whether the documents of the data have the special tokens of their tokenizer. Returns `None` if this is
+/// unknown, for bytes, and for conversations, whose template writes special tokens.
 pub fn special_tokens(recipe: &Recipe) -> Result<Option<bool>, Error> {
     let data = &recipe.data;
     let is_bytes = data.tokenizer.as_deref().is_none_or(|name| name == BYTES);
@@ -122,7 +123,8 @@ pub fn special_tokens(recipe: &Recipe) -> Result<Option<bool>, Error> {
     })
 }
 
-/// The settings of the text that is generated at the end. An empty prompt becomes the beginning of the held-out data.
+/// Returns the settings of the sample at the end of the run. An empty prompt is replaced by the beginning of the
+/// held-out data.
 pub fn sample(
     recipe: &Recipe,
     data: &dyn Dataset,
@@ -144,17 +146,17 @@ pub fn sample(
             .filter_map(|token| u32::try_from(*token).ok())
             .collect();
         let text = tokenizer.decode(&tokens)?;
-        // Bytes may begin and end within a character, and a document may end.
+        // The bytes may begin and end within a character, and a document may end within them.
         let text = text.trim_matches(['\u{fffd}', '\0']);
         sample.prompt = text.split('\0').next().unwrap_or_default().into();
     }
     Ok(sample)
 }
 
-/// The tokenizer of the sample at the end of the run, if one is generated.
+/// Returns the tokenizer of the sample at the end of the run, if a sample is generated.
 ///
 /// # Errors
-/// The tokenizer of the data is not known, or does not fit.
+/// Returns an error if the tokenizer of the data is unknown or does not fit.
 pub fn sample_tokenizer(recipe: &Recipe) -> Result<Option<Tokenizer>, Error> {
     let sample = &recipe.sample;
     if sample.tokens == 0 {
@@ -180,13 +182,13 @@ pub fn sample_tokenizer(recipe: &Recipe) -> Result<Option<Tokenizer>, Error> {
     Ok(Some(tokenizer))
 }
 
-/// The configuration of the token files of the recipe.
+/// Returns the configuration of the token files of the recipe.
 fn token_files(recipe: &Recipe, tokenizer: Option<&Tokenizer>) -> Result<TokenFilesConfig, Error> {
     let data = &recipe.data;
     let mut config = data.token_files()?;
     let beside = TokenFileInfo::read(data.files[0].prefix())?.unwrap_or_default();
     if beside.vocabulary.is_none() {
-        // Every token that is read is checked against it.
+        // Every token that is read is checked against the vocabulary.
         let known = tokenizer.map(Tokenizer::vocabulary);
         config.vocabulary = Some(known.unwrap_or(recipe.model.vocabulary()));
         let eod = tokenizer
@@ -200,7 +202,7 @@ fn token_files(recipe: &Recipe, tokenizer: Option<&Tokenizer>) -> Result<TokenFi
     Ok(config)
 }
 
-/// Checks that the vocabulary of the model covers every token, and for bytes that it is exact.
+/// Checks that the vocabulary of the model covers every token. For bytes, the size must be exact.
 fn check_vocabulary(
     model: usize,
     data: &dyn Dataset,
@@ -223,7 +225,7 @@ fn check_vocabulary(
     }
 }
 
-/// The unit of a loss: per byte where a byte is a token.
+/// Returns the unit of the loss of this data: per byte if a byte is a token.
 pub fn unit(data: &dyn Dataset) -> LossUnit {
     match (data.bytes_per_token() == 1.0, data.vocabulary()) {
         (true, burn_megatron_data::VOCABULARY) => LossUnit::Byte,
@@ -232,19 +234,19 @@ pub fn unit(data: &dyn Dataset) -> LossUnit {
     }
 }
 
-/// The unit of a loss.
+/// Unit of a loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LossUnit {
     /// Tokens are bytes.
     Byte,
-    /// The number of bytes per token is not known.
+    /// The number of bytes per token is unknown.
     Token,
     /// The number of bytes per token is known.
     TokenOfBytes,
 }
 
 impl LossUnit {
-    /// A loss as text: in nats per token, and in bits.
+    /// Formats a loss: in nats per token, and in bits.
     pub fn show(self, nats: f64, bits: f64) -> String {
         match self {
             Self::Byte => format!("{nats:.4} nats per byte ({bits:.4} bits)"),
@@ -253,7 +255,7 @@ impl LossUnit {
         }
     }
 
-    /// The unit of a loss in bits.
+    /// Returns the unit of a loss in bits.
     pub fn bits_unit(self) -> &'static str {
         match self {
             Self::Byte | Self::TokenOfBytes => "byte",

@@ -1,4 +1,5 @@
-//! `[data.chat]` in a build without the feature `tokenizers`: the table is parsed, and using it is an error.
+//! The `[data.chat]` table in a build without the feature `tokenizers`. The table is parsed, but using it is an
+//! error.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,13 +14,13 @@ use crate::error::Error;
 const NOT_BUILT: &str = "[data.chat] (conversations): this program was built without tokenizers; build it with \
                          --features tokenizers";
 
-/// Conversations.
+/// Conversations for fine-tuning.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct ChatConfig {
     /// Files of JSON lines.
     pub files: Vec<PathBuf>,
-    /// The other settings.
+    /// All other settings.
     #[serde(flatten)]
     #[schemars(with = "std::collections::BTreeMap<String, serde_json::Value>")]
     pub others: toml::Table,
@@ -27,17 +28,17 @@ pub struct ChatConfig {
 
 impl ChatConfig {
     /// # Errors
-    /// Always: what reads conversations is not compiled in.
+    /// Always returns an error, because conversations are not supported by this build.
     pub fn check(&self) -> Result<(), Error> {
         Err(NOT_BUILT.into())
     }
 
     /// # Errors
-    /// As [`check`](Self::check).
+    /// Always returns the error of [`check`](Self::check).
     pub fn open(&self, _tokenizer: &Tokenizer, _seq: usize) -> Result<Arc<dyn Dataset>, Error> {
         Err(NOT_BUILT.into())
     }
 
-    /// Nothing is read of them.
+    /// Does nothing, because the paths are not used.
     pub fn clear_paths(&mut self) {}
 }

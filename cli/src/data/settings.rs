@@ -16,26 +16,26 @@ use crate::error::Error;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct DataConfig {
-    /// Text: a file or a folder of text, JSON lines, Parquet or Arrow; by default, without `files`, the text of this
-    /// repository.
+    /// Text: a file, or a folder, of text, JSON lines, Parquet or Arrow. Without `path`, `files` and `chat`, the text
+    /// of this repository is used.
     #[schemars(extend("resume" = "may_differ", "value" = "PATH"))]
     pub path: Option<PathBuf>,
-    /// The key of the text in JSON lines, Parquet and Arrow; `text` by default.
+    /// The key of the text in JSON lines, Parquet and Arrow. The default is `text`.
     #[schemars(extend("flag" = "json-key", "resume" = "may_differ"))]
     pub json_key: Option<String>,
     /// The extensions of the files that are read in a folder of text.
     #[schemars(extend("flag" = "extensions", "resume" = "may_differ"))]
     pub extensions: Vec<String>,
-    /// A tokenizer.json, a folder with one, or `bytes`, the default for text. With token files it is used for the prompt and
-    /// the sample only.
+    /// A tokenizer.json, a folder with one, or `bytes`. The default for text is `bytes`. With token files, the
+    /// tokenizer is only used for the prompt and the sample.
     #[schemars(extend("flag" = "tokenizer", "resume" = "may_differ", "value" = "PATH|bytes"))]
     pub tokenizer: Option<String>,
-    /// Whether each document of a text gets the special tokens that its tokenizer adds to a text, such as `<s>`. The default
-    /// is true. For token files, set `preprocess --special-tokens`.
+    /// Whether each document of a text gets the special tokens of its tokenizer, such as `<s>`. The default is true.
+    /// For token files, set `preprocess --special-tokens`.
     #[schemars(extend("resume" = "may_differ"))]
     pub special_tokens: Option<bool>,
-    /// The shares of training, validation and test of token files, as in "969,30,1". A text allows only "100,0,0", which
-    /// holds nothing out.
+    /// The shares of training, validation and test of token files, as in "969,30,1". A text allows only "100,0,0",
+    /// without held-out data.
     #[schemars(extend("value" = "SHARES"))]
     pub split: Option<String>,
     /// The folder that caches the sample order of token files. By default each process computes the order.
@@ -49,7 +49,7 @@ pub struct DataConfig {
     pub reset_attention: bool,
     /// Whether the loss of the token after the end of a document is masked.
     pub eod_mask_loss: bool,
-    /// Token files.
+    /// The token files.
     #[schemars(extend("resume" = "may_differ"))]
     pub files: Vec<TokenFileEntry>,
     /// Conversations to fine-tune on.
@@ -57,28 +57,28 @@ pub struct DataConfig {
     pub chat: Option<ChatConfig>,
 }
 
-/// One pair of token files.
+/// Entry for a pair of token files.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub enum TokenFileEntry {
     /// `PREFIX` of `PREFIX.bin` and `PREFIX.idx`.
     Prefix(PathBuf),
-    /// The same with a weight.
+    /// The prefix with a weight.
     Weighted(WeightedTokenFiles),
 }
 
-/// A pair of token files with a weight.
+/// Pair of token files with a weight.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct WeightedTokenFiles {
     /// `PREFIX` of `PREFIX.bin` and `PREFIX.idx`.
     pub prefix: PathBuf,
-    /// Its share of the samples, in any unit.
+    /// The share of samples from these files, in any unit.
     pub weight: f64,
 }
 
 impl TokenFileEntry {
-    /// The path without an ending.
+    /// Returns the path without an extension.
     pub fn prefix(&self) -> &Path {
         match self {
             Self::Prefix(prefix) => prefix,
@@ -86,7 +86,7 @@ impl TokenFileEntry {
         }
     }
 
-    /// Its weight, if given.
+    /// Returns the weight, if given.
     pub fn weight(&self) -> Option<f64> {
         match self {
             Self::Prefix(_) => None,
@@ -102,7 +102,7 @@ impl TokenFileEntry {
     }
 }
 
-/// The prefix of token files, if `path` is one, or one of the files.
+/// Returns the prefix of token files if `path` is such a prefix or one of the files.
 fn prefix_of(path: &Path) -> Option<PathBuf> {
     let ends = |ending: &str| {
         path.extension()
@@ -113,15 +113,15 @@ fn prefix_of(path: &Path) -> Option<PathBuf> {
     } else {
         path.to_path_buf()
     };
-    // A text file of that name takes precedence.
+    // A text file with the name of the prefix takes precedence.
     let is_text = prefix == path && path.exists();
     let any = bin_path(&prefix).exists() || idx_path(&prefix).exists();
     (any && !is_text).then_some(prefix)
 }
 
 impl DataConfig {
-    /// Reads the data of `--data` instead. Settings that do not apply to it are dropped. `is_text`: a file of conversations
-    /// is read as text.
+    /// Replaces the data by the data of `--data`. Drops settings that do not apply to it. With `is_text`, a file of
+    /// conversations is read as text.
     pub fn read_from(&mut self, path: &Path, is_text: bool) {
         if !is_text && is_conversation(path) {
             let tokenizer = self.tokenizer.take().filter(|_| self.files.is_empty());
@@ -141,7 +141,7 @@ impl DataConfig {
         match prefix_of(path) {
             Some(prefix) => {
                 if !was_files {
-                    // It was the tokenizer of the text, which is no longer read.
+                    // The tokenizer belongs to the text, which is no longer read.
                     self.tokenizer = None;
                 }
                 (self.path, self.json_key, self.extensions) = (None, None, vec![]);
@@ -162,7 +162,7 @@ impl DataConfig {
     /// Checks that each setting has an effect.
     ///
     /// # Errors
-    /// The setting without effect, and what it needs.
+    /// Returns an error that names the setting without effect, and the remedy.
     pub fn check(&self) -> Result<(), Error> {
         if self.path.is_some() && !self.files.is_empty() {
             return Err(
@@ -231,10 +231,10 @@ impl DataConfig {
         }
     }
 
-    /// Checks that a tokenizer can make tokens of a text.
+    /// Checks that a tokenizer can tokenize the text.
     ///
     /// # Errors
-    /// The setting that only bytes have.
+    /// Returns an error for a setting that applies only to bytes.
     pub fn check_tokens(&self) -> Result<(), Error> {
         match self.reset_attention {
             true => Err(
@@ -246,10 +246,10 @@ impl DataConfig {
         }
     }
 
-    /// Checks that the bytes of a text can be its tokens.
+    /// Checks that the bytes of the text can be its tokens.
     ///
     /// # Errors
-    /// The setting that has no effect on bytes.
+    /// Returns an error for a setting that has no effect on bytes.
     pub fn check_bytes(&self) -> Result<(), Error> {
         match self.special_tokens {
             Some(true) => {
@@ -259,12 +259,12 @@ impl DataConfig {
         }
     }
 
-    /// Whether each document of a text gets the special tokens of its tokenizer.
+    /// Returns whether each document of a text gets the special tokens of its tokenizer.
     pub fn adds_special_tokens(&self) -> bool {
         self.special_tokens.unwrap_or(true)
     }
 
-    /// Whether rows have documents that do not attend to each other.
+    /// Returns whether rows contain documents that do not attend to each other.
     pub fn has_documents(&self) -> bool {
         self.packing || self.reset_attention
     }
@@ -274,10 +274,10 @@ impl DataConfig {
         text.with_reset_attention(self.reset_attention)
     }
 
-    /// Returns the configuration of the token files, without what their tokenizer says.
+    /// Returns the configuration of the token files, without the values from their tokenizer.
     ///
     /// # Errors
-    /// Invalid shares.
+    /// Returns an error if the shares are invalid.
     pub fn token_files(&self) -> Result<TokenFilesConfig, Error> {
         let files = self.files.iter().map(|files| TokenFile {
             prefix: files.prefix().to_path_buf(),
@@ -294,7 +294,7 @@ impl DataConfig {
         Ok(config)
     }
 
-    /// A name for the data, of the file or folder that is given first.
+    /// Returns a name for the data: the name of the first file or folder.
     pub fn name(&self) -> Option<String> {
         let files = self.files.first().map(TokenFileEntry::prefix);
         let chat = || self.chat.as_ref()?.files.first().map(PathBuf::as_path);
@@ -302,7 +302,8 @@ impl DataConfig {
         Some(path.file_name()?.to_string_lossy().into_owned())
     }
 
-    /// Clears the paths, which may differ between machines; the contents may not, and are in the fingerprint of the data.
+    /// Clears the paths, which may differ between machines. The contents must be the same, and are covered by the
+    /// fingerprint of the data.
     pub fn clear_paths(&mut self) {
         (self.path, self.cache) = (None, None);
         self.tokenizer = self.tokenizer.take().map(|_| "tokenizer".into());

@@ -15,7 +15,7 @@ const BPE: &str = concat!(
     "/../burn-megatron-data/tests/fixtures/tokenizer/byte_bpe"
 );
 
-/// A folder with a text, and token files of 40 documents of 50 tokens below 256.
+/// Folder with a text, and token files of 40 documents of 50 tokens below 256.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -158,7 +158,7 @@ fn everything_can_be_trained_on() {
             sample(&recipe, &*all, own.as_ref()).unwrap().prompt,
             recipe.sample.prompt
         );
-        // A tenth of so short a text is too short to evaluate on.
+        // A tenth of such a short text is too short for an evaluation.
         recipe = folder.recipe(vocabulary, &data);
         assert!(error(&recipe).contains("held"), "{}", error(&recipe));
         recipe.train.held_out_samples = 0;
@@ -190,7 +190,8 @@ fn records_are_documents_under_a_key() {
     let text = open(&folder.recipe(256, "path = 'DIR/a.jsonl'")).unwrap();
     let body = open(&folder.recipe(256, "path = 'DIR/b.ndjson'\njson_key = 'body'")).unwrap();
     assert_eq!(text.fingerprint(), body.fingerprint());
-    // 10 documents of 17 bytes and 30 of 18, of which 4 of 17 are held out, and a byte between two.
+    // 10 documents have 17 bytes and 30 have 18 bytes. Four documents of 17 bytes are held out. One byte separates
+    // two documents.
     let described = text.describe();
     assert!(
         described.contains("a.jsonl: 677 bytes to train on, 71 held out"),
@@ -230,7 +231,7 @@ fn what_stands_beside_token_files_is_heeded() {
     let error = self::error(&other);
     assert!(error.contains("= bytes is not the tokenizer of"), "{error}");
     assert!(error.contains("expected"), "{error}");
-    // One that is gone is no mistake: the tokens are there.
+    // A missing tokenizer is not an error, because the tokens are available.
     let mut gone = TokenFileInfo::read(&folder.path("tokens"))
         .unwrap()
         .unwrap();
@@ -240,7 +241,7 @@ fn what_stands_beside_token_files_is_heeded() {
     assert!(open(&recipe).is_ok());
 }
 
-/// `generate` reads a checkpoint without the data.
+/// Tests that `generate` can read a checkpoint without the data.
 #[test]
 fn a_checkpoint_names_the_tokenizer_of_its_token_files() {
     let folder = Folder::new();
@@ -254,7 +255,7 @@ fn a_checkpoint_names_the_tokenizer_of_its_token_files() {
     assert_eq!(named(&recipe), BPE);
     let mut text = folder.recipe(400, "path = 'DIR/text.txt'\ntokenizer = 'BPE'");
     assert_eq!(named(&text), BPE);
-    // From any folder.
+    // The recorded path works from any folder.
     text.data.tokenizer = Some("../burn-megatron-data/tests/fixtures/tokenizer/byte_bpe".into());
     assert_eq!(named(&text), BPE);
 }
@@ -324,7 +325,7 @@ fn settings_that_do_nothing_or_do_not_fit_are_errors() {
     let error = error(&folder.recipe(300, "path = 'DIR/text.txt'"));
     let fits = "invalid model.vocabulary = 300: expected 256 for bytes";
     assert!(error.starts_with(fits), "{error}");
-    // The number of tokens is not known, so token ids are checked against the vocabulary of the model.
+    // The vocabulary of the token files is unknown, so token ids are checked against the vocabulary of the model.
     let error = self::error(&folder.recipe(100, "files = ['DIR/tokens']\nsplit = '90,10'"));
     assert!(error.contains("100"), "{error}");
     let error = toml::from_str::<DataConfig>("files = [{prefix = 'x', share = 1}]").unwrap_err();

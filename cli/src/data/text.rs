@@ -13,10 +13,10 @@ use crate::documents::{
 };
 use crate::error::Error;
 
-/// No document is too long, as the whole text is held in memory.
+/// No limit on the size of a document, because the whole text is held in memory.
 const LIMIT: usize = usize::MAX >> 1;
 
-/// The path of the text, and its documents: a file, or a record, is one.
+/// Returns the path of the text and its documents. Each file or record is a document.
 pub fn read(data: &DataConfig) -> Result<(PathBuf, TextDocuments), Error> {
     let path = path(data)?;
     if !path.exists() {
@@ -27,7 +27,7 @@ pub fn read(data: &DataConfig) -> Result<(PathBuf, TextDocuments), Error> {
     }
     let key = data.json_key.as_deref().unwrap_or(TEXT_KEY);
     let keys = [key.to_string()];
-    // The text of this repository is the same whatever else is in it.
+    // For the default text, read only text files, so that other files in the repository do not change it.
     let text: &[&[&str]] = match &data.path {
         Some(_) => &[&TEXT, &RECORDS],
         None => &[&TEXT],
@@ -55,7 +55,7 @@ pub fn read(data: &DataConfig) -> Result<(PathBuf, TextDocuments), Error> {
         documents = documents.with_source(counts.to_string());
     }
     if data.split.is_some() {
-        // No other split of a text passes the check of the settings.
+        // The check of the settings rejects any other split of a text.
         documents = documents.without_held_out();
     }
     Ok((path, documents))
@@ -100,7 +100,7 @@ fn read_input(input: &Input, keys: &[String], to: &mut TextDocuments) -> Result<
     Ok(())
 }
 
-/// The text of the recipe, or of this repository.
+/// Returns the path of the text of the recipe, or of this repository.
 fn path(data: &DataConfig) -> Result<PathBuf, Error> {
     if let Some(path) = &data.path {
         return Ok(path.canonicalize().unwrap_or_else(|_| path.clone()));

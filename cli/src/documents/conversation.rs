@@ -1,4 +1,4 @@
-//! Whether JSON lines are conversations to fine-tune on.
+//! Detects JSON lines of conversations for fine-tuning.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
@@ -8,10 +8,11 @@ use burn_megatron::regular_file;
 use super::TEXT_KEY;
 use super::record::keys;
 
-/// The most bytes of a record that are read.
+/// Maximum number of bytes that are read of a record.
 const LIMIT: u64 = 64 << 20;
 
-/// Whether the first record of a .jsonl file is a conversation, or a prompt without text; false for what cannot be read.
+/// Returns whether the first record of a .jsonl file is a conversation, or a prompt without text. Returns false if
+/// the file cannot be read.
 pub fn is_conversation(path: &Path) -> bool {
     if path.extension().is_none_or(|end| end != "jsonl") || !path.is_file() {
         return false;

@@ -4,11 +4,11 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counts the bytes that are read.
+/// Reader that counts the bytes that are read.
 pub struct CountingReader<R> {
     /// The source of the bytes.
     pub from: R,
-    /// The number of bytes.
+    /// The number of bytes that were read.
     pub read: Arc<AtomicU64>,
 }
 

@@ -1,4 +1,4 @@
-//! The numbers of files of a folder.
+//! Counts of the files in a folder.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,10 +7,10 @@ use indicatif::HumanCount;
 
 use crate::numbers::count;
 
-/// The kinds of files that are named among those left out.
+/// Maximum number of file kinds that are listed among the skipped files.
 const KINDS: usize = 5;
 
-/// The number of files that are read, and the number of files that are left out, by kind.
+/// Number of files that are read, and number of skipped files by kind.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FileCounts {
     pub read: usize,
@@ -18,12 +18,12 @@ pub struct FileCounts {
 }
 
 impl FileCounts {
-    /// Whether there is more to say than that the file is read that was given.
+    /// Returns whether the counts are worth printing: not just a single file that is read.
     pub fn is_notable(&self) -> bool {
         self.read != 1 || !self.left_out.is_empty()
     }
 
-    /// The kinds that are left out, the most frequent first, if there are any.
+    /// Returns the kinds of the skipped files, the most frequent first, if there are any.
     pub fn left_out(&self) -> Option<String> {
         let mut kinds: Vec<_> = self.left_out.iter().collect();
         kinds.sort_by_key(|(_, files)| std::cmp::Reverse(**files));
@@ -43,7 +43,7 @@ impl FileCounts {
     }
 }
 
-/// As `12 files read, 30 left out (.py 20, .toml 10)`.
+/// Formats the counts as in `12 files read, 30 left out (.py 20, .toml 10)`.
 impl fmt::Display for FileCounts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} read", count(self.read, "file"))?;

@@ -10,10 +10,10 @@ use burn_megatron_data::tokenizer::TokenizerError;
 
 use super::counts::FileCounts;
 
-/// An input that cannot be read.
+/// Error for an input that cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum InputError {
-    /// A folder has no file to read.
+    /// A folder contains no file to read.
     #[error(
         "no file in '{}' ends in {extensions}, optionally followed by .gz or .zst{}; see --extensions",
         path.display(), counts.left_out().map(|kinds| format!(": there are {kinds}")).unwrap_or_default()
@@ -26,27 +26,27 @@ pub enum InputError {
         /// The files that were found.
         counts: FileCounts,
     },
-    /// The file system, or a compressed file that is truncated.
+    /// The file system returned an error, or a compressed file is truncated.
     #[error("cannot {action} '{path}': {source}")]
     Io {
         /// The action that failed.
         action: &'static str,
         /// The file.
         path: String,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
-    /// The first bytes are those of another kind of file.
+    /// The first bytes belong to another kind of file.
     #[error("'{path}' is {kind}, not text: {advice}")]
     NotText {
         /// The file.
         path: String,
         /// The kind of file.
         kind: &'static str,
-        /// A way to make text of it.
+        /// A way to convert the file to text.
         advice: String,
     },
-    /// The feature that reads it is off.
+    /// The feature that reads this kind of file is disabled.
     #[cfg(not(feature = "parquet"))]
     #[error(
         "'{path}' is {kind}, and this binary was built without the feature parquet: build it with \
@@ -57,21 +57,21 @@ pub enum InputError {
         path: String,
         /// The kind of file.
         kind: &'static str,
-        /// A program that converts it.
+        /// A Python program that converts the file.
         python: String,
     },
-    /// A table has no such column of text.
+    /// A table has no text column of this name.
     #[cfg(feature = "parquet")]
     #[error("'{path}' has no column of text `{key}` (see --json-key): its columns are {columns}")]
     Column {
         /// The file.
         path: String,
-        /// The column that was looked for.
+        /// The name of the column.
         key: String,
         /// The columns with their types.
         columns: String,
     },
-    /// A dataset folder has several splits, and none is the one to train on.
+    /// A dataset folder has several splits, and none is named train.
     #[error(
         "'{}' has the splits {splits}, and none is named train: give the folder or a file of one of them",
         path.display()
@@ -82,13 +82,13 @@ pub enum InputError {
         /// The names of the splits.
         splits: String,
     },
-    /// Listing a folder.
+    /// A folder cannot be listed.
     #[error(transparent)]
     Data(#[from] DataError),
 }
 
 impl InputError {
-    /// An error of the file system.
+    /// Returns an error of the file system.
     pub fn io(action: &'static str, path: &Path, source: io::Error) -> Self {
         Self::Io {
             action,
@@ -98,10 +98,10 @@ impl InputError {
     }
 }
 
-/// An error in a document.
+/// Error in a document.
 #[derive(Debug, thiserror::Error)]
 pub enum BadDocument {
-    /// Not a JSON object.
+    /// The document is not a JSON object.
     #[error("not a JSON object: {0}; each line must be one (`jq -c '.[]'` makes lines of a list)")]
     Json(serde_json::Error),
     /// A key is missing.
@@ -131,7 +131,7 @@ pub enum BadDocument {
     Tokenizer(#[from] TokenizerError),
 }
 
-/// The keys of an object, for the choice of another.
+/// Lists the keys of an object, so that the user can choose another key.
 fn its_keys(keys: &[String]) -> String {
     const SHOWN: usize = 12;
     let names: Vec<_> = keys
@@ -147,25 +147,25 @@ fn its_keys(keys: &[String]) -> String {
     }
 }
 
-/// The position of a document.
+/// Position of a document.
 #[derive(Clone, Debug)]
 pub struct DocumentPosition {
-    /// The input.
+    /// The name of the input.
     pub file: Arc<str>,
-    /// Its line, or its number where documents are not lines; from 1.
+    /// The line, or the number of the document if documents are not lines; from 1.
     pub number: u64,
     /// The unit of `number`.
     pub unit: PositionUnit,
 }
 
-/// The unit of the number of a position.
+/// Unit of the number of a position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PositionUnit {
     /// Lines.
     Line,
     /// Rows of a table.
     Row,
-    /// Documents.
+    /// Documents in a file.
     Document,
     /// The file is one document.
     File,

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-/// `gz` or `zst`, if the name ends in it.
+/// Returns `gz` or `zst` if the file name has this extension.
 pub fn compression(path: &Path) -> Option<&'static str> {
     let extension = path.extension()?;
     ["gz", "zst"]
@@ -10,7 +10,7 @@ pub fn compression(path: &Path) -> Option<&'static str> {
         .find(|packing| extension.eq_ignore_ascii_case(packing))
 }
 
-/// The extension in lower case, without the extension of a compression.
+/// Returns the extension in lower case, ignoring the extension of a compression format.
 pub fn extension(path: &Path) -> Option<String> {
     let name = match compression(path) {
         Some(_) => Path::new(path.file_stem()?),

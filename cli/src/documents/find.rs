@@ -16,45 +16,45 @@ use super::hugging_face;
 use super::input::{Input, table_format};
 use super::table;
 
-/// The format of an input.
+/// Format of an input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Format {
-    /// By its name.
+    /// Selected by the file name.
     Auto,
-    /// Text.
+    /// Plain text.
     Text,
-    /// A JSON object in every line.
+    /// One JSON object per line.
     Jsonl,
 }
 
-/// The options for finding and reading inputs.
+/// Options for finding and reading inputs.
 pub struct FindOptions<'a> {
-    /// The extensions that are read in a folder; none for the default.
+    /// The extensions that are read in a folder. If empty, the default is used.
     pub extensions: &'a [String],
-    /// The extensions by default: the first of these with a file that is no README.
+    /// Groups of default extensions. The first group with a matching file other than a README is used.
     pub default_extensions: &'a [&'a [&'a str]],
     /// The format of files that are not tables.
     pub format: Format,
     /// The split of text into documents.
     pub text: DocumentFormat,
-    /// The keys of the texts of records.
+    /// The keys of the texts in a record.
     pub keys: &'a [String],
 }
 
-/// The inputs that were found.
+/// Inputs that were found.
 #[derive(Debug, Default)]
 pub struct Found {
     /// The inputs, in order.
     pub inputs: Vec<Input>,
-    /// The number of files that are read and left out.
+    /// The number of files that are read and skipped.
     pub counts: FileCounts,
 }
 
-/// The inputs at these paths, of which `-` is standard input, in order; of a folder its files in the order of their
-/// paths.
+/// Finds the inputs at these paths, in order. `-` is standard input. For a folder, its files are returned in the
+/// order of their paths.
 ///
 /// # Errors
-/// [`InputError`] for what is missing, is neither text nor a table, or has no column of the keys.
+/// Returns an [`InputError`] if a file is missing, is neither text nor a table, or has no column for a key.
 pub fn find(paths: &[PathBuf], options: &FindOptions<'_>) -> Result<Found, InputError> {
     let mut found = Found::default();
     for given in paths {
@@ -70,7 +70,7 @@ pub fn find(paths: &[PathBuf], options: &FindOptions<'_>) -> Result<Found, Input
         for (key, path) in files(given, options, &mut found.counts)? {
             let kind =
                 fs::metadata(&path).map_err(|source| InputError::io("read", &path, source))?;
-            // A pipe can be read once.
+            // A pipe can be read only once.
             let table = if kind.is_file() {
                 table_format(&path)?
             } else {
@@ -78,7 +78,7 @@ pub fn find(paths: &[PathBuf], options: &FindOptions<'_>) -> Result<Found, Input
             };
             let format = match table {
                 Some(format) => {
-                    // Opened for its errors, which are told before anything is written.
+                    // Open the table to check for errors before anything is written.
                     drop(table::open(&path, format, options.keys, &Arc::default())?);
                     DocumentFormat::Table(format)
                 }
@@ -97,7 +97,7 @@ pub fn find(paths: &[PathBuf], options: &FindOptions<'_>) -> Result<Found, Input
 }
 
 impl FindOptions<'_> {
-    /// The format of a file that is no table.
+    /// Returns the format of a file that is not a table.
     fn format_of(&self, path: Option<&Path>) -> DocumentFormat {
         match (self.format, path.and_then(extension)) {
             (Format::Jsonl, _) => DocumentFormat::Json,
@@ -108,7 +108,7 @@ impl FindOptions<'_> {
         }
     }
 
-    /// The extensions to look for among these files.
+    /// Returns the extensions to look for among these files.
     fn extensions(&self, files: &[PathBuf]) -> Vec<String> {
         if !self.extensions.is_empty() {
             let bare = |extension: &String| extension.trim_start_matches('.').to_lowercase();
@@ -126,7 +126,7 @@ impl FindOptions<'_> {
     }
 }
 
-/// The file, or those of the folder, each with its key; counts those of the folder that are left out.
+/// Returns the file, or the files of the folder, each with its key. Counts the skipped files of the folder.
 fn files(
     given: &Path,
     options: &FindOptions<'_>,
@@ -158,7 +158,7 @@ fn files(
             (None, None) => "without an extension".into(),
         });
     }
-    // In the order that the dataset gives them.
+    // Use the order of the dataset.
     let read = dataset.unwrap_or(read);
     if read.is_empty() {
         let extensions: Vec<_> = extensions.iter().map(|end| format!(".{end}")).collect();
@@ -172,7 +172,7 @@ fn files(
     Ok(read.into_iter().map(|path| (key(&path), path)).collect())
 }
 
-/// A relative path, joined with `/` on every system.
+/// Returns a relative path joined with `/` on every system.
 fn key(path: &Path) -> Vec<u8> {
     let parts: Vec<_> = path.iter().map(|part| part.as_encoded_bytes()).collect();
     parts.join(&b'/')

@@ -3,10 +3,10 @@
 use super::error::PositionUnit;
 use super::table::TableFormat;
 
-/// The split of a file into documents.
+/// Split of a file into documents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DocumentFormat {
-    /// The file is one document.
+    /// The whole file is one document.
     Whole,
     /// Documents end with these bytes.
     Separated(Vec<u8>),
@@ -29,7 +29,7 @@ impl DocumentFormat {
         }
     }
 
-    /// Whether documents are records, with texts under keys.
+    /// Returns whether documents are records with texts under keys.
     pub fn has_keys(&self) -> bool {
         matches!(self, Self::Json | Self::Table(_))
     }

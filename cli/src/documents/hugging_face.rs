@@ -1,4 +1,4 @@
-//! The layouts of Hugging Face dataset folders: a repository of the hub, and `datasets.save_to_disk`.
+//! Layouts of Hugging Face dataset folders: a repository of the hub, and `datasets.save_to_disk`.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -19,10 +19,10 @@ const MAX_JSON_BYTES: u64 = 64 << 20;
 /// The split that is read.
 const TRAIN: &str = "train";
 
-/// The start of the names of the files that `datasets.save_to_disk` writes.
+/// The prefix of file names that `datasets.save_to_disk` writes.
 const SAVED: &str = "data";
 
-/// The words that name a split in the name of a file, as `datasets` reads them.
+/// Words in file names that select a split. `datasets` uses the same words.
 const SPLIT_WORDS: [(&str, &[&str]); 3] = [
     (TRAIN, &[TRAIN, "training"]),
     ("validation", &["validation", "valid", "val", "dev"]),
@@ -47,11 +47,12 @@ struct DatasetDict {
     splits: Vec<String>,
 }
 
-/// The files of the split `train` of a dataset folder, or of its only split; `None` if the folder, which has the files
-/// `all`, is not one.
+/// Returns the files of the split `train` of a dataset folder, or of its only split. `all` contains the files of the
+/// folder. Returns `None` if the folder is not a dataset folder.
 ///
 /// # Errors
-/// [`InputError::Splits`] if there are several splits and none is `train`; [`InputError::Io`].
+/// Returns [`InputError::Splits`] if there are several splits and none is named `train`. Returns [`InputError::Io`]
+/// if a file cannot be read.
 pub fn data_files(folder: &Path, all: &[PathBuf]) -> Result<Option<Vec<PathBuf>>, InputError> {
     if let Some(dict) = json::<DatasetDict>(&folder.join("dataset_dict.json"))? {
         let split = chosen(folder, dict.splits.into_iter().map(Some).collect())?;
@@ -69,7 +70,7 @@ pub fn data_files(folder: &Path, all: &[PathBuf]) -> Result<Option<Vec<PathBuf>>
     }
     let is_text = |path: &PathBuf| extension(path).is_some_and(|end| TEXT.contains(&&*end));
     if files.is_empty() && !all.iter().any(|path| is_text(path) && !is_readme(path)) {
-        // In folders of their own, as those of several configurations.
+        // Datasets with several configurations have a folder for each configuration.
         files = all.iter().filter(|path| is_table(path)).cloned().collect();
     }
     if files.is_empty() {
@@ -80,7 +81,7 @@ pub fn data_files(folder: &Path, all: &[PathBuf]) -> Result<Option<Vec<PathBuf>>
     Ok(Some(files))
 }
 
-/// Whether a file is the description of what is beside it.
+/// Returns whether a file is a README.
 pub fn is_readme(path: &Path) -> bool {
     path.file_stem().is_some_and(|stem| stem == "README")
 }
@@ -89,7 +90,7 @@ fn is_table(path: &Path) -> bool {
     extension(path).is_some_and(|end| end == "parquet" || end == "arrow")
 }
 
-/// The split that the name of a file names, as `data/train-00000-of-00002.parquet` does.
+/// Returns the split in the name of a file, as in `data/train-00000-of-00002.parquet`.
 pub fn split_of(path: &Path) -> Option<String> {
     let stem = path.file_stem()?.to_str()?;
     let mut ends = stem.match_indices("-of-").map(|(at, _)| &stem[..at]);
@@ -99,7 +100,7 @@ pub fn split_of(path: &Path) -> Option<String> {
         (is_number(shard) && !split.is_empty()).then_some(split)
     });
     if let Some(split) = sharded {
-        // In a cache the name of the dataset comes before.
+        // In a cache, the name starts with the name of the dataset.
         let split = split.rsplit('-').next();
         return split.filter(|split| *split != SAVED).map(String::from);
     }
@@ -112,7 +113,7 @@ pub fn split_of(path: &Path) -> Option<String> {
     known.map(|(split, _)| (*split).into())
 }
 
-/// The split to read of those of the files of a folder; files that name none are to train on.
+/// Selects the split to read from the splits of a folder's files. Files without a split count as training data.
 fn chosen(folder: &Path, splits: BTreeSet<Option<String>>) -> Result<Option<String>, InputError> {
     let train = Some(TRAIN.to_string());
     if splits.contains(&train) {
@@ -131,19 +132,20 @@ fn chosen(folder: &Path, splits: BTreeSet<Option<String>>) -> Result<Option<Stri
     Ok(splits.into_iter().flatten().next())
 }
 
-/// The files that `datasets.save_to_disk` wrote into a folder, in order.
+/// Returns the files that `datasets.save_to_disk` wrote to a folder, in order.
 fn saved_files(folder: &Path) -> Result<Option<Vec<PathBuf>>, InputError> {
     let state = json::<State>(&folder.join("state.json"))?;
     let files = state.map(|state| state.files.into_iter());
     Ok(files.map(|files| files.map(|file| inside(folder, &file.filename)).collect()))
 }
 
-/// Returns the path of a name in a folder, which cannot lead out of the folder.
+/// Returns the path of a name in a folder. The path cannot lead out of the folder.
 fn inside(folder: &Path, name: &Path) -> PathBuf {
     folder.join(name.file_name().unwrap_or_default())
 }
 
-/// The Parquet and Arrow files in a folder itself, in the order of their names; none if there is no such folder.
+/// Returns the Parquet and Arrow files directly in a folder, in the order of their names. Returns no files if the
+/// folder does not exist.
 fn tables(folder: &Path) -> Result<Vec<PathBuf>, InputError> {
     if !folder.is_dir() {
         return Ok(vec![]);
@@ -156,7 +158,7 @@ fn tables(folder: &Path) -> Result<Vec<PathBuf>, InputError> {
     for entry in fs::read_dir(folder).map_err(unreadable)? {
         let entry = entry.map_err(unreadable)?;
         let hidden = entry.file_name().as_encoded_bytes().starts_with(b".");
-        // Downloads are links to the files of a cache.
+        // Downloaded files are links to the files of a cache.
         if is_table(&entry.path()) && !hidden && entry.path().is_file() {
             files.push(entry.path());
         }
@@ -165,7 +167,7 @@ fn tables(folder: &Path) -> Result<Vec<PathBuf>, InputError> {
     Ok(files)
 }
 
-/// A file of JSON, if it is there and is of this form.
+/// Reads a JSON file, if it exists and has this form.
 fn json<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<Option<T>, InputError> {
     if !is_there(path) {
         return Ok(None);

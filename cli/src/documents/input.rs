@@ -1,4 +1,4 @@
-//! An input file.
+//! Input files.
 
 use std::io::{self, BufRead, BufReader, Cursor, Read};
 use std::path::{Path, PathBuf};
@@ -17,33 +17,33 @@ use super::source::DocumentSource;
 use super::split::DocumentReader;
 use super::table::{self, TableFormat};
 
-/// Size of the read buffer in bytes.
+/// The size of the read buffer in bytes.
 const BUFFER: usize = 1 << 18;
 
-/// A file to read.
+/// File to read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Input {
-    /// The path; `None` for standard input.
+    /// The path, or `None` for standard input.
     pub path: Option<PathBuf>,
-    /// The path in the folder that was given; of a file that was given, nothing.
+    /// The path relative to the given folder. Empty if the file itself was given.
     pub key: Vec<u8>,
     /// The split into documents.
     pub format: DocumentFormat,
-    /// Its size on disk in bytes.
+    /// The size on disk in bytes.
     pub bytes: u64,
 }
 
 impl Input {
-    /// Its name in messages.
+    /// Returns the name for messages.
     pub fn name(&self) -> Arc<str> {
         name(self.path.as_deref()).into()
     }
 
-    /// Its documents, of at most `limit` bytes each; `keys` name the texts of a record, and `read` counts the bytes as
-    /// they are on disk.
+    /// Opens the documents, of at most `limit` bytes each. `keys` are the keys of the texts in a record. `read`
+    /// counts the bytes on disk that were read.
     ///
     /// # Errors
-    /// [`InputError`].
+    /// Returns an [`InputError`] if the file cannot be opened.
     pub fn open(
         &self,
         keys: &[String],
@@ -84,10 +84,11 @@ fn not_text(path: Option<&Path>, kind: &'static str, advice: &str) -> InputError
     }
 }
 
-/// The format of the table that a file is, if it is one.
+/// Returns the table format of a file, or `None` if the file is not a table.
 ///
 /// # Errors
-/// [`InputError::NotText`] if it is neither a table nor text, [`InputError::Io`].
+/// Returns [`InputError::NotText`] if the file is neither a table nor text, and [`InputError::Io`] if it cannot be
+/// read.
 pub fn table_format(path: &Path) -> Result<Option<TableFormat>, InputError> {
     let (format, _) = open(Some(path), &Arc::default())?;
     Ok(format)
@@ -95,7 +96,7 @@ pub fn table_format(path: &Path) -> Result<Option<TableFormat>, InputError> {
 
 type Stream = Box<dyn Read + Send>;
 
-/// The bytes of a file, or of standard input, decompressed, and the format of the table that they are.
+/// Opens a file or standard input. Returns the decompressed bytes, and the table format if the input is a table.
 fn open(
     path: Option<&Path>,
     read: &Arc<AtomicU64>,
@@ -142,7 +143,7 @@ fn open(
     }
 }
 
-/// Returns the kind of a stream, and the stream from its start.
+/// Returns the kind of a stream, and a stream that starts at the beginning.
 fn peek(mut from: Stream) -> io::Result<(FileKind, Stream)> {
     let mut head = vec![];
     from.by_ref().take(HEAD).read_to_end(&mut head)?;
@@ -151,7 +152,7 @@ fn peek(mut from: Stream) -> io::Result<(FileKind, Stream)> {
     Ok((kind, whole))
 }
 
-/// Returns the kind of a file whose name is the name of a table, but whose content is not a table.
+/// Returns the kind of a file that is named like a table, but whose content is not a table.
 fn damaged_table(path: &Path) -> Option<&'static str> {
     match &*extension(path)? {
         "parquet" => Some("a damaged Parquet file"),

@@ -1,37 +1,37 @@
-//! The kind of a file, by its first bytes.
+//! Detects the kind of a file from its first bytes.
 
 use super::table::TableFormat;
 
-/// The number of bytes that tell what a file is.
+/// The number of bytes needed to detect the kind of a file.
 pub const HEAD: u64 = 4096;
 
-/// The kind of a file.
+/// Kind of a file.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum FileKind {
-    /// Text, or anything unknown.
+    /// Text or unknown content.
     Text,
-    /// Compressed by gzip.
+    /// Data compressed with gzip.
     Gzip,
-    /// Compressed by zstd.
+    /// Data compressed with zstd.
     Zstd,
-    /// A table of columns.
+    /// Table of columns.
     Table(TableFormat),
-    /// Something that is not text.
+    /// Other content that is not text.
     Binary(&'static BinaryFormat),
 }
 
-/// A kind of file that is not text.
+/// Binary file format.
 #[derive(Debug, PartialEq)]
 pub struct BinaryFormat {
     offset: usize,
     magic: &'static [u8],
-    /// The name of the kind, with an article.
+    /// The name of the format, with an article.
     pub name: &'static str,
     advice: &'static str,
 }
 
 impl BinaryFormat {
-    /// Returns a way to make text of the file at `path`.
+    /// Returns advice for converting the file at `path` to text.
     pub fn advice(&self, path: &str) -> String {
         self.advice.replace("PATH", path)
     }
@@ -51,7 +51,7 @@ const fn binary(
     }
 }
 
-/// The advice where no command helps.
+/// The advice for formats that no command can convert.
 const NO_TEXT: &str = "leave it out";
 const UNZIP: &str =
     "`unzip PATH -d FOLDER` unpacks it (`pandoc PATH -t plain -o text.txt`, if it is a .docx)";
@@ -147,9 +147,10 @@ static FORMATS: [BinaryFormat; 31] = [
 const PDF: &[u8] = b"%PDF-";
 static SAFETENSORS: BinaryFormat = binary(0, b"", "a file of weights (safetensors)", WEIGHTS);
 
-/// The kind of the file that begins with `head`, its first [`HEAD`] bytes or fewer.
+/// Returns the kind of the file that begins with `head`, its first [`HEAD`] bytes or fewer.
 pub fn kind(head: &[u8]) -> FileKind {
-    // Text may begin with the letters of a magic number, and has neither null bytes nor bytes that are not UTF-8.
+    // Text may begin with the letters of a magic number. It is recognized because it has no null bytes and is valid
+    // UTF-8.
     if !is_binary(head) && !head.starts_with(PDF) {
         return FileKind::Text;
     }
@@ -174,13 +175,13 @@ pub fn kind(head: &[u8]) -> FileKind {
 fn is_binary(head: &[u8]) -> bool {
     let is_text = match std::str::from_utf8(head) {
         Ok(_) => true,
-        // The last character may be cut.
+        // The last character may be incomplete.
         Err(error) => error.error_len().is_none(),
     };
     !is_text || head.contains(&0)
 }
 
-/// The length of the header, little-endian in 8 bytes, and the header, a JSON object.
+/// Checks for the length of the header (little-endian, 8 bytes), followed by the header as a JSON object.
 fn is_safetensors(head: &[u8]) -> bool {
     let length = head.first_chunk().copied().map(u64::from_le_bytes);
     length.is_some_and(|length| (2..1 << 32).contains(&length)) && head.get(8) == Some(&b'{')

@@ -1,7 +1,7 @@
-//! The documents of files, as `preprocess` and `pretrain --data` read them: text, JSON lines, Parquet and Arrow.
+//! Reads documents from files for `preprocess` and `pretrain --data`: text, JSON lines, Parquet and Arrow.
 //!
-//! [`find`] lists the files and tells by their first bytes what they are, [`Input::open`] returns their documents one
-//! after the other, and [`DocumentContent::texts`] their texts.
+//! [`find`] lists the files, and detects their kinds from their first bytes. [`Input::open`] returns the documents of
+//! a file in order, and [`DocumentContent::texts`] returns the texts of a document.
 
 mod conversation;
 mod counting_reader;
@@ -29,11 +29,11 @@ pub use input::Input;
 pub use source::DocumentContent;
 pub use split::NextDocument;
 
-/// The extensions of text in a folder.
+/// The extensions of text files in a folder.
 pub const TEXT: [&str; 3] = burn_megatron_data::EXTENSIONS;
 
-/// The extensions of files of records in a folder, whose texts are under a key.
+/// The extensions of files of records in a folder. The texts of a record are under a key.
 pub const RECORDS: [&str; 4] = ["jsonl", "ndjson", "parquet", "arrow"];
 
-/// The key of the text of a record by default.
+/// The default key of the text in a record.
 pub const TEXT_KEY: &str = "text";

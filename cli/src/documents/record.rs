@@ -1,4 +1,4 @@
-//! The texts of a JSON object.
+//! Texts of a JSON object.
 
 use std::fmt;
 
@@ -10,10 +10,10 @@ use super::error::BadDocument;
 /// The byte order mark that may begin a file.
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 
-/// The text under each key of a JSON object; of a repeated key the last value.
+/// Returns the text under each key of a JSON object. If a key is repeated, the last value is used.
 ///
 /// # Errors
-/// [`BadDocument::Json`], [`BadDocument::MissingKey`], [`BadDocument::NoText`].
+/// Returns [`BadDocument::Json`], [`BadDocument::MissingKey`] or [`BadDocument::NoText`].
 pub fn texts(json: &[u8], keys: &[String]) -> Result<Vec<String>, BadDocument> {
     let json = json.strip_prefix(BYTE_ORDER_MARK).unwrap_or(json);
     let mut reader = serde_json::Deserializer::from_slice(json);
@@ -31,11 +31,11 @@ pub fn texts(json: &[u8], keys: &[String]) -> Result<Vec<String>, BadDocument> {
     texts.collect()
 }
 
-/// The keys of a JSON object, as far as it can be read.
+/// Returns the keys of a JSON object, up to the first syntax error.
 pub fn keys(json: &[u8]) -> Vec<String> {
     let mut keys = vec![];
     let json = json.strip_prefix(BYTE_ORDER_MARK).unwrap_or(json);
-    // What comes before an error is there.
+    // Keys before an error are kept.
     let _ = Names(&mut keys).deserialize(&mut serde_json::Deserializer::from_slice(json));
     keys
 }

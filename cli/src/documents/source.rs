@@ -1,4 +1,4 @@
-//! The documents of an input.
+//! Documents of an input.
 
 use std::io::{self, BufRead};
 
@@ -7,19 +7,19 @@ use super::record;
 use super::split::{DocumentReader, NextDocument};
 use super::table::{Row, Rows};
 
-/// A document as it is in its file.
+/// Document as stored in its file.
 #[derive(Debug, PartialEq, Eq)]
 pub enum DocumentContent {
     /// A text.
     Text(Vec<u8>),
-    /// A JSON object, or nothing.
+    /// A JSON object, or an empty line.
     Json(Vec<u8>),
     /// The texts of a row.
     Row(Row),
 }
 
 impl DocumentContent {
-    /// Its size in bytes.
+    /// Returns the size in bytes.
     pub fn bytes(&self) -> usize {
         match self {
             Self::Text(bytes) | Self::Json(bytes) => bytes.len(),
@@ -27,10 +27,10 @@ impl DocumentContent {
         }
     }
 
-    /// The text under each key; of a document that is a text by itself, the text.
+    /// Returns the text under each key. For a plain text, returns the text itself.
     ///
     /// # Errors
-    /// [`BadDocument`].
+    /// Returns a [`BadDocument`] if a text is missing or invalid.
     pub fn texts(self, keys: &[String]) -> Result<Vec<String>, BadDocument> {
         match self {
             Self::Text(text) => Ok(vec![utf8(text)?]),
@@ -51,29 +51,29 @@ fn utf8(text: Vec<u8>) -> Result<String, BadDocument> {
     String::from_utf8(text).map_err(|error| BadDocument::NotUtf8(error.utf8_error().valid_up_to()))
 }
 
-/// The documents of an input, one after the other.
+/// Iterator over the documents of an input.
 pub enum DocumentSource {
     /// The documents of a text, or of JSON lines.
     Text {
         /// Splits the text.
         reader: DocumentReader<Box<dyn BufRead + Send>>,
-        /// Whether they are JSON objects.
+        /// Whether the documents are JSON objects.
         json: bool,
     },
     /// The rows of a table.
     Table {
         /// The rows.
         rows: Rows,
-        /// Maximum bytes of a text.
+        /// Maximum size of the texts in bytes.
         limit: usize,
     },
 }
 
 impl DocumentSource {
-    /// The next document.
+    /// Returns the next document.
     ///
     /// # Errors
-    /// Reading failed, as for a compressed file that is truncated.
+    /// Returns an error if reading fails, for example because a compressed file is truncated.
     pub fn next(&mut self) -> io::Result<NextDocument<DocumentContent>> {
         match self {
             Self::Text { reader, json } => Ok(match reader.next()? {

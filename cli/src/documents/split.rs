@@ -1,33 +1,33 @@
-//! Splits a file into documents. No document is read beyond the maximum length.
+//! Splits a file into documents. At most the maximum length of a document is held in memory.
 
 use std::io::{self, BufRead, Read};
 
 use super::format::DocumentFormat;
 
-/// The next document of a file.
+/// Next document of a file.
 #[derive(Debug, PartialEq, Eq)]
 pub enum NextDocument<T = Vec<u8>> {
-    /// A document, without what ends it.
+    /// A document without its separator.
     Document(T),
-    /// A document that is too long, which was skipped.
+    /// A document that is too long. It was skipped.
     TooLong,
-    /// Nothing is left.
+    /// There are no more documents.
     End,
 }
 
-/// The documents of a file.
+/// Reader for the documents of a file.
 pub struct DocumentReader<R> {
     from: R,
-    /// The separator; `None` where the file is one document.
+    /// The separator, or `None` if the file is one document.
     end: Option<Vec<u8>>,
-    /// Whether a carriage return before the end belongs to it.
+    /// Whether a carriage return before the separator belongs to the separator.
     lines: bool,
     limit: usize,
     done: bool,
 }
 
 impl<R: BufRead> DocumentReader<R> {
-    /// Reads the documents of `from`, each of at most `limit` bytes.
+    /// Creates a reader for the documents of `from`, each of at most `limit` bytes.
     pub fn new(from: R, format: &DocumentFormat, limit: usize) -> Self {
         let end = match format {
             DocumentFormat::Whole | DocumentFormat::Table(_) => None,
@@ -43,16 +43,16 @@ impl<R: BufRead> DocumentReader<R> {
         }
     }
 
-    /// The next document.
+    /// Returns the next document.
     ///
     /// # Errors
-    /// Reading failed, as for a compressed file that is truncated.
+    /// Returns an error if reading fails, for example because a compressed file is truncated.
     pub fn next(&mut self) -> io::Result<NextDocument> {
         if self.done {
             return Ok(NextDocument::End);
         }
         let (mut document, mut ended) = (vec![], false);
-        // One more byte shows that the document is longer.
+        // One additional byte shows that the document is longer.
         let most = self.limit + self.end.as_ref().map_or(1, |end| end.len().max(1));
         while !ended && document.len() < most {
             let left = (most - document.len()) as u64;
@@ -96,7 +96,7 @@ impl<R: BufRead> DocumentReader<R> {
             self.done = true;
             return Ok(());
         };
-        // A separator may have begun in what was read.
+        // A separator may begin within the bytes that were already read.
         let mut last = start[start.len() - (end.len() - 1).min(start.len())..].to_vec();
         loop {
             let mut some = (&mut self.from).take(PIECE);
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     fn all(text: &[u8], format: &DocumentFormat, limit: usize) -> Vec<NextDocument> {
-        // The smallest buffer, so that every boundary is tried.
+        // The smallest buffer, so that every boundary is tested.
         let from = io::BufReader::with_capacity(1, text);
         let mut documents = DocumentReader::new(from, format, limit);
         let mut found = vec![];

@@ -8,10 +8,10 @@ use tempfile::TempDir;
 
 use super::*;
 
-/// See `make.py` there.
+/// The folder of the fixtures; see its `make.py`.
 const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/documents");
 
-/// The defaults of a test.
+/// The default extensions of a test.
 const DEFAULT: &[&[&str]] = &[&TEXT, &RECORDS];
 
 fn write(folder: &TempDir, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
@@ -39,7 +39,7 @@ fn found(path: &Path, extensions: &[&str], keys: &[&str]) -> Result<Found, Strin
     find(&[path.to_path_buf()], &options).map_err(|error| error.to_string())
 }
 
-/// The texts of all documents under the keys, and the number of files.
+/// Returns the texts of all documents under the keys, and the file counts as text.
 fn read(path: &Path, extensions: &[&str], keys: &[&str]) -> Result<(Vec<String>, String), String> {
     let Found { inputs, counts } = found(path, extensions, keys)?;
     let keys: Vec<_> = keys.iter().map(ToString::to_string).collect();
@@ -109,7 +109,7 @@ fn files_of_a_folder_are_chosen_and_counted() {
     write(&folder, "b/b.py", "x = 1");
     write(&folder, "Makefile", "all:");
     let read = |extensions: &[&str]| read(folder.path(), extensions, &["text"]).unwrap();
-    // Only a description is beside the records.
+    // The only other text in the folder of records is a README.
     let (texts, counts) = read(&[]);
     assert_eq!(texts, ["one"]);
     insta::assert_snapshot!(
@@ -183,7 +183,7 @@ mod tables {
         Path::new(FIXTURES).join(name)
     }
 
-    /// The texts that `make.py` writes.
+    /// Returns the texts that `make.py` writes.
     fn texts(rows: std::ops::Range<usize>) -> Vec<String> {
         let text = |i: usize| format!("row {i} {}", "naïve 日本 ".repeat(i % 3));
         rows.map(text).collect()
@@ -213,7 +213,7 @@ mod tables {
         }
         let test = read(&fixture("saved_dict/test"), &[], &["text"]);
         assert_eq!(test.unwrap().0, texts(100..110));
-        // Those of configurations are in folders of their own.
+        // Datasets with several configurations have a folder for each configuration.
         let folder = tempfile::tempdir().unwrap();
         write(&folder, "README.md", "about");
         let copy = |from: &str, to: &str| {

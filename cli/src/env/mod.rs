@@ -1,4 +1,4 @@
-//! `burn-megatron env`: what this machine and this process offer to a run.
+//! Implements `burn-megatron env`, which shows the resources of this machine and this process.
 
 mod text;
 
@@ -30,7 +30,7 @@ pub struct EnvArgs {
     pub json: bool,
 }
 
-/// The printed environment.
+/// Environment that is printed.
 #[derive(Serialize)]
 pub struct Environment {
     /// The version of burn-megatron.
@@ -45,11 +45,11 @@ pub struct Environment {
     pub engines: Engines,
     /// The devices.
     pub devices: Vec<DeviceInfo>,
-    /// NVIDIA's driver, and the libraries that compile and multiply.
+    /// NVIDIA's driver, and the libraries that compile kernels and multiply matrices.
     pub cuda: Cuda,
 }
 
-/// The parts of CUDA.
+/// Components of CUDA.
 #[derive(Serialize)]
 pub struct Cuda {
     /// NVIDIA's driver.
@@ -60,94 +60,94 @@ pub struct Cuda {
     pub headers: Found<PathBuf>,
     /// cuBLASLt, which multiplies matrices.
     pub cublas_lt: Found<SharedLibrary>,
-    /// Why kernels cannot be compiled, if there is a driver.
+    /// The reason why kernels cannot be compiled, if there is a driver.
     pub problem: Option<String>,
-    /// The engines and libraries of the first GPU, if this binary can use it.
+    /// The engines and libraries of the first GPU, if this binary can use the GPU.
     pub gpu: Option<Found<Gpu>>,
 }
 
-/// The engines and libraries of a GPU.
+/// Engines and libraries of a GPU.
 #[derive(Serialize)]
 pub struct Gpu {
-    /// Its name.
+    /// The name of the GPU.
     pub name: String,
-    /// The engine that multiplies matrices.
+    /// The engine for matrix products.
     pub products: String,
-    /// The engine of fused attention in bf16, for heads of 64 features.
+    /// The engine for fused attention in bf16, with heads of 64 features.
     pub attention: String,
-    /// Whether the first kernel was not compared with the host.
+    /// Whether the result of the first kernel was not compared with the host.
     pub unchecked: bool,
 }
 
-/// The machine.
+/// Machine on which the process runs.
 #[derive(Serialize)]
 pub struct Host {
-    /// Its name.
+    /// The name of the machine.
     pub name: String,
-    /// The cores that this process may use.
+    /// The number of cores that this process may use.
     pub cores: usize,
-    /// Its memory, where the system reports it.
+    /// The memory, if the system reports it.
     pub memory: Option<Memory>,
 }
 
 /// Memory in bytes.
 #[derive(Debug, PartialEq, Serialize)]
 pub struct Memory {
-    /// All of it.
+    /// The total number of bytes.
     pub total: u64,
-    /// The bytes that are available to programs.
+    /// The number of bytes that are available to programs.
     pub available: u64,
 }
 
-/// The launcher of this process.
+/// Launcher of this process.
 #[derive(Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LaunchInfo {
-    /// Without a launcher: ranks are threads.
+    /// No launcher: ranks are threads.
     Threads {
-        /// The Slurm job that this process is in without being a task of it.
+        /// The Slurm job that contains this process, if the process is not one of its tasks.
         slurm_job: Option<String>,
     },
     /// A rank of a launcher.
     Rank {
         /// The launch parameters.
         launch: Launch,
-        /// The variables that they were read from.
+        /// The variables from which the parameters were read.
         origins: Origins,
     },
-    /// By variables that contradict each other.
+    /// The variables of the launcher contradict each other. The text is the error.
     Error(String),
 }
 
-/// Something that was found, or why it cannot be used.
+/// A found item, or the reason why it cannot be used.
 #[derive(Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Found<T> {
-    /// It was found.
+    /// The item was found.
     Found(T),
-    /// It was not; the reason.
+    /// The item was not found, for this reason.
     Missing(String),
 }
 
-/// The communication engines besides threads, which are always available.
+/// Communication engines in addition to threads, which are always available.
 #[derive(Serialize)]
 pub struct Engines {
-    /// NVIDIA's NCCL.
+    /// The NCCL engine.
     pub nccl: Nccl,
-    /// MPI.
+    /// The MPI engine.
     pub mpi: Mpi,
 }
 
-/// NVIDIA's NCCL.
+/// NCCL engine.
 #[derive(Serialize)]
 pub struct Nccl {
-    /// Whether this binary has the engine.
+    /// Whether this binary contains the engine.
     pub compiled: bool,
     /// The library, which is opened at run time.
     pub library: Found<NcclLibrary>,
 }
 
-/// MPI.
+/// MPI engine.
 #[derive(Serialize)]
 pub struct Mpi {
     /// The library that this binary was built with.
@@ -159,17 +159,17 @@ pub struct Mpi {
 /// Devices of one kind.
 #[derive(Serialize)]
 pub struct DeviceInfo {
-    /// Their name for `--device`.
+    /// The name of the devices for `--device`.
     pub kind: String,
-    /// Whether this binary has them.
+    /// Whether this binary supports the devices.
     pub compiled: bool,
     /// The number of usable devices of this machine.
     pub count: usize,
-    /// Why there are none.
+    /// The reason why there are no usable devices.
     pub problem: Option<String>,
 }
 
-/// Prints the environment; fails where the launcher's variables contradict each other.
+/// Prints the environment. The exit code is 1 if the launcher's variables contradict each other.
 pub fn run(args: &EnvArgs) -> Result<ExitCode, Error> {
     let environment = Environment::gather();
     let text = if args.json {
@@ -177,7 +177,7 @@ pub fn run(args: &EnvArgs) -> Result<ExitCode, Error> {
     } else {
         terminal::wrapped(&environment.to_string()) + "\n"
     };
-    // In one write, so that the lines of several ranks do not mix.
+    // Print with one write, so that the lines of several ranks do not mix.
     print!("{text}");
     Ok(environment.exit_code())
 }
@@ -257,7 +257,7 @@ impl Cuda {
 }
 
 impl Gpu {
-    /// Runs the first kernel.
+    /// Runs the first kernel, and returns the engines of the GPU.
     fn gather() -> Result<Self, DeviceError> {
         let device = DeviceKind::Cuda.checked()?;
         let heads = Heads {
@@ -283,7 +283,7 @@ impl Gpu {
 }
 
 impl Memory {
-    /// From Linux's `/proc/meminfo`, which counts in KiB.
+    /// Parses Linux's `/proc/meminfo`, which counts in KiB.
     fn parse(text: &str) -> Option<Memory> {
         let bytes = |name: &str| {
             let rest = text.lines().find_map(|line| line.strip_prefix(name))?;

@@ -20,7 +20,7 @@ const TORCHRUN: &[(&str, &str)] = &[
     ("MASTER_PORT", "29500"),
 ];
 
-/// A laptop.
+/// Returns the environment of a laptop.
 fn bare() -> Environment {
     let missing = || String::from("not there");
     let device = |kind: &str, compiled: bool| DeviceInfo {
@@ -64,7 +64,7 @@ fn bare() -> Environment {
     }
 }
 
-/// A node of a cluster.
+/// Returns the environment of a cluster node.
 fn full() -> Environment {
     let mut environment = bare();
     environment.host = Host {
@@ -194,7 +194,7 @@ fn what_is_missing_says_what_helps() {
     environment.engines.nccl.library = Found::Missing("no file".into());
     environment.engines.mpi.mpirun = Found::Missing("mpirun not found in PATH".into());
     let text = environment.to_string();
-    // The driver runs CUDA 12.
+    // The driver supports CUDA 12.
     assert!(
         text.contains("to install: pip install nvidia-nccl-cu12, and then\n"),
         "{text}"

@@ -1,4 +1,4 @@
-//! The environment as text.
+//! Formats the environment as text.
 
 use std::fmt::{self, Display, Formatter};
 
@@ -45,7 +45,7 @@ fn to_install(f: &mut Formatter<'_>, what: impl Display) -> fmt::Result {
 }
 
 impl Environment {
-    /// The package of NCCL for the major version of CUDA.
+    /// Returns the NCCL package for the major version of CUDA.
     fn nccl_package(&self) -> &'static str {
         match &self.cuda.driver {
             Found::Found(driver) if driver.version.0 <= 12 => "nvidia-nccl-cu12",
@@ -171,7 +171,7 @@ impl LaunchInfo {
                 launch.job.clone().unwrap_or_else(none),
                 origins.job.clone().unwrap_or_default(),
             ),
-            // Whether there is one, never its value.
+            // Whether there is a token. The value is never printed.
             (
                 "token",
                 origins.token.as_ref().map_or_else(none, |_| "given".into()),
@@ -274,7 +274,7 @@ impl DeviceInfo {
                 row(f, &label, format!("none; {problem}"))?;
                 match self.kind.as_str() {
                     "wgpu" => to_install(f, "apt-get install mesa-vulkan-drivers"),
-                    // The driver has its own lines.
+                    // The lines of the driver already contain the problem.
                     _ => Ok(()),
                 }
             }

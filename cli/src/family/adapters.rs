@@ -1,4 +1,4 @@
-//! Adapters on disk: checkpoints of runs that trained them, and folders of `peft`.
+//! Adapters on disk: checkpoints of runs that trained adapters, and `peft` folders.
 
 use std::path::Path;
 
@@ -11,19 +11,19 @@ use super::{Families, Model};
 use crate::error::Error;
 use crate::model_folder::{lora_of, open_checkpoint};
 
-/// The treatment of the weights of adapters.
+/// Treatment of the adapter weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Adapters {
-    /// Added to those of the model.
+    /// Merged into the weights of the model.
     Merged,
-    /// Beside those of the model, to train them further.
+    /// Kept separate from the weights of the model, for further training.
     Separate,
 }
 
-/// A model and its weights.
+/// Model and its weights.
 type OpenedModel = (Model, Box<dyn TensorSource>);
 
-/// Adapters without the weights of their model.
+/// Adapters together with their base model.
 pub(super) struct SavedAdapters {
     model: Model,
     pub(super) lora: LoraConfig,
@@ -32,10 +32,10 @@ pub(super) struct SavedAdapters {
 }
 
 impl Families {
-    /// The model and the weights at a path that has adapters, and not those of their model; `None` for another path.
+    /// Opens the adapters at a path with their base model. Returns `None` if the path has no adapters.
     ///
     /// # Errors
-    /// If a file cannot be read, or the model of the adapters is not known.
+    /// Returns an error if a file cannot be read, or if the base model of the adapters is unknown.
     pub(super) fn open_adapters(
         &self,
         path: &Path,
@@ -86,7 +86,7 @@ impl Families {
         })
     }
 
-    /// The model of adapters at `path`.
+    /// Opens the base model of the adapters at `path`.
     fn base(&self, path: &Path, base: Option<&Path>) -> Result<OpenedModel, Error> {
         let path = path.display();
         let Some(base) = base else {

@@ -1,4 +1,4 @@
-//! A model of any family.
+//! Models of any registered family.
 
 use std::any::Any;
 use std::fmt::Debug;
@@ -34,7 +34,7 @@ use super::{HfExchange, Model};
 use crate::error::Error;
 use crate::settings::schema_of;
 
-/// The shapes of a rank's part of a model, without its values.
+/// Shapes of a rank's part of a model, without its values.
 pub struct Outline {
     pub table: ParameterTable,
     pub kernels: KernelSelection,
@@ -42,7 +42,7 @@ pub struct Outline {
     pub flops_per_token: f64,
 }
 
-/// A model of a registered family; see [`ModelConfig`] for most methods.
+/// Model of a registered family. For most methods, see [`ModelConfig`].
 pub trait AnyModel: Debug + Send + Sync + erased_serde::Serialize {
     fn family(&self) -> &'static str;
     fn layers(&self) -> usize;
@@ -65,25 +65,25 @@ pub trait AnyModel: Debug + Send + Sync + erased_serde::Serialize {
         dtype: DType,
     ) -> Result<KernelSelection, KernelChoiceError>;
 
-    /// The same family with these settings; others have their values in this model.
+    /// Returns a model of the same family with these settings. Missing settings have their values in this model.
     fn with_settings(&self, settings: Table) -> Result<Model, toml::de::Error>;
 
-    /// The same family with the settings of a checkpoint, which has all of them.
+    /// Returns a model of the same family with the complete settings of a checkpoint.
     fn with_saved_settings(&self, settings: Value) -> Result<Model, serde_json::Error>;
 
-    /// The settings in which another model differs; `None` if it has another type of configuration.
+    /// Returns the settings in which another model differs, or `None` if it has another type of configuration.
     fn differences(&self, other: &dyn AnyModel) -> Option<Vec<ConfigDifference>>;
 
-    /// The schema of the settings.
+    /// Returns the JSON schema of the settings.
     fn schema(&self) -> Value;
 
-    /// Whether both have the same family and settings.
+    /// Returns whether both models have the same family and settings.
     fn equals(&self, other: &dyn AnyModel) -> bool;
 
-    /// The exchange with Hugging Face, if the family has one.
+    /// Returns the conversion from and to Hugging Face, if the family supports it.
     fn hf(&self) -> Option<&dyn HfExchange>;
 
-    /// A rank's part of the model in outline, for sequences of `seq` tokens.
+    /// Builds a rank's part of the model without allocating its parameters, for sequences of `seq` tokens.
     fn outline(
         &self,
         builder: ModelBuilder,
@@ -91,16 +91,17 @@ pub trait AnyModel: Debug + Send + Sync + erased_serde::Serialize {
         seq: usize,
     ) -> Result<Outline, Error>;
 
-    /// The layers that have adapters with these settings.
+    /// Returns the layers that have adapters with these settings.
     fn adapted_layers(&self, lora: &LoraConfig) -> Result<LoraLayers, BuildError>;
 
-    /// Checks that the model has what the builder's settings of recomputation name.
+    /// Checks that the model has the layers that the builder's recomputation settings name.
     fn check_recompute(&self, builder: ModelBuilder) -> Result<(), BuildError>;
 
-    /// Checks that the model has what the patterns of a training run name, and what drafts of generated text need.
+    /// Checks that the model has the parameters and layers that the patterns of a training run name. With `drafts`,
+    /// also checks that the model can draft generated text.
     ///
     /// # Errors
-    /// A pattern that matches nothing, and drafts by a model that has none.
+    /// Returns an error if a pattern matches nothing, or if the model cannot draft.
     fn check_names(
         &self,
         builder: ModelBuilder,
@@ -115,14 +116,14 @@ pub trait AnyModel: Debug + Send + Sync + erased_serde::Serialize {
         profiles: &RankProfiles,
     ) -> Result<MemoryReport, Error>;
 
-    /// A trainer of a rank's part of the model.
+    /// Creates a trainer for a rank's part of the model.
     fn trainer(
         &self,
         builder: ModelBuilder,
         config: &TrainConfig,
     ) -> Result<Box<dyn AnyTrainer>, Error>;
 
-    /// A rank's part of the model, with its weights, to generate with.
+    /// Creates a generator for a rank's part of the model, with its weights.
     fn generator(
         &self,
         builder: ModelBuilder,
@@ -130,7 +131,7 @@ pub trait AnyModel: Debug + Send + Sync + erased_serde::Serialize {
         weights: &dyn TensorSource,
     ) -> Result<Box<dyn AnyGenerator>, Error>;
 
-    /// Runs `verify` with this model as the subject.
+    /// Runs `verify` on this model.
     fn verify(
         &self,
         subject: ModelSubject<()>,
@@ -141,7 +142,7 @@ pub trait AnyModel: Debug + Send + Sync + erased_serde::Serialize {
     fn as_any(&self) -> &dyn Any;
 }
 
-/// A model with its configuration, and what it takes from the registration of its family.
+/// Configuration of a model, with the parts of its family's registration.
 #[derive(Clone, Debug, Serialize)]
 pub struct FamilyModel<C> {
     pub family: &'static str,
@@ -152,7 +153,7 @@ pub struct FamilyModel<C> {
 }
 
 impl<C: ModelConfig> FamilyModel<C> {
-    /// The whole model in outline.
+    /// Builds the whole model without allocating its parameters.
     fn whole(&self, builder: ModelBuilder) -> Result<ParallelModule<C::Model>, BuildError> {
         let whole = StageLayout {
             embedding: true,
@@ -163,7 +164,7 @@ impl<C: ModelConfig> FamilyModel<C> {
     }
 }
 
-/// The configuration of a model, if it has this type.
+/// Returns the configuration of a model, if it has this type.
 pub fn config_of<C: ModelConfig>(model: &dyn AnyModel) -> Option<&C> {
     let model = model.as_any().downcast_ref::<FamilyModel<C>>()?;
     Some(&model.config)

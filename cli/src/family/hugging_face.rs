@@ -1,4 +1,4 @@
-//! The exchange of a family with Hugging Face.
+//! Conversion of a family from and to Hugging Face folders.
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
@@ -16,13 +16,13 @@ use super::{Families, Model, config_of};
 use crate::companions::{Companions, Origin};
 use crate::error::Error;
 
-/// The Hugging Face folders of a family: every [`HfFamily`]. `progress` gets the number of tensor bytes since its last
-/// call.
+/// Converts the Hugging Face folders of a family. Every [`HfFamily`] implements it. `progress` receives the number of
+/// tensor bytes since its last call.
 pub trait HfExchange: Debug + Send + Sync {
-    /// Opens a folder: the model and its weights.
+    /// Opens a folder. Returns the model and its weights.
     fn open(&self, path: &Path) -> Result<(Model, Box<dyn TensorSource>), Error>;
 
-    /// The model of a folder's `config.json`, without its weights.
+    /// Returns the model of a folder's `config.json`, without its weights.
     fn config(&self, path: &Path) -> Result<Model, Error>;
 
     /// Checks that a `config.json` can describe a model of the family.
@@ -36,8 +36,8 @@ pub trait HfExchange: Debug + Send + Sync {
         progress: &mut dyn FnMut(u64),
     ) -> Result<Checkpoint, Error>;
 
-    /// Converts a checkpoint with these weights to a folder, with its companions or with the files that the checkpoint was
-    /// converted with.
+    /// Converts a checkpoint with these weights to a folder. The folder contains the companions, or the files that
+    /// the checkpoint stores from its conversion.
     fn export(
         &self,
         checkpoint: (&Checkpoint, &dyn TensorSource),
@@ -47,10 +47,10 @@ pub trait HfExchange: Debug + Send + Sync {
         progress: &mut dyn FnMut(u64),
     ) -> Result<Exported, Error>;
 
-    /// Checks that the adapters of a model can be written as a folder of `peft`.
+    /// Checks that the adapters of a model can be written as a `peft` folder.
     fn check_adapter(&self, model: (&Model, &LoraLayers)) -> Result<(), Error>;
 
-    /// Writes the adapters of a model as a folder of `peft`.
+    /// Writes the adapters of a model as a `peft` folder.
     fn export_adapter(
         &self,
         adapters: &dyn TensorSource,
@@ -60,7 +60,7 @@ pub trait HfExchange: Debug + Send + Sync {
         progress: &mut dyn FnMut(u64),
     ) -> Result<ExportSummary, Error>;
 
-    /// Opens a folder of `peft` with adapters of a model: their settings and weights.
+    /// Opens a `peft` folder with adapters of a model. Returns their settings and weights.
     fn open_adapter(
         &self,
         path: &Path,
@@ -68,15 +68,15 @@ pub trait HfExchange: Debug + Send + Sync {
     ) -> Result<(LoraConfig, Box<dyn TensorSource>), Error>;
 }
 
-/// The exported model.
+/// Result of an export.
 pub struct Exported {
     pub model_type: &'static str,
     pub summary: ExportSummary,
-    /// Whether there are files beside the weights, such as a tokenizer.
+    /// Whether there are files in addition to the weights, such as a tokenizer.
     pub has_files: bool,
 }
 
-/// Prints the keys of a `config.json` that neither `transformers` nor this program reads, once per folder.
+/// Prints the keys of a `config.json` that are read by neither `transformers` nor this program, once per folder.
 fn warn_of_ignored_keys<F: HfFamily>(path: &Path, config: &HfConfig<F>) {
     static WARNED: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
     if config.ignored.is_empty() {
@@ -179,7 +179,7 @@ impl<F: HfFamily> HfExchange for F {
     }
 }
 
-/// The family of Hugging Face that a model is of, and its configuration.
+/// Returns the Hugging Face family and the configuration of a model.
 fn described<F: HfFamily>(model: &Model) -> Result<(F, F::Model), Error> {
     let config = config_of::<F::Model>(&**model);
     let config = config.ok_or_else(|| format!("{} is of another family", model.family()))?;
@@ -188,10 +188,10 @@ fn described<F: HfFamily>(model: &Model) -> Result<(F, F::Model), Error> {
 }
 
 impl Families {
-    /// The exchange for a Hugging Face folder, by its `model_type`.
+    /// Returns the conversion for a Hugging Face folder, selected by its `model_type`.
     ///
     /// # Errors
-    /// A `config.json` that cannot be read, and a `model_type` of no family.
+    /// Returns an error if the `config.json` cannot be read, or if no family has the `model_type`.
     pub fn hf(&self, path: &Path) -> Result<&dyn HfExchange, Error> {
         let families = self.0.iter();
         let mut exchanges = families.filter_map(|family| Some((family.family(), family.hf()?)));

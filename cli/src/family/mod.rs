@@ -1,4 +1,4 @@
-//! The model families of a command line: names, and the models that recipes and checkpoints configure in them.
+//! The model families of a command line: their names, and the models that recipes and checkpoints configure.
 
 mod adapters;
 mod any_model;
@@ -30,25 +30,25 @@ pub use hugging_face::HfExchange;
 pub use run::{AnyTrainer, RankMemory};
 pub use saved::WeightsError;
 
-/// The key of a model's family among its settings.
+/// The key of the family in the settings of a model.
 pub const FAMILY: &str = "family";
 
-/// The registered model families, each as a model with its default settings. The first is that of a recipe that
-/// names none.
+/// Registered model families, each as a model with its default settings. A recipe without a family uses the first
+/// family.
 #[derive(Clone, Debug)]
 pub struct Families(Vec<Model>);
 
-/// A model of a registered family.
+/// Model of a registered family.
 #[derive(Clone)]
 pub struct Model(Arc<dyn AnyModel>);
 
 impl Families {
-    /// No family.
+    /// Returns an empty list of families.
     pub fn none() -> Self {
         Self(vec![])
     }
 
-    /// The families of burn-megatron-models: GPT-2, Llama, Mistral, Qwen 2 and Qwen 3.
+    /// Returns the families of burn-megatron-models.
     pub fn transformers() -> Self {
         let mut families = Self::none();
         for family in ModelFamily::ALL {
@@ -57,12 +57,12 @@ impl Families {
         families
     }
 
-    /// Adds a family; it replaces one of the same name.
+    /// Adds a family, or replaces the family of the same name.
     pub fn add<C: ModelConfig>(&mut self, name: &'static str, defaults: C) {
         self.put(Model::new(name, defaults, None));
     }
 
-    /// Adds a family of Hugging Face by its `model_type`; it replaces one of the same name.
+    /// Adds a Hugging Face family by its `model_type`, or replaces the family of the same name.
     pub fn add_hf<F: HfFamily>(&mut self, family: F, defaults: F::Model) {
         self.put(Model::of_hf(family, defaults));
     }
@@ -72,18 +72,18 @@ impl Families {
         self.0.push(model);
     }
 
-    /// Each family, as a model with its default settings.
+    /// Returns the families as models with their default settings.
     pub fn models(&self) -> &[Model] {
         &self.0
     }
 
-    /// The names, for an error.
+    /// Returns the names of the families for an error.
     fn names(&self) -> String {
         let names: Vec<_> = self.0.iter().map(|family| family.family()).collect();
         names.join(", ")
     }
 
-    /// The family of this name, or the first.
+    /// Returns the family of this name, or the first family.
     fn find(&self, name: Option<&str>) -> Result<&Model, Error> {
         let found = match name {
             Some(name) => self.0.iter().find(|family| family.family() == name),
@@ -95,7 +95,7 @@ impl Families {
         })
     }
 
-    /// The family that a recipe's `[model]` names, or the first.
+    /// Returns the family that a recipe's `[model]` names, or the first family.
     fn family_of(&self, settings: &Table) -> Result<&Model, Error> {
         match settings.get(FAMILY) {
             None => self.find(None),
@@ -104,18 +104,18 @@ impl Families {
         }
     }
 
-    /// The model with the settings of a recipe's `[model]`; those that it leaves out are the family's defaults.
+    /// Returns the model with the settings of a recipe's `[model]`. Missing settings have the defaults of the family.
     ///
     /// # Errors
-    /// An unknown family or setting, and a value of the wrong type.
+    /// Returns an error for an unknown family or setting, and for a value of the wrong type.
     pub fn model(&self, mut settings: Table) -> Result<Model, Error> {
         let family = self.family_of(&settings)?;
         settings.remove(FAMILY);
         Ok(family.with_settings(settings)?)
     }
 
-    /// The model with the settings of a recipe's `[model]` over the defaults of its family. A table of settings changes only
-    /// the keys that it has.
+    /// Returns the model with the settings of a recipe's `[model]` on top of the defaults of its family. A nested
+    /// table changes only the keys that it has.
     ///
     /// # Errors
     /// See [`model`](Self::model).
@@ -123,7 +123,7 @@ impl Families {
         self.family_of(settings)?.changed(settings)
     }
 
-    /// The model of the settings in a checkpoint.
+    /// Returns the model with the settings of a checkpoint.
     fn model_of_json(&self, settings: &Value) -> Result<Model, Error> {
         let Value::Object(mut settings) = settings.clone() else {
             return Err("the settings of the model are not a table".into());
@@ -144,26 +144,26 @@ impl Model {
         Self(Arc::new(FamilyModel { family, config, hf }))
     }
 
-    /// A model of this configuration, without an exchange with Hugging Face.
+    /// Creates a model of this configuration, without conversion from and to Hugging Face.
     pub(crate) fn of<C: ModelConfig>(family: &'static str, config: C) -> Self {
         Self::new(family, config, None)
     }
 
-    /// A model of a family of Hugging Face.
+    /// Creates a model of a Hugging Face family.
     pub fn of_hf<F: HfFamily>(family: F, config: F::Model) -> Self {
         Self::new(family.name(), config, Some(Arc::new(family)))
     }
 
-    /// The configuration of a transformer; `None` for another kind of model.
+    /// Returns the configuration of a transformer, or `None` for another kind of model.
     pub fn as_transformer(&self) -> Option<&TransformerConfig> {
         let model = self.as_any().downcast_ref::<FamilyModel<_>>()?;
         Some(&model.config)
     }
 
-    /// Returns this model with some of its settings changed. A table of settings changes only the keys that it has.
+    /// Returns this model with some of its settings changed. A nested table changes only the keys that it has.
     ///
     /// # Errors
-    /// An unknown setting, and a value of the wrong type.
+    /// Returns an error for an unknown setting and for a value of the wrong type.
     fn changed(&self, settings: &Table) -> Result<Self, Error> {
         let mut all = table_of(self)?;
         let keys = Setting::of_schema("model", &self.schema());
@@ -172,13 +172,13 @@ impl Model {
         Ok(self.with_settings(all)?)
     }
 
-    /// A transformer.
+    /// Creates a transformer.
     pub fn transformer(config: TransformerConfig) -> Self {
         Self::of_hf(ModelFamily::Gpt2, config)
     }
 }
 
-/// The default of the first family of burn-megatron-models.
+/// Returns the default model of the first family of burn-megatron-models.
 impl Default for Model {
     fn default() -> Self {
         Self::of_hf(ModelFamily::Gpt2, ModelFamily::Gpt2.defaults())
@@ -205,7 +205,7 @@ impl PartialEq for Model {
     }
 }
 
-/// The settings, with the name of the family.
+/// Serializes the settings, with the name of the family.
 impl Serialize for Model {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         erased_serde::serialize(&*self.0, serializer)

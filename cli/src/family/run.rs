@@ -22,8 +22,9 @@ use burn_megatron_generate::{GenerateConfig, GenerationOutput, Generator, Writte
 use burn_megatron_train::{Observer, Saver, TrainOutcome, Trainer};
 
 use crate::error::Error;
+use crate::final_sample::OnText;
 
-/// The trainer of a model of any family; see [`Trainer`].
+/// Trainer of a model of any family; see [`Trainer`].
 pub trait AnyTrainer {
     fn steps(&self) -> usize;
     fn load(&mut self, checkpoint: &Checkpoint, leniency: LoadTolerance) -> Result<(), Error>;
@@ -43,6 +44,7 @@ pub trait AnyTrainer {
         &self,
         config: &GenerateConfig,
         tokenizer: &Tokenizer,
+        on_text: OnText<'_>,
     ) -> Result<GenerationOutput, Error>;
     fn events(&self) -> &[ActionEvent];
     fn fp8(&self) -> &Fp8;
@@ -51,16 +53,16 @@ pub trait AnyTrainer {
     fn memory(&self) -> Result<RankMemory, Error>;
 }
 
-/// The memory of a rank's training state.
+/// Memory of a rank's training state.
 pub struct RankMemory {
     pub planned: MemoryPlan,
-    /// The peak of each kind.
+    /// The peak memory of each kind.
     pub peak: MemoryPlan,
-    /// The most blocks that were gathered at once, with ZeRO-3.
+    /// The maximum number of blocks that were gathered at once, with ZeRO-3.
     pub peak_unsharded_units: Option<u64>,
     /// The bytes of the inputs of recomputed blocks, on the device and on the host.
     pub inputs: ActivationUsage,
-    /// The memory of the device as its driver counts it, where a driver reports it.
+    /// The device memory as counted by its driver, if the driver reports it.
     pub driver: Option<DriverMemory>,
 }
 
@@ -101,8 +103,9 @@ impl<M: LanguageModel> AnyTrainer for Trainer<M> {
         &self,
         config: &GenerateConfig,
         tokenizer: &Tokenizer,
+        on_text: OnText<'_>,
     ) -> Result<GenerationOutput, Error> {
-        Ok(self.generate(config, tokenizer)?)
+        Ok(self.generate(config, tokenizer, on_text)?)
     }
 
     fn events(&self) -> &[ActionEvent] {
@@ -135,9 +138,9 @@ impl<M: LanguageModel> AnyTrainer for Trainer<M> {
     }
 }
 
-/// A rank's part of a model of any family, to generate with.
+/// Rank's part of a model of any family, for generation.
 pub trait AnyGenerator {
-    /// See [`Generator::generate_batch`]. Returns the bytes of this rank's cache too.
+    /// Generates texts; see [`Generator::generate_batch`]. Also returns the number of bytes of this rank's KV cache.
     fn generate(
         &self,
         prompts: &[Vec<u32>],
@@ -149,7 +152,7 @@ pub trait AnyGenerator {
     ) -> Result<(Vec<GenerationOutput>, usize), Error>;
 }
 
-/// A model with its weights.
+/// Model with its weights.
 pub struct LoadedModel<M: LanguageModel> {
     ddp: DistributedDataParallel<M>,
     groups: ParallelContext,
@@ -157,7 +160,7 @@ pub struct LoadedModel<M: LanguageModel> {
 }
 
 impl<M: LanguageModel> LoadedModel<M> {
-    /// Builds a rank's part and loads its weights.
+    /// Builds a rank's part of the model, and loads its weights.
     pub fn new<C: ModelConfig<Model = M>>(
         config: &C,
         builder: ModelBuilder,

@@ -1,4 +1,4 @@
-//! Models on disk: checkpoints, and folders of Hugging Face.
+//! Models on disk: checkpoints and Hugging Face folders.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +12,7 @@ use super::{Adapters, FAMILY, Families, Model};
 use crate::error::Error;
 use crate::model_folder::{base_of, lora_of, open_checkpoint};
 
-/// Weights to load that cannot be read, with any recipe.
+/// Error for weights that cannot be loaded with any recipe.
 #[derive(Debug, thiserror::Error)]
 #[error("the weights at {} (checkpoint.load, --load): {error}", path.display())]
 pub struct WeightsError {
@@ -28,16 +28,17 @@ impl WeightsError {
 }
 
 impl Families {
-    /// Opens a Hugging Face folder, a checkpoint, or the latest checkpoint of a folder of checkpoints or of a run:
-    /// the model and its weights. Those of adapters, in a checkpoint or a folder of `peft`, are added to them.
+    /// Opens a Hugging Face folder, a checkpoint, or the latest checkpoint of a folder of checkpoints or of a run
+    /// folder. Returns the model and its weights. Adapters in a checkpoint or a `peft` folder are merged into the
+    /// weights.
     ///
     /// # Errors
-    /// If a file cannot be read, or the family of the model is not registered.
+    /// Returns an error if a file cannot be read, or if the family of the model is not registered.
     pub fn open(&self, path: &Path) -> Result<(Model, Box<dyn TensorSource>), Error> {
         self.open_with(path, Adapters::Merged)
     }
 
-    /// The same with the weights of adapters as asked for.
+    /// Opens a model like [`open`](Self::open), with the given treatment of adapters.
     ///
     /// # Errors
     /// See [`open`](Self::open).
@@ -57,26 +58,26 @@ impl Families {
         Ok((model, Box::new(checkpoint)))
     }
 
-    /// The model of what [`open`](Self::open) opens, without its weights.
+    /// Returns the model of the weights that [`open`](Self::open) opens, without the weights.
     ///
     /// # Errors
-    /// As [`open`](Self::open).
+    /// See [`open`](Self::open).
     fn model_at(&self, path: &Path) -> Result<Model, Error> {
         if is_peft_folder(path) {
             return self.model_at(&base_of(path)?);
         }
         if is_hf_folder(path) {
-            // The files may lack a part that their `config.json` has.
+            // The files may lack tensors of the model that `config.json` describes.
             return Ok(self.hf(path)?.open(path)?.0);
         }
         self.model_of(&open_checkpoint(path)?)
     }
 
-    /// The model with the settings of a recipe's `[model]`; those that it leaves out are those of the weights at `path`,
-    /// unless it names another family. A table of settings changes only the keys that it has.
+    /// Returns the model with the settings of a recipe's `[model]`. Missing settings have the values of the weights
+    /// at `path`, unless `settings` names another family. A nested table changes only the keys that it has.
     ///
     /// # Errors
-    /// As [`open`](Self::open) and [`model`](Self::model).
+    /// See [`open`](Self::open) and [`model`](Self::model).
     pub fn model_with_weights(&self, path: &Path, settings: &Table) -> Result<Model, Error> {
         let found = self
             .model_at(path)
@@ -88,11 +89,11 @@ impl Families {
         found.changed(settings)
     }
 
-    /// The settings of the adapters at `path`: a folder of peft, or a checkpoint that has adapters. `None` for weights
-    /// without adapters.
+    /// Returns the settings of the adapters at `path`: a `peft` folder, or a checkpoint that has adapters. Returns
+    /// `None` for weights without adapters.
     ///
     /// # Errors
-    /// Files that cannot be read, and adapters whose model is not known.
+    /// Returns an error if a file cannot be read, or if the base model of the adapters is unknown.
     pub fn adapters_at(&self, path: &Path) -> Result<Option<LoraConfig>, Error> {
         let found = if is_peft_folder(path) {
             self.of_peft(path).map(|saved| Some(saved.lora))
@@ -104,10 +105,10 @@ impl Families {
         found.map_err(|error| WeightsError::new(path, error).into())
     }
 
-    /// The model of a checkpoint.
+    /// Returns the model of a checkpoint.
     ///
     /// # Errors
-    /// Settings that are missing, of no registered family, or invalid.
+    /// Returns an error if the settings are missing or invalid, or if their family is not registered.
     pub fn model_of(&self, checkpoint: &Checkpoint) -> Result<Model, Error> {
         let invalid = |error: &dyn std::fmt::Display| {
             let path = checkpoint.path().display();

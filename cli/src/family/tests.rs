@@ -30,7 +30,7 @@ fn a_family_gives_the_settings_that_a_recipe_leaves_out() {
     );
 }
 
-/// Each family's defaults are what Hugging Face computes under its name.
+/// Checks that the defaults of each family describe the model that Hugging Face computes under its name.
 #[test]
 fn the_defaults_are_of_their_families() {
     for family in ModelFamily::ALL {
@@ -62,7 +62,7 @@ fn what_no_family_has_is_refused() {
     insta::assert_snapshot!(none, @"this command has no model family");
 }
 
-/// As text and as JSON, where settings without a value are null.
+/// Checks text and JSON, where settings without a value are null.
 #[test]
 fn a_model_is_read_as_it_was_written() {
     let families = Families::transformers();
@@ -75,7 +75,7 @@ fn a_model_is_read_as_it_was_written() {
     assert_eq!(json["mlp_width"], Value::Null);
     assert_eq!(families.model_of_json(&json).unwrap(), model);
     assert_ne!(families.model(Table::new()).unwrap(), model);
-    // The family's default is not null.
+    // The default of the family is not null.
     let mut json =
         serde_json::to_value(families.model(table("family = \"mistral\"")).unwrap()).unwrap();
     assert_eq!(json["window"].take(), 64);

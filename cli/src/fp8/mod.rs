@@ -1,4 +1,4 @@
-//! 8-bit layers: the flags, the checks, the line of the header, and the report.
+//! FP8 layers: the flags, the checks, the line of the header, and the report.
 
 use std::str::FromStr;
 
@@ -12,7 +12,7 @@ pub mod report;
 #[cfg(test)]
 mod tests;
 
-/// A recipe, or none.
+/// FP8 recipe, or none.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Fp8Choice(pub Option<Fp8Recipe>);
 
@@ -27,12 +27,12 @@ impl FromStr for Fp8Choice {
     }
 }
 
-/// Whether any layer may compute in 8 bits.
+/// Returns whether any layer may compute in FP8.
 pub fn is_on(config: &Fp8Config) -> bool {
     config.recipe.is_some() || config.layers.iter().any(|layers| layers.recipe.is_some())
 }
 
-/// Checks the settings of 8-bit layers, and that each has an effect.
+/// Checks the settings of FP8 layers, and that each setting has an effect.
 pub fn check(recipe: &Recipe) -> Result<(), Error> {
     let config = &recipe.fp8;
     if is_on(config) {
@@ -86,7 +86,7 @@ fn no_fp8_layers(name: &str) -> Error {
     .into()
 }
 
-/// The line of the header: `delayed, E4M3 and E5M2 for gradients; ...`.
+/// Returns the line of the header: `delayed, E4M3 and E5M2 for gradients; ...`.
 pub fn describe(config: &Fp8Config, layers: usize, engine: &str) -> String {
     let Some(recipe) = &config.recipe else {
         return format!("per layer, by patterns; products: {engine}");

@@ -1,4 +1,4 @@
-//! The report on the quantisation of the operands of 8-bit layers in the last step.
+//! Reports the quantization of the operands of FP8 layers in the last step.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 use crate::terminal;
 
-/// An operand of a layer; the worst values of the ranks that share it.
+/// Quantization of an operand of a layer, with the worst values of the ranks that share it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OperandLine {
     layer: String,
@@ -24,7 +24,7 @@ pub struct OperandLine {
     scale: (f32, f32),
     saturated: f64,
     flushed: f64,
-    /// In decibels; `None` if the quantisation was exact.
+    /// The signal-to-noise ratio in decibels, or `None` if the quantization was exact.
     snr_db: Option<f64>,
 }
 
@@ -45,7 +45,7 @@ impl From<OperandReport> for OperandLine {
 }
 
 impl OperandLine {
-    /// Merges the values of another rank: the worse of each.
+    /// Merges the values of another rank, keeping the worse value of each.
     fn add(&mut self, other: &Self) {
         self.amax = self.amax.max(other.amax);
         self.scale.0 = self.scale.0.min(other.scale.0);
@@ -70,7 +70,7 @@ pub fn gather(
     Ok(merge(all.collect::<Result<Vec<_>, _>>()?))
 }
 
-/// One line per operand, in the order of first occurrence.
+/// Merges the lines into one per operand, in the order of first occurrence.
 fn merge(ranks: Vec<Vec<OperandLine>>) -> Vec<OperandLine> {
     let mut merged: Vec<OperandLine> = vec![];
     let mut places = BTreeMap::new();
@@ -86,7 +86,7 @@ fn merge(ranks: Vec<Vec<OperandLine>>) -> Vec<OperandLine> {
     merged
 }
 
-/// Prints the table, and writes it into the run folder.
+/// Prints the table, and writes the report to the run folder.
 pub fn write(folder: &RunFolder, lines: &[OperandLine]) -> Result<(), Error> {
     if lines.is_empty() {
         return Ok(());
@@ -114,7 +114,7 @@ const HEAD: [&str; 9] = [
 fn table(lines: &[OperandLine]) -> Table {
     let rows = lines.iter().map(row);
     let rows = std::iter::once(HEAD.map(String::from)).chain(rows);
-    // Where there is no room: the recipe, the magnitude, then the scale.
+    // On a narrow terminal, drop the recipe first, then the magnitude, then the scale.
     Table::new(rows.map(|row| row.to_vec()))
         .with_left(0..4)
         .with_optional([2, 4, 5])

@@ -1,4 +1,4 @@
-//! Flags to settings, and what is refused.
+//! Tests of settings from flags, and of flags that are refused.
 
 use burn_megatron::nn::fp8::DelayedScaling;
 use insta::assert_snapshot;
@@ -10,13 +10,13 @@ use crate::family::Families;
 use crate::flags::parse_text;
 use crate::recipe::DEFAULT_RECIPE;
 
-/// The recipe of `pretrain` with these flags.
+/// Returns the recipe of `pretrain` with these flags.
 fn resolve(flags: &str) -> Result<Recipe, Error> {
     let families = Families::transformers();
     Ok(Recipe::resolve(&parse_text(flags)?, &families, DEFAULT_RECIPE)?.recipe)
 }
 
-/// What is said of these flags before anything starts.
+/// Returns the error for these flags before anything starts.
 fn refusal(flags: &str) -> String {
     match resolve(flags).and_then(|recipe| recipe.plan().map(drop)) {
         Ok(()) => panic!("{flags} were not refused"),
@@ -96,7 +96,7 @@ fn what_would_do_nothing_is_refused() {
         let error = checked.unwrap_err().to_string();
         assert!(error.starts_with(&format!("{name} applies to")), "{error}");
     }
-    // Patterns alone make 8-bit layers too.
+    // Patterns alone also enable FP8 layers.
     let text = "[[fp8.layers]]\npattern = \"blocks.0.**\"\nrecipe = \"mxfp8\"";
     let recipe = crate::recipe::parsed(text).unwrap();
     assert!(is_on(&recipe.fp8) && check_flags(&recipe, true, &SettingFlags::default()).is_ok());

@@ -17,27 +17,27 @@ use crate::settings::NcclFlags;
 /// Flags of `generate`.
 #[derive(Args)]
 pub struct GenerateArgs {
-    /// The model: a checkpoint, a folder of checkpoints or of a run (the latest one is used), or a Hugging Face
-    /// folder.
+    /// The model: a checkpoint, a folder of checkpoints or a run folder (the latest checkpoint is used), or a Hugging
+    /// Face folder.
     #[arg(long, value_name = "PATH")]
     pub model: PathBuf,
-    /// The prompt; may be repeated.
+    /// The prompt. May be repeated.
     #[arg(long, value_name = "TEXT", required_unless_present_any = ["prompt_file", "prompts"])]
     pub prompt: Vec<String>,
     /// File with one prompt.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "prompts"])]
     pub prompt_file: Option<PathBuf>,
-    /// File with a prompt in each line; in a .jsonl file the "prompt" of each line's object.
+    /// File with one prompt per line. In a .jsonl file, each line is an object with the key "prompt".
     #[arg(long, value_name = "FILE", conflicts_with = "prompt")]
     pub prompts: Option<PathBuf>,
-    /// Continue up to N prompts at a time. It changes no text.
+    /// Continue up to N prompts at a time. The batch size does not change the texts.
     #[arg(long, value_name = "N", default_value_t = 8)]
     pub batch_size: usize,
-    /// Write the texts as JSON Lines to this file. By default one prompt's text is streamed to standard output, and those
-    /// of several are written to it as JSON Lines.
+    /// Write the texts as JSON Lines to this file. By default, the text of a single prompt is streamed to standard
+    /// output, and several texts are written to standard output as JSON Lines.
     #[arg(long, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// Write the log-probabilities of the new tokens, in nats, with JSON Lines.
+    /// Write the log-probabilities of the new tokens, in nats. The output is JSON Lines.
     #[arg(long)]
     pub logprobs: bool,
     /// Maximum number of tokens to generate.
@@ -58,19 +58,20 @@ pub struct GenerateArgs {
         help_heading = "Sampling"
     )]
     pub temperature: f64,
-    /// Sample from the K most likely tokens only.
+    /// Sample only from the K most likely tokens.
     #[arg(long, value_name = "K", help_heading = "Sampling")]
     pub top_k: Option<usize>,
-    /// Sample from the most likely tokens only whose probabilities add up to P.
+    /// Sample only from the most likely tokens whose probabilities add up to P.
     #[arg(long, value_name = "P", help_heading = "Sampling")]
     pub top_p: Option<f64>,
-    /// Stop before this text; may be repeated.
+    /// Stop before this text. May be repeated.
     #[arg(long, value_name = "TEXT", help_heading = "Sampling")]
     pub stop: Vec<String>,
-    /// Seed of sampling: the same seed gives the same text in any layout.
+    /// Seed of sampling. The same seed gives the same text in any layout.
     #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Sampling")]
     pub seed: u64,
-    /// Generate N different texts after each prompt, as JSON Lines. Sample i is the same for any N, batch size and layout.
+    /// Generate N different texts for each prompt, as JSON Lines. Sample i is the same for any N, batch size and
+    /// layout.
     #[arg(
         long,
         visible_alias = "num-return-sequences",
@@ -79,11 +80,12 @@ pub struct GenerateArgs {
         help_heading = "Sampling"
     )]
     pub samples: usize,
-    /// The tokenizer: a tokenizer.json, a folder with one, or `bytes`. By default that of the Hugging Face
-    /// folder, or of the one that the checkpoint was converted from, or the one that its recipe names.
+    /// The tokenizer: a tokenizer.json, a folder with one, or `bytes`. The default is the tokenizer of the Hugging
+    /// Face folder. For a checkpoint, it is the tokenizer of its recipe, or of the Hugging Face folder from which it
+    /// was converted.
     #[arg(long, value_name = "PATH|bytes")]
     pub tokenizer: Option<String>,
-    /// Number of tensor-parallel ranks, which share each layer.
+    /// Number of tensor-parallel ranks. Each layer is split over them.
     #[arg(
         long,
         visible_alias = "tp",
@@ -93,10 +95,10 @@ pub struct GenerateArgs {
     )]
     pub tensor_parallel: usize,
     /// Split the activations between the blocks along the sequence, over the ranks of --tensor-parallel. A model with
-    /// experts needs it with several of them.
+    /// experts requires this flag if there are several tensor-parallel ranks.
     #[arg(long, visible_alias = "sp", help_heading = "Parallelism")]
     pub sequence_parallel: bool,
-    /// Number of pipeline-parallel ranks, which share the layers.
+    /// Number of pipeline-parallel ranks. The layers are divided among them.
     #[arg(
         long,
         visible_alias = "pp",
@@ -105,7 +107,7 @@ pub struct GenerateArgs {
         help_heading = "Parallelism"
     )]
     pub pipeline_parallel: usize,
-    /// Number of context-parallel ranks, which read a prompt together; each keeps a part of the KV cache.
+    /// Number of context-parallel ranks. They process a prompt together, and each rank keeps a part of the KV cache.
     #[arg(
         long,
         visible_alias = "cp",
@@ -114,20 +116,20 @@ pub struct GenerateArgs {
         help_heading = "Parallelism"
     )]
     pub context_parallel: usize,
-    /// The type that the model computes in.
+    /// The compute type of the model.
     #[arg(long, value_name = "f64|f32|bf16|f16", default_value = "f32", value_parser = precision, help_heading = "Device and kernels")]
     pub precision: Precision,
     /// Recompute the whole sequence for each token instead of using the KV cache.
     #[arg(long, help_heading = "Device and kernels")]
     pub no_cache: bool,
-    /// Draft the token after the next one with the model's module for multi-token prediction, and read both at once. It
-    /// changes no text on the CPU.
+    /// Draft the token after the next one with the model's multi-token prediction module, and process both tokens in
+    /// one forward pass. It does not change the texts on the CPU.
     #[arg(long, conflicts_with = "no_cache", help_heading = "Device and kernels")]
     pub speculative: bool,
-    /// Device: cpu, wgpu or cuda. The last two must be compiled in.
+    /// Device: cpu, wgpu or cuda. wgpu and cuda must be compiled in.
     #[arg(long, default_value_t = DeviceKind::Cpu, help_heading = "Device and kernels")]
     pub device: DeviceKind,
-    /// Which operations use fused kernels; see `pretrain --help`.
+    /// Operations that use fused kernels; see `pretrain --help`.
     #[arg(
         long,
         value_name = "CHOICE|OPERATION=CHOICE,..",
@@ -137,13 +139,13 @@ pub struct GenerateArgs {
     /// The ranks and their timeouts.
     #[command(flatten)]
     pub ranks: RankArgs,
-    /// The settings of NCCL.
+    /// The NCCL settings.
     #[command(flatten)]
     pub nccl: NcclFlags,
 }
 
 impl GenerateArgs {
-    /// The prompts, at least one.
+    /// Returns the prompts, at least one.
     pub fn prompts(&self) -> Result<Vec<String>, Error> {
         match (&self.prompts, &self.prompt_file) {
             (Some(file), _) => prompts_of(file),
@@ -152,13 +154,13 @@ impl GenerateArgs {
         }
     }
 
-    /// Whether the texts are written as JSON Lines.
+    /// Returns whether the texts are written as JSON Lines.
     pub fn is_json(&self) -> bool {
         let is_several = self.samples > 1 || self.prompt.len() > 1;
         self.output.is_some() || self.logprobs || self.prompts.is_some() || is_several
     }
 
-    /// The settings of sampling, checked; the prompts are not in them.
+    /// Returns the checked sampling settings, with an empty prompt.
     pub fn config(&self) -> Result<GenerateConfig, Error> {
         let config = GenerateConfig {
             prompt: String::new(),
@@ -181,7 +183,7 @@ impl GenerateArgs {
     }
 }
 
-/// The maximum size of the prompts that are read, in bytes.
+/// Maximum size of a file of prompts, in bytes.
 const MAX_PROMPTS_BYTES: u64 = 1 << 30;
 
 fn read(file: &Path, what: &str) -> Result<String, Error> {
@@ -189,13 +191,13 @@ fn read(file: &Path, what: &str) -> Result<String, Error> {
     Ok(text.map_err(|error| format!("cannot read the {what} {}: {error}", file.display()))?)
 }
 
-/// A line of a JSON Lines file of prompts.
+/// Line of a JSON Lines file of prompts.
 #[derive(Deserialize)]
 struct PromptLine {
     prompt: String,
 }
 
-/// The prompts of a file, one in each line; empty lines of JSON Lines are skipped.
+/// Returns the prompts of a file, one per line. Empty lines of JSON Lines are skipped.
 fn prompts_of(file: &Path) -> Result<Vec<String>, Error> {
     let text = read(file, "prompts")?;
     let is_json = file

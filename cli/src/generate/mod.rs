@@ -1,4 +1,4 @@
-//! `burn-megatron generate`.
+//! Implements `burn-megatron generate`.
 
 use std::fs::File;
 use std::io::{self, Write, stdout};
@@ -51,7 +51,7 @@ pub fn run(args: &GenerateArgs, families: &Families) -> Result<ExitCode, Error> 
         ..
     } = ranks::set_up(&args.ranks, &args.nccl.0, args.device, ranks)?;
     let devices = args.device.devices()?;
-    // Before the hours of generation.
+    // Open the file first, so that an error is reported before hours of generation.
     let file = match &args.output {
         Some(path) if own_rank.is_none_or(|rank| rank == 0) => {
             check_output_file(path, args.prompts.as_deref())?;
@@ -79,11 +79,11 @@ pub fn run(args: &GenerateArgs, families: &Families) -> Result<ExitCode, Error> 
     Ok(ExitCode::SUCCESS)
 }
 
-/// Checks that `--output` replaces neither the prompts nor a part of a checkpoint.
+/// Checks that `--output` does not overwrite the prompts or a part of a checkpoint.
 fn check_output_file(output: &Path, prompts: Option<&Path>) -> Result<(), Error> {
     let output = check_place(output)?;
     let is_output = |prompts: &Path| prompts.canonicalize().is_ok_and(|path| path == output);
-    // A terminal can be both.
+    // Both may be a terminal.
     if output.is_file() && prompts.is_some_and(is_output) {
         let path = output.display();
         return Err(format!(
@@ -94,22 +94,22 @@ fn check_output_file(output: &Path, prompts: Option<&Path>) -> Result<(), Error>
     Ok(())
 }
 
-/// A line of the output.
+/// Line of the output.
 #[derive(Serialize)]
 struct TextLine<'a> {
     prompt: &'a str,
-    /// The index of the sample, from 0, or `None` if there is one sample per prompt.
+    /// The index of the sample, from 0, or `None` with one sample per prompt.
     #[serde(skip_serializing_if = "Option::is_none")]
     sample: Option<usize>,
     text: &'a str,
     finish_reason: &'static str,
     tokens: &'a [u32],
-    /// In nats.
+    /// The log-probabilities in nats.
     #[serde(skip_serializing_if = "<[f64]>::is_empty")]
     logprobs: &'a [f64],
 }
 
-/// The texts as JSON Lines, in the order of the prompts, with all samples of a prompt together.
+/// Returns the texts as JSON Lines, in the order of the prompts. All samples of a prompt are adjacent.
 fn json_lines(
     prompts: &[String],
     samples: usize,
@@ -135,8 +135,8 @@ fn json_lines(
     Ok(lines)
 }
 
-/// Prints text immediately. If the pipe is closed, as by `| head`, a process with all ranks exits; one of several
-/// continues, as the others wait for it.
+/// Prints text immediately. If the pipe is closed, for example by `| head`, a process that contains all ranks exits.
+/// One of several processes continues, because the other ranks wait for it.
 fn show(text: &str, has_all_ranks: bool) -> io::Result<()> {
     let mut out = stdout().lock();
     let shown = out.write_all(text.as_bytes()).and_then(|()| out.flush());
@@ -149,19 +149,19 @@ fn show(text: &str, has_all_ranks: bool) -> io::Result<()> {
     }
 }
 
-/// The inputs of every rank.
+/// Inputs of every rank.
 struct GenerationRun<'a> {
     args: &'a GenerateArgs,
     config: &'a GenerateConfig,
     saved: &'a SavedModel,
-    /// The prompts, as they are typed, and their tokens.
+    /// The prompts as given by the user. The next field contains their tokens.
     texts: &'a [String],
     prompts: Vec<Vec<u32>>,
     layout: ParallelConfig,
     kernels: KernelChoices,
 }
 
-/// The generated texts and their cost.
+/// Generated texts and their cost.
 struct GenerationResult {
     generated: Vec<GenerationOutput>,
     time: Duration,
@@ -169,7 +169,7 @@ struct GenerationResult {
 }
 
 impl<'a> GenerationRun<'a> {
-    /// Checks everything that can be checked before a model is built.
+    /// Runs all checks that do not require a model.
     fn new(
         args: &'a GenerateArgs,
         config: &'a GenerateConfig,
@@ -216,7 +216,7 @@ impl<'a> GenerationRun<'a> {
         })
     }
 
-    /// Builds and loads the model part of a rank and generates; rank 0 prints the text of one prompt.
+    /// Builds and loads the model part of a rank, and generates. Rank 0 prints the text of a single prompt.
     fn write(
         &self,
         rank: &Rank,
@@ -265,7 +265,7 @@ impl<'a> GenerationRun<'a> {
         }))
     }
 
-    /// The line that describes the model.
+    /// Returns the line that describes the model.
     fn describe(&self, rank: &Rank) -> String {
         let args = self.args;
         let engine = rank.engine();
@@ -286,7 +286,7 @@ impl<'a> GenerationRun<'a> {
 }
 
 impl GenerationResult {
-    /// The times, and why generation ended.
+    /// Returns the times, and the reason why generation ended.
     fn summary(&self) -> String {
         let line = |what: &str, tokens: usize, time: &Duration| {
             let seconds = time.as_secs_f64();
@@ -308,7 +308,7 @@ impl GenerationResult {
             FinishReason::Stop => "a stop text (--stop)",
             FinishReason::Token => "an end-of-text token",
         };
-        // The first token is computed by the prefill.
+        // The prefill computes the first token.
         let drawn = only.tokens.len().saturating_sub(1);
         format!(
             "{}\n{}; {cache} of cache on rank 0{drafts}\nend      {ended}",
@@ -319,7 +319,7 @@ impl GenerationResult {
 }
 
 impl GenerationResult {
-    /// Describes the number of drafts that were right, with `--speculative`.
+    /// Describes the number of accepted drafts, with `--speculative`.
     fn drafts(&self) -> String {
         let sum = |part: fn(&GenerationOutput) -> usize| self.generated.iter().map(part).sum();
         let (drafted, accepted): (usize, usize) =
@@ -331,7 +331,7 @@ impl GenerationResult {
     }
 }
 
-/// Progress on standard error, if it is a terminal.
+/// Returns a progress bar on standard error, which is hidden without a terminal.
 fn bar(texts: usize) -> ProgressBar {
     let style = bar_style("{pos} of {len} texts {wide_bar} {eta}");
     ProgressBar::new(texts as u64).with_style(style)

@@ -1,4 +1,4 @@
-//! The saved model and its tokenizer.
+//! A saved model and its tokenizer.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,21 +17,21 @@ use crate::resume_check;
 /// The file name of a tokenizer.
 const TOKENIZER: &str = "tokenizer.json";
 
-/// A model on the disk, with its tokenizer.
+/// Model on disk with its tokenizer.
 pub struct SavedModel {
-    /// Its weights.
+    /// The weights.
     pub source: Box<dyn TensorSource>,
     /// The model.
     pub model: Model,
     /// The tokenizer.
     pub tokenizer: Tokenizer,
-    /// Whether the tokenizer's special tokens are added to a prompt.
+    /// Whether the special tokens of the tokenizer are added to a prompt.
     pub framed: bool,
 }
 
 impl SavedModel {
-    /// Opens a checkpoint, a folder of checkpoints or of a run, or a Hugging Face folder; `tokenizer` overrides its
-    /// own.
+    /// Opens a checkpoint, a folder of checkpoints, a run folder, or a Hugging Face folder. `tokenizer` overrides its
+    /// own tokenizer.
     pub fn open(path: &Path, tokenizer: Option<&str>, families: &Families) -> Result<Self, Error> {
         let given = tokenizer.map(Tokenizer::named).transpose()?;
         if is_hf_folder(path) {
@@ -58,7 +58,7 @@ impl SavedModel {
             Some(tokenizer) => tokenizer,
             None => own_tokenizer(&checkpoint, &kept, model.vocabulary())?,
         };
-        // A converted checkpoint behaves as its Hugging Face folder.
+        // A converted checkpoint behaves like its Hugging Face folder.
         let framed = resume_check::special_tokens(&checkpoint).unwrap_or(!kept.is_empty());
         let source = match lora_of(&checkpoint)? {
             Some(_) => families.open(path)?.1,
@@ -73,7 +73,7 @@ impl SavedModel {
         .checked()
     }
 
-    /// A folder of adapters, with the tokenizer of the model that they are of.
+    /// Opens a folder of adapters, with the tokenizer of the base model.
     fn of_peft(path: &Path, given: Option<Tokenizer>, families: &Families) -> Result<Self, Error> {
         let (model, source) = families.open(path)?;
         let base = base_of(path)?;
@@ -103,7 +103,7 @@ impl SavedModel {
         Ok(config.prompt_tokens(&self.tokenizer)?)
     }
 
-    /// Checks the vocabulary: a model may have more tokens than its tokenizer, as padding, but not fewer.
+    /// Checks the vocabulary. A model may have more tokens than its tokenizer, as padding, but not fewer.
     fn checked(self) -> Result<Self, Error> {
         let (model, tokenizer) = (self.model.vocabulary(), self.tokenizer.vocabulary());
         if tokenizer <= model {
@@ -119,7 +119,8 @@ impl SavedModel {
     }
 }
 
-/// The tokenizer that the recipe of a checkpoint names, else the one stored in it, else bytes if the vocabulary fits.
+/// Returns the tokenizer of a checkpoint: the tokenizer that its recipe names, else the stored tokenizer, else bytes
+/// if the vocabulary size matches.
 fn own_tokenizer(
     checkpoint: &Checkpoint,
     kept: &BTreeMap<String, Vec<u8>>,

@@ -18,7 +18,7 @@ use super::*;
 use crate::family::{Families, Model};
 use crate::flags::parse;
 
-/// A folder of its own for each test.
+/// Folder of one test.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -29,7 +29,7 @@ impl Folder {
         Self(folder)
     }
 
-    /// Saves a model of bytes with random weights as the only checkpoint of a run.
+    /// Saves a byte-level model with random weights as the only checkpoint of a run.
     fn save(&self, config: &TransformerConfig, recipe: serde_json::Value) -> &Path {
         let scope = ModelBuilder::with(&ParallelContext::single(), &Device::flex(), 1, DType::F32);
         let table = config.init_with(scope).unwrap().table;
@@ -87,12 +87,12 @@ fn small() -> TransformerConfig {
     }
 }
 
-/// What rank 0 wrote for one prompt.
+/// Generates a single text on rank 0.
 fn generate(model: &Path, flags: &str) -> Result<GenerationOutput, Error> {
     Ok(generate_all(model, flags)?.1.swap_remove(0))
 }
 
-/// The flags as they are typed; the prompts, and what rank 0 wrote.
+/// Generates with these flags. Returns the prompts and the outputs of rank 0.
 fn generate_all(model: &Path, flags: &str) -> Result<(Vec<String>, Vec<GenerationOutput>), Error> {
     let path = model.display().to_string();
     let model = ["--model", &path];
@@ -167,7 +167,7 @@ fn several_prompts_are_written_as_json_lines() {
             }
         }
     }
-    // Several samples of each, of which the first is the text above.
+    // Several samples per prompt. The first sample is the text above.
     let (prompts, found) =
         generate_all(run, &format!("--prompt pub --prompt f {flags} --samples 3")).unwrap();
     assert_eq!(
@@ -273,7 +273,8 @@ fn what_does_not_fit_is_named() {
     );
 }
 
-/// A folder of Hugging Face with a tokenizer that frames each text, and letters for words.
+/// Creates a Hugging Face folder with a tokenizer whose tokens are letters. The tokenizer adds special tokens to each
+/// text.
 fn with_tokenizer(folder: &Folder) -> PathBuf {
     let fixture = concat!(
         env!("CARGO_MANIFEST_DIR"),
@@ -326,7 +327,7 @@ fn a_converted_checkpoint_writes_as_its_folder_does() {
     hf::import(&source, &checkpoint, &mut |_| {}).unwrap();
     let flags = "--prompt hello --max-tokens 20 --temperature 1 --seed 3";
     let own = generate(&hf, flags).unwrap();
-    // Framed: the five letters have a token before them.
+    // One special token precedes the five letters.
     assert_eq!(own.prompt, 6);
     assert!(own.tokens.len() > 5, "{:?}", own.tokens);
     for more in ["", "--tp 2", "--pp 2"] {
@@ -337,14 +338,14 @@ fn a_converted_checkpoint_writes_as_its_folder_does() {
         );
         assert_eq!(other.prompt, 6);
     }
-    // Another tokenizer changes no more than itself.
+    // Another tokenizer changes only the tokenization.
     let tokenizer = folder.0.join("other");
     fs::create_dir_all(&tokenizer).unwrap();
     fs::copy(hf.join("tokenizer.json"), tokenizer.join("tokenizer.json")).unwrap();
     let flags = format!("{flags} --tokenizer {}", tokenizer.display());
     let [own, other] = [&hf, &checkpoint].map(|path| generate(path, &flags).unwrap());
     assert_eq!((other.tokens, other.prompt), (own.tokens, 6));
-    // A run reads a prompt as it read the documents.
+    // A prompt gets special tokens if the documents of the run had them.
     let model = serde_json::to_value(Model::transformer(source.config().model.clone())).unwrap();
     for (special_tokens, prompt) in [(true, 6), (false, 5)] {
         let run = Folder::new(&format!("documents-{special_tokens}"));

@@ -1,4 +1,5 @@
-//! The fused operations on random inputs: what `check-gpu` compares and the benchmarks time, forward and backward.
+//! The fused operations on random inputs, forward and backward. `check-gpu` compares them, and the benchmarks time
+//! them.
 
 mod subjects;
 #[cfg(all(test, feature = "cuda"))]
@@ -19,25 +20,25 @@ use crate::timing::Work;
 
 pub use subjects::{heads, subjects};
 
-/// An operation on the inputs of a benchmark.
+/// Operation on the inputs of a benchmark.
 pub type OperationFn = fn(&mut Inputs) -> Tensor<1>;
 
-/// The size of a benchmark.
+/// Size of a benchmark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// Tokens; the length of the sequence.
+    /// The number of tokens, which is also the sequence length.
     pub rows: usize,
-    /// Features, keys, or entries of the vocabulary.
+    /// The number of features, keys, or vocabulary entries.
     pub width: usize,
 }
 
 impl Shape {
-    /// `rows * width`
+    /// Returns `rows * width`.
     pub fn elements(&self) -> usize {
         self.rows * self.width
     }
 
-    /// The number of heads, of about 64 features, and the features of each.
+    /// Returns the number of heads, of about 64 features, and the number of features per head.
     pub fn heads(&self) -> (usize, usize) {
         let heads = if self.width.is_multiple_of(64) {
             self.width / 64
@@ -63,28 +64,28 @@ impl FromStr for Shape {
     }
 }
 
-/// A benchmark of an operation.
+/// Benchmark of an operation.
 pub struct KernelBenchmark {
     /// The name in the table.
     pub name: &'static str,
-    /// The setting that it belongs to.
+    /// The operation of `[kernels]` that it belongs to.
     pub operation: Operation,
-    /// Elements of each leaf.
+    /// The number of elements of each leaf.
     pub leaves: fn(&Shape) -> Vec<usize>,
-    /// The number of leaves, from the first on, that it overwrites. Each run owns copies of these, so that no copy is
-    /// timed; they have no negative values.
+    /// The number of leaves, starting with the first, that the operation overwrites. Each run gets its own copies of
+    /// these leaves, so that no copy is timed. The copies have no negative values.
     pub written: usize,
-    /// The leaves from this one on are f32 in every run, as accumulators and the state of the optimizer are.
+    /// The index of the first leaf that is f32 in every run, like accumulators and optimizer state.
     pub f32_from: usize,
-    /// Whether it supports a size.
+    /// Returns whether the operation supports a size.
     pub takes: fn(&Shape) -> bool,
-    /// The kernel.
+    /// The fused kernel.
     pub fused: OperationFn,
-    /// The composition of Burn's operations.
+    /// The composition of Burn operations.
     pub composed: OperationFn,
-    /// The least values in the type of the run that the forward and the backward must read and write.
+    /// The minimum number of values in the type of the run that the forward and the backward must read and write.
     pub traffic: [fn(&Shape) -> usize; 2],
-    /// The f32 values that the forward must read and write in addition.
+    /// The number of f32 values that the forward must read and write in addition.
     pub f32_traffic: fn(&Shape) -> usize,
 }
 
@@ -98,7 +99,8 @@ impl KernelBenchmark {
         }
     }
 
-    /// Returns the least bytes that a direction must read and write; 0 without such a direction.
+    /// Returns the minimum number of bytes that a direction must read and write, or 0 if the direction does not
+    /// exist.
     pub fn bytes(&self, direction: Direction, shape: &Shape, dtype: DType) -> usize {
         let [forward, backward] = self.traffic;
         match direction {
@@ -110,20 +112,20 @@ impl KernelBenchmark {
     }
 }
 
-/// Forward or backward.
+/// Direction of a computation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// The output.
+    /// Computes the output.
     Forward,
-    /// The gradients of all leaves.
+    /// Computes the gradients of all leaves.
     Backward,
 }
 
 impl Direction {
-    /// Both.
+    /// Both directions.
     pub const BOTH: [Self; 2] = [Self::Forward, Self::Backward];
 
-    /// Its name in the table.
+    /// Returns the name in the table.
     pub fn name(self) -> &'static str {
         match self {
             Self::Forward => "forward",
@@ -138,16 +140,16 @@ pub struct Inputs {
     pub shape: Shape,
     /// Flat float leaves.
     pub leaves: Vec<Tensor<1>>,
-    /// `[rows]`, each an entry of the width.
+    /// The targets of shape `[rows]`, each an index below the width.
     pub targets: Tensor<1, Int>,
-    /// Angles for the heads of this width.
+    /// The rotary angles for heads of this width.
     pub table: RopeTable,
     /// The engine of fused attention.
     pub attention: Arc<dyn AttentionEngine>,
 }
 
 impl Inputs {
-    /// Draws values for one size.
+    /// Draws random inputs for one size.
     pub fn draw(
         subject: &KernelBenchmark,
         shape: &Shape,
@@ -173,13 +175,13 @@ impl Inputs {
         })
     }
 
-    /// A random gradient of the output.
+    /// Returns a random gradient of the output.
     pub fn gradient(&self, subject: &KernelBenchmark) -> Tensor<1> {
         let output = (subject.fused)(&mut self.owning(subject.written));
         output.random_like(Distribution::Normal(0.0, 1.0))
     }
 
-    /// The same values on another device, with its engine of attention.
+    /// Copies the inputs to another device, with the attention engine of that device.
     pub fn on(
         &self,
         (device, dtype): (&Device, DType),
@@ -199,7 +201,7 @@ impl Inputs {
         })
     }
 
-    /// The same with other leaves.
+    /// Returns the inputs with other leaves.
     pub fn with_leaves(&self, leaves: Vec<Tensor<1>>) -> Self {
         Self {
             shape: self.shape,
@@ -210,7 +212,7 @@ impl Inputs {
         }
     }
 
-    /// The same, with the first `written` leaves in memory of their own.
+    /// Returns the inputs with separate memory for the first `written` leaves.
     pub fn owning(&self, written: usize) -> Self {
         let mut leaves = self.leaves.clone();
         for leaf in &mut leaves[..written] {
@@ -219,26 +221,26 @@ impl Inputs {
         self.with_leaves(leaves)
     }
 
-    /// Takes leaf `i`, which the caller then owns alone.
+    /// Takes leaf `i`, so that the caller is its only owner.
     pub fn take(&mut self, i: usize) -> Tensor<1> {
         let nothing = Tensor::empty([0], &self.leaves[i].device());
         std::mem::replace(&mut self.leaves[i], nothing)
     }
 
-    /// Leaf `i` as `[rows, ..]`.
+    /// Returns leaf `i` with shape `[rows, ..]`.
     pub fn rows(&self, i: usize) -> Tensor<2> {
         let leaf = self.leaves[i].clone();
         let width = leaf.dims()[0] / self.shape.rows;
         leaf.reshape([self.shape.rows, width])
     }
 
-    /// Leaf `i`.
+    /// Returns leaf `i`.
     pub fn leaf(&self, i: usize) -> Tensor<1> {
         self.leaves[i].clone()
     }
 }
 
-/// Angles for heads of `width` features.
+/// Returns the rotary angles for heads of `width` features.
 fn table(
     width: usize,
     max_positions: usize,
@@ -254,7 +256,8 @@ fn table(
     Ok(RopeTable::new(&config, device, dtype)?)
 }
 
-/// The work of one direction. The first `written` leaves are overwritten; `gradient` is that of the output.
+/// Returns the work of one direction. The first `written` leaves are overwritten. `gradient` is the gradient of the
+/// output.
 pub fn work<'a>(
     form: OperationFn,
     written: usize,
@@ -277,7 +280,7 @@ pub fn work<'a>(
     }
 }
 
-/// A scalar whose backward returns a given gradient for its input, so that only the operation is timed.
+/// Scalar whose backward returns a given gradient for its input, so that only the operation is timed.
 #[derive(Debug)]
 pub struct Seed(pub Tensor<1>);
 

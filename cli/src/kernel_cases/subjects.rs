@@ -1,4 +1,4 @@
-//! The operations, in the order of the tables.
+//! The benchmarked operations, in the order of the tables.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ const NORM: NormOptions = NormOptions {
     zero_centered: false,
 };
 
-/// A call to an operation: of its kernel, and of its composition.
+/// Returns two forms of a call to an operation: its kernel and its composition.
 macro_rules! forms {
     ($module:ident::$name:ident, $inputs:ident => $call:expr) => {{
         fn fused($inputs: &mut Inputs) -> Tensor<1> {
@@ -37,7 +37,7 @@ macro_rules! forms {
     }};
 }
 
-/// A benchmark that supports every size, with one leaf of the size's elements.
+/// Returns a benchmark that supports every size, with a single leaf of `rows * width` elements.
 fn subject(name: &'static str, operation: Operation, forms: [OperationFn; 2]) -> KernelBenchmark {
     let [fused, composed] = forms;
     KernelBenchmark {
@@ -59,7 +59,7 @@ fn flat<const D: usize>(x: Tensor<D>) -> Tensor<1> {
     x.reshape([len])
 }
 
-/// All of them.
+/// Returns all benchmarks.
 pub fn subjects() -> Vec<KernelBenchmark> {
     let mut all = norms();
     all.extend(activations());
@@ -96,7 +96,7 @@ fn norms() -> Vec<KernelBenchmark> {
     ]
 }
 
-/// One form of an activation, without bias and weights of rows.
+/// Returns both forms of an activation, without bias and without row weights.
 macro_rules! activate {
     ($kind:ident) => {
         forms!(activation::activate, x =>
@@ -184,7 +184,7 @@ fn of_scores() -> Vec<KernelBenchmark> {
         subject("softmax", Operation::Softmax, softmax),
         KernelBenchmark {
             leaves: |s| vec![3 * s.elements()],
-            // The composition stores the scores, and the kernels support narrow heads only.
+            // The composition stores the scores, and the kernels support only narrow heads.
             takes: |s| s.heads().0 * s.rows * s.rows <= 1 << 31 && s.heads().1 <= 256,
             traffic: [|s| 4 * s.elements(), |s| 8 * s.elements()],
             ..subject(

@@ -1,5 +1,5 @@
-//! The memory traffic of the benchmarked kernels, compared with the least possible. A test, as only an emulated device
-//! counts it: `cargo xtask emulate traffic`.
+//! Measures the memory traffic of the benchmarked kernels, and compares it with the minimum. This is a test, because
+//! only an emulated device counts the traffic: `cargo xtask emulate traffic`.
 
 use std::fmt::{self, Display};
 use std::path::{Path, PathBuf};
@@ -17,11 +17,11 @@ use crate::timing::Work;
 /// The variable with the file to which an emulated device writes the counts of each launch.
 const COUNTS: &str = "BURN_MEGATRON_EMULATOR_COUNTS";
 
-/// Bytes of a sector, the unit of memory transfers.
+/// The size of a sector in bytes. A sector is the unit of memory transfers.
 const SECTOR: u64 = 32;
 
-/// Large enough for a constant overhead to be small. The backward of norms leaves a row of partial sums for each
-/// resident cube.
+/// Returns a size that is large enough for a small constant overhead. The backward of norms writes a row of partial
+/// sums for each resident cube.
 fn shape(subject: &KernelBenchmark) -> Shape {
     let rows = match subject.operation {
         Operation::Norm => 8192,
@@ -30,7 +30,8 @@ fn shape(subject: &KernelBenchmark) -> Shape {
     Shape { rows, width: 2048 }
 }
 
-/// The target on an H200, as a share of the speed of a copy. `None` if not bound by memory.
+/// Returns the target on an H200, as a fraction of the speed of a copy. Returns `None` if the kernel is not
+/// memory-bound.
 fn target(subject: &KernelBenchmark, direction: Direction) -> Option<f64> {
     match (subject.operation, direction) {
         (Operation::Norm, Direction::Backward) => Some(0.75),
@@ -41,13 +42,13 @@ fn target(subject: &KernelBenchmark, direction: Direction) -> Option<f64> {
     }
 }
 
-/// The memory traffic of the launches of one run.
+/// Memory traffic of the launches of one run.
 #[derive(Default)]
 struct MemoryTraffic {
     launches: u64,
-    /// Bytes of the different sectors of each launch: the least memory traffic.
+    /// The bytes of the distinct sectors of each launch: the minimum memory traffic.
     memory: u64,
-    /// Bytes of the sectors of each instruction: the traffic of the caches.
+    /// The bytes of the sectors of each instruction: the cache traffic.
     caches: u64,
 }
 
@@ -63,7 +64,7 @@ impl MemoryTraffic {
     }
 }
 
-/// One line of the table.
+/// Row of the table.
 struct TrafficRow {
     name: &'static str,
     direction: Direction,
@@ -74,7 +75,7 @@ struct TrafficRow {
 }
 
 impl TrafficRow {
-    /// The share of a copy's speed that the traffic allows.
+    /// Returns the fraction of a copy's speed that the traffic allows.
     fn share(&self) -> f64 {
         self.least as f64 / self.traffic.memory as f64
     }
@@ -103,7 +104,7 @@ impl Display for TrafficRow {
     }
 }
 
-/// Runs the work twice, and counts the second run: the first one compiles.
+/// Runs the work twice, and counts the second run. The first run compiles the kernels.
 fn traffic_of(device: &Device, counts: &Path, work: &Work) -> MemoryTraffic {
     work()();
     let run = work();

@@ -8,49 +8,50 @@ use clap::{Args, ValueEnum};
 /// Flags of `launch`.
 #[derive(Args)]
 pub struct LaunchArgs {
-    /// Ranks to start, all on this machine; torchrun, srun and mpirun start those of several machines.
+    /// Number of ranks to start, all on this machine. For several machines, use torchrun, srun or mpirun.
     #[arg(long, visible_alias = "nproc-per-node", value_name = "N")]
     pub ranks: usize,
-    /// Communication engine of the ranks; mpi starts them through mpirun. The default is nccl where the
-    /// command has --device cuda, else mpi.
+    /// Communication engine of the ranks; mpi starts them through mpirun. The default is nccl if the command has
+    /// --device cuda, else mpi.
     #[arg(long, value_enum)]
     pub engine: Option<LaunchEngine>,
-    /// Start this program instead of burn-megatron; what follows -- are its arguments.
+    /// Start this program instead of burn-megatron. Arguments after -- are passed to it.
     #[arg(long, value_name = "PATH")]
     pub program: Option<PathBuf>,
-    /// Port of the rendezvous, by default a free one (nccl).
+    /// Port of the rendezvous (nccl). The default is a free port.
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     pub master_port: Option<u16>,
-    /// File of mode 0600 with the token that ranks authenticate with: 64 hexadecimal digits, as
-    /// `openssl rand -hex 32` prints them. By default BURN_MEGATRON_TOKEN, or a new one.
+    /// File of mode 0600 with the token that authenticates the ranks: 64 hexadecimal digits, as `openssl rand -hex
+    /// 32` prints them. The default is BURN_MEGATRON_TOKEN, or a new token.
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
-    /// Path of Open MPI's mpirun; the one on PATH by default (mpi).
+    /// Path of Open MPI's mpirun (mpi). The default is the mpirun on PATH.
     #[arg(long, value_name = "PATH")]
     pub mpirun: Option<PathBuf>,
-    /// Further arguments for mpirun, as in "--mca btl tcp,self" (mpi).
+    /// Additional arguments for mpirun, as in "--mca btl tcp,self" (mpi).
     #[arg(long, value_name = "ARGS", allow_hyphen_values = true)]
     pub mpirun_args: Option<String>,
     /// Also write the output of each rank, without prefixes, to files in this folder: rank-3.out and rank-3.err.
-    /// Files of an earlier run are appended to.
+    /// Output is appended to existing files.
     #[arg(long, value_name = "DIR")]
     pub output_dir: Option<PathBuf>,
-    /// Show the standard output of rank 0 only; standard error is shown for all.
+    /// Show the standard output of rank 0 only. Standard error is shown for all ranks.
     #[arg(long)]
     pub quiet_ranks: bool,
-    /// Seconds after Ctrl-C or SIGTERM within which the ranks may stop by themselves.
+    /// Seconds that the ranks have to stop after Ctrl-C or SIGTERM before they are killed.
     #[arg(long, value_name = "SECONDS", default_value_t = 30.0, value_parser = seconds)]
     pub grace: f64,
-    /// Start the job again at most N times from its newest whole checkpoint, after a signal, a lost rank or another fault
-    /// that may pass, such as those that `pretrain --train.check_replay_every` ends with by code 5 or 6: `pretrain` with --run-dir, or
-    /// --program, which resumes by itself.
+    /// Restart the job up to N times from its latest complete checkpoint after a transient failure. Transient
+    /// failures are a signal, a lost rank, a panic, and exit code 5 or 6 from `pretrain --train.check_replay_every`.
+    /// Requires `pretrain` with --run-dir, or a --program that resumes automatically.
     #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Restart")]
     pub max_restarts: usize,
-    /// Seconds before the first restart [default: 1]. The time is doubled, up to 60 s, with each restart that follows without
-    /// a new checkpoint.
+    /// Seconds before the first restart [default: 1]. The delay doubles, up to 60 s, with each further restart
+    /// without a new checkpoint.
     #[arg(long, value_name = "SECONDS", value_parser = seconds, help_heading = "Restart")]
     pub restart_delay: Option<f64>,
-    /// The command of burn-megatron that each rank runs, such as `pretrain --steps 20`; -- before it is optional.
+    /// The command of burn-megatron that each rank runs, such as `pretrain --steps 20`. A -- before the command is
+    /// optional.
     #[arg(
         trailing_var_arg = true,
         value_name = "COMMAND",
@@ -59,13 +60,13 @@ pub struct LaunchArgs {
     pub command: Vec<OsString>,
 }
 
-/// The most ranks.
+/// Maximum number of ranks.
 pub const MAX_RANKS: usize = 1024;
 
-/// The communication engines.
+/// Communication engines of `launch`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LaunchEngine {
-    /// Ranks are threads of one process; refused, as it needs no launcher.
+    /// Ranks as threads of one process. `launch` refuses this engine, because it needs no launcher.
     Threads,
     /// NCCL, on CUDA devices.
     Nccl,

@@ -1,4 +1,4 @@
-//! Why the ranks were not started.
+//! Errors that prevent the launcher from starting the ranks.
 
 use std::io;
 use std::path::PathBuf;
@@ -8,12 +8,12 @@ use burn_megatron::comm::TokenError;
 use super::args::MAX_RANKS;
 use crate::error::Error;
 
-/// The exit code of wrong usage, as with clap.
+/// The exit code for wrong usage, as in clap.
 const USAGE: u8 = 2;
-/// The exit code when a program cannot be started, as in a shell.
+/// The exit code if a program cannot be started, as in a shell.
 pub const NOT_STARTED: u8 = 127;
 
-/// Why nothing was started.
+/// Reason why nothing was started.
 #[derive(Debug, thiserror::Error)]
 pub enum LaunchError {
     #[error("invalid --ranks 0: expected at least 1")]
@@ -83,7 +83,7 @@ pub enum LaunchError {
     },
 }
 
-/// Converts an error with which `pretrain` itself would end.
+/// Converts an error that `pretrain` itself would return.
 impl From<Error> for LaunchError {
     fn from(error: Error) -> Self {
         Self::Job(error)
@@ -91,7 +91,7 @@ impl From<Error> for LaunchError {
 }
 
 impl LaunchError {
-    /// The exit code of the launcher.
+    /// Returns the exit code of the launcher.
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Program { .. } | Self::NoMpirun | Self::OtherMpirun { .. } => NOT_STARTED,
@@ -100,7 +100,7 @@ impl LaunchError {
         }
     }
 
-    /// A failed system call, and what it was for.
+    /// Returns a function that converts the error of a failed system call. `what` describes the purpose of the call.
     pub fn system(what: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::System { what, source }
     }

@@ -6,26 +6,27 @@ use nix::sys::signal::Signal;
 
 use super::error::NOT_STARTED;
 
-/// The end of a rank's process.
+/// End of a rank's process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RankExitStatus {
-    /// With this exit code.
+    /// The process exited with this code.
     Code(i32),
-    /// By this signal.
+    /// The process was ended by this signal.
     Signal(i32),
-    /// It could not be started, for this reason.
+    /// The process could not be started, for this reason.
     NotStarted(String),
-    /// Its exit status is not known, for this reason.
+    /// The exit status is unknown, for this reason.
     Lost(String),
 }
 
 impl RankExitStatus {
-    /// Whether the rank exited with code 0.
+    /// Returns whether the rank exited with code 0.
     pub fn is_success(&self) -> bool {
         *self == Self::Code(0)
     }
 
-    /// The exit code of a run that this rank failed: its own, or 128 + the signal as in a shell.
+    /// Returns the exit code of a run in which this rank failed. This is the exit code of the rank, or 128 + the
+    /// signal as in a shell.
     pub fn exit_code(&self) -> u8 {
         let code = match self {
             Self::Code(code) => *code,
@@ -48,7 +49,7 @@ impl fmt::Display for RankExitStatus {
     }
 }
 
-/// The number and the name of a signal: `signal 9 (SIGKILL)`.
+/// Returns the number and the name of a signal: `signal 9 (SIGKILL)`.
 pub fn signal_name(signal: i32) -> String {
     match Signal::try_from(signal) {
         Ok(known) => format!("signal {signal} ({known})"),

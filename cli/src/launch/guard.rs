@@ -1,7 +1,8 @@
-//! The guard: a process that outlives the launcher, and kills the ranks and all that they started when it dies.
+//! The guard: a process that kills the ranks and all their child processes when the launcher dies.
 //!
-//! It reads the numbers of the ranks' process groups from a pipe. The pipe closes when the launcher exits, however it
-//! does. The system alone (`PR_SET_PDEATHSIG`) would end the ranks, not the processes that they started.
+//! The guard reads the process group ids of the ranks from a pipe. The pipe closes whenever the launcher exits, for
+//! any reason. The system's own mechanism (`PR_SET_PDEATHSIG`) would end only the ranks, not the processes that they
+//! started.
 
 use std::io::{self, Write};
 use std::os::unix::process::CommandExt;
@@ -11,20 +12,21 @@ use nix::unistd::Pid;
 
 use super::sys;
 
-/// Nothing but SIGKILL ends it before its pipe closes. Groups that are gone are no error.
+/// The script of the guard. Only SIGKILL ends the script before its pipe closes. Groups that no longer exist are not
+/// an error.
 const SCRIPT: &str = "trap '' HUP INT TERM
 while read -r group; do groups=\"$groups -$group\"; done
 [ -z \"$groups\" ] || kill -s KILL -- $groups";
 
-/// A running guard.
+/// Running guard process.
 pub struct Guard(Child);
 
 impl Guard {
-    /// Starts it.
+    /// Starts the guard.
     pub fn start() -> io::Result<Self> {
         let mut command = Command::new("/bin/sh");
         command.args(["-c", SCRIPT]);
-        // Ctrl-C in a terminal goes to the launcher alone.
+        // In its own process group, the guard does not receive Ctrl-C from a terminal.
         command.process_group(0);
         command
             .stdin(Stdio::piped())
@@ -33,7 +35,7 @@ impl Guard {
         command.spawn().map(Self)
     }
 
-    /// Its process id.
+    /// Returns the process id of the guard.
     pub fn pid(&self) -> Pid {
         sys::pid(&self.0)
     }
@@ -41,14 +43,14 @@ impl Guard {
     /// Adds a process group.
     pub fn add(&mut self, group: Pid) {
         if let Some(pipe) = &mut self.0.stdin {
-            // Writing fails once the guard has been killed, which ends the run.
+            // Writing fails if the guard has been killed. The exit of the guard ends the run.
             let _ = writeln!(pipe, "{group}");
         }
     }
 
-    /// Ends it, without killing the groups.
+    /// Ends the guard without killing the groups.
     pub fn end(mut self) {
-        // Killed before its pipe closes. It may have exited already.
+        // The guard is killed before its pipe closes. It may have exited already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

@@ -1,8 +1,9 @@
-//! `burn-megatron launch`: ranks as processes of this machine.
+//! Implements `burn-megatron launch`, which starts ranks as processes on this machine.
 //!
-//! Every rank is a child of the launcher, in a process group of its own, and its output comes through pipes. A guard
-//! process kills these groups when the launcher dies. For MPI the launcher also starts mpirun, which sets the variables
-//! that the ranks find each other by: see [`slot`]. With `--max-restarts` a job whose ranks failed gets another world.
+//! Every rank is a child of the launcher with its own process group, and its output is read through pipes. A guard
+//! process kills these groups when the launcher dies. For MPI, the launcher also starts mpirun, which sets the
+//! variables through which the ranks find each other: see [`slot`]. With `--max-restarts`, a job whose ranks failed
+//! is started again in a new world.
 
 pub mod args;
 
@@ -47,7 +48,7 @@ pub use run::run;
 #[cfg(not(unix))]
 pub use missing::run;
 
-/// Stands in on systems without process groups.
+/// Replacement for systems without process groups.
 #[cfg(not(unix))]
 mod missing {
     use std::process::ExitCode;
@@ -55,7 +56,7 @@ mod missing {
     use crate::error::Error;
     use crate::family::Families;
 
-    /// Fails: there is no launcher on this system.
+    /// Returns an error, because the launcher does not support this system.
     pub fn run<T>(_: &T, _: &Families, _: &str) -> Result<ExitCode, Error> {
         Err("launch is not supported on this system: expected Linux or macOS".into())
     }

@@ -1,4 +1,4 @@
-//! Open MPI's mpirun: its command line and its process.
+//! The command line and the process of Open MPI's mpirun.
 
 use std::collections::HashMap;
 use std::env;
@@ -24,7 +24,7 @@ use super::{program, sys};
 /// The hidden command that runs a slot.
 const SLOT_COMMAND: &str = "launch-slot";
 
-/// The mpirun at a path, or the one on PATH, which must be Open MPI's.
+/// Returns the path of mpirun: the given path, or the mpirun on PATH. It must be Open MPI's.
 pub fn find(path: Option<&Path>) -> Result<PathBuf, LaunchError> {
     let path = match path {
         Some(path) => program::find(path)?,
@@ -36,12 +36,12 @@ pub fn find(path: Option<&Path>) -> Result<PathBuf, LaunchError> {
     }
 }
 
-/// Splits a line into words as a shell does.
+/// Splits a line into words like a shell.
 pub fn words(line: &str) -> Result<Vec<String>, LaunchError> {
     shell_words::split(line).map_err(|_| LaunchError::Quote(line.to_owned()))
 }
 
-/// The mpirun command that starts a slot for each rank.
+/// Returns the mpirun command that starts a slot for each rank.
 pub fn command(
     mpirun: &Path,
     arguments: &[String],
@@ -56,7 +56,7 @@ pub fn command(
         .args(["-n", &ranks.to_string(), "--oversubscribe"])
         .args(["--bind-to", "none", "-x", slot::SOCKET])
         .env(slot::SOCKET, socket)
-        // Aggregated messages can be lost when the failing rank exits at once.
+        // Aggregated messages can be lost if the failing rank exits at once.
         .env("OMPI_MCA_orte_base_help_aggregate", "0");
     if geteuid().is_root() {
         command.env("OMPI_ALLOW_RUN_AS_ROOT", "1");
@@ -66,12 +66,13 @@ pub fn command(
     Ok(command)
 }
 
-/// A running mpirun, with the slots of the ranks.
+/// Running mpirun process with the slots of the ranks.
 pub struct Mpirun {
     child: Child,
-    /// `None` once they were released: then a slot exits as soon as it connects.
+    /// The channel of new slots, or `None` after the release of the slots. Without it, a slot exits as soon as it
+    /// connects.
     slots: Option<Receiver<Slot>>,
-    /// The slots that were received, by rank.
+    /// The received slots, by rank.
     received: HashMap<usize, Slot>,
     /// The connections to the slots of ranks that were started.
     connections: Vec<UnixStream>,
@@ -79,7 +80,7 @@ pub struct Mpirun {
 }
 
 impl Mpirun {
-    /// Starts it. Call it on a thread that lives as long as the ranks.
+    /// Starts mpirun. Call it on a thread that lives as long as the ranks.
     pub fn start(
         path: &Path,
         arguments: &[String],
@@ -104,7 +105,7 @@ impl Mpirun {
         let ready = events.clone();
         let on_slot = move |slot: Slot| {
             let rank = slot.rank;
-            // The receivers are gone once the run is over.
+            // The receivers are dropped once the run is over.
             let _ = send.send(slot);
             let _ = ready.send(SupervisorEvent::RankReady(rank));
         };
@@ -121,7 +122,7 @@ impl Mpirun {
         })
     }
 
-    /// The variables of a rank whose slot has reported.
+    /// Returns the variables of a rank whose slot has connected.
     pub fn variables(&mut self, rank: usize) -> Variables {
         let slots = self.slots.iter().flat_map(Receiver::try_iter);
         self.received.extend(slots.map(|slot| (slot.rank, slot)));
@@ -132,31 +133,31 @@ impl Mpirun {
         })
     }
 
-    /// Lets the slots exit, and with them mpirun.
+    /// Releases the slots, so that they exit and mpirun exits after them.
     pub fn release(&mut self) {
         self.slots = None;
         self.received.clear();
         self.connections.clear();
     }
 
-    /// Sends it a signal. On SIGTERM it ends its children, which takes a second or two.
+    /// Sends a signal to mpirun. After SIGTERM, mpirun ends its children, which takes a second or two.
     pub fn signal(&self, signal: Signal) {
         sys::signal_process(&self.child, signal);
     }
 
-    /// Waits until it is gone, which it is unless the system cannot end it.
+    /// Waits until mpirun has exited, for at most one second.
     pub fn end(mut self) {
         let until = Instant::now() + Duration::from_secs(1);
         sys::wait_for_group(&mut self.child, until);
     }
 
-    /// Prints the messages that were held back, where nothing else explains the failure.
+    /// Prints the messages that were held back, if nothing else explains the failure.
     pub fn show_messages(&self) {
         self.messages.show();
     }
 }
 
-/// Reads the output of mpirun and waits for its exit, in threads.
+/// Starts threads that read the output of mpirun and wait for its exit.
 fn watch(
     child: &mut Child,
     messages: &MpirunMessages,
@@ -170,7 +171,7 @@ fn watch(
     let wait = move || {
         let status = sys::wait_for_exit(pid);
         for reader in readers.into_iter().flatten() {
-            // Its output has ended.
+            // Wait for the end of the output.
             let _ = reader.join();
         }
         let _ = events.send(SupervisorEvent::StarterExited(status));

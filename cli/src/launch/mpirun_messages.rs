@@ -1,4 +1,5 @@
-//! The messages of mpirun: its messages about ranks that exited are held back, because the launcher reports the same.
+//! Filters the output of mpirun. Messages about ranks that exited are held back, because the launcher reports the
+//! same failures.
 
 use std::io::{self, BufRead, BufReader, Read};
 use std::mem;
@@ -7,7 +8,7 @@ use std::thread::{self, JoinHandle};
 
 use parking_lot::Mutex;
 
-/// mpirun's messages about ranks that exited, held back because the launcher reports the same.
+/// Messages of mpirun that are held back.
 #[derive(Clone, Default)]
 pub struct MpirunMessages(Arc<Mutex<String>>);
 
@@ -25,7 +26,7 @@ impl MpirunMessages {
         self.take(blocks.rest());
     }
 
-    /// Reads a stream of mpirun in a thread.
+    /// Starts a thread that reads an output stream of mpirun.
     pub fn read_in_thread(
         &self,
         from: Option<impl Read + Send + 'static>,
@@ -38,7 +39,7 @@ impl MpirunMessages {
         builder.spawn(move || messages.read(from)).map(Some)
     }
 
-    /// Prints what was held back, where nothing else explains the failure.
+    /// Prints the messages that were held back, if nothing else explains the failure.
     pub fn show(&self) {
         show(&mem::take(&mut *self.0.lock()));
     }
@@ -71,7 +72,7 @@ fn is_exit_notice(text: &str) -> bool {
     .any(|start| text.starts_with(start))
 }
 
-/// Splits mpirun's output into messages: the text between two rules, or a single line.
+/// Splits mpirun's output into messages: the text between two horizontal lines, or a single line.
 #[derive(Default)]
 struct MessageBlocks {
     open: Option<String>,
@@ -95,7 +96,7 @@ impl MessageBlocks {
         }
     }
 
-    /// A message without its closing rule.
+    /// Returns a message whose closing line is missing.
     fn rest(&mut self) -> Option<String> {
         self.open.take()
     }

@@ -1,4 +1,4 @@
-//! The output of the ranks, as whole lines prefixed with the rank.
+//! The output of the ranks, as complete lines prefixed with the rank.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -11,31 +11,31 @@ use parking_lot::Mutex;
 
 use super::error::LaunchError;
 
-/// Longer lines are split.
+/// Maximum length of a line in bytes. Longer lines are split.
 const MAX_LINE: usize = 1 << 20;
 
-/// One of the two output streams of a rank.
+/// Output stream of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum OutputStream {
     Stdout,
     Stderr,
 }
 
-/// Writes the output of all ranks to the terminal and to files.
+/// Writer for the output of all ranks, to the terminal and to files.
 pub struct JobOutput {
     width: usize,
     quiet: bool,
     folder: PathBuf,
     /// The files of each rank that has not started yet.
     files: Mutex<HashMap<usize, [File; 2]>>,
-    /// Each error is printed once.
+    /// Prints the first error of the terminal only.
     terminal_error: Once,
     file_error: Once,
 }
 
 impl JobOutput {
-    /// For `ranks` ranks; `quiet` drops the standard output of all ranks but 0. With a folder, two files per rank are
-    /// opened there.
+    /// Creates the output for `ranks` ranks. `quiet` drops the standard output of all ranks except rank 0. If
+    /// `folder` is set, two files per rank are opened in it.
     pub fn new(ranks: usize, quiet: bool, folder: Option<&Path>) -> Result<Self, LaunchError> {
         let mut files = HashMap::new();
         if let Some(folder) = folder {
@@ -43,7 +43,7 @@ impl JobOutput {
             for rank in 0..ranks {
                 let open = |extension| {
                     let path = folder.join(format!("rank-{rank}.{extension}"));
-                    // Appends to files of an earlier run.
+                    // Append to files of an earlier run.
                     let opened = open_output(&path, File::options().append(true).create(true));
                     opened.map_err(unusable(&path))
                 };
@@ -60,7 +60,7 @@ impl JobOutput {
         })
     }
 
-    /// Standard output and standard error of one rank; the first call for a rank takes its files.
+    /// Returns standard output and standard error of one rank. The first call for a rank takes the files of the rank.
     pub fn rank(output: &Arc<Self>, rank: usize) -> [StreamOutput; 2] {
         let mut files = output.files.lock();
         let (out, err) = files.remove(&rank).map(|[out, err]| (out, err)).unzip();
@@ -74,7 +74,7 @@ impl JobOutput {
         [of(OutputStream::Stdout, out), of(OutputStream::Stderr, err)]
     }
 
-    /// Prints whole lines. A failure is reported once and does not end the ranks.
+    /// Prints complete lines. The first failure is reported, and failures do not end the ranks.
     fn show(&self, stream: OutputStream, bytes: &[u8]) {
         if bytes.is_empty() {
             return;
@@ -106,7 +106,7 @@ fn unusable(path: &Path) -> impl FnOnce(io::Error) -> LaunchError {
     move |source| LaunchError::OutputFolder { path, source }
 }
 
-/// One stream of one rank.
+/// Output stream of one rank.
 pub struct StreamOutput {
     stream: OutputStream,
     lines: PrefixedLines,
@@ -115,7 +115,7 @@ pub struct StreamOutput {
     output: Arc<JobOutput>,
 }
 
-/// Never fails: an error of the terminal or of the file is printed once.
+/// Writing never fails. The first error of the terminal and the first error of a file are printed.
 impl Write for StreamOutput {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if let Some(file) = &mut self.file
@@ -139,24 +139,24 @@ impl Write for StreamOutput {
 }
 
 impl StreamOutput {
-    /// Prints what is left without a line end.
+    /// Prints the last line if it has no line end.
     pub fn finish(&mut self) {
         self.output.show(self.stream, &self.lines.rest());
     }
 }
 
-/// Splits a stream into lines and prefixes each.
+/// Splits a stream into lines, and prefixes each line.
 ///
-/// A carriage return ends a line too, unless a newline follows, so that the states of a progress bar become lines.
-/// Lines may hold any bytes.
+/// A carriage return ends a line too, unless a newline follows it. Each state of a progress bar therefore becomes a
+/// line. Lines may contain any bytes.
 pub struct PrefixedLines {
     prefix: String,
-    /// The line that has not ended yet.
+    /// The bytes of the incomplete line.
     open: Vec<u8>,
 }
 
 impl PrefixedLines {
-    /// Lines with `prefix` in front.
+    /// Creates a splitter that adds `prefix` to each line.
     pub fn new(prefix: impl Into<String>) -> Self {
         Self {
             prefix: prefix.into(),
@@ -164,7 +164,7 @@ impl PrefixedLines {
         }
     }
 
-    /// The lines that `bytes` complete.
+    /// Returns the lines that `bytes` complete.
     pub fn take(&mut self, bytes: &[u8]) -> Vec<u8> {
         let mut whole = Vec::with_capacity(bytes.len() + self.prefix.len());
         for &byte in bytes {
@@ -187,7 +187,7 @@ impl PrefixedLines {
         whole
     }
 
-    /// The last line, if it never ended.
+    /// Returns the last line if it has no line end.
     pub fn rest(&mut self) -> Vec<u8> {
         let mut whole = Vec::new();
         match self.open.last() {
@@ -201,7 +201,7 @@ impl PrefixedLines {
         whole
     }
 
-    /// Ends a line at the carriage return that it ends in.
+    /// Ends the line at its final carriage return.
     fn end_overwritten(&mut self, whole: &mut Vec<u8>) {
         self.open.pop();
         if !self.open.is_empty() {
@@ -220,7 +220,7 @@ impl PrefixedLines {
 mod tests {
     use super::*;
 
-    /// The lines of `text`, given in pieces of every size, which must not matter.
+    /// Returns the lines of `text`. Checks that pieces of every size give the same lines.
     fn lines(text: &[u8]) -> Vec<u8> {
         let cut = |size: usize| {
             let mut lines = PrefixedLines::new("> ");
@@ -273,7 +273,7 @@ mod tests {
         err.finish();
         assert_eq!(fs::read(folder.join("rank-3.out")).unwrap(), b"a\rbc\xff");
         assert_eq!(fs::read(folder.join("rank-3.err")).unwrap(), b"");
-        // Those of the next run follow.
+        // Output of the next run is appended.
         let output = Arc::new(JobOutput::new(11, true, Some(folder)).unwrap());
         let [mut out, _] = JobOutput::rank(&output, 3);
         out.write_all(b"d").unwrap();

@@ -19,12 +19,12 @@ use super::slot::Variables;
 use super::supervise::SupervisorEvent;
 use super::sys;
 
-/// The time that output is read after the rank has exited, if a process that it started keeps the pipe open.
+/// The time that output is still read after the rank has exited, if one of its child processes keeps the pipe open.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
-/// The time that the system may take to end the remaining processes of a rank.
+/// Timeout for the system to end the remaining processes of a rank.
 const KILL_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The command of every rank.
+/// Command of the ranks.
 pub struct RankCommand {
     /// The program and its arguments.
     pub words: Vec<OsString>,
@@ -35,7 +35,7 @@ pub struct RankCommand {
 }
 
 impl RankCommand {
-    /// The command of a rank with further variables.
+    /// Returns the command of a rank with additional variables.
     fn of(&self, rank: usize, further: Variables) -> Command {
         let (rank, ranks) = (rank.to_string(), self.ranks.to_string());
         let mut command = Command::new(&self.words[0]);
@@ -52,20 +52,20 @@ impl RankCommand {
     }
 }
 
-/// The ranks of a run, each the leader of a process group. Those that have exited stay zombies until the end of the run,
-/// so that no other process gets their number.
+/// Rank processes of a run. Each rank leads a process group. Exited ranks stay zombies until the end of the run, so
+/// that their process ids are not reused.
 pub struct RankProcesses {
     command: RankCommand,
     output: Arc<JobOutput>,
     events: Sender<SupervisorEvent>,
     guard: Guard,
     children: Vec<Child>,
-    /// Each thread that reads output has a sender and drops it at the end of the output.
+    /// Each thread that reads output holds a sender, and drops it at the end of the output.
     readers: (Sender<()>, Receiver<()>),
 }
 
 impl RankProcesses {
-    /// No rank runs yet.
+    /// Creates the processes and starts the guard. No rank is started yet.
     pub fn new(
         command: RankCommand,
         output: JobOutput,
@@ -74,7 +74,7 @@ impl RankProcesses {
         let guard = Guard::start().map_err(LaunchError::system("the guard cannot be started"))?;
         let (pid, tell) = (guard.pid(), events.clone());
         let watch = move || {
-            // The receiver is gone once the run is over.
+            // The receiver is dropped once the run is over.
             let _ = tell.send(SupervisorEvent::GuardExited(sys::wait_for_exit(pid)));
         };
         spawn_thread(watch).map_err(LaunchError::system("a thread cannot be started"))?;
@@ -88,8 +88,8 @@ impl RankProcesses {
         })
     }
 
-    /// Starts a rank with further variables. A failure is reported as the exit of the rank. Call it on a thread that
-    /// lives as long as the ranks.
+    /// Starts a rank with additional variables. A failure is reported as the exit of the rank. Call it on a thread
+    /// that lives as long as the ranks.
     pub fn start(&mut self, rank: usize, variables: Variables) {
         let mut command = self.command.of(rank, variables);
         command
@@ -112,7 +112,7 @@ impl RankProcesses {
         }
     }
 
-    /// Reads the output of a rank and waits for its exit, in threads.
+    /// Starts threads that read the output of a rank and wait for its exit.
     fn watch(&mut self, rank: usize, mut child: Child) -> io::Result<()> {
         let pid = sys::pid(&child);
         let pipes = (child.stdout.take(), child.stderr.take());
@@ -124,7 +124,7 @@ impl RankProcesses {
         let events = self.events.clone();
         spawn_thread(move || {
             let status = sys::wait_for_exit(pid);
-            // Disconnected when both streams have ended.
+            // The channel is disconnected when both streams have ended.
             let _ = ended.recv_timeout(DRAIN_TIMEOUT);
             let _ = events.send(SupervisorEvent::RankExited(rank, status));
         })
@@ -139,21 +139,21 @@ impl RankProcesses {
         let Some(mut from) = from else { return Ok(()) };
         let open = (open, self.readers.0.clone());
         spawn_thread(move || {
-            // A pipe that cannot be read has ended.
+            // A read error counts as the end of the pipe.
             let _ = io::copy(&mut from, &mut to);
             to.finish();
             drop(open);
         })
     }
 
-    /// Sends a signal to every rank and all processes that it has started.
+    /// Sends a signal to every rank and its child processes.
     pub fn signal(&self, signal: Signal) {
         for child in &self.children {
             sys::signal_group(child, signal);
         }
     }
 
-    /// Kills what the ranks have left running, and prints the rest of their output.
+    /// Kills the remaining processes of the ranks, and prints the rest of their output.
     pub fn end(mut self) {
         self.signal(Signal::SIGKILL);
         self.guard.end();
@@ -166,7 +166,7 @@ impl RankProcesses {
     }
 }
 
-/// The thread of a pipe needs little stack.
+/// Starts a thread with a small stack, which is enough for reading a pipe.
 fn spawn_thread(work: impl FnOnce() + Send + 'static) -> io::Result<()> {
     let builder = thread::Builder::new().stack_size(256 << 10);
     builder.spawn(work).map(drop)

@@ -1,4 +1,4 @@
-//! Finds programs as a shell does.
+//! Finds programs like a shell.
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +6,7 @@ use burn_megatron::comm::probe;
 
 use super::error::LaunchError;
 
-/// The program at a path, or the one of that name on PATH.
+/// Returns the program at a path, or the program of this name on PATH.
 pub fn find(program: &Path) -> Result<PathBuf, LaunchError> {
     let failed = |reason: &str| LaunchError::Program {
         program: program.to_owned(),

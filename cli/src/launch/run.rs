@@ -1,4 +1,4 @@
-//! Runs the launcher: from the flags to the exit code.
+//! Runs the launcher, from the flags to the exit code.
 
 use std::env;
 use std::process::ExitCode;
@@ -16,8 +16,8 @@ use crate::family::Families;
 /// The commands of this program whose ranks communicate.
 const WITH_RANKS: [&str; 3] = ["pretrain", "generate", "conformance"];
 
-/// Starts the ranks and waits for their end, starts them again where that is asked for, and returns the exit code of the
-/// run.
+/// Starts the ranks and waits until they end. Restarts the job if restarts are requested. Returns the exit code of
+/// the run.
 pub fn run(
     args: &LaunchArgs,
     families: &Families,
@@ -33,7 +33,7 @@ pub fn run(
     Ok(ExitCode::from(code))
 }
 
-/// Checks, before any process is started, that this program has the engine that its ranks will use.
+/// Checks that this program contains the engine of its ranks, before any process is started.
 fn check_compiled(args: &LaunchArgs, plan: LaunchPlan) -> Result<LaunchPlan, LaunchError> {
     let first = args.command.first().and_then(|word| word.to_str());
     let has_ranks = first.is_some_and(|word| WITH_RANKS.contains(&word));
@@ -54,7 +54,7 @@ fn launch(
     families: &Families,
     default_recipe: &str,
 ) -> Result<u8, LaunchError> {
-    // Before any other thread, as threads inherit the signal mask.
+    // This must come before any other thread, because threads inherit the signal mask.
     let signals = TerminationSignals::listen(args.grace)?;
     if args.max_restarts == 0 {
         let end = world::run(args, &plan, &Attempt::first(), &signals)?;

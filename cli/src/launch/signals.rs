@@ -1,4 +1,4 @@
-//! SIGINT, SIGTERM and SIGHUP of the launcher, for the world that runs or the time between two.
+//! Handles SIGINT, SIGTERM and SIGHUP in the launcher, while a world runs and between two worlds.
 
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -11,7 +11,7 @@ use super::error::LaunchError;
 use super::supervise::SupervisorEvent;
 use super::sys;
 
-/// Receives the signals, in a thread.
+/// Receiver of the termination signals, which runs in a thread.
 pub struct TerminationSignals(Arc<Shared>);
 
 #[derive(Default)]
@@ -22,15 +22,15 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    /// The last signal.
+    /// The last signal that was received.
     signal: Option<i32>,
-    /// The world that runs.
+    /// The event channel of the running world.
     world: Option<Sender<SupervisorEvent>>,
 }
 
 impl TerminationSignals {
-    /// Blocks the signals in this thread and those that it starts, and receives them. The ranks of a world have `grace`
-    /// seconds to stop.
+    /// Blocks the signals in this thread and the threads that it starts, and receives them in a new thread. The ranks
+    /// of a world have `grace` seconds to stop.
     pub fn listen(grace: f64) -> Result<Self, LaunchError> {
         sys::block_termination_signals()
             .map_err(LaunchError::system("signals cannot be blocked"))?;
@@ -47,7 +47,7 @@ impl TerminationSignals {
         Ok(Self(shared))
     }
 
-    /// Sends the signals to a world from now on, also one that was received before.
+    /// Forwards signals to a world from now on. A signal that was received before is forwarded too.
     pub fn attach(&self, world: &Sender<SupervisorEvent>) {
         let mut state = self.0.state.lock();
         if let Some(signal) = state.signal {
@@ -56,12 +56,12 @@ impl TerminationSignals {
         state.world = Some(world.clone());
     }
 
-    /// The world has ended.
+    /// Stops forwarding signals, after the world has ended.
     pub fn detach(&self) {
         self.0.state.lock().world = None;
     }
 
-    /// Waits so long, or until a signal has been received, which is returned.
+    /// Waits for this time, or until a signal has been received. Returns the signal.
     pub fn wait(&self, time: Duration) -> Option<i32> {
         let mut state = self.0.state.lock();
         let none = |state: &mut State| state.signal.is_none();

@@ -1,9 +1,10 @@
-//! Slots: the children of mpirun, one per rank, from which the launcher takes the variables of MPI.
+//! Slots: the child processes of mpirun, one per rank, which provide the MPI variables to the launcher.
 //!
-//! The processes of an MPI job find each other by variables that mpirun sets for its children. Each child, the hidden
-//! command `launch-slot`, sends its environment to the launcher through a socket, and the launcher starts the rank with
-//! it. So ranks are children of the launcher with either engine, and mpirun, which ends all of its children as soon as
-//! one fails, ends no rank that is about to report the failure. A slot exits when the launcher closes the connection.
+//! The processes of an MPI job find each other through variables that mpirun sets for its children. Each child runs
+//! the hidden command `launch-slot`. It sends its environment to the launcher through a socket, and the launcher
+//! starts the rank with this environment. Therefore ranks are children of the launcher with either engine. mpirun
+//! ends all of its children as soon as one fails, but it cannot end a rank that is about to report the failure. A
+//! slot exits when the launcher closes the connection.
 
 use std::env;
 use std::ffi::OsString;
@@ -23,10 +24,10 @@ use crate::error::Error;
 /// The environment variable with the path of the launcher's socket.
 pub const SOCKET: &str = "BURN_MEGATRON_LAUNCH_LINK";
 
-/// The variable of mpirun that gives the rank.
+/// The mpirun variable with the rank.
 const RANK: &str = "OMPI_COMM_WORLD_RANK";
 
-/// Timeout of receiving an environment.
+/// Timeout for receiving an environment.
 const RECEIVE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Environment variables with their values.
@@ -42,31 +43,31 @@ pub fn run() -> Result<ExitCode, Error> {
     let variables: Variables = env::vars_os().collect();
     stream.write_all(&serde_json::to_vec(&variables)?)?;
     stream.shutdown(Shutdown::Write)?;
-    // The launcher sends nothing, and closes the connection at the latest when it dies.
+    // The launcher sends nothing. It closes the connection when it is done, or when it dies.
     let _ = stream.read(&mut [0]);
-    // For a child that fails, mpirun prints a long message.
+    // If a child fails, mpirun prints a long message.
     Ok(ExitCode::SUCCESS)
 }
 
-/// A slot that has sent its environment.
+/// Slot that has sent its environment.
 pub struct Slot {
     /// The rank.
     pub rank: usize,
-    /// Its variables, without [`SOCKET`].
+    /// The variables of the rank, without [`SOCKET`].
     pub variables: Variables,
-    /// The slot exits when this is dropped.
+    /// The connection to the slot. The slot exits when the connection is dropped.
     pub connection: UnixStream,
 }
 
-/// The launcher's socket.
+/// Socket of the launcher.
 pub struct SlotListener {
-    /// Only this user can enter it.
+    /// The folder of the socket, which only this user can enter.
     folder: TempDir,
     listener: UnixListener,
 }
 
 impl SlotListener {
-    /// Listens in a new folder.
+    /// Opens a socket in a new folder.
     pub fn open() -> io::Result<Self> {
         let folder = tempfile::Builder::new()
             .prefix("burn-megatron-launch-")
@@ -75,7 +76,7 @@ impl SlotListener {
         Ok(Self { folder, listener })
     }
 
-    /// The path for [`SOCKET`].
+    /// Returns the path for [`SOCKET`].
     pub fn path(&self) -> PathBuf {
         self.folder.path().join("slots")
     }
@@ -104,7 +105,7 @@ impl SlotListener {
     }
 }
 
-/// `None` if what comes is not the environment of a rank.
+/// Receives the environment of a rank. Returns `None` if the data is not the environment of a rank.
 fn receive(mut connection: UnixStream) -> Option<Slot> {
     let mut bytes = Vec::new();
     connection.set_read_timeout(Some(RECEIVE_TIMEOUT)).ok()?;
@@ -139,7 +140,7 @@ mod tests {
         listener
             .accept(1, move |slot| send.send(slot).unwrap())
             .unwrap();
-        // What is no rank is ignored.
+        // Connections that send no rank are ignored.
         drop(UnixStream::connect(&path).unwrap());
         let mut stream = UnixStream::connect(&path).unwrap();
         let variables = [

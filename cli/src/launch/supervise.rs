@@ -1,6 +1,8 @@
-//! Decides what happens from the start of the ranks to the exit of the last: when one fails, and on Ctrl-C.
+//! Supervises the ranks from the start of the first rank to the exit of the last rank. Decides how to react to a
+//! failed rank and to Ctrl-C.
 //!
-//! [`Supervisor`] is a pure state machine: events and time in, actions out. [`supervise`] runs it.
+//! [`Supervisor`] is a pure state machine: its inputs are events and times, and its outputs are actions.
+//! [`supervise`] runs it.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -11,16 +13,16 @@ use super::exit_status::RankExitStatus;
 
 /// Timeout for all ranks to be started.
 const START_TIMEOUT: Duration = Duration::from_secs(120);
-/// The time that ranks may run after one has failed; they are notified and exit by themselves.
+/// The time that ranks may still run after a rank has failed. They are notified and exit on their own.
 const FAILURE_GRACE: Duration = Duration::from_secs(5);
 /// The time that ranks may run after SIGTERM.
 const TERM_GRACE: Duration = Duration::from_secs(2);
-/// The time that the system may take to end a process.
+/// Timeout for the system to end a process.
 const KILL_GRACE: Duration = Duration::from_secs(2);
 /// Timeout for mpirun to exit after its ranks.
 const STARTER_EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// An event to which the supervisor reacts.
+/// Event to which the supervisor reacts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SupervisorEvent {
     /// A rank can be started.
@@ -35,16 +37,16 @@ pub enum SupervisorEvent {
     GuardExited(RankExitStatus),
 }
 
-/// An action of the supervisor.
+/// Action of the supervisor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SupervisorAction {
     /// Start a rank.
     Start(usize),
-    /// Ask the ranks to stop after their step.
+    /// Ask the ranks to stop after their current step.
     RequestStop,
     /// Send a signal to every rank.
     Signal(Signal),
-    /// Let mpirun exit: no rank runs.
+    /// Let mpirun exit, because no rank is running.
     ReleaseStarter,
     /// End mpirun.
     TerminateStarter,
@@ -52,15 +54,15 @@ pub enum SupervisorAction {
     KillStarter,
 }
 
-/// Carries out actions.
+/// Handler that carries out actions.
 pub trait ActionHandler {
-    /// Carries out any action but [`SupervisorAction::RequestStop`].
+    /// Carries out any action except [`SupervisorAction::RequestStop`].
     fn handle(&mut self, action: SupervisorAction);
 
     /// Asks every rank to finish its step and stop. Returns whether the ranks have joined the rendezvous.
     fn request_stop(&mut self) -> bool;
 
-    /// Reports to the rendezvous that the process of a rank has exited, and how.
+    /// Reports to the rendezvous that the process of a rank has exited. `how` describes the exit.
     fn process_ended(&mut self, rank: usize, how: &str);
 }
 
@@ -81,17 +83,17 @@ enum JobPhase {
     Failed,
     Terminated,
     Killed,
-    /// All ranks have exited; mpirun has not.
+    /// All ranks have exited, but mpirun has not.
     AllExited,
     /// mpirun was asked to exit.
     StarterTerminated,
     Done,
 }
 
-/// Why a run has failed.
+/// Reason why a run has failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum JobFailure {
-    /// This rank failed first, `after` so long a time since its start.
+    /// This rank failed first, `after` this time since its start.
     Rank {
         rank: usize,
         status: RankExitStatus,
@@ -101,30 +103,31 @@ pub enum JobFailure {
     Starter(RankExitStatus),
     /// The guard exited before the ranks.
     Guard(RankExitStatus),
-    /// Ranks that were not started in time.
+    /// These ranks were not started in time.
     NotStarted(Vec<usize>),
 }
 
-/// The state of a run.
+/// State of a run.
 pub struct Supervisor {
     ranks: Vec<RankState>,
     grace: Duration,
     phase: JobPhase,
     deadline: Option<Instant>,
-    /// Also if there is no mpirun.
+    /// Whether mpirun has exited. Also true if there is no mpirun.
     starter_ended: bool,
     /// The signal that stopped the run.
     pub interrupted: Option<i32>,
     /// The first failure.
     pub failure: Option<JobFailure>,
-    /// The ranks that failed by themselves, in the order of their exits.
+    /// The ranks that failed on their own, in the order of their exits.
     failures: Vec<JobFailure>,
     /// The ranks that were ended by SIGKILL.
     pub killed: Vec<usize>,
 }
 
 impl Supervisor {
-    /// For `ranks` ranks, started through mpirun or not, which have `grace` to stop on Ctrl-C.
+    /// Creates the supervisor of `ranks` ranks. With `through_mpirun`, mpirun starts them. The ranks have `grace` to
+    /// stop after Ctrl-C.
     pub fn new(ranks: usize, through_mpirun: bool, grace: Duration, now: Instant) -> Self {
         Self {
             ranks: vec![RankState::Pending; ranks],
@@ -139,7 +142,7 @@ impl Supervisor {
         }
     }
 
-    /// Handles an event; returns what to do.
+    /// Handles an event, and returns the next action.
     pub fn on_event(&mut self, event: SupervisorEvent, now: Instant) -> Option<SupervisorAction> {
         match event {
             SupervisorEvent::RankReady(rank) => self.ready(rank, now),
@@ -150,7 +153,8 @@ impl Supervisor {
         }
     }
 
-    /// Sets the rank that failed first, as the rendezvous knows it: a rank that was notified may have exited before it.
+    /// Sets the rank that failed first according to the rendezvous. A rank that was notified of the failure may have
+    /// exited earlier.
     pub fn set_first_failure(&mut self, culprit: usize) {
         let is_its = |failure: &&JobFailure| matches!(failure, JobFailure::Rank { rank, .. } if *rank == culprit);
         if let Some(failure) = self.failures.iter().find(is_its) {
@@ -158,7 +162,7 @@ impl Supervisor {
         }
     }
 
-    /// Handles the end of a phase's time; returns what to do.
+    /// Handles the timeout of a phase, and returns the next action.
     pub fn on_timeout(&mut self, now: Instant) -> Option<SupervisorAction> {
         match self.phase {
             JobPhase::Starting => {
@@ -187,12 +191,12 @@ impl Supervisor {
         }
     }
 
-    /// When the current phase times out.
+    /// Returns the time at which the current phase times out.
     pub fn deadline(&self) -> Option<Instant> {
         self.deadline
     }
 
-    /// Whether nothing is left to do.
+    /// Returns whether nothing is left to do.
     pub fn is_done(&self) -> bool {
         self.phase == JobPhase::Done
     }
@@ -202,7 +206,7 @@ impl Supervisor {
             return None;
         }
         if self.phase != JobPhase::Starting {
-            // The run is over before this rank has begun.
+            // The run is over before this rank has started.
             *self.state(rank)? = RankState::Exited;
             let none_left = self.ranks.iter().all(|rank| *rank == RankState::Exited);
             return none_left.then(|| self.all_ended(now)).flatten();
@@ -235,7 +239,7 @@ impl Supervisor {
                 status,
                 after,
             };
-            // Exits by our own signals are no failures of the rank.
+            // An exit after a signal of the launcher is not a failure of the rank.
             let by_itself = matches!(
                 self.phase,
                 JobPhase::Starting | JobPhase::Running | JobPhase::Failed
@@ -306,7 +310,7 @@ impl Supervisor {
         }
     }
 
-    /// Without the guard, processes could outlive the launcher.
+    /// Kills the ranks if the guard exits too early. Without the guard, processes could outlive the launcher.
     fn guard_ended(&mut self, status: RankExitStatus, now: Instant) -> Option<SupervisorAction> {
         match self.phase {
             JobPhase::Starting | JobPhase::Running | JobPhase::Failed | JobPhase::StopRequested => {
@@ -343,7 +347,7 @@ impl Supervisor {
     }
 }
 
-/// Whether a rank exited as it does when it is asked to stop.
+/// Returns whether a rank exited like a rank that is asked to stop.
 fn is_stop(status: &RankExitStatus) -> bool {
     match status {
         RankExitStatus::Signal(signal) => [libc::SIGTERM, libc::SIGKILL].contains(signal),
@@ -374,12 +378,12 @@ pub fn supervise(
         let action = match event {
             Ok(event) => supervisor.on_event(event, now),
             Err(RecvTimeoutError::Timeout) => supervisor.on_timeout(now),
-            // All senders are gone.
+            // All senders were dropped.
             Err(RecvTimeoutError::Disconnected) => return,
         };
         match action {
             None => {}
-            // Ranks that are not registered get SIGTERM.
+            // Ranks that have not joined the rendezvous get SIGTERM instead.
             Some(SupervisorAction::RequestStop) if handler.request_stop() => {}
             Some(SupervisorAction::RequestStop) => {
                 handler.handle(SupervisorAction::Signal(Signal::SIGTERM))

@@ -1,4 +1,4 @@
-//! System calls that the standard library does not offer.
+//! System calls that are missing in the standard library.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -21,8 +21,8 @@ fn termination_signals() -> SigSet {
     TERMINATION_SIGNALS.into_iter().collect()
 }
 
-/// Blocks SIGINT, SIGTERM and SIGHUP, which [`wait_for_termination_signal`] then receives, in this thread and the
-/// threads that it starts.
+/// Blocks SIGINT, SIGTERM and SIGHUP in this thread and the threads that it starts. [`wait_for_termination_signal`]
+/// then receives them.
 pub fn block_termination_signals() -> io::Result<()> {
     Ok(termination_signals().thread_block()?)
 }
@@ -32,8 +32,8 @@ pub fn wait_for_termination_signal() -> io::Result<Signal> {
     Ok(termination_signals().wait()?)
 }
 
-/// Lets the process of `command` get `signal` when the thread that starts it exits (on Linux), and unblocks the
-/// termination signals in it.
+/// Configures `command` so that its process gets `signal` when the thread that starts it exits (on Linux). Also
+/// unblocks the termination signals in the process.
 #[cfg_attr(not(target_os = "linux"), allow(unused_variables))]
 pub fn signal_on_parent_exit(command: &mut Command, signal: Signal) {
     let launcher = Pid::this();
@@ -53,41 +53,41 @@ pub fn signal_on_parent_exit(command: &mut Command, signal: Signal) {
     unsafe { command.pre_exec(prepare) };
 }
 
-/// The process id of a child, which leads its process group.
+/// Returns the process id of a child, which leads its process group.
 pub fn pid(child: &Child) -> Pid {
     Pid::from_raw(child.id() as i32)
 }
 
-/// Sends a signal to a child. It is ignored if the child has exited.
+/// Sends a signal to a child. The signal is ignored if the child has exited.
 pub fn signal_process(child: &Child, signal: Signal) {
     let _ = kill(pid(child), signal);
 }
 
-/// Sends a signal to a child and all processes of its group. It is ignored if the group is empty.
+/// Sends a signal to all processes in the group of a child. The signal is ignored if the group is empty.
 pub fn signal_group(child: &Child, signal: Signal) {
     let _ = killpg(pid(child), signal);
 }
 
-/// Lets this process get SIGKILL when its parent exits (on Linux).
+/// Makes the system send SIGKILL to this process when its parent exits (on Linux).
 pub fn die_with_parent() -> io::Result<()> {
     #[cfg(target_os = "linux")]
     set_pdeathsig(Signal::SIGKILL)?;
     Ok(())
 }
 
-/// Waits until a child has exited, and leaves it as a zombie, so that its process id is not reused.
+/// Waits until a child has exited. The child stays a zombie, so that its process id is not reused.
 pub fn wait_for_exit(child: Pid) -> RankExitStatus {
     loop {
         let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
         let options = libc::WEXITED | libc::WNOWAIT;
-        // SAFETY: the pointer is valid. `nix` has this call on Linux only.
+        // SAFETY: the pointer is valid. `nix` supports this call on Linux only.
         let result = unsafe {
             let child = child.as_raw() as libc::id_t;
             libc::waitid(libc::P_PID, child, info.as_mut_ptr(), options)
         };
         match nix::Error::result(result) {
             Ok(_) => {
-                // SAFETY: the call has filled it, for a child that has exited.
+                // SAFETY: the call has initialized `info`, for a child that has exited.
                 let (code, status) = unsafe {
                     let info = info.assume_init();
                     (info.si_code, info.si_status())
@@ -108,9 +108,10 @@ pub fn wait_for_exit(child: Pid) -> RankExitStatus {
     }
 }
 
-/// Waits until nothing is left of the process group that a child leads, which was killed; at most until a time.
+/// Waits until the process group of a child is empty, at most until the time `until`. The group must have been killed
+/// before.
 pub fn wait_for_group(child: &mut Child, until: Instant) {
-    // A zombie is in the group too. An orphan is, until the system's first process has collected it.
+    // A zombie belongs to the group too. So does an orphan, until the init process has collected it.
     while matches!(child.try_wait(), Ok(None)) || killpg(pid(child), None).is_ok() {
         if Instant::now() >= until {
             return;

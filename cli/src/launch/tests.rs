@@ -1,4 +1,4 @@
-//! What the supervisor decides, event by event, and what the launcher says of it.
+//! Tests the decisions of the supervisor, event by event, and the messages of the launcher.
 
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ const GRACE: Duration = Duration::from_secs(30);
 const TERM: SupervisorAction = SupervisorAction::Signal(Signal::SIGTERM);
 const KILL: SupervisorAction = SupervisorAction::Signal(Signal::SIGKILL);
 
-/// A supervisor of ranks 0, 1 and 2, started through mpirun, and a clock.
+/// Supervisor of ranks 0, 1 and 2, which are started through mpirun, with a clock.
 struct Story {
     supervisor: Supervisor,
     now: Instant,
@@ -47,7 +47,7 @@ impl Story {
         self.on(SupervisorEvent::RankExited(rank, status))
     }
 
-    /// Lets the time of the phase pass, and checks how long it was.
+    /// Advances the clock to the timeout of the phase, and checks the duration.
     #[track_caller]
     fn after(&mut self, seconds: u64) -> Option<SupervisorAction> {
         let until = self
@@ -96,7 +96,7 @@ fn a_rank_fails_and_the_others_do_not_end_by_themselves() {
         story.ended(2, RankExitStatus::Signal(9)),
         Some(SupervisorAction::ReleaseStarter)
     );
-    // mpirun takes its time, and longer than that.
+    // mpirun takes longer than its timeout.
     assert_eq!(story.after(10), Some(SupervisorAction::TerminateStarter));
     assert_eq!(story.after(2), Some(SupervisorAction::KillStarter));
     story.ends(
@@ -236,7 +236,7 @@ fn a_rank_that_cannot_be_started() {
     story.on(SupervisorEvent::RankReady(1));
     let reason = "rank: no such file".to_owned();
     assert_eq!(story.ended(1, RankExitStatus::NotStarted(reason)), None);
-    // It comes too late to be started.
+    // This event is too late to start the rank.
     assert_eq!(story.on(SupervisorEvent::RankReady(2)), None);
     assert_eq!(story.after(5), Some(TERM));
     assert_eq!(
@@ -260,7 +260,7 @@ fn ranks_that_become_ready_after_ctrl_c_are_not_started() {
     story.ends(130, &["stopped by signal 2 (SIGINT)"]);
 }
 
-/// Without it, processes of the ranks could outlive the launcher.
+/// Checks that a run ends if its guard exits. Without the guard, processes of the ranks could outlive the launcher.
 #[test]
 fn the_run_ends_with_its_guard() {
     let now = Instant::now();
@@ -278,7 +278,7 @@ fn the_run_ends_with_its_guard() {
     Story { supervisor, now }.ends(137, &lines);
 }
 
-/// One that heard of the failure may end before the rank that failed.
+/// Checks that the first failed rank is reported, even if a rank that was notified of the failure ends earlier.
 #[test]
 fn the_rank_that_is_known_to_have_failed_is_blamed() {
     let now = Instant::now();
@@ -293,7 +293,7 @@ fn the_rank_that_is_known_to_have_failed_is_blamed() {
         supervisor.on_event(event, now);
     }
     assert_eq!(exit_code(&supervisor), 3);
-    // Of this one nothing is known.
+    // The supervisor has no failure of this rank.
     supervisor.set_first_failure(1);
     assert_eq!(exit_code(&supervisor), 3);
     supervisor.set_first_failure(0);
@@ -304,7 +304,7 @@ fn the_rank_that_is_known_to_have_failed_is_blamed() {
     );
 }
 
-/// Records the actions, and what the rendezvous is told.
+/// Recorder of the actions and the reports to the rendezvous.
 #[derive(Default)]
 struct Recorder {
     have_joined: bool,
@@ -328,7 +328,7 @@ impl ActionHandler for Recorder {
     }
 }
 
-/// Two ranks that are stopped; the last of them fails.
+/// Runs two ranks that are stopped. The last rank fails.
 fn supervised(have_joined: bool) -> Recorder {
     let (tell, events) = mpsc::channel();
     for event in [

@@ -1,4 +1,4 @@
-//! One world: its ranks, from the start of the first to the end of the last.
+//! Runs one world: its ranks, from the start of the first rank to the end of the last rank.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -26,22 +26,23 @@ use crate::terminal;
 
 /// The variable with the address of the rendezvous.
 const RENDEZVOUS: &str = "BURN_MEGATRON_RENDEZVOUS";
-/// The variable with the number of restarts before.
+/// The variable with the number of previous restarts.
 const RESTART_COUNT: &str = "BURN_MEGATRON_RESTART_COUNT";
-/// The ranks bring their own timeouts when they join. A program that is not a rank never joins.
+/// The timeout of the rendezvous. Ranks set their own timeouts when they join, and a program that is not a rank never
+/// joins.
 const NO_TIMEOUT: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// Which attempt at a job a world is: the first, or a restart.
+/// Attempt at a job: the first start or a restart.
 #[derive(Clone, Debug)]
 pub struct Attempt {
-    /// From 0.
+    /// The number of the attempt, from 0.
     pub number: usize,
-    /// The id of the launch; no other has it.
+    /// The unique id of the launch.
     launch: String,
 }
 
 impl Attempt {
-    /// The first.
+    /// Returns the first attempt.
     pub fn first() -> Self {
         let since = SystemTime::now().duration_since(UNIX_EPOCH);
         let seconds = since.unwrap_or_default().as_secs();
@@ -51,16 +52,16 @@ impl Attempt {
         }
     }
 
-    /// The id of the world; no other has it.
+    /// Returns the unique id of the world.
     pub fn job(&self) -> String {
         format!("{}.{}", self.launch, self.number)
     }
 }
 
-/// The end of a world.
+/// Result of a world.
 #[derive(Debug, Default)]
 pub struct RunResult {
-    /// The signal that stopped it.
+    /// The signal that stopped the world.
     pub interrupted: Option<i32>,
     /// The first failure.
     pub failure: Option<JobFailure>,
@@ -70,13 +71,13 @@ pub struct RunResult {
     pub report: Option<String>,
     /// Whether any rank was started.
     pub has_started: bool,
-    /// The closing lines, which were printed.
+    /// The closing lines that were printed.
     pub summary: Vec<String>,
     /// The exit code.
     pub code: u8,
 }
 
-/// Starts the ranks of a plan and waits for their end. No process is left.
+/// Starts the ranks of a plan, and waits until they end. No process remains afterwards.
 pub fn run(
     args: &LaunchArgs,
     plan: &LaunchPlan,
@@ -88,7 +89,8 @@ pub fn run(
         Starter::Mpirun { .. } => 0,
     };
     let rendezvous = host_rendezvous(port, plan.ranks, &attempt.job(), &plan.token)?;
-    // After the rendezvous, which raises the limit of open files: each rank needs up to five.
+    // The output is created after the rendezvous, which raises the limit on open files. Each rank needs up to five
+    // files.
     let output = JobOutput::new(plan.ranks, args.quiet_ranks, args.output_dir.as_deref())?;
     let (events, happened) = mpsc::channel();
     signals.attach(&events);
@@ -131,7 +133,7 @@ pub fn run(
     if let Some(rank) = rendezvous.failed_rank() {
         supervisor.set_first_failure(rank);
     }
-    // The report may have been made after the last poll.
+    // The report may have arrived after the last poll.
     let report = rendezvous.failure_report();
     let summary = summary(&supervisor);
     for line in report.iter().filter(|_| !reported).chain(&summary) {
@@ -148,7 +150,7 @@ pub fn run(
     })
 }
 
-/// Hosts the rendezvous of the ranks of the world `job` at 127.0.0.1. Port 0 picks a free one.
+/// Hosts the rendezvous for the ranks of the world `job` at 127.0.0.1. Port 0 selects a free port.
 fn host_rendezvous(
     port: u16,
     ranks: usize,
@@ -163,7 +165,7 @@ fn host_rendezvous(
     })
 }
 
-/// The variables that are the same for all ranks.
+/// Returns the variables that are the same for all ranks.
 fn variables(
     plan: &LaunchPlan,
     attempt: &Attempt,
@@ -177,7 +179,7 @@ fn variables(
         (RESTART_COUNT, attempt.number.to_string()),
     ];
     if let Some(width) = terminal::width() {
-        // What a line has beside the name of its rank.
+        // The number of characters that the prefix of a line needs.
         let name = "[rank ] ".len() + (plan.ranks - 1).to_string().len();
         variables.push((terminal::VARIABLE, width.saturating_sub(name).to_string()));
     }
@@ -186,20 +188,21 @@ fn variables(
             0 => free_port().map_err(LaunchError::system("no free port for the ranks"))?,
             port => port,
         };
-        // For programs that know torchrun's variables.
+        // For programs that use the variables of torchrun.
         variables.push(("MASTER_ADDR", Ipv4Addr::LOCALHOST.to_string()));
         variables.push(("MASTER_PORT", port.to_string()));
     }
     Ok(variables)
 }
 
-/// A free port of this machine.
+/// Returns a free port of this machine.
 fn free_port() -> io::Result<u16> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     Ok(listener.local_addr()?.port())
 }
 
-/// Prints the failure report as soon as there is one, while ranks may still be running; returns whether there was one.
+/// Prints the failure report as soon as it is available, while ranks may still be running. Returns whether there was
+/// a report.
 fn report_failure(rendezvous: &Coordinator, over: &AtomicBool) -> bool {
     while !over.load(Ordering::Acquire) {
         if let Some(report) = rendezvous.failure_report() {
@@ -211,17 +214,17 @@ fn report_failure(rendezvous: &Coordinator, over: &AtomicBool) -> bool {
     false
 }
 
-/// The running processes. It carries out the supervisor's decisions.
+/// Running processes, to which the supervisor's actions apply.
 struct Launcher<'a> {
     ranks: RankProcesses,
     mpirun: Option<Mpirun>,
     rendezvous: &'a Coordinator,
-    /// Whether a rank was started.
+    /// Whether any rank was started.
     has_started: bool,
 }
 
 impl Launcher<'_> {
-    /// Leaves no process, and prints what mpirun said if it is to blame for the failure.
+    /// Ends all processes. Prints the messages of mpirun if mpirun caused the failure.
     fn end(self, failure: Option<&JobFailure>) {
         self.ranks.end();
         if let Some(mpirun) = self.mpirun {
@@ -258,7 +261,7 @@ impl ActionHandler for Launcher<'_> {
     }
 }
 
-/// The closing lines of a run that did not end normally.
+/// Returns the closing lines of a run that did not end normally.
 pub fn summary(supervisor: &Supervisor) -> Vec<String> {
     let failure = supervisor.failure.as_ref().map(|failure| match failure {
         JobFailure::Rank {
@@ -274,7 +277,7 @@ pub fn summary(supervisor: &Supervisor) -> Vec<String> {
                 RankExitStatus::Code(_) | RankExitStatus::Signal(_) if after.is_some() => {
                     format!("rank {rank} {status} after {seconds:.1} s")
                 }
-                // It never ran.
+                // The rank never ran.
                 _ => format!("rank {rank} {status}"),
             }
         }
@@ -298,13 +301,13 @@ fn list(ranks: &[usize]) -> String {
     format!("{noun} {}", numbers.join(", "))
 }
 
-/// The exit code of a run.
+/// Returns the exit code of a run.
 pub fn exit_code(supervisor: &Supervisor) -> u8 {
     match (&supervisor.failure, supervisor.interrupted) {
         (_, Some(signal)) => RankExitStatus::Signal(signal).exit_code(),
         (None, None) => 0,
         (Some(JobFailure::Rank { status, .. }), None) => status.exit_code(),
-        // Exiting before the ranks is a failure even with exit code 0.
+        // An exit before the ranks is a failure, even with exit code 0.
         (Some(JobFailure::Starter(status) | JobFailure::Guard(status)), None) => {
             status.exit_code().max(1)
         }

@@ -20,7 +20,7 @@ pub struct PlanArgs {
     /// The model: a Hugging Face folder, or its config.json. No weights are read.
     #[arg(long, value_name = "HF_FOLDER|config.json", required_unless_present_any = ["recipe", "measure"])]
     pub model: Option<PathBuf>,
-    /// The model, the batch and the precision of a recipe; its layout is used with --own-layout only.
+    /// A recipe with the model, the batch and the precision. Its layout is used only with --own-layout.
     #[arg(
         long,
         visible_alias = "config",
@@ -31,11 +31,11 @@ pub struct PlanArgs {
     /// Keys of the recipe.
     #[command(flatten)]
     pub set: SetArgs,
-    /// Plan the layout of the recipe instead of searching one; the exit code is 1 if it does not fit.
+    /// Plan the layout of the recipe instead of searching for one. The exit code is 1 if the layout does not fit.
     #[arg(long, requires = "recipe", conflicts_with_all = ["fix", "top", "write_recipe"])]
     pub own_layout: bool,
-    /// The devices: a number and H100, H200, B200, A100 or MI300X, as in 64xH100; with --hardware a number. With --own-layout
-    /// the number may be left out, since the recipe has it.
+    /// The devices: a number and H100, H200, B200, A100 or MI300X, as in 64xH100, or only a number with --hardware.
+    /// The number is optional with --own-layout, where the recipe determines it.
     #[arg(
         long,
         value_name = "NxDEVICE",
@@ -47,10 +47,10 @@ pub struct PlanArgs {
     /// A file with the speeds of a device and its links, in the format of burn-megatron-plan/src/hardware.
     #[arg(long, value_name = "FILE.toml")]
     pub hardware: Option<PathBuf>,
-    /// Tokens of a sequence; by default that of the recipe, or the model's longest.
+    /// Tokens per sequence. The default is the sequence length of the recipe, or the longest sequence of the model.
     #[arg(long, value_name = "N")]
     pub sequence_length: Option<usize>,
-    /// Samples of a step; by default that of the recipe.
+    /// Samples per step. The default is the global batch size of the recipe.
     #[arg(
         long,
         visible_alias = "batch-size",
@@ -58,15 +58,15 @@ pub struct PlanArgs {
         required_unless_present_any = ["recipe", "measure"]
     )]
     pub global_batch_size: Option<usize>,
-    /// The type that the model computes in; by default that of the recipe, or bf16.
+    /// The compute type of the model. The default is the precision of the recipe, or bf16.
     #[arg(long, value_name = "f32|bf16|f16", value_parser = precision)]
     pub precision: Option<Precision>,
-    /// Memory of a device, as in 72GiB; by default all of it.
+    /// Memory of a device that a plan may use, as in 72GiB. The default is all memory of the device.
     #[arg(long, value_name = "BYTES")]
     pub memory_limit: Option<ByteSize>,
-    /// Settings that are given rather than searched: tensor, sequence_parallel, tp_comm_overlap,
-    /// tp_comm_overlap_num_splits, overlap_moe_expert_parallel_comm, ranks_per_node, context, pipeline, schedule, virtual_stages, expert, expert_tensor, data,
-    /// zero_stage, hsdp, micro_batch, recompute, offload.
+    /// Fixed settings, which are not searched: tensor, sequence_parallel, tp_comm_overlap,
+    /// tp_comm_overlap_num_splits, overlap_moe_expert_parallel_comm, ranks_per_node, context, pipeline, schedule,
+    /// virtual_stages, expert, expert_tensor, data, zero_stage, hsdp, micro_batch, recompute, offload.
     #[arg(long, value_name = "SETTING=VALUE,..", value_delimiter = ',')]
     pub fix: Vec<String>,
     /// The number of plans to show.
@@ -78,32 +78,32 @@ pub struct PlanArgs {
     /// Write the recipe of the best plan to this file.
     #[arg(long, value_name = "FILE.toml")]
     pub write_recipe: Option<PathBuf>,
-    /// Draw the memory of the best plan over a step, by kind and pipeline rank, to this file.
+    /// Plot the memory of the best plan over a step, by kind and pipeline rank, to this file.
     #[arg(long, value_name = "FILE.svg")]
     pub svg: Option<PathBuf>,
-    /// Instead of planning, probe the CPU of this machine with --ranks thread-ranks, and write its hardware file.
+    /// Instead of planning, measure the CPU of this machine with --ranks thread-ranks, and write its hardware file.
     #[arg(long, value_name = "FILE.toml", conflicts_with_all = ["model", "recipe"])]
     pub measure: Option<PathBuf>,
-    /// Thread-ranks of --measure.
+    /// Number of thread-ranks for --measure.
     #[arg(long, value_name = "N", requires = "measure", default_value_t = 1)]
     pub ranks: usize,
 }
 
 impl PlanArgs {
-    /// The bytes of a device that a plan may use.
+    /// Returns the bytes of a device that a plan may use.
     pub fn memory_limit(&self, hardware: &Hardware) -> u64 {
         self.memory_limit.map_or(hardware.memory, |limit| limit.0)
     }
 }
 
-/// A setting of `--fix`, whose number depends on the method that another one sets.
+/// The setting of `--fix` whose value depends on the overlap method that `tp_comm_overlap` sets.
 const NUM_SPLITS: &str = "tp_comm_overlap_num_splits";
 
-/// Reads `--fix` over the settings that are `given`.
+/// Applies `--fix` on top of the settings that are `given`.
 ///
 /// # Errors
 ///
-/// An unknown setting, or a value of another type.
+/// Returns an error for an unknown setting or an invalid value.
 pub fn fixed(settings: &[String], given: FixedSettings) -> Result<FixedSettings, Error> {
     let mut fixed = given;
     for setting in settings {
@@ -128,7 +128,7 @@ pub fn fixed(settings: &[String], given: FixedSettings) -> Result<FixedSettings,
             "micro_batch" => fixed.micro_batch = Some(number()?),
             "tp_comm_overlap" => {
                 fixed.given.tp_comm_overlap = Some(value.parse()?);
-                // The number of the recipe is one for its own method.
+                // The number in the recipe belongs to the method in the recipe.
                 let is_splits = |setting: &String| setting.starts_with(NUM_SPLITS);
                 if !settings.iter().any(is_splits) {
                     fixed.given.tp_comm_overlap_num_splits = None;
@@ -174,11 +174,12 @@ pub fn fixed(settings: &[String], given: FixedSettings) -> Result<FixedSettings,
     Ok(fixed)
 }
 
-/// The number of devices, and the name of one. A text without a number has `ranks` devices, if they are known.
+/// Splits `--devices` into the number and the name of the devices. A text without a number has `ranks` devices, if
+/// `ranks` is given.
 ///
 /// # Errors
 ///
-/// Not a number above 0, or a name without an `x` before it.
+/// Returns an error if the number is not above 0, or if there is no `x` before the name.
 pub fn devices(text: &str, ranks: Option<usize>) -> Result<(usize, Option<&str>), Error> {
     let (number, name) = match text.split_once('x') {
         Some((number, name)) => (number, Some(name)),
@@ -199,7 +200,7 @@ pub fn devices(text: &str, ranks: Option<usize>) -> Result<(usize, Option<&str>)
     }
 }
 
-/// The most devices, as their number has few divisors up to it.
+/// Maximum number of devices. Numbers up to this limit have few divisors.
 const MAX_DEVICES: usize = 1 << 20;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! `burn-megatron plan`.
+//! Implements `burn-megatron plan`.
 
 use std::fs;
 use std::path::Path;
@@ -36,10 +36,10 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-/// The largest hardware file, in bytes.
+/// Maximum size of a hardware file, in bytes.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// Searches and prints the layouts; the exit code is 1 if none fits.
+/// Searches for layouts, and prints them. The exit code is 1 if no layout fits.
 pub fn run(args: &PlanArgs, families: &Families, default_recipe: &str) -> Result<ExitCode, Error> {
     if let Some(path) = &args.measure {
         return write_measured(path, args.ranks);
@@ -59,7 +59,7 @@ pub fn run(args: &PlanArgs, families: &Families, default_recipe: &str) -> Result
         return run_own(args, &model, devices, &hardware);
     }
     let report = planned(args, &model, devices, &hardware)?;
-    // The others are checked where their memory is planned.
+    // The other layouts are checked when their memory is planned.
     if let Some(plan) = &report.nearest {
         check(&model, plan)?;
     }
@@ -90,7 +90,7 @@ pub fn run(args: &PlanArgs, families: &Families, default_recipe: &str) -> Result
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints the plan of the recipe's own layout; the exit code is 1 if it does not fit.
+/// Prints the plan of the recipe's own layout. The exit code is 1 if it does not fit.
 fn run_own(
     args: &PlanArgs,
     model: &RecipeModel,
@@ -148,7 +148,7 @@ fn print(
     print!("{}", table::counts(report));
 }
 
-/// The model, the batch and the devices, in a line.
+/// Prints the model, the batch and the devices.
 fn print_title(args: &PlanArgs, model: &RecipeModel, (devices, hardware): (usize, &Hardware)) {
     let recipe = model.recipe();
     let title = format!(
@@ -163,7 +163,7 @@ fn print_title(args: &PlanArgs, model: &RecipeModel, (devices, hardware): (usize
     println!("{}\n", terminal::wrapped(&title));
 }
 
-/// The recipe whose layout is searched, checked on its own.
+/// Returns the recipe whose layout is searched, after a check without other layers.
 fn recipe(args: &PlanArgs, families: &Families, default_recipe: &str) -> Result<Recipe, Error> {
     let mut recipe = match (&args.recipe, &args.model) {
         (Some(path), _) => {
@@ -176,7 +176,7 @@ fn recipe(args: &PlanArgs, families: &Families, default_recipe: &str) -> Result<
             args.set.need("--recipe")?;
             Recipe {
                 model: model(path, families)?,
-                // With the defaults of every table.
+                // Use the defaults of every table.
                 ..Recipe::parse("", families)?
             }
         }
@@ -205,7 +205,7 @@ fn recipe(args: &PlanArgs, families: &Families, default_recipe: &str) -> Result<
     Ok(recipe)
 }
 
-/// The model of a Hugging Face folder, or of its config.json.
+/// Returns the model of a Hugging Face folder or of its config.json.
 fn model(path: &Path, families: &Families) -> Result<Model, Error> {
     let folder = match path.file_name() {
         Some(name) if name == "config.json" => path.parent().unwrap_or(Path::new("")),
@@ -214,7 +214,7 @@ fn model(path: &Path, families: &Families) -> Result<Model, Error> {
     families.hf(folder)?.config(folder)
 }
 
-/// The devices.
+/// Returns the number of devices and the hardware of a device.
 fn hardware(args: &PlanArgs, model: &RecipeModel) -> Result<(usize, Hardware), Error> {
     let ranks = match args.own_layout {
         true => Some(model.recipe().plan()?.mesh.world_size()),
@@ -245,7 +245,7 @@ fn hardware(args: &PlanArgs, model: &RecipeModel) -> Result<(usize, Hardware), E
     Ok((number, hardware))
 }
 
-/// The best layouts that fit by the memory of the model itself.
+/// Returns the best layouts that fit according to the planned memory of the model itself.
 fn planned(
     args: &PlanArgs,
     model: &RecipeModel,
@@ -269,7 +269,7 @@ fn planned(
     })?)
 }
 
-/// The memory of a candidate on the rank that needs the most, by the model's own operations.
+/// Returns the memory of a candidate on the rank that needs the most, from the model's own operations.
 fn own_memory(
     model: &RecipeModel,
     candidate: &Candidate,
@@ -283,7 +283,7 @@ fn own_memory(
     Ok(report.fullest().1.peak)
 }
 
-/// Checks that there is a host for what is to be on it.
+/// Checks that the hardware has a host if state or activations are offloaded.
 fn check_host(fixed: &FixedSettings, hardware: &Hardware) -> Result<(), Error> {
     let wanted = match (fixed.offload, fixed.recompute) {
         _ if hardware.host.is_some() => return Ok(()),

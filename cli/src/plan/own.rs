@@ -12,13 +12,16 @@ use crate::error::Error;
 use crate::memory_limit;
 use crate::recipe::Recipe;
 
-/// Plans a recipe in its own layout on all `devices`. The memory is that of the recipe; the time is that of the
-/// nearest settings which the search has: a split of the layers with fewer at both ends, and norms and activations for
-/// other parts of layers that are recomputed.
+/// Plans a recipe in its own layout on all `devices`. The memory is planned for the exact recipe. The time is
+/// estimated for the nearest settings that the search supports. These settings may differ in two ways:
+///
+/// - The layers are split with fewer layers at both ends.
+/// - Selective recomputation covers norms and activations instead of other parts of layers.
 ///
 /// # Errors
 ///
-/// A recipe that cannot be run, one for another number of devices, and a layout that the search does not have.
+/// Returns an error if the recipe is invalid, if it is for another number of devices, or if the search does not
+/// support its layout.
 pub fn plan(model: &RecipeModel, devices: usize, hardware: &Hardware) -> Result<Plan, Error> {
     let recipe = model.recipe();
     let ranks = recipe.plan()?.mesh.world_size();
@@ -29,7 +32,7 @@ pub fn plan(model: &RecipeModel, devices: usize, hardware: &Hardware) -> Result<
         .into());
     }
     let config = SearchConfig {
-        // Whether it fits is asked of the memory of the recipe.
+        // The memory limit is checked later, with the memory of the recipe.
         memory_limit: u64::MAX / 2,
         fixed: settings(recipe)?,
         top: 1,
@@ -52,7 +55,7 @@ pub fn plan(model: &RecipeModel, devices: usize, hardware: &Hardware) -> Result<
     Ok(plan)
 }
 
-/// The settings of a recipe, as those of a search.
+/// Returns the settings of a recipe in the form of search settings.
 fn settings(recipe: &Recipe) -> Result<FixedSettings, Error> {
     let layout = recipe.layout();
     let schedule = (layout.pipeline > 1).then(|| layout.schedule.clone().unwrap_or_default());
@@ -85,7 +88,7 @@ fn settings(recipe: &Recipe) -> Result<FixedSettings, Error> {
             .hsdp
             .or(Some(layout.data_parallel_size()))
             .filter(|_| {
-                // Without sharding there is no group.
+                // Without sharding there are no sharding groups.
                 u8::from(layout.zero_stage) > 0
             }),
         given: layout.clone(),

@@ -1,4 +1,4 @@
-//! Progress of a search on standard error.
+//! Progress of a search, printed to standard error.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use burn_megatron_plan::search::SearchProgress;
 use crate::numbers::grouped;
 use crate::slow_progress::SlowProgress;
 
-/// Shows the progress of a search.
+/// Progress output of a search.
 pub struct PlanProgress(SlowProgress);
 
 impl Default for PlanProgress {
@@ -18,7 +18,7 @@ impl Default for PlanProgress {
 }
 
 impl PlanProgress {
-    /// Shows a state.
+    /// Shows the current progress.
     pub fn show(&self, at: SearchProgress) {
         self.0.show(at.compared as u64, at.all as u64, line(at));
     }

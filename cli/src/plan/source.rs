@@ -1,6 +1,6 @@
-//! A recipe's model, as the planner asks for it: its checks, its operations, and its profile.
+//! A recipe's model in the form that the planner requires: its checks, its operations, and its profile.
 //!
-//! This is the one place where a model's memory and time come from.
+//! This is the only source of a model's memory and time.
 
 use burn_megatron::data_parallel::{Moments, Precision};
 use burn_megatron::kernel_selection::{KernelChoice, Operation};
@@ -18,18 +18,19 @@ use crate::fp8;
 use crate::recipe::Recipe;
 use crate::recipe::memory::OffloadTable;
 
-/// A recipe whose layout is searched.
+/// Recipe whose layout is searched.
 pub struct RecipeModel {
     recipe: Recipe,
     config: TransformerConfig,
 }
 
 impl RecipeModel {
-    /// The model of a recipe.
+    /// Creates the model of a recipe.
     ///
     /// # Errors
     ///
-    /// A family whose layers the planner has no formulas for, adapters, and settings that no layout can run.
+    /// Returns an error for a family whose layers the planner has no formulas for, for adapters, and for settings
+    /// that no layout can run.
     pub fn new(recipe: Recipe) -> Result<Self, Error> {
         if recipe.lora.is_some() {
             return Err(
@@ -51,12 +52,12 @@ impl RecipeModel {
         })
     }
 
-    /// The recipe.
+    /// Returns the recipe.
     pub fn recipe(&self) -> &Recipe {
         &self.recipe
     }
 
-    /// The types that it computes in.
+    /// Returns the compute types of the recipe.
     pub fn types(&self) -> ComputeTypes {
         let precision = self.recipe.data_parallel.precision;
         let bytes = f64::from(precision_bytes(precision) as u32);
@@ -77,7 +78,7 @@ impl RecipeModel {
         }
     }
 
-    /// The search of all its layouts.
+    /// Returns the configuration for a search over all layouts.
     pub fn search_config<'a>(&self, devices: usize, hardware: &'a Hardware) -> SearchConfig<'a> {
         SearchConfig {
             devices,
@@ -96,7 +97,8 @@ impl RecipeModel {
         }
     }
 
-    /// The share of the optimizer state on the host, where the recipe has one, or settings that exclude it.
+    /// Returns the fraction of the optimizer state on the host, if the search must not choose it: the recipe offloads
+    /// state, or other settings exclude the offload.
     fn given_offload(&self) -> Option<f64> {
         let share = self.recipe.memory.offload.optimizer;
         let unfused = self.recipe.kernels.of(Operation::Optimizer) == KernelChoice::Unfused;
@@ -104,7 +106,7 @@ impl RecipeModel {
         (share > 0.0 || excluded).then_some(share)
     }
 
-    /// The recipe with the settings of a candidate.
+    /// Returns the recipe with the settings of a candidate.
     pub fn with(&self, candidate: &Candidate) -> Recipe {
         let mut recipe = self.recipe.clone();
         recipe.data_parallel = candidate.sharing(&recipe.data_parallel);

@@ -1,4 +1,4 @@
-//! The table of a search, and its JSON.
+//! The table and the JSON of a search.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -13,7 +13,7 @@ use serde::Serialize;
 use crate::numbers::grouped;
 use crate::terminal;
 
-/// A plan in numbers.
+/// Numeric values of a plan.
 #[derive(Serialize)]
 pub struct PlanRow {
     layout: String,
@@ -23,17 +23,17 @@ pub struct PlanRow {
     bubble: f64,
     memory: MemoryByKind,
     memory_total: u64,
-    /// Bytes that a rank sends in a step.
+    /// The number of bytes that a rank sends per step.
     bytes: BTreeMap<String, f64>,
-    /// Seconds of a step.
+    /// The seconds of each part of a step.
     parts: BTreeMap<&'static str, f64>,
-    /// The largest part beside products and attention.
+    /// The largest part other than matrix products and attention.
     largest: &'static str,
-    /// The part in which it loses the most to the best plan, and the seconds.
+    /// The part with the largest loss of time against the best plan, and the seconds.
     loses: Option<(&'static str, f64)>,
 }
 
-/// The result of a search in numbers.
+/// Numeric result of a search.
 #[derive(Serialize)]
 pub struct PlanReport<'a> {
     plans: Vec<PlanRow>,
@@ -64,7 +64,7 @@ impl PlanRow {
 }
 
 impl<'a> PlanReport<'a> {
-    /// The rows of a search.
+    /// Returns the rows of a search.
     pub fn new(report: &'a SearchReport) -> Self {
         let best = report.best.first();
         let rows = report.best.iter();
@@ -78,7 +78,7 @@ impl<'a> PlanReport<'a> {
     }
 }
 
-/// Seconds with three digits, as in `28.8 s` or `1.25 ms`.
+/// Formats seconds with three significant digits, as in `28.8 s` or `1.25 ms`.
 fn seconds(seconds: f64) -> String {
     let (scaled, unit) = match seconds {
         1.0.. => (seconds, "s"),
@@ -93,17 +93,17 @@ fn bytes(bytes: f64) -> String {
     HumanBytes(bytes as u64).to_string()
 }
 
-/// One plan in numbers.
+/// Returns the numeric values of one plan.
 pub fn row(plan: &Plan) -> PlanRow {
     PlanRow::new(plan, plan)
 }
 
-/// One plan: its line, then its memory, time and traffic.
+/// Returns one plan as text: its line, then its memory, time and traffic.
 pub fn own(plan: &Plan) -> String {
     format!("{}\n{}", lines(std::slice::from_ref(plan)), details(plan))
 }
 
-/// The best plans, a line for each.
+/// Returns the best plans, one line each.
 pub fn plans(report: &SearchReport) -> String {
     lines(&report.best)
 }
@@ -138,7 +138,7 @@ fn lines(plans: &[Plan]) -> String {
     table.fit(terminal::width()) + "\n"
 }
 
-/// The memory, the time and the traffic of one plan.
+/// Describes the memory, the time and the traffic of one plan.
 pub fn details(plan: &Plan) -> String {
     let memory = plan.memory;
     let of = |all: Vec<(String, String)>| {
@@ -161,7 +161,7 @@ pub fn details(plan: &Plan) -> String {
     )) + "\n"
 }
 
-/// Describes the numbers of candidates, and the reasons for which they were rejected.
+/// Describes the number of candidates, and the reasons why candidates were rejected.
 pub fn counts(report: &SearchReport) -> String {
     let counts = &report.counts;
     let candidates = grouped(counts.candidates as usize);

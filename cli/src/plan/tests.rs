@@ -20,8 +20,8 @@ fn error(flags: &str) -> String {
     found.map(drop).unwrap_err().to_string()
 }
 
-/// Every plan that is shown builds: its recipe passes the checks of `pretrain`, for models with and without experts, and
-/// numbers of devices with few divisors.
+/// Checks that every displayed plan can be built: its recipe passes the checks of `pretrain`. The models have experts
+/// or not, and the numbers of devices have few divisors.
 #[test]
 fn every_plan_is_a_valid_recipe() {
     let mut plans = 0;
@@ -75,7 +75,7 @@ fn every_plan_is_a_valid_recipe() {
     assert!(plans > 100, "{plans}");
 }
 
-/// Random toy models and devices: 6, or `PROPTEST_CASES`.
+/// Returns the number of random toy models and devices: `PROPTEST_CASES`, or 6 by default.
 fn cases() -> ProptestConfig {
     let cases = std::env::var("PROPTEST_CASES").ok();
     ProptestConfig::with_cases(cases.and_then(|cases| cases.parse().ok()).unwrap_or(6))
@@ -84,7 +84,8 @@ fn cases() -> ProptestConfig {
 proptest! {
     #![proptest_config(cases())]
 
-    /// In every layout that is planned for a random model and number of devices a step is that of one rank.
+    /// Checks that, in every planned layout of a random model and number of devices, a step equals the step of one
+    /// rank.
     #[test]
     fn every_plan_is_verified(
         family in select(vec!["gpt2", "llama", "mixtral"]),
@@ -134,8 +135,8 @@ fn planned_with(model: &RecipeModel, devices: &str, flags: &str) -> SearchReport
     planned(&args, model, devices, &hardware).unwrap()
 }
 
-/// A search finds no better plan than a search over more candidates. Here memory is short: many candidates fit by the
-/// formulas, but not by the model's own operations.
+/// Checks that a search finds no better plan than a search over more candidates. Memory is short in this test: many
+/// candidates fit by the formulas, but not by the model's own operations.
 #[test]
 fn a_narrowed_search_finds_nothing_better() {
     let llama = "family = 'llama'\nlayers = 6\nhidden = 256\nheads = 8\ncontext = 256";
@@ -194,8 +195,8 @@ fn a_narrowed_search_finds_nothing_better() {
     }
 }
 
-/// The fastest layout of Llama 3 8B on 8 H100 shards with ZeRO-3 over all devices. With less sharding the formulas say that it
-/// fits, and the model's own operations need too much memory.
+/// The fastest layout of Llama 3 8B on 8 H100 shards with ZeRO-3 over all devices. With less sharding the layout fits
+/// by the formulas, but the model's own operations need too much memory.
 #[test]
 fn the_best_layout_of_sizes_is_not_lost_with_a_faster_one_that_does_not_fit() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/recipes/llama-3-8b.toml");
@@ -217,22 +218,22 @@ fn the_best_layout_of_sizes_is_not_lost_with_a_faster_one_that_does_not_fit() {
     );
 }
 
-/// Six of the cases of `cargo xtask plan-all`.
+/// Six cases of `cargo xtask plan-all`.
 #[test]
 fn published_models_are_planned() {
     for (recipe, devices, flags) in [
         ("llama-3-8b", "8xH100", ""),
         ("olmoe-1b-7b", "8xH100", ""),
         ("mixtral-8x7b", "64xH100", "--fix expert=8,tensor=1"),
-        // No layout fits.
+        // No layout fits in this case.
         ("llama-3.1-405b", "8xH100", "--fix tensor=8"),
-        // Stages in the shape of a V, and rows of multi-token prediction.
+        // V-shaped stages, and rows of multi-token prediction.
         (
             "deepseek-v3",
             "256xB200",
             "--fix context=2,schedule=zb-v,tensor=1,expert=32,micro_batch=1",
         ),
-        // Micro-batches with more rows than an operation takes.
+        // Micro-batches with more rows than an operation supports.
         (
             "qwen3-235b-a22b",
             "256xB200",
@@ -269,7 +270,7 @@ fn planned_limit(devices: &str) -> u64 {
     Hardware::named(name.unwrap()).unwrap().memory
 }
 
-/// Where nothing fits, the nearest keeps as little as there is: it shards and recomputes all, and offloads the rest.
+/// If nothing fits, the nearest layout keeps the minimum: it shards and recomputes everything, and offloads the rest.
 #[test]
 fn the_nearest_layout_needs_the_least_memory() {
     let recipe = crate::recipe::parsed("[model]\nfamily = 'llama'").unwrap();

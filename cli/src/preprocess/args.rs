@@ -11,54 +11,54 @@ use crate::byte_size::ByteSize;
 /// Flags of `preprocess`.
 #[derive(Args, Clone, Debug)]
 pub struct PreprocessArgs {
-    /// Files to read, in this order: text, JSON lines, Parquet or Arrow; of a folder all files that end in one of
-    /// --extensions, in the order of their paths, and of a Hugging Face dataset folder those of the split train.
-    /// Files that end in .gz or .zst are decompressed. `-` is standard input.
+    /// Files to read, in this order: text, JSON lines, Parquet or Arrow. For a folder, all files with one of
+    /// --extensions are read in the order of their paths. For a Hugging Face dataset folder, the files of the split
+    /// train are read. Files that end in .gz or .zst are decompressed. `-` is standard input.
     #[arg(required = true, value_name = "PATH")]
     pub inputs: Vec<PathBuf>,
-    /// Output: PREFIX.bin, PREFIX.idx and PREFIX.json, and with several keys PREFIX_KEY.bin and so on. The files
-    /// get their names once all are complete; missing folders are created.
+    /// Output: PREFIX.bin, PREFIX.idx and PREFIX.json, or PREFIX_KEY.bin and so on for several keys. The files are
+    /// renamed to these names once all are complete. Missing folders are created.
     #[arg(long, short, value_name = "PREFIX")]
     pub output: PathBuf,
     /// A tokenizer.json, a folder with one, or `bytes`, for which every byte is a token.
     #[arg(long, value_name = "PATH|bytes")]
     pub tokenizer: String,
-    /// Format of inputs that are not Parquet or Arrow: text, jsonl (a JSON object per line), or auto, by their
-    /// names: .jsonl, .ndjson and .json are jsonl, all others and `-` are text.
+    /// Format of inputs other than Parquet or Arrow: text, jsonl (one JSON object per line), or auto. With auto,
+    /// .jsonl, .ndjson and .json files are jsonl, and all other files and `-` are text.
     #[arg(long, value_enum, default_value_t = Format::Auto)]
     pub format: Format,
-    /// Keys of the JSON objects, and columns of Parquet and Arrow, that hold text; token files are written for each.
-    /// The default is `text`.
+    /// Keys of the JSON objects, or columns of Parquet and Arrow, that hold text. Token files are written for each
+    /// key. The default is `text`.
     #[arg(long, value_name = "KEY,..", value_delimiter = ',')]
     pub json_key: Vec<String>,
-    /// Treat every line of a text as a document; by default a file is one document.
+    /// Treat every line of a text as a document. By default a file is one document.
     #[arg(long, conflicts_with = "separator")]
     pub lines: bool,
-    /// Treat this as the end of a document in a text; \n, \r, \t and \0 are escapes.
+    /// Treat this text as the end of a document. \n, \r, \t and \0 are escapes.
     #[arg(long, value_name = "TEXT")]
     pub separator: Option<String>,
-    /// Extensions of the files of a folder that are read, by default rs,md,txt,jsonl,ndjson,parquet,arrow.
+    /// Extensions of the files of a folder that are read. The default is rs,md,txt,jsonl,ndjson,parquet,arrow.
     #[arg(long, value_name = "EXTENSION,..", value_delimiter = ',')]
     pub extensions: Vec<String>,
     /// Append the end-of-document token to every document.
     #[arg(long)]
     pub append_eod: bool,
-    /// The end-of-document token, as it is in the vocabulary, if the files beside the tokenizer do not define
+    /// The end-of-document token, as written in the vocabulary. Required only if the tokenizer files do not define
     /// it.
     #[arg(long, value_name = "TOKEN")]
     pub eod: Option<String>,
-    /// Add the special tokens that the tokenizer adds to a text, such as `<s>`, to every document. The default is true, as in
-    /// `pretrain --data TEXT`. Megatron-LM adds none by default, as with --special-tokens=false.
+    /// Add the special tokens of the tokenizer, such as `<s>`, to every document. The default is true, as in
+    /// `pretrain --data TEXT`. Megatron-LM adds no special tokens by default, as with --special-tokens=false.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub special_tokens: Option<bool>,
-    /// Tokenizer threads; by default the number of cores. The files are the same for any number.
+    /// Number of tokenizer threads. The default is the number of cores. The files are the same for any number.
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub workers: Option<usize>,
-    /// Maximum size of a document; a longer one is an error. A worker needs some 120 times the bytes of its
+    /// Maximum size of a document. A longer document is an error. A worker needs about 120 times the bytes of its
     /// document in memory.
     #[arg(long, value_name = "BYTES", default_value = "8MiB")]
     pub max_document_bytes: ByteSize,
-    /// Skip and count bad documents instead of failing: those that are not JSON, lack a key, are not UTF-8 or
+    /// Skip and count bad documents instead of failing: documents that are not JSON, lack a key, are not UTF-8 or are
     /// too long.
     #[arg(long)]
     pub skip_bad: bool,
@@ -67,7 +67,7 @@ pub struct PreprocessArgs {
     pub overwrite: bool,
 }
 
-/// The most tokenizer threads.
+/// Maximum number of tokenizer threads.
 const MAX_WORKERS: usize = 1024;
 
 fn at_least_one(text: &str) -> Result<usize, String> {

@@ -9,10 +9,10 @@ use burn_megatron_data::tokenizer::TokenizerError;
 
 use crate::documents::{BadDocument, DocumentPosition, InputError};
 
-/// An error that ends preprocessing.
+/// Error that ends preprocessing.
 #[derive(Debug, thiserror::Error)]
 pub enum PreprocessError {
-    /// A setting has no effect.
+    /// A flag has no effect.
     #[error("{0}")]
     Ignored(&'static str),
     /// An input cannot be read.
@@ -21,7 +21,7 @@ pub enum PreprocessError {
     /// The output exists.
     #[error("'{}' exists already; --overwrite replaces it", .0.display())]
     Exists(PathBuf),
-    /// The output is in a checkpoint or a running run.
+    /// The output is in a checkpoint or in the folder of an active run.
     #[error(transparent)]
     Place(#[from] CheckpointError),
     /// An input is also an output.
@@ -41,10 +41,10 @@ pub enum PreprocessError {
         "the tokenizer {0} does not define the token that ends a document: set it with --eod, or remove --append-eod"
     )]
     NoEod(String),
-    /// A document is bad.
+    /// A document is invalid.
     #[error("{place}: {source}; --skip-bad skips such documents")]
     Bad {
-        /// Its position.
+        /// The position of the document.
         place: DocumentPosition,
         /// The fault of the document.
         source: BadDocument,
@@ -55,16 +55,16 @@ pub enum PreprocessError {
     /// The threads could not be started.
     #[error("cannot start the threads: {0}; try a smaller --workers")]
     Threads(io::Error),
-    /// A worker died.
+    /// A worker thread died.
     #[error("a worker has failed; nothing was written")]
     Worker,
-    /// Ctrl-C.
+    /// The user pressed Ctrl-C.
     #[error("interrupted; nothing was written")]
     Interrupted,
-    /// The tokenizer.
+    /// The tokenizer returned an error.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
-    /// The token files.
+    /// Reading or writing token files failed.
     #[error(transparent)]
     Indexed(#[from] IndexedDatasetError),
 }

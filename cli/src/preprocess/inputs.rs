@@ -1,13 +1,14 @@
-//! The inputs of the flags.
+//! Finds the inputs of the command line.
 
 use super::args::PreprocessArgs;
 use super::error::PreprocessError;
 use crate::documents::{DocumentFormat, FindOptions, Found, RECORDS, TEXT, find as find_files};
 
-/// All inputs in their order; `keys` are those of `--json-key`, or the default.
+/// Returns all inputs in order. `keys` contains the keys of `--json-key`, or the default key.
 ///
 /// # Errors
-/// [`PreprocessError`] for what cannot be read, for folders with nothing to read, and for flags without effect.
+/// Returns a [`PreprocessError`] if an input cannot be read, if a folder contains nothing to read, or if a flag has
+/// no effect.
 pub fn find(args: &PreprocessArgs, keys: &[String]) -> Result<Found, PreprocessError> {
     let text = match (&args.separator, args.lines) {
         (Some(separator), _) => DocumentFormat::Separated(unescape(separator)?),
@@ -47,7 +48,7 @@ fn check(args: &PreprocessArgs, found: &Found) -> Result<(), PreprocessError> {
     Err(PreprocessError::Ignored(ignored))
 }
 
-/// The bytes of a separator, with escapes for characters that are hard to type in a shell.
+/// Returns the bytes of a separator, with escapes for characters that are hard to type in a shell.
 fn unescape(text: &str) -> Result<Vec<u8>, PreprocessError> {
     if text.is_empty() {
         return Err(PreprocessError::EmptySeparator);

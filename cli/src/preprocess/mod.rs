@@ -1,7 +1,8 @@
-//! `burn-megatron preprocess`: token files from text.
+//! Implements `burn-megatron preprocess`, which writes token files from text.
 //!
-//! One thread reads, the workers tokenize, the calling thread writes. Batches are sent to the workers round-robin and
-//! received in the same order, so that the output has the order of the inputs; the channels are bounded, and so is memory.
+//! One thread reads, the workers tokenize, and the calling thread writes. Batches are sent to the workers round-robin
+//! and received in the same order, so the output has the order of the inputs. The channels are bounded, which bounds
+//! the memory.
 
 pub mod args;
 mod error;
@@ -36,7 +37,7 @@ use progress::{PreprocessProgress, speed};
 use read::{DocumentBatch, InputReader, StageMessage};
 use work::{TokenizeWorker, TokenizedBatch};
 
-/// Capacity of the channels before and after each worker, in batches.
+/// The capacity of the channels before and after each worker, in batches.
 const QUEUE_DEPTH: usize = 1;
 
 /// The interval at which Ctrl-C is polled while waiting.
@@ -64,18 +65,18 @@ pub fn run(args: &PreprocessArgs) -> Result<ExitCode, Error> {
     }
 }
 
-/// The outputs of the command.
+/// Results of the command.
 #[derive(Debug)]
 pub struct PreprocessSummary {
-    /// The prefix and the description of each output, and the number of its documents without a token.
+    /// The prefix and the metadata of each output, and the number of documents without tokens.
     pub outputs: Vec<(PathBuf, TokenFileInfo, u64)>,
-    /// The files that were read and left out.
+    /// The number of files that were read and skipped.
     pub files: FileCounts,
-    /// Bad documents that were skipped.
+    /// The number of bad documents that were skipped.
     pub bad: u64,
-    /// Bytes of the inputs.
+    /// The number of input bytes.
     pub read: u64,
-    /// Seconds that it took.
+    /// The duration in seconds.
     pub seconds: f64,
 }
 
@@ -120,7 +121,7 @@ impl PreprocessSummary {
 /// Writes token files, unless `stop` is set before they are complete.
 ///
 /// # Errors
-/// `PreprocessError`; the files do not get their names then.
+/// Returns a `PreprocessError`. In this case, the files do not get their final names.
 pub fn preprocess(
     args: &PreprocessArgs,
     stop: &Arc<AtomicBool>,
@@ -206,7 +207,8 @@ fn special_tokens(args: &PreprocessArgs) -> bool {
     args.special_tokens.unwrap_or(true)
 }
 
-/// The token that is appended to every document, unless the special tokens of the tokenizer end with it.
+/// Returns the token that is appended to every document, unless the special tokens of the tokenizer already end with
+/// it.
 fn eod(args: &PreprocessArgs, tokenizer: &Tokenizer) -> Result<Option<u32>, PreprocessError> {
     let [_, after] = tokenizer.frame()?;
     let last = after.last().copied().filter(|_| special_tokens(args));
@@ -214,7 +216,7 @@ fn eod(args: &PreprocessArgs, tokenizer: &Tokenizer) -> Result<Option<u32>, Prep
     Ok(eod.filter(|eod| Some(*eod) != last))
 }
 
-/// The keys that texts stand under, one for each output.
+/// Returns the keys of the texts, one per output.
 fn keys(args: &PreprocessArgs) -> Result<Vec<String>, PreprocessError> {
     let keys = if args.json_key.is_empty() {
         vec![TEXT_KEY.into()]
@@ -258,7 +260,7 @@ fn outputs(
     outputs.collect()
 }
 
-/// The prefix itself, or with several keys one for each.
+/// Returns the prefix of an output: the given prefix, or one prefix per key if there are several keys.
 fn prefix(args: &PreprocessArgs, key: &str, keys: usize) -> PathBuf {
     let prefix: &Path = &args.output;
     match keys {
@@ -271,9 +273,9 @@ fn prefix(args: &PreprocessArgs, key: &str, keys: usize) -> PathBuf {
     }
 }
 
-/// Starts the reader and the workers; returns the results of the workers, to be received round-robin.
+/// Starts the reader and the workers. Returns the result channels of the workers, to be received from round-robin.
 ///
-/// The threads are not joined: a reader that waits for standard input could not be stopped.
+/// The threads are not joined, because a reader that waits for standard input cannot be stopped.
 fn start(
     reader: InputReader,
     worker: &TokenizeWorker,
@@ -318,7 +320,7 @@ fn write(
     Err(PreprocessError::Worker)
 }
 
-/// Gives the files their names.
+/// Renames the files to their final names.
 fn finish(
     outputs: Vec<TokenFileOutput>,
     summary: &PreprocessSummary,

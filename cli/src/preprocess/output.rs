@@ -1,4 +1,4 @@
-//! The output files, which get their names once all of them are complete.
+//! The output files, which are renamed to their final names once all of them are complete.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,21 +11,22 @@ use super::error::PreprocessError;
 use super::work::TokenizedDocuments;
 use crate::documents::{Input, InputError};
 
-/// Token files and their description.
+/// Token files with their metadata.
 pub struct TokenFileOutput {
     prefix: PathBuf,
     writer: IndexedDatasetBuilder,
     info: TokenFileInfo,
-    /// Documents without a token.
+    /// The number of documents without tokens.
     pub empty: u64,
 }
 
 impl TokenFileOutput {
-    /// Creates the files of this prefix; `info` describes them.
+    /// Creates the files of this prefix. `info` is their metadata.
     ///
     /// # Errors
-    /// [`PreprocessError::Exists`] unless `overwrite`, [`PreprocessError::InputIsOutput`], and
-    /// [`PreprocessError::Indexed`] if they cannot be written.
+    /// Returns [`PreprocessError::Exists`] if a file exists and `overwrite` is false, and
+    /// [`PreprocessError::InputIsOutput`] if a file is also an input. Returns [`PreprocessError::Indexed`] if the
+    /// files cannot be written.
     pub fn create(
         prefix: &Path,
         info: TokenFileInfo,
@@ -55,7 +56,7 @@ impl TokenFileOutput {
             fs::create_dir_all(folder)
                 .map_err(|source| InputError::io("create", folder, source))?;
         }
-        // Without a known vocabulary any token id can occur.
+        // Without a known vocabulary, any token id can occur.
         let vocabulary = info.vocabulary.unwrap_or(usize::MAX);
         let token_type = TokenType::for_vocabulary(vocabulary);
         Ok(Self {
@@ -73,7 +74,7 @@ impl TokenFileOutput {
     /// Writes documents.
     ///
     /// # Errors
-    /// [`PreprocessError::Indexed`].
+    /// Returns [`PreprocessError::Indexed`] if writing fails.
     pub fn write(&mut self, documents: &TokenizedDocuments) -> Result<(), PreprocessError> {
         self.empty += documents.empty;
         for (tokens, bytes) in &documents.documents {
@@ -85,20 +86,20 @@ impl TokenFileOutput {
         Ok(())
     }
 
-    /// The description of what was written so far.
+    /// Returns the metadata of the documents that were written so far.
     pub fn info(&self) -> &TokenFileInfo {
         &self.info
     }
 
-    /// The path of the files without their endings.
+    /// Returns the path of the files without their extensions.
     pub fn prefix(&self) -> &Path {
         &self.prefix
     }
 
-    /// Gives the files their names, the index last.
+    /// Renames the files to their final names, the index last.
     ///
     /// # Errors
-    /// [`PreprocessError::Indexed`], [`PreprocessError::Input`].
+    /// Returns [`PreprocessError::Indexed`] or [`PreprocessError::Input`] if writing fails.
     pub fn finish(self) -> Result<(), PreprocessError> {
         let path = TokenFileInfo::path(&self.prefix);
         let about = self

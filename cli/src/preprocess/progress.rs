@@ -1,4 +1,4 @@
-//! The progress of preprocessing.
+//! Progress of preprocessing.
 
 use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
@@ -8,20 +8,20 @@ use indicatif::ProgressBar;
 use crate::numbers::count;
 use crate::terminal::bar_style;
 
-/// Time between two lines without a terminal.
+/// The time between two lines without a terminal.
 const LINE_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Shows the progress on standard error: a bar on a terminal, elsewhere a line every ten seconds.
+/// Progress output on standard error: a bar on a terminal, or a line every ten seconds for other outputs.
 pub struct PreprocessProgress {
     bar: Option<ProgressBar>,
-    /// Bytes of all inputs, if known.
+    /// The number of bytes of all inputs, if known.
     total: Option<u64>,
     started: Instant,
     shown: Instant,
 }
 
 impl PreprocessProgress {
-    /// Starts the clock.
+    /// Creates the progress, and starts the clock.
     pub fn start(total: Option<u64>) -> Self {
         let bar = io::stderr().is_terminal().then(|| match total {
             Some(total) => {
@@ -38,12 +38,12 @@ impl PreprocessProgress {
         }
     }
 
-    /// Seconds since the start.
+    /// Returns the seconds since the start.
     pub fn seconds(&self) -> f64 {
         self.started.elapsed().as_secs_f64()
     }
 
-    /// Shows that `bytes` were read and `tokens` written.
+    /// Shows that `bytes` were read and `tokens` were written.
     pub fn show(&mut self, bytes: u64, tokens: u64) {
         let message = || format!("{}  {}", speed(bytes, self.seconds()), tokens_of(tokens));
         match (&self.bar, self.total) {
@@ -61,7 +61,7 @@ impl PreprocessProgress {
         }
     }
 
-    /// Removes the bar.
+    /// Removes the progress bar.
     pub fn clear(&self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
@@ -69,7 +69,7 @@ impl PreprocessProgress {
     }
 }
 
-/// Bytes per second in units of 1e6.
+/// Formats a speed in MB/s (10^6 bytes per second).
 pub fn speed(bytes: u64, seconds: f64) -> String {
     format!("{:.1} MB/s", bytes as f64 / 1e6 / seconds.max(1e-9))
 }

@@ -1,4 +1,4 @@
-//! The reader thread: splits the inputs into batches of documents.
+//! The reader thread, which splits the inputs into batches of documents.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -9,18 +9,18 @@ use crate::documents::{
     BadDocument, DocumentContent, DocumentPosition, Input, InputError, NextDocument,
 };
 
-/// Bytes at which a batch is sent; a longer document is a batch of its own. Small in tests, to have several batches of
-/// little text.
+/// The number of bytes at which a batch is sent. A longer document is sent as a separate batch. The number is small
+/// in tests, so that a short text gives several batches.
 const BATCH: usize = if cfg!(test) { 1 << 14 } else { 1 << 20 };
 
-/// Bytes that a document takes besides its text.
+/// The number of bytes that a document needs in addition to its text.
 const OVERHEAD: usize = 64;
 
-/// A document as it is in its file.
+/// Document as stored in its file.
 pub struct RawDocument {
     /// The content.
     pub content: DocumentContent,
-    /// Its position.
+    /// The position.
     pub place: DocumentPosition,
 }
 
@@ -29,37 +29,38 @@ pub struct RawDocument {
 pub struct DocumentBatch {
     /// The documents, in order.
     pub documents: Vec<RawDocument>,
-    /// Bad documents that were skipped.
+    /// The number of bad documents that were skipped.
     pub bad: u64,
     size: usize,
 }
 
-/// A message from a thread to the next one. The end is a message, so that a thread that died is not taken for it.
+/// Message from a thread to the next thread. The end is a separate message, so that it differs from the death of a
+/// thread.
 pub enum StageMessage<T> {
     /// A batch, or an error.
     Batch(Result<T, PreprocessError>),
-    /// There are no more.
+    /// There are no more batches.
     End,
 }
 
-/// Reads the inputs.
+/// Reader of the inputs.
 pub struct InputReader {
     /// The inputs.
     pub inputs: Vec<Input>,
     /// The keys of the texts of records.
     pub keys: Vec<String>,
-    /// Maximum bytes of a document.
+    /// Maximum size of a document in bytes.
     pub limit: usize,
     /// Whether bad documents are skipped.
     pub skip_bad: bool,
-    /// Bytes that were read, as they are on disk.
+    /// The number of bytes that were read, as stored on disk.
     pub read: Arc<AtomicU64>,
     /// Whether to stop.
     pub stop: Arc<AtomicBool>,
 }
 
 impl InputReader {
-    /// Sends the batches to the workers in turn; returns early if one of them is gone.
+    /// Sends the batches to the workers in turn. Returns early if a worker is gone.
     pub fn run(&self, workers: &[SyncSender<StageMessage<DocumentBatch>>]) {
         let mut turn = workers.iter().cycle();
         let mut send = |message| {
@@ -74,7 +75,7 @@ impl InputReader {
                 Ok(true) => {}
                 Ok(false) => return,
                 Err(error) => {
-                    // Batches read before are sent first, as they may have errors of their own.
+                    // Earlier batches are sent first, because they may contain other errors.
                     if send(StageMessage::Batch(Ok(batch))) {
                         send(StageMessage::Batch(Err(error)));
                     }
@@ -87,7 +88,7 @@ impl InputReader {
         }
     }
 
-    /// Reads one input; returns false if the receivers are gone or the run is stopped.
+    /// Reads one input. Returns false if the receivers are gone or the run is stopped.
     fn read(
         &self,
         input: &Input,

@@ -8,7 +8,7 @@ use insta::assert_snapshot;
 use super::*;
 use crate::flags::parse_text;
 
-/// A new folder, which goes with the value.
+/// New folder, which is removed when the value is dropped.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -28,7 +28,7 @@ impl Folder {
         self
     }
 
-    /// Runs with these flags; `DIR` is the folder, `TOK` that of the tokenizers.
+    /// Runs with these flags. `DIR` stands for the folder, and `TOK` for the folder of the tokenizers.
     fn run(&self, flags: &str) -> Result<PreprocessSummary, PreprocessError> {
         self.run_until(flags, false)
     }
@@ -45,7 +45,7 @@ impl Folder {
         error.replace(self.0.to_str().unwrap(), "DIR")
     }
 
-    /// The tokens of all documents under a prefix.
+    /// Returns the tokens of all documents under a prefix.
     fn documents(&self, prefix: &str) -> Vec<Vec<u32>> {
         let file = IndexedDataset::open(&self.0.join(prefix)).unwrap();
         assert_eq!(file.documents(), file.sequences());
@@ -56,7 +56,7 @@ impl Folder {
             .collect()
     }
 
-    /// Both files of a prefix.
+    /// Returns the bytes of both files of a prefix.
     fn bytes(&self, prefix: &str) -> [Vec<u8>; 2] {
         let prefix = self.0.join(prefix);
         [bin_path(&prefix), idx_path(&prefix)].map(|path| fs::read(path).unwrap())
@@ -124,7 +124,7 @@ fn the_files_are_those_of_megatron() {
 #[test]
 fn any_number_of_workers_writes_the_same() {
     let folder = Folder::new();
-    // Several batches from each of several files, packed and not.
+    // Several batches from each of several files, compressed and uncompressed.
     let mut lines = vec![];
     for number in 0..3_000 {
         let text = "the dog and the fox ".repeat(number % 7 + 1);
@@ -146,7 +146,7 @@ fn any_number_of_workers_writes_the_same() {
     for number in [0, 1, 1_234, 2_999] {
         let text = "the dog and the fox ".repeat(number % 7 + 1);
         let tokens = tokenizer.encode(&format!("{number} {text}")).unwrap();
-        // Sorted by name, packed ones as what they hold.
+        // The files are sorted by name. Compressed files count as their contents.
         for file in [0, 3_000] {
             let document = &documents[file + number];
             assert_eq!(document[..tokens.len()], tokens, "{number}");
@@ -241,7 +241,7 @@ fn tables_are_read_as_lines_are() {
         assert_eq!(folder.info(name).key.as_deref(), Some("text"));
         assert!(summary.read > 0);
     }
-    // A null is no text.
+    // A null is not a text.
     let titles = flags(&format!("{fixtures}/zstd.parquet"), "titles") + " --json-key title";
     let error = folder.error(&titles);
     assert!(

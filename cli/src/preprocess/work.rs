@@ -1,4 +1,4 @@
-//! The worker threads: tokenize documents.
+//! The worker threads, which tokenize documents.
 
 use std::sync::mpsc::{Receiver, SyncSender};
 
@@ -8,34 +8,34 @@ use super::error::PreprocessError;
 use super::read::{DocumentBatch, StageMessage};
 use crate::documents::{BadDocument, DocumentContent};
 
-/// The tokens of the documents of a batch.
+/// Tokens of the documents of a batch.
 #[derive(Default)]
 pub struct TokenizedBatch {
-    /// For each output, in order.
+    /// The documents for each output, in order.
     pub outputs: Vec<TokenizedDocuments>,
-    /// Bad documents that were skipped.
+    /// The number of bad documents that were skipped.
     pub bad: u64,
 }
 
-/// The documents of a batch for one output.
+/// Documents of a batch for one output.
 #[derive(Clone, Default)]
 pub struct TokenizedDocuments {
     /// The tokens of each document, and the number of bytes of its text.
     pub documents: Vec<(Vec<u32>, usize)>,
-    /// Documents without a token.
+    /// The number of documents without tokens.
     pub empty: u64,
 }
 
-/// The settings of a worker; each has its own copy.
+/// Settings of a worker. Each worker has its own copy.
 #[derive(Clone)]
 pub struct TokenizeWorker {
     /// The tokenizer.
     pub tokenizer: Tokenizer,
-    /// The keys of JSON objects, one for each output.
+    /// The keys of JSON objects, one per output.
     pub keys: Vec<String>,
-    /// The token that ends every document.
+    /// The token that is appended to every document, if any.
     pub eod: Option<u32>,
-    /// Whether documents are framed by special tokens.
+    /// Whether the special tokens of the tokenizer are added to documents.
     pub framed: bool,
     /// Whether bad documents are skipped.
     pub skip_bad: bool,
@@ -87,7 +87,7 @@ impl TokenizeWorker {
         Ok(tokens)
     }
 
-    /// The tokens of a document for each output, and the number of bytes of its text.
+    /// Returns the tokens of a document for each output, and the number of bytes of its text.
     fn document(&self, content: DocumentContent) -> Result<Vec<(Vec<u32>, usize)>, BadDocument> {
         let texts = content.texts(&self.keys)?.into_iter();
         texts.map(|text| self.text(&text)).collect()

@@ -13,19 +13,20 @@ use crate::saving::SavingArgs;
 use crate::set::SetArgs;
 use crate::settings::SettingFlags;
 
-/// Flags of `pretrain`. Those of settings are made of the settings; `help.rs` adds the values of the recipe to their help.
+/// Flags of `pretrain`. The flags of recipe settings are generated from the settings, and `help.rs` adds the values
+/// of the recipe to their help.
 #[derive(Args)]
 pub struct PretrainArgs {
-    /// The recipe, a TOML file. What it leaves out is that of the run that is resumed, or else of the recipe that is
-    /// compiled in (in `burn-megatron`: cli/src/tiny.toml).
+    /// The recipe, a TOML file. Missing settings are taken from the run that is resumed, or else from the compiled-in
+    /// recipe (for `burn-megatron`: cli/src/tiny.toml).
     #[arg(long, visible_alias = "config", value_name = "FILE.toml")]
     pub recipe: Option<PathBuf>,
     /// Keys of the recipe.
     #[command(flatten)]
     pub set: SetArgs,
-    /// Training data: a file of text, JSON lines, Parquet or Arrow, of .gz or .zst too; a folder of them, or of a
-    /// Hugging Face dataset; the PREFIX of PREFIX.bin and PREFIX.idx; or conversations to fine-tune on, a .jsonl
-    /// file. The default is the text of this repository.
+    /// Training data: a file of text, JSON lines, Parquet or Arrow (also .gz or .zst), a folder of such files, a
+    /// Hugging Face dataset folder, or the PREFIX of PREFIX.bin and PREFIX.idx. A .jsonl file of conversations
+    /// selects fine-tuning. The default is the text of this repository.
     #[arg(
         long,
         value_name = "PATH|PREFIX",
@@ -44,40 +45,42 @@ pub struct PretrainArgs {
         help_heading = "Training"
     )]
     pub micro_batches: Option<usize>,
-    /// Measure the quantisation errors of 8-bit layers in the last step: print a table, and write fp8.json to the run
+    /// Measure the quantization errors of FP8 layers in the last step: print a table, and write fp8.json to the run
     /// folder.
     #[arg(long, help_heading = "Precision")]
     pub fp8_report: bool,
-    /// Checkpoints and resuming.
+    /// Flags of checkpoints and resuming.
     #[command(flatten)]
     pub saving: SavingArgs,
-    /// Device: cpu, wgpu or cuda. The last two must be compiled in (--features wgpu, --features cuda).
+    /// Device: cpu, wgpu or cuda. wgpu and cuda must be compiled in (--features wgpu, --features cuda).
     #[arg(long, default_value_t = DeviceKind::Cpu, help_heading = "Device and kernels")]
     pub device: DeviceKind,
-    /// Refuse to train where a CUDA device has to use slow engines: Burn's matmul without cuBLASLt, or attention without
-    /// matrix units. Without this flag, the header has a warning.
+    /// Fail if a CUDA device has to use slow engines: Burn's matmul instead of cuBLASLt, or attention without matrix
+    /// units. Without this flag, the header contains a warning.
     #[arg(long, help_heading = "Device and kernels")]
     pub require_fast_kernels: bool,
-    /// Which operations use fused kernels: auto, fused or unfused, for all or for one, as in
-    /// `unfused,norm=fused`. The operations: norm, activation, dropout, rope, attention, softmax,
-    /// loss, linear, optimizer. For attention also an engine: mma (matrix units of NVIDIA, f16
-    /// and bf16) or portable. For matrix products on the CPU `gemm=` and an installed library: mkl, openblas, blis. On CUDA
-    /// `epilogue_fusion=true` for GELU as an epilogue of products, or `measured` for the form that is faster at the first
-    /// start, and `gemm_algorithms=FILE` for algorithms of cuBLASLt that burn-megatron-bench gemm --tune has chosen.
+    /// Operations that use fused kernels: auto, fused or unfused, for all operations or for one, as in
+    /// `unfused,norm=fused`. The operations are norm, activation, dropout, rope, attention, softmax, loss, linear and
+    /// optimizer. Attention also accepts an engine: mma (NVIDIA matrix units, f16 and bf16) or portable. `gemm=`
+    /// selects an installed library for matrix products on the CPU: mkl, openblas or blis. On CUDA,
+    /// `epilogue_fusion=true` fuses GELU as an epilogue of matrix products, and `measured` selects the faster form at
+    /// the first start. `gemm_algorithms=FILE` uses the cuBLASLt algorithms that burn-megatron-bench gemm --tune has
+    /// chosen.
     #[arg(
         long,
         value_name = "CHOICE|OPERATION=CHOICE,..",
         help_heading = "Device and kernels"
     )]
     pub kernels: Vec<String>,
-    /// Compute threads per rank on the CPU; by default the cores are divided evenly.
+    /// Compute threads per rank on the CPU. By default the cores are divided evenly among the ranks.
     #[arg(long, value_name = "N", help_heading = "Device and kernels")]
     pub compute_threads: Option<usize>,
     /// The ranks and their timeouts.
     #[command(flatten)]
     pub ranks: RankArgs,
-    /// Seconds after Ctrl-C or SIGTERM for the current step to finish, and as many again to save; twice the
-    /// longest step if that is more. Then the process exits with 130.
+    /// Seconds that the current step has to finish after Ctrl-C or SIGTERM. Saving then has the same time again. If
+    /// twice the longest step is more, that time applies instead. When the time is over, the process exits with code
+    /// 130.
     #[arg(
         long,
         value_name = "SECONDS",
@@ -85,7 +88,7 @@ pub struct PretrainArgs {
         help_heading = "Run"
     )]
     pub grace: f64,
-    /// Folder in which the run folder is created; runs by default.
+    /// Folder in which the run folder is created. The default is runs.
     #[arg(
         long,
         value_name = "PATH",
@@ -93,34 +96,35 @@ pub struct PretrainArgs {
         help_heading = "Run"
     )]
     pub runs_dir: Option<PathBuf>,
-    /// Run folder; must not exist yet, unless the run is resumed (--resume).
+    /// Run folder. It must not exist, unless the run is resumed (--resume).
     #[arg(long, value_name = "PATH", help_heading = "Run")]
     pub run_dir: Option<PathBuf>,
-    /// Start even where the planned memory is more than that of this machine, of its cgroup or of its devices.
+    /// Start even if the planned memory exceeds the memory of this machine, its cgroup or its devices.
     #[arg(long, help_heading = "Memory")]
     pub ignore_memory: bool,
-    /// The most memory that a rank may need, as in 80GiB: a run whose plan has more is refused before anything is
-    /// allocated, with the settings that would fit. By default the plan of all ranks of this machine is compared with
-    /// its memory and its cgroup (--device cpu), or that of the ranks of a device with its memory (--device cuda).
+    /// Maximum memory of a rank, as in 80GiB. A run whose plan exceeds it is refused before anything is allocated,
+    /// with the settings that would fit. By default, the limit is the available memory. With --device cpu, all ranks
+    /// on this machine must fit into the memory of the machine and its cgroup. With --device cuda, the ranks on a
+    /// device must fit into its memory.
     #[arg(long, value_name = "BYTES", help_heading = "Memory")]
     pub memory_limit: Option<ByteSize>,
-    /// Print the details of the header: the mesh with its process groups, the gradient buckets, the reason for each kernel,
-    /// and the memory by kind. Without this flag they are in header.txt in the run folder.
+    /// Print the details of the header: the mesh with its process groups, the gradient buckets, the reason for each
+    /// kernel, and the memory by kind. Without this flag they are only in header.txt in the run folder.
     #[arg(long, short, help_heading = "Run")]
     pub verbose: bool,
-    /// Print the recipe with where each value is from, and exit.
+    /// Print the recipe with the source of each value, and exit.
     #[arg(long, help_heading = None::<&str>)]
     pub print_recipe: bool,
-    /// Check the recipe, the layout, the data and the memory, print the header of the run with the memory by kind, and
-    /// exit: nothing is allocated or written.
+    /// Check the recipe, the layout, the data and the memory, print the header of the run with the memory by kind,
+    /// and exit. Nothing is allocated or written.
     #[arg(long, conflicts_with = "print_recipe", help_heading = None::<&str>)]
     pub dry_run: bool,
-    /// Inject a fault into a collective of one rank: KIND@rank=N,call=N, with calls counted from 0 since the
-    /// start, or KIND@rank=N,step=N,call=N, with steps from 1 and calls since the beginning of the step. KIND is
+    /// Inject a fault into a collective of one rank. KIND@rank=N,call=N counts calls from 0 since the start.
+    /// KIND@rank=N,step=N,call=N counts steps from 1, and calls from 0 since the beginning of the step. KIND is
     /// delay:TIME (as in delay:2.5s), drop, shape, wrong-call, nan, panic, error, kill, abort, segfault, stop,
-    /// terminate, interrupt or spin; never-starts@rank=N is a rank that never starts. bit-flip:TARGET or
-    /// bit-flip:TARGET:ELEMENT:BIT flips a bit of an activation, gradient, weight, optimizer state (optimizer) or result of
-    /// a collective, of which call=N is the number. May be repeated.
+    /// terminate, interrupt or spin. With never-starts@rank=N the rank never starts. bit-flip:TARGET or
+    /// bit-flip:TARGET:ELEMENT:BIT flips a bit of an activation, gradient, weight, optimizer state (optimizer) or
+    /// result of a collective; call=N then counts the tensors of this kind. May be repeated.
     #[arg(
         long,
         value_name = "FAULT",
@@ -128,14 +132,14 @@ pub struct PretrainArgs {
         help_heading = "Testing"
     )]
     pub inject: Vec<Fault>,
-    /// Go on with the run in the run folder, with this resolved recipe in place of the flags of settings: `launch
-    /// --max-restarts` gives both in addition to the flags of the first attempt.
+    /// Continue the run in the run folder with this resolved recipe, which replaces the flags of settings. `launch
+    /// --max-restarts` adds both values to the flags of the first attempt.
     #[arg(long, value_names = ["FILE.toml", "RUN_DIR"], num_args = 2, hide = true)]
     pub restart: Option<Vec<PathBuf>>,
 }
 
 impl PretrainArgs {
-    /// Replaces what only the first attempt of a run does, if this is a later one.
+    /// Replaces the arguments that only apply to the first attempt of a run, if `--restart` is given.
     pub fn follow_restart(&mut self) {
         let parts = self.restart.take().and_then(|parts| parts.try_into().ok());
         let Some::<[PathBuf; 2]>([recipe, folder]) = parts else {

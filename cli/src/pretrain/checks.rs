@@ -1,4 +1,4 @@
-//! The checks before the ranks start.
+//! Checks before the ranks start.
 
 use std::process::ExitCode;
 use std::thread::sleep;
@@ -18,10 +18,11 @@ use crate::memory_limit::PlannedMemory;
 use crate::ranks::{RankSetup, seconds};
 use crate::recipe::Recipe;
 
-/// Plans the memory of the run, and checks that it fits. With `--dry-run` that it does not is returned beside the plan.
+/// Plans the memory of the run, and checks that it fits. With `--dry-run`, an error is returned together with the
+/// plan.
 ///
 /// # Errors
-/// The required memory, and the changes of the recipe that would fit.
+/// Returns the required memory, and the changes of the recipe that would fit.
 pub fn check_memory(
     args: &PretrainArgs,
     recipe: &Recipe,
@@ -32,7 +33,7 @@ pub fn check_memory(
         Err(error) if args.dry_run => Ok(Some(error)),
         checked => checked.map(|()| None),
     };
-    // The lower bound is checked before anything is planned, which takes longer.
+    // Check the lower bound first, because planning takes longer.
     let bound = if args.ignore_memory {
         None
     } else {
@@ -47,7 +48,7 @@ pub fn check_memory(
     Ok((planned, unfit.or(bound)))
 }
 
-/// Checks that no fault keeps a thread from starting: only processes can be missing.
+/// Checks that no fault prevents a thread from starting. Only ranks that are processes can be missing.
 pub fn check_can_start(faults: &[Fault]) -> Result<(), Error> {
     let never = |fault: &&Fault| fault.kind == FaultKind::NeverStarts;
     match faults.iter().find(never) {
@@ -60,13 +61,13 @@ pub fn check_can_start(faults: &[Fault]) -> Result<(), Error> {
     }
 }
 
-/// A rank with the fault never-starts: waits until the others have timed out.
+/// Runs a rank with the fault never-starts: waits until the other ranks have timed out.
 pub fn never_start(rank: usize, args: &PretrainArgs) -> Result<ExitCode, Error> {
     sleep(seconds("first-timeout", args.ranks.first_deadline)? + Duration::from_secs(60));
     Err(format!("rank {rank} never starts (injected fault)").into())
 }
 
-/// Checks that the device and the engine of the ranks have CUDA graphs, if the run has them.
+/// Checks that the device and the engine of the ranks support CUDA graphs, if the run uses them.
 pub fn check_cuda_graph(
     recipe: &Recipe,
     kind: DeviceKind,
@@ -92,7 +93,7 @@ pub fn check_cuda_graph(
     Ok(())
 }
 
-/// Checks that a device supports the types of the run; `has` tells which it supports.
+/// Checks that a device supports the types of the run. `has` returns whether the device supports a type.
 pub fn check_types(
     recipe: &Recipe,
     kind: DeviceKind,
@@ -104,7 +105,7 @@ pub fn check_types(
         Moments::Bf16 => DType::BF16,
     };
     let name = |dtype: DType| format!("{dtype:?}").to_lowercase();
-    // Some GPUs have f64, at a small fraction of their speed.
+    // Some GPUs support f64, but at a small fraction of their speed.
     let has = |dtype: DType| has(dtype) && (dtype != DType::F64 || kind == DeviceKind::Cpu);
     for (key, dtype) in [
         ("precision", config.precision.of(DType::F32)),

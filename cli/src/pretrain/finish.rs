@@ -115,7 +115,7 @@ pub fn finish(
     check_outcome(outcome)
 }
 
-/// Prints how many steps were skipped, and why.
+/// Prints the number of skipped steps, and the reasons.
 fn print_skipped(recipe: &Recipe, outcome: &TrainOutcome) {
     if outcome.without_targets > 0 {
         println!(
@@ -145,7 +145,7 @@ fn print_skipped(recipe: &Recipe, outcome: &TrainOutcome) {
     }
 }
 
-/// Prints and draws the load of the experts, if the model has any.
+/// Prints and plots the load of the experts, if the model has experts.
 fn show_experts(records: &[MetricsRecord], folder: &RunFolder) -> Result<(), Error> {
     let summary = records.iter().rev().find_map(|record| match record {
         MetricsRecord::Experts(summary) => Some(summary),
@@ -163,7 +163,7 @@ fn show_experts(records: &[MetricsRecord], folder: &RunFolder) -> Result<(), Err
     Ok(())
 }
 
-/// Fails if the run diverged or every step was skipped.
+/// Returns an error if the run diverged or every step was skipped.
 fn check_outcome(outcome: &TrainOutcome) -> Result<ExitCode, Error> {
     let (step, what) = match outcome.diverged {
         Some(step) => (step, "no loss is finite from there on"),
@@ -191,7 +191,7 @@ fn check_outcome(outcome: &TrainOutcome) -> Result<ExitCode, Error> {
     }
 }
 
-/// The last held-out loss, and the other terms of the objective.
+/// Describes the last held-out loss and the other terms of the objective.
 fn describe_held_out(held_out: Option<&HeldOutMetrics>, unit: LossUnit, steps: usize) -> String {
     let Some(held_out) = held_out else {
         return "held-out loss: none, because nothing was evaluated".into();
@@ -214,7 +214,7 @@ fn describe_held_out(held_out: Option<&HeldOutMetrics>, unit: LossUnit, steps: u
     text
 }
 
-/// The last line: where the weights are.
+/// Returns the last line, which contains the location of the weights.
 fn describe_weights(recipe: &Recipe, folder: &RunFolder) -> Result<String, Error> {
     if !recipe.checkpoint.save {
         return Ok("the weights were not saved (--no-save)".into());

@@ -1,4 +1,4 @@
-//! A resumed run keeps the form of GELU that its first start measured.
+//! Tests that a resumed run keeps the form of GELU that its first start measured.
 
 use std::fs;
 
@@ -31,13 +31,13 @@ fn a_resumed_run_keeps_the_epilogues_of_its_first_start() {
     };
     let measured = "--resume auto --kernels epilogue_fusion=measured";
     train(&args("1", measured));
-    // A CPU has no epilogues.
+    // A CPU does not support epilogues.
     let config = || fs::read_to_string(run.join("config.toml")).unwrap();
     assert!(config().contains("epilogue_fusion = false"), "{}", config());
     let saved = Checkpoint::open(run.join("checkpoints")).unwrap();
     assert_eq!(saved.metadata().config["kernels"]["epilogue_fusion"], false);
 
-    // As if a GPU had been faster with them.
+    // Simulates a GPU on which epilogues are faster.
     let chosen = config().replace("epilogue_fusion = false", "epilogue_fusion = true");
     fs::write(run.join("config.toml"), chosen).unwrap();
     let resolved = |more: &str| {
@@ -49,7 +49,7 @@ fn a_resumed_run_keeps_the_epilogues_of_its_first_start() {
     let fixed = "--resume auto --kernels epilogue_fusion=false";
     assert_eq!(resolved(fixed), EpilogueFusion::Off);
 
-    // As if the run had ended before it had measured anything: it measures when it starts again.
+    // Simulates a run that ended before the measurement. The next start measures.
     let open = config().replace("epilogue_fusion = true", "epilogue_fusion = \"measured\"");
     fs::write(run.join("config.toml"), open).unwrap();
     assert_eq!(resolved(measured), EpilogueFusion::Measured);

@@ -1,4 +1,4 @@
-//! `burn-megatron pretrain`.
+//! Implements `burn-megatron pretrain`.
 
 pub mod args;
 mod checks;
@@ -39,10 +39,10 @@ use args::PretrainArgs;
 use checks::{check_can_start, check_cuda_graph, check_memory, check_types, never_start};
 use finish::finish;
 
-/// The longest interval at which rank 0 signals the others while it looks for a checkpoint.
+/// The maximum interval at which rank 0 signals the other ranks while it looks for a checkpoint.
 const MAX_HEARTBEAT_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Trains, and prints the results; signals of this process stop the run.
+/// Trains, and prints the results. Signals to this process stop the run.
 pub fn run(
     args: &PretrainArgs,
     families: &Families,
@@ -51,7 +51,7 @@ pub fn run(
     run_until(args, families, default_recipe, Interrupt::listen)
 }
 
-/// The same with what stops the run; a process can listen to its signals once.
+/// Trains with a custom handler for stopping the run, because a process can install a signal handler only once.
 fn run_until(
     args: &PretrainArgs,
     families: &Families,
@@ -66,7 +66,7 @@ fn run_until(
     let note_dropped = || dropped.iter().for_each(|note| eprintln!("note: {note}"));
     if args.print_recipe {
         note_dropped();
-        // Before it is checked, as this shows what is wrong.
+        // Print the recipe before it is checked, so that the user can see what is wrong.
         let text = toml::to_string(&recipe.complete())?;
         print!("{}", origins.annotate(&text)?);
     }
@@ -110,9 +110,9 @@ fn run_until(
     }
     world.check()?;
     cpus::warn_if_few(args.device, &ranks);
-    // The devices are queried once, here, so that errors are reported before anything starts.
+    // Query the devices once, before anything starts, so that errors are reported early.
     let devices = args.device.devices()?;
-    // That of this process: a context on another one would take its memory.
+    // Use the device of this process. A context on another device would use memory of that device.
     let device = &devices[own_rank.map_or(0, |_| local_rank) % devices.len()];
     check_results(device)?;
     check_types(&recipe, args.device, |dtype| device.supports_dtype(dtype))?;
@@ -136,7 +136,7 @@ fn run_until(
     let tokenizer = data::sample_tokenizer(&recipe)?;
     let sample = data::sample(&recipe, &*data, tokenizer.as_ref())?;
     let weights = InitialWeights::new(&recipe, &args.saving, families);
-    // Fails early if the weights cannot be read. Whether a resumed run has a checkpoint is not known yet.
+    // Fail early if the weights cannot be read. It is not known yet whether a resumed run has a checkpoint.
     weights.open(ResumeMode::of(args)? != ResumeMode::Fresh)?;
     let has_first = own_rank.is_none_or(|rank| rank == 0);
     if has_first {
@@ -167,7 +167,7 @@ fn run_until(
     let resolver = has_first.then(|| StartResolver::new(args, &recipe, &*data));
     let resolver = resolver.transpose()?;
     match (&resolver, own_rank) {
-        // Reading a checkpoint may take long: it is done after the rendezvous, while the other ranks wait.
+        // Reading a checkpoint may take long. It is read after the rendezvous, while the other ranks wait.
         (Some(resolver), Some(_)) => resolver.check()?,
         (Some(resolver), None) => match resolver.decision()? {
             StartDecision::Finished(over) => {
@@ -257,7 +257,7 @@ mod tests {
 
     use crate::flags::parse_text;
 
-    /// The flags as they are typed.
+    /// Runs `pretrain` with these flags.
     fn pretrain(flags: &str) -> Result<ExitCode, Error> {
         let families = Families::transformers();
         run(&parse_text(flags)?, &families, DEFAULT_RECIPE)

@@ -1,4 +1,4 @@
-//! Applies the flags of `pretrain` to the recipe that they name.
+//! Applies the flags of `pretrain` to its recipe.
 
 use std::path::Path;
 
@@ -26,12 +26,12 @@ use crate::settings::keys::{change, table_of};
 use crate::{data, lora};
 
 impl Recipe {
-    /// The recipe of a command line, and where its values are from.
+    /// Returns the recipe of a command line, with the source of each value.
     ///
     /// `default_recipe` is the TOML text of the recipe that `--recipe` overrides.
     ///
     /// # Errors
-    /// Files that cannot be read, flags that do not apply, and keys that are set twice.
+    /// Returns an error if files cannot be read, if flags do not apply, or if keys are set twice.
     pub fn resolve(
         args: &PretrainArgs,
         families: &Families,
@@ -69,7 +69,7 @@ impl Recipe {
     }
 }
 
-/// Keeps what the run that is resumed has measured, so that it goes on with the same bits.
+/// Keeps the measured choices of the run that is resumed, so that its results stay bit-identical.
 fn keep_measured(layered: &mut LayeredRecipe, first: &Recipe, path: &Path) {
     let own = &mut layered.recipe.kernels.epilogue_fusion;
     let measured = first.kernels.epilogue_fusion;
@@ -80,7 +80,7 @@ fn keep_measured(layered: &mut LayeredRecipe, first: &Recipe, path: &Path) {
     }
 }
 
-/// Checks that a run that is resumed in its own folder saves no less than before.
+/// Checks that a run that is resumed in its own folder still saves checkpoints if it did before.
 fn check_saving(recipe: &Recipe, own: Option<&Recipe>) -> Result<(), Error> {
     match own {
         Some(first) if first.checkpoint.save && !recipe.checkpoint.save => Err(
@@ -92,7 +92,7 @@ fn check_saving(recipe: &Recipe, own: Option<&Recipe>) -> Result<(), Error> {
     }
 }
 
-/// Applies the flags that change several keys, over which the flags of single keys are laid.
+/// Applies the flags that change several keys. The flags of single keys override them.
 fn apply_to_tables(args: &PretrainArgs, recipe: &mut Table) -> Result<(), Error> {
     if args.saving.no_save {
         for (key, given) in args.settings.given() {
@@ -133,11 +133,11 @@ fn apply_to_recipe(args: &PretrainArgs, recipe: &mut Recipe) -> Result<(), Error
     Ok(())
 }
 
-/// Checks that `--kernels` makes each choice once.
+/// Checks that `--kernels` makes each choice only once.
 fn check_choices(choices: &[String]) -> Result<(), Error> {
     let mut names = vec![];
     for choice in choices.iter().flat_map(|choices| choices.split(',')) {
-        // A choice without a name is one for all operations.
+        // A choice without a name applies to all operations.
         let name = choice.split_once('=').map_or("", |(name, _)| name.trim());
         if names.contains(&name) {
             return Err(match name {
@@ -150,7 +150,7 @@ fn check_choices(choices: &[String]) -> Result<(), Error> {
     Ok(())
 }
 
-/// The size of the data axis where a launcher `started` so many ranks.
+/// Returns the size of the data axis if a launcher has `started` this number of ranks.
 fn data_ranks(parallel: &ParallelConfig, started: Option<usize>) -> Result<usize, Error> {
     let Some(started) = started else {
         return Err(
@@ -170,12 +170,12 @@ fn data_ranks(parallel: &ParallelConfig, started: Option<usize>) -> Result<usize
     Ok(started / replica)
 }
 
-/// The ranks of one replica of the model.
+/// Returns the number of ranks per replica of the model.
 pub fn replica(parallel: &ParallelConfig) -> usize {
     parallel.tensor * parallel.context * parallel.pipeline
 }
 
-/// Fills in what follows from the data and the weights, where it was not given.
+/// Sets values that follow from the data and the weights, unless they were given.
 fn fill_in(layered: &mut LayeredRecipe) -> Result<(), Error> {
     let LayeredRecipe {
         recipe, origins, ..
@@ -209,7 +209,8 @@ fn fill_in(layered: &mut LayeredRecipe) -> Result<(), Error> {
     Ok(())
 }
 
-/// The tokenizer of weights: in a Hugging Face folder, or the one that a checkpoint names.
+/// Returns the tokenizer of weights: the tokenizer in a Hugging Face folder, or the tokenizer that a checkpoint
+/// names.
 fn tokenizer_of(weights: &Path) -> Result<Option<String>, Error> {
     if is_there(&weights.join("tokenizer.json")) {
         return Ok(weights.to_str().map(String::from));
@@ -225,7 +226,7 @@ fn tokenizer_of(weights: &Path) -> Result<Option<String>, Error> {
     Ok(config["data"]["tokenizer"].as_str().map(String::from))
 }
 
-/// The size of a micro-batch, given their number.
+/// Returns the micro-batch size for a number of micro-batches.
 fn micro_batch_size(batch: usize, ranks: usize, micro_batches: usize) -> Result<usize, Error> {
     let Some(multiple) = ranks.checked_mul(micro_batches).filter(|n| *n > 0) else {
         return Err(format!(

@@ -6,7 +6,7 @@ use burn_megatron_train::metrics::{MetricsRecord, read_metrics};
 use super::*;
 use crate::flags::parse;
 
-/// A small recipe for each family of the published ones: see docs/src/recipes.md.
+/// A small recipe for each family with published recipes: see docs/src/recipes.md.
 const TWINS: [&str; 10] = [
     "llama-3",
     "gpt-3",
@@ -29,7 +29,7 @@ fn two_steps(twin: &str) -> String {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
     let recipe = recipes().join(format!("{twin}-tiny.toml"));
-    // Not the default data: that is the text of the repository, which may change meanwhile.
+    // Do not use the default data: the text of the repository may change during the test.
     let data = recipes().join("../../LICENSE-APACHE");
     let paths = [&recipe, &data, &run].map(|path| path.to_str().unwrap());
     let flags = ["--steps", "2", "--no-save", "--recipe", paths[0]];
@@ -51,7 +51,7 @@ fn two_steps(twin: &str) -> String {
     fs::read_to_string(metrics).unwrap()
 }
 
-/// In one process, each in its own layout; the same bits the second time.
+/// Trains all recipes in one process, each in its own layout. A second run gives the same bits.
 #[test]
 fn the_small_recipes_train() {
     let all = fs::read_dir(recipes()).unwrap();

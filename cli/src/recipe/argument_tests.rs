@@ -116,7 +116,7 @@ fn what_depends_on_a_changed_setting_is_dropped_with_a_note() {
                   data_parallel.zero_stage = 2";
     assert_eq!(dropped("--zero-stage 3"), [gather]);
     assert_eq!(dropped("--zero-stage 2"), [""; 0]);
-    // What the user has typed stays, and is an error.
+    // Values from the command line are not dropped: they cause an error.
     for (flags, says) in [
         ("--tp 1 --sp", "requires tensor parallelism, and tensor = 1"),
         (
@@ -135,6 +135,6 @@ fn what_depends_on_a_changed_setting_is_dropped_with_a_note() {
         let error = error(&format!("--recipe {file} {flags}"));
         assert!(error.contains(says), "{flags}: {error}");
     }
-    // No file has set it.
+    // Not reported, because no file has set the value.
     assert_eq!(resolve("--pp 1").unwrap().dropped, [""; 0]);
 }

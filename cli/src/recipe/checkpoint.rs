@@ -8,22 +8,21 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 
-/// The weights that a run loads at its start, the times at which checkpoints are saved, and the checkpoints that are
-/// kept.
+/// The initial weights of a run, the steps at which checkpoints are saved, and the checkpoints that are kept.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct CheckpointConfig {
-    /// The initial weights, and the model: a checkpoint or a Hugging Face folder.
+    /// The initial weights and the model: a checkpoint or a Hugging Face folder.
     #[schemars(extend("flag" = "load", "value" = "PATH"))]
     pub load: Option<PathBuf>,
     /// Whether to save at the end of the run and when it is interrupted.
     pub save: bool,
-    /// Steps between checkpoints; the run is also saved at its end.
+    /// The number of steps between checkpoints. A checkpoint is also saved at the end of the run.
     #[schemars(extend("flag" = "save-every"))]
     pub every: Option<u64>,
-    /// The number of newest checkpoints that are kept; all by default.
+    /// The number of newest checkpoints that are kept. The default is all.
     pub keep_last: Option<usize>,
-    /// Also keep checkpoints whose step is a multiple of this.
+    /// In addition, keep checkpoints whose step is a multiple of this number.
     pub keep_every: Option<u64>,
     /// Whether training continues while a checkpoint is written.
     pub asynchronous: bool,
@@ -43,8 +42,8 @@ impl Default for CheckpointConfig {
 }
 
 impl CheckpointConfig {
-    /// The settings of a run that resumes in the folder of a run started with `first`: what the recipe does not set is
-    /// taken from `first`, and no fewer checkpoints are saved.
+    /// Returns the settings of a run that resumes in the folder of a run started with `first`. Settings that the
+    /// recipe does not set are taken from `first`, and checkpoints are saved at least as often.
     pub fn continue_from(&self, first: &Self) -> Self {
         Self {
             load: self.load.clone().or_else(|| first.load.clone()),
@@ -56,7 +55,7 @@ impl CheckpointConfig {
         }
     }
 
-    /// Saves nothing: the other settings no longer apply.
+    /// Disables saving, and resets the settings that no longer apply.
     pub fn discard(&mut self) {
         *self = Self {
             load: self.load.take(),
@@ -65,7 +64,7 @@ impl CheckpointConfig {
         };
     }
 
-    /// Which checkpoints are kept.
+    /// Returns the policy for keeping checkpoints.
     pub fn retention(&self) -> Retention {
         Retention {
             last: self.keep_last,
@@ -73,7 +72,7 @@ impl CheckpointConfig {
         }
     }
 
-    /// Checks the values, and that each has an effect.
+    /// Checks the values, and that each setting has an effect.
     pub fn check(&self) -> Result<(), Error> {
         for (key, value) in [
             ("every", self.every),

@@ -1,21 +1,23 @@
-//! The `[memory]` table of a recipe: the settings that save memory.
+//! The `[memory]` table of a recipe: settings that save memory.
 
 use burn_megatron::data_parallel::OffloadConfig;
 use burn_megatron::nn::{ActivationOffload, RecomputeConfig};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// `[memory]` of a recipe.
+use crate::byte_size;
+
+/// Table `[memory]` of a recipe.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct MemoryConfig {
     /// The layers that are recomputed in the backward.
     pub recompute: RecomputeConfig,
-    /// The state that is kept in the memory of the host.
+    /// The state that is kept in host memory.
     pub offload: OffloadTable,
 }
 
-/// `[memory.offload]` of a recipe.
+/// Table `[memory.offload]` of a recipe.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct OffloadTable {
@@ -25,6 +27,7 @@ pub struct OffloadTable {
     /// The maximum number of bytes per rank, such as 2GiB, of activations that are offloaded to host memory. Only the
     /// inputs of recomputed blocks are offloaded.
     #[schemars(extend("value" = "BYTES"))]
+    #[serde(deserialize_with = "byte_size::deserialize")]
     pub activations: u64,
     /// The number of blocks whose inputs are fetched from the host before the backward reaches them.
     pub prefetch: usize,
@@ -42,14 +45,14 @@ impl Default for OffloadTable {
 }
 
 impl MemoryConfig {
-    /// The optimizer state on the host.
+    /// Returns the settings for optimizer state on the host.
     pub fn offload(&self) -> OffloadConfig {
         OffloadConfig {
             optimizer: self.offload.optimizer,
         }
     }
 
-    /// Returns the settings of recomputation, with the inputs that are on the host.
+    /// Returns the settings of recomputation, including the offload of block inputs to the host.
     pub fn recompute(&self) -> RecomputeConfig {
         let OffloadTable {
             activations: bytes,
@@ -59,6 +62,28 @@ impl MemoryConfig {
         RecomputeConfig {
             offload: ActivationOffload { bytes, prefetch },
             ..self.recompute.clone()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::recipe::parsed;
+
+    #[test]
+    fn a_recipe_may_write_bytes_with_a_unit() {
+        for (value, bytes) in [("\"2GiB\"", 2 << 30), ("4096", 4096), ("0", 0)] {
+            let read = parsed(&format!("[memory.offload]\nactivations = {value}"));
+            assert_eq!(read.unwrap().memory.offload.activations, bytes, "{value}");
+        }
+        for (value, says) in [
+            ("\"2 apples\"", "invalid size \"2 apples\""),
+            ("-1", "expected a number of bytes, or text such as \"2GiB\""),
+            ("true", "expected a number of bytes"),
+        ] {
+            let error = parsed(&format!("[memory.offload]\nactivations = {value}"));
+            let error = error.unwrap_err().to_string();
+            assert!(error.contains(says), "{value}: {error}");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! A recipe in layers, each of which overrides the one below: the default recipe or that of the run that is resumed, the
-//! file, and the flags.
+//! Merges the layers of a recipe. From the lowest to the highest, the layers are the default recipe (or the recipe of
+//! the resumed run), the file, and the flags.
 
 use std::path::{Path, PathBuf};
 
@@ -16,38 +16,38 @@ use crate::settings::keys::{change, get, json_at, remove, set, table_of};
 use crate::settings::{DroppedSetting, SettingFlags, Settings, merge, twice};
 use crate::{lora, resume_check};
 
-/// The recipe that replaces the layout and training run of the default recipe in a run that loads weights.
+/// The recipe for runs that load weights. It replaces the layout and the training settings of the default recipe.
 const LOAD_RECIPE: &str = include_str!("../load.toml");
 
-/// The value of `base` in a recipe that is complete.
+/// The value of `base` in a complete recipe.
 const NO_BASE: &str = "none";
 
-/// Where a recipe is read from.
+/// Sources of the layers of a recipe.
 #[derive(Clone, Copy)]
 pub struct RecipeLayers<'a> {
     /// The registered families.
     pub families: &'a Families,
-    /// The recipe below the others, in TOML.
+    /// The lowest layer, in TOML.
     pub default_recipe: &'a str,
-    /// A file, which overrides the default recipe key by key, but for two tables: its `[parallel]` is a whole layout, and its
-    /// `[model]` with a `family` is a whole model.
+    /// A recipe file, which overrides the default recipe key by key. Two tables are exceptions: its `[parallel]` is a
+    /// complete layout, and its `[model]` with a `family` is a complete model.
     pub file: Option<&'a Path>,
     /// The keys of `--set`.
     pub set: &'a SetArgs,
-    /// The run that is resumed and its recipe, in the place of the default recipe.
+    /// The path and the recipe of the run that is resumed. They replace the default recipe.
     pub resumed: Option<(&'a Path, &'a Recipe)>,
-    /// The settings than which no fewer checkpoints are saved.
+    /// Checkpoints are saved at least as often as these settings require.
     pub saving: Option<&'a CheckpointConfig>,
-    /// A change by flags that set several keys.
+    /// A change by flags that each set several keys.
     pub edit: Option<&'a Edit<'a>>,
-    /// The keys that flags set, over those of the file.
+    /// The keys that flags set. They override the file.
     pub flags: Option<&'a SettingFlags>,
 }
 
-/// A change of the tables of a recipe.
+/// Change of the tables of a recipe.
 type Edit<'a> = dyn Fn(&mut Table) -> Result<(), Error> + 'a;
 
-/// A recipe, and where each of its values is from.
+/// Recipe with the source of each value.
 pub struct LayeredRecipe {
     pub recipe: Recipe,
     pub origins: Origins,
@@ -56,7 +56,7 @@ pub struct LayeredRecipe {
 }
 
 impl<'a> RecipeLayers<'a> {
-    /// The default recipe, in TOML, with a file over it and the keys of `--set`.
+    /// Creates layers from the default recipe in TOML, a file and the keys of `--set`.
     pub fn new(
         (families, default_recipe): (&'a Families, &'a str),
         file: Option<&'a Path>,
@@ -74,10 +74,10 @@ impl<'a> RecipeLayers<'a> {
         }
     }
 
-    /// Reads the recipe.
+    /// Reads and merges the layers.
     ///
     /// # Errors
-    /// Files and weights that cannot be read, unknown keys, and values of the wrong type.
+    /// Returns an error if files or weights cannot be read, for unknown keys, and for values of the wrong type.
     pub fn read(&self) -> Result<LayeredRecipe, Error> {
         let file = self.file.map(file_table).transpose()?;
         let settings = Settings::of(self.families);
@@ -132,7 +132,7 @@ impl<'a> RecipeLayers<'a> {
             dropped: vec![],
         };
         let load = match self.resumed {
-            // It has all settings of the model.
+            // The recipe of a resumed run has all settings of the model.
             Some(_) => None,
             None => {
                 let key = "checkpoint.load";
@@ -169,20 +169,20 @@ impl<'a> RecipeLayers<'a> {
     }
 }
 
-/// The tables of a file, which is checked on its own, so that errors have the line.
+/// Reads the tables of a file. The file is first checked on its own, so that errors contain the line number.
 fn file_table(path: &Path) -> Result<Table, Error> {
     let text = read_text(path)?;
     let checked = RecipeOf::tables(&text);
     checked.map_err(|error| invalid(path, &*error))?;
     let mut table: Table = text.parse()?;
-    // The name in earlier versions: the default recipe has the present name.
+    // The name in earlier versions. The default recipe has the current name.
     if let Some(value) = remove(&mut table, "train.count_zeros") {
         set(&mut table, "train.log_num_zeros_in_grad", value);
     }
     Ok(table)
 }
 
-/// Checks that the settings that flags unset have no value: a model family, for example, may have one.
+/// Checks that the settings that flags unset have no value. For example, a model family may set a value.
 fn check_unset(flags: &SettingFlags, flag: &str, recipe: &Recipe) -> Result<(), Error> {
     let recipe = serde_json::to_value(recipe)?;
     let is_set = |key: &&str| json_at(&recipe, key).is_some_and(|value| !value.is_null());
@@ -195,7 +195,7 @@ fn check_unset(flags: &SettingFlags, flag: &str, recipe: &Recipe) -> Result<(), 
     }
 }
 
-/// The weights that a recipe names.
+/// Returns the path of the weights that a recipe loads.
 fn loaded(recipe: &Table) -> Option<PathBuf> {
     Some(get(recipe, "checkpoint.load")?.as_str()?.into())
 }
@@ -205,22 +205,22 @@ fn one_line(error: &dyn std::error::Error) -> String {
     text.trim_end().replace('\n', " ")
 }
 
-/// The layers so far.
+/// Layers that are merged so far.
 struct Layers<'a> {
     settings: &'a Settings,
     table: Table,
     origins: Origins,
-    /// Whether the lowest is the recipe of the run that is resumed.
+    /// Whether the lowest layer is the recipe of the resumed run.
     resumed: bool,
     /// See [`LayeredRecipe::dropped`].
     dropped: Vec<String>,
 }
 
 impl Recipe {
-    /// Returns this recipe of a transformer with other values of some keys.
+    /// Returns this recipe of a transformer with changed values of some keys.
     ///
     /// # Errors
-    /// Unknown keys, and values of the wrong type.
+    /// Returns an error for unknown keys and values of the wrong type.
     pub fn with_keys(&self, keys: &Table) -> Result<Self, Error> {
         let families = Families::transformers();
         let settings = Settings::of_model(&self.model);
@@ -238,7 +238,7 @@ impl Recipe {
 }
 
 impl Layers<'_> {
-    /// Puts a layer over the others.
+    /// Adds a layer on top of the others.
     fn overlay(&mut self, layer: &Table, origin: Origin) -> Result<(), Error> {
         self.adapt_training(layer)?;
         let is_line = matches!(origin, Origin::Flag | Origin::Set);
@@ -253,7 +253,7 @@ impl Layers<'_> {
         Ok(())
     }
 
-    /// Saves no fewer checkpoints than these settings.
+    /// Makes sure that checkpoints are saved at least as often as `saving` requires.
     fn save_like(&mut self, saving: &CheckpointConfig) -> Result<(), Error> {
         change(
             &mut self.table,
@@ -264,15 +264,15 @@ impl Layers<'_> {
         )
     }
 
-    /// Changes the tables, and records which keys flags have changed.
+    /// Changes the tables, and records the keys that flags have changed.
     ///
     /// # Errors
-    /// A key that `--set` sets too.
+    /// Returns an error for a key that `--set` sets too.
     fn edit(&mut self, edit: &Edit<'_>, set: &SettingFlags) -> Result<(), Error> {
         let before = serde_json::to_value(&self.table)?;
         edit(&mut self.table)?;
         let after = serde_json::to_value(&self.table)?;
-        // A table that the edit adds has defaults too, which `--set` may replace.
+        // A table that the edit adds contains defaults, which `--set` may replace.
         let is_default = |key: &str| {
             let setting = self.settings.find(key);
             let default = setting.and_then(|setting| setting.default.as_ref());
@@ -287,8 +287,8 @@ impl Layers<'_> {
         Ok(())
     }
 
-    /// Puts the flags over the others, and the values of `--set` over them. Settings whose condition the flags break are
-    /// dropped.
+    /// Adds the flags on top of the other layers, and the values of `--set` on top of the flags. Drops settings whose
+    /// condition the flags break.
     fn overlay_command_line(
         &mut self,
         flags: &SettingFlags,
@@ -327,7 +327,8 @@ impl Layers<'_> {
         self.overlay(&given.table(before), origin.clone())
     }
 
-    /// Drops what was not given of the model, if a layer names a family: its own defaults apply.
+    /// Drops all settings of the model that were not given, if a layer names a family. The family's own defaults then
+    /// apply.
     fn drop_other_family(&mut self, layer: &Table) {
         let named = layer.get("model").and_then(|model| model.get(FAMILY));
         let Some(Value::Table(model)) = self.table.get_mut("model") else {
@@ -338,8 +339,8 @@ impl Layers<'_> {
         }
     }
 
-    /// Drops the settings of the optimizer, except those of the command line and the groups of parameters, if a layer names
-    /// another optimizer: its own defaults apply.
+    /// Drops the settings of the optimizer if a layer names another optimizer, whose own defaults then apply.
+    /// Settings of the command line and parameter groups are kept.
     fn drop_other_optimizer(&mut self, layer: &Table) {
         let optimizer = |table: &Table| get(table, "train.optimizer.name").cloned();
         let Some(named) =
@@ -359,7 +360,7 @@ impl Layers<'_> {
         }
     }
 
-    /// Where there is a group of keys and values for each head, other heads have as many.
+    /// Keeps one KV group per head if a layer changes the number of heads and the model has one group per head.
     fn adapt_groups(&mut self, layer: &Table) {
         let given = layer.get("model").and_then(Value::as_table);
         let heads = given.filter(|given| !given.contains_key("groups"));
@@ -377,8 +378,8 @@ impl Layers<'_> {
         }
     }
 
-    /// Brings warm-up and decay into proportion with the steps of a layer, and the final learning rate with its peak, where
-    /// the layer leaves them out. A resumed run keeps its own.
+    /// Scales warm-up and decay with the steps of a layer, and the final learning rate with its peak, unless the
+    /// layer sets them. A resumed run keeps its own warm-up and decay.
     fn adapt_training(&mut self, layer: &Table) -> Result<(), Error> {
         let Some(given) = layer.get("train").and_then(Value::as_table) else {
             return Ok(());
@@ -428,7 +429,7 @@ impl Layers<'_> {
         let mut recipe = tables.in_family(families, base)?;
         if let ModelBase::Weights(load) = base {
             self.origins.record_weights("model", load);
-            // That of the recipe for weights is the longest that is wanted.
+            // The recipe for weights contains the maximum length to use.
             let length = &mut recipe.train.sequence_length;
             if !self.origins.is_given("train.sequence_length") {
                 *length = length.map(|length| length.min(recipe.model.context()));
@@ -441,7 +442,7 @@ impl Layers<'_> {
         })
     }
 
-    /// Takes the keys that `[lora]` leaves out from the adapters at `load`, if it has adapters.
+    /// Takes keys that are missing in `[lora]` from the adapters at `load`, if it has adapters.
     fn continue_adapters(&mut self, families: &Families, load: &Path) -> Result<(), Error> {
         let Some(Value::Table(given)) = self.table.get_mut("lora") else {
             return Ok(());

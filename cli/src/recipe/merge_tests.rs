@@ -10,7 +10,7 @@ use crate::pretrain::args::PretrainArgs;
 use crate::recipe::DEFAULT_RECIPE;
 use crate::weights;
 
-/// A folder with recipes.
+/// Folder with recipes.
 pub struct Folder(TempDir);
 
 impl Folder {
@@ -51,12 +51,12 @@ pub fn error(flags: &str) -> String {
     }
 }
 
-/// The weights of a small Llama.
+/// Returns the path of the weights of a small Llama.
 fn weights() -> String {
     fixture("hf/llama2")
 }
 
-/// A folder of a model or of adapters.
+/// Returns the path of a model folder or of an adapter folder.
 fn fixture(name: &str) -> String {
     let fixtures = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/tests/fixtures");
     format!("{fixtures}/{name}")
@@ -98,7 +98,7 @@ fn a_recipe_is_the_default_one_with_its_own_values() {
         ("llama", 64, Some(8))
     );
     assert_eq!((model.tied, &sizes.parallel), (true, &default.parallel));
-    // Warm-up in proportion; the rest is untouched.
+    // Warm-up is scaled with the steps. Other settings do not change.
     let short = of("[train]\nsteps = 3");
     assert_eq!((short.train.steps, short.train.warmup_steps), (3, 0));
     let half = of("[train]\nsteps = 400\nlearning_rate = 3e-3");
@@ -112,14 +112,14 @@ fn a_recipe_is_the_default_one_with_its_own_values() {
         of("[train]\nschedule = 'constant'").train.min_learning_rate,
         0.0
     );
-    // A layout and a named family are whole.
+    // A layout and a named family replace the whole table.
     let layout = of("[parallel]\ntensor = 4");
     assert_eq!(layout.plan().unwrap().mesh.world_size(), 4);
     let family = of("[model]\nfamily = 'qwen3'");
     let named = Families::transformers().model("family = 'qwen3'".parse().unwrap());
     assert_eq!(family.model, named.unwrap());
     assert_eq!(family.train, default.train);
-    // Nothing is added to a complete recipe.
+    // A complete recipe is not changed.
     let complete = toml::to_string(&Recipe::default().complete()).unwrap();
     assert_eq!(of(&complete), Recipe::default());
 }
@@ -191,14 +191,14 @@ fn weights_bring_their_model_and_their_tokenizer() {
     let found = Families::transformers().open(weights().as_ref()).unwrap().0;
     assert_eq!(loaded.model, found);
     assert_eq!(loaded.parallel.world_size().unwrap(), 1);
-    // At most what the model can read.
+    // At most the maximum context of the model.
     assert_eq!(loaded.train.sequence_length, Some(found.context().min(512)));
     let set = recipe(&format!("{load} --set model.dropout=0.5"));
     let model = set.model.as_transformer().unwrap();
     assert_eq!((model.dropout, model.layers), (0.5, found.layers()));
 }
 
-/// `with` changes what is expected of the model.
+/// Checks that flags change the model only as `with` changes `expected`.
 fn changes_only(flags: &str, mut expected: Value, with: impl FnOnce(&mut Value)) {
     with(&mut expected);
     let found = resolve(flags).unwrap_or_else(|error| panic!("{flags}: {error}"));
@@ -215,7 +215,7 @@ fn a_key_of_a_nested_table_changes_that_key_only() {
     let set_losses = |model: &mut Value| model["moe"]["losses"] = value["x"].clone();
     let file = folder.write("losses.toml", &format!("[model.moe]\nlosses = {losses}"));
     let set = format!("--set model.moe.losses={}", losses.replace(' ', ""));
-    // The weights of a model whose experts have no default settings.
+    // Weights of a model whose experts have no default settings.
     let load = format!("--load {}", fixture("hf/deepseek-v3"));
     let model = families.open(fixture("hf/deepseek-v3").as_ref()).unwrap().0;
     let model = Value::try_from(&model).unwrap();
@@ -255,7 +255,7 @@ fn a_key_of_a_nested_table_changes_that_key_only() {
             model["positions"]["rotary"]["scaling"] = linear.into();
         },
     );
-    // The defaults of a family.
+    // Defaults of a family.
     let olmoe = families.model("family = 'olmoe'".parse().unwrap()).unwrap();
     let olmoe = || Value::try_from(&olmoe).unwrap();
     assert_eq!(olmoe()["moe"]["score"], "pre-softmax".into());
@@ -269,7 +269,7 @@ fn a_key_of_a_nested_table_changes_that_key_only() {
         &format!("[model]\nfamily = 'olmoe'\n[model.moe]\nlosses = {losses}"),
     );
     changes_only(&format!("--recipe {named}"), olmoe(), set_losses);
-    // A run that is resumed, whose model has no rank for queries and no groups, which its family has.
+    // A resumed run whose model has no query rank and no groups, although its family has both by default.
     let text = "[model]\nfamily = 'deepseek_v3'\n[model.moe]\nexperts = 4\n\
                 [model.mla]\nkv_rank = 8\nnope_width = 8\nrope_width = 4\nvalue_width = 8";
     let run = crate::recipe::parsed(text).unwrap();

@@ -1,4 +1,4 @@
-//! The recipe: all settings that decide what a run computes.
+//! The recipe: all settings that determine the computation of a run.
 
 pub mod checkpoint;
 pub mod memory;
@@ -26,35 +26,35 @@ use crate::family::{Families, Model, WeightsError};
 use checkpoint::CheckpointConfig;
 use memory::MemoryConfig;
 
-/// The recipe that runs without flags, and whose values other recipes leave out.
+/// The default recipe. It runs without flags, and supplies the values that other recipes leave out.
 pub const DEFAULT_RECIPE: &str = include_str!("../tiny.toml");
 
-/// Where the keys that a recipe leaves out are taken from.
+/// Source of the keys that a recipe leaves out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum BaseRecipe {
-    /// The default recipe of the command, or the recipe of the resumed run.
+    /// Missing keys are taken from the default recipe of the command, or from the recipe of the resumed run.
     #[default]
     Default,
     /// The recipe is complete.
     None,
 }
 
-/// The source of the settings that `[model]` leaves out.
+/// Source of the settings that `[model]` leaves out.
 #[derive(Clone, Copy, Debug)]
 pub enum ModelBase<'a> {
-    /// From the defaults of the family, key by key in nested tables too.
+    /// The defaults of the family. Nested tables are filled in key by key.
     Family,
-    /// From these weights, key by key in nested tables too.
+    /// The model at this path. Nested tables are filled in key by key.
     Weights(&'a Path),
-    /// `[model]` is complete. A nested table is whole: an optional key that it leaves out is not set.
+    /// No source: `[model]` is complete. An optional key that a nested table leaves out is not set.
     Complete,
 }
 
-/// A recipe.
+/// Recipe with its model.
 pub type Recipe = RecipeOf<Model>;
 
-/// The tables of a recipe. While it is read, `M` is the table `[model]`, whose family is not looked up yet.
+/// Tables of a recipe. While it is parsed, `M` is the table `[model]`, whose family is not looked up yet.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 #[serde(bound(deserialize = "M: Default + Deserialize<'de>"))]
@@ -63,26 +63,26 @@ pub struct RecipeOf<M> {
     /// The source of the keys that a recipe file does not set. Only recipe files have this key.
     #[serde(skip_serializing)]
     pub base: BaseRecipe,
-    /// The model: its `family`, and the settings of the family.
+    /// The model: its `family` and the settings of the family.
     pub model: M,
     /// The parallel layout, without its sharding of the data axis.
     #[serde(deserialize_with = "layout")]
     #[schemars(extend("resume" = "order_of_sums"))]
     pub parallel: ParallelConfig,
-    /// The state that is sharded over the data axis, and the type that the model computes in.
+    /// The sharding of state over the data axis, and the compute type of the model.
     pub data_parallel: DataParallelConfig,
-    /// Which operations use fused kernels, which engine attention uses, and the chunks of the loss.
+    /// The operations that use fused kernels, the attention engine, and the chunks of the loss.
     #[schemars(extend("resume" = "order_of_sums"))]
     pub kernels: KernelChoices,
-    /// Which layers multiply in 8 bits, and with which scaling recipe.
+    /// The layers that multiply in FP8, and their scaling recipe.
     pub fp8: Fp8Config,
     /// Low-rank adapters. Only the adapters are trained.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lora: Option<LoraConfig>,
-    /// The settings that save memory.
+    /// Settings that save memory.
     #[schemars(extend("resume" = "may_differ"))]
     pub memory: MemoryConfig,
-    /// The engine NCCL; other engines have no such settings.
+    /// The NCCL engine. Other engines ignore these settings.
     #[schemars(extend("resume" = "order_of_sums"))]
     pub nccl: NcclConfig,
     /// The training run, without its [`DataParallelConfig`]: see [`Recipe::train_config`].
@@ -92,7 +92,7 @@ pub struct RecipeOf<M> {
     pub sample: GenerateConfig,
     /// The training data.
     pub data: DataConfig,
-    /// When checkpoints are saved.
+    /// The checkpoints to load, save and keep.
     #[schemars(extend("resume" = "may_differ"))]
     pub checkpoint: CheckpointConfig,
 }
@@ -117,7 +117,7 @@ impl<M: Default> Default for RecipeOf<M> {
     }
 }
 
-/// Reads the layout, whose data axis has one rank where it has no size.
+/// Deserializes the layout. A missing size of the data axis becomes 1.
 fn layout<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ParallelConfig, D::Error> {
     let layout = ParallelConfig::deserialize(deserializer)?;
     Ok(ParallelConfig {
@@ -126,13 +126,13 @@ fn layout<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ParallelConfig, 
     })
 }
 
-/// The largest recipe that is read, in bytes.
+/// Maximum size of a recipe, in bytes.
 pub const MAX_BYTES: u64 = 1 << 20;
 
 /// Reads the text of a recipe, which may be a stream.
 ///
 /// # Errors
-/// A file that cannot be read or is no text.
+/// Returns an error if the file cannot be read or is not text.
 pub fn read_text(path: &Path) -> Result<String, Error> {
     regular_file::read_text_stream(path, MAX_BYTES).map_err(|error| unreadable(path, &error))
 }
@@ -141,12 +141,12 @@ fn unreadable(path: &Path, error: &std::io::Error) -> Error {
     format!("cannot read the recipe {}: {error}", path.display()).into()
 }
 
-/// The error for a recipe in a file.
+/// Returns the error for an invalid recipe in a file.
 pub fn invalid(path: &Path, error: &dyn std::fmt::Display) -> Error {
     format!("invalid recipe {}: {error}", path.display()).into()
 }
 
-/// A recipe as the file that it is read from again, on its own.
+/// Recipe in the form of a complete file, which can be read again without other layers.
 #[derive(Serialize)]
 pub struct CompleteRecipe<'a> {
     base: BaseRecipe,
@@ -158,15 +158,15 @@ impl RecipeOf<Table> {
     /// Parses the tables of a recipe, before the family of its model is looked up.
     ///
     /// # Errors
-    /// Unknown keys, and values of the wrong type.
+    /// Returns an error for unknown keys and values of the wrong type.
     pub fn tables(text: &str) -> Result<Self, Error> {
         Ok(toml::from_str(text)?)
     }
 
-    /// The recipe with its model in one of these families.
+    /// Returns the recipe with its model in one of these families.
     ///
     /// # Errors
-    /// An unknown family or setting, and weights that cannot be read.
+    /// Returns an error for an unknown family or setting, and if weights cannot be read.
     pub fn in_family(self, families: &Families, base: ModelBase<'_>) -> Result<Recipe, Error> {
         let model = match base {
             ModelBase::Weights(path) => families.model_with_weights(path, &self.model),
@@ -195,7 +195,7 @@ impl RecipeOf<Table> {
 }
 
 impl Recipe {
-    /// Reads the recipe of a run folder, which an earlier version may have written.
+    /// Reads the recipe of a run folder. An earlier version may have written it.
     pub fn read_of_run(path: &Path, families: &Families) -> Result<Self, Error> {
         let text = regular_file::read_text(path, MAX_BYTES);
         let text = text.map_err(|error| unreadable(path, &error))?;
@@ -206,16 +206,17 @@ impl Recipe {
             )
             .into());
         }
-        // It has all settings of the model, whose initial weights need not be there any more.
+        // The file has all settings of the model. The initial weights may no longer exist.
         let recipe = RecipeOf::tables(&text)
             .and_then(|recipe| recipe.in_family(families, ModelBase::Complete));
         recipe.map_err(|error| invalid(path, &*error))
     }
 
-    /// Parses a recipe in TOML on its own: what it leaves out has the defaults of the library.
+    /// Parses a recipe in TOML without other layers. Missing settings have the defaults of the library, or the values
+    /// of the weights that the recipe loads.
     ///
     /// # Errors
-    /// Unknown keys, and values of the wrong type.
+    /// Returns an error for unknown keys and values of the wrong type, and if weights cannot be read.
     pub fn parse(text: &str, families: &Families) -> Result<Self, Error> {
         let recipe = RecipeOf::tables(text)?;
         let load = recipe.checkpoint.load.clone();
@@ -223,7 +224,7 @@ impl Recipe {
         recipe.in_family(families, base.unwrap_or(ModelBase::Complete))
     }
 
-    /// The recipe as a file that can be read again on its own.
+    /// Returns the recipe in the form of a complete file.
     pub fn complete(&self) -> CompleteRecipe<'_> {
         CompleteRecipe {
             base: BaseRecipe::None,
@@ -231,7 +232,7 @@ impl Recipe {
         }
     }
 
-    /// The recipe of a table; its errors have no line numbers.
+    /// Converts a table to a recipe. The errors have no line numbers.
     #[cfg(test)]
     pub fn from_table(table: Table, families: &Families) -> Result<Self, Error> {
         let recipe: RecipeOf<Table> = table.try_into()?;
@@ -243,7 +244,7 @@ impl Recipe {
         self.train.sequence_length.unwrap_or(self.model.context())
     }
 
-    /// The parallel layout with its sharding of the data axis.
+    /// Returns the parallel layout with its sharding of the data axis.
     pub fn layout(&self) -> ParallelConfig {
         ParallelConfig {
             zero_stage: self.data_parallel.zero_stage,
@@ -252,7 +253,7 @@ impl Recipe {
         }
     }
 
-    /// The settings of data parallelism, with what is offloaded.
+    /// Returns the settings of data parallelism, including the offload settings.
     pub fn sharing(&self) -> DataParallelConfig {
         DataParallelConfig {
             offload: self.memory.offload(),
@@ -263,7 +264,7 @@ impl Recipe {
         }
     }
 
-    /// The training run with its [`DataParallelConfig`].
+    /// Returns the training run with its [`DataParallelConfig`].
     pub fn train_config(&self) -> TrainConfig {
         TrainConfig {
             data_parallel: self.sharing(),
@@ -272,7 +273,7 @@ impl Recipe {
     }
 }
 
-/// A recipe in a file, over the default one.
+/// Reads a recipe from a file on top of the default recipe.
 #[cfg(test)]
 pub fn read(path: &Path) -> Recipe {
     let families = Families::transformers();
@@ -282,7 +283,7 @@ pub fn read(path: &Path) -> Recipe {
     layers.read().unwrap().recipe
 }
 
-/// A recipe of the families of burn-megatron-models.
+/// Parses a recipe with the families of burn-megatron-models.
 #[cfg(test)]
 pub fn parsed(text: &str) -> Result<Recipe, Error> {
     Recipe::parse(text, &Families::transformers())
@@ -310,7 +311,7 @@ mod tests {
         assert!(recipes >= 2);
     }
 
-    /// The keys that earlier versions wrote, and no others.
+    /// Checks that the layout is written with the same keys as in earlier versions.
     #[test]
     fn the_layout_is_written_as_before() {
         let keys = |recipe: &Recipe| {

@@ -1,4 +1,4 @@
-//! The conditions under which a setting has a meaning.
+//! Conditions under which a setting has an effect.
 
 use std::fmt;
 
@@ -6,38 +6,38 @@ use serde_json::Value as Json;
 
 use super::keys::dotted;
 
-/// A condition on other settings, one of which must fulfil it.
+/// Condition on other settings. It holds if one of its alternatives holds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Condition {
     any: Vec<(String, Test)>,
-    /// Whether the setting has no meaning without it.
+    /// Whether the setting has no effect without the condition.
     pub is_needed: bool,
 }
 
-/// What another setting must be.
+/// Required state of another setting.
 #[derive(Clone, Debug, PartialEq)]
 enum Test {
-    /// As before.
+    /// The value did not change.
     Unchanged,
-    /// True, or a value.
+    /// The value is true, or any other value except false and none.
     Set,
     Above(f64),
     Is(String),
 }
 
 impl Condition {
-    /// Reads a condition of `needs`.
+    /// Parses a condition of `needs`.
     pub fn needed(text: &str, table: &str) -> Self {
         Self::new(text, table, true)
     }
 
-    /// Reads a condition of `follows`.
+    /// Parses a condition of `follows`.
     pub fn followed(text: &str, table: &str) -> Self {
         Self::new(text, table, false)
     }
 
-    /// Reads a condition such as `pipeline > 1`, `zero_stage = 0` or `sequence_parallel`. `or` separates alternatives. A name
-    /// alone in `follows` is a setting that must not change.
+    /// Parses a condition such as `pipeline > 1`, `zero_stage = 0` or `sequence_parallel`. `or` separates
+    /// alternatives. In `follows`, a name alone is a setting that must not change.
     fn new(text: &str, table: &str, is_needed: bool) -> Self {
         let any = text.split(" or ").map(|text| {
             let words: Vec<_> = text.split_whitespace().collect();
@@ -67,7 +67,7 @@ impl Condition {
         self.any.iter().map(|(key, _)| &key[..])
     }
 
-    /// Whether the condition holds for the values that a setting had before and has now.
+    /// Returns whether the condition holds. `values` returns the previous and the current value of a setting.
     pub fn holds(&self, values: impl Fn(&str) -> [Json; 2]) -> bool {
         self.any.iter().any(|(key, test)| {
             let [before, now] = values(key);
@@ -77,7 +77,7 @@ impl Condition {
 }
 
 impl Test {
-    /// Whether it holds for the value that the setting has now, and had before.
+    /// Returns whether the test holds for the current and the previous value of the setting.
     fn holds(&self, before: &Json, now: &Json) -> bool {
         match self {
             Self::Unchanged => before == now,
@@ -88,7 +88,7 @@ impl Test {
     }
 }
 
-/// As in a recipe: `parallel.pipeline > 1`.
+/// Writes the condition with dotted keys: `parallel.pipeline > 1`.
 impl fmt::Display for Condition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let any = self.any.iter().map(|(key, test)| match test {

@@ -7,7 +7,7 @@ use super::value::Given;
 use super::{SettingFlags, Settings};
 use crate::error::Error;
 
-/// A value that a flag or `--set` gives to a key.
+/// Value that a flag or `--set` gives to a key.
 #[derive(Clone, Copy)]
 struct Argument<'a> {
     path: &'a str,
@@ -16,7 +16,7 @@ struct Argument<'a> {
 }
 
 impl Argument<'_> {
-    /// The name of the flag.
+    /// Returns the name of the flag.
     fn name(&self) -> String {
         match self.is_set {
             true => format!("--set {}", self.path),
@@ -34,11 +34,11 @@ fn arguments(of: &SettingFlags, is_set: bool) -> impl Iterator<Item = Argument<'
 }
 
 impl Settings {
-    /// Checks that each value of a command line has an effect: that no other one replaces it. `set` are the values of
-    /// `--set`.
+    /// Checks that each value of a command line has an effect, and that no other value replaces it. `set` contains
+    /// the values of `--set`.
     ///
     /// # Errors
-    /// Two arguments, one of which would be ignored.
+    /// Returns an error for two arguments if one of them would be ignored.
     pub fn check_conflicts(&self, flags: &SettingFlags, set: &SettingFlags) -> Result<(), Error> {
         let all: Vec<_> = arguments(flags, false)
             .chain(arguments(set, true))
@@ -54,7 +54,7 @@ impl Settings {
     fn check_pair(&self, a: &Argument<'_>, b: &Argument<'_>) -> Result<(), Error> {
         let contradict = if a.path == b.path {
             return match (a.is_set, b.is_set) {
-                // Clap allows this for lists, to which each flag adds.
+                // clap allows repeated flags for lists. Each flag adds to the list.
                 (false, false) => Ok(()),
                 (true, true) => {
                     Err(format!("{} is set by --set twice: remove one of them", a.path).into())
@@ -75,7 +75,7 @@ impl Settings {
         Err(format!("{a} conflicts with {b}: remove one of them").into())
     }
 
-    /// Whether the value of a table excludes or repeats the value of a key in it.
+    /// Returns whether the value of a table excludes or repeats the value of a key in the table.
     fn replaces(&self, table: &Argument<'_>, key: &Argument<'_>) -> bool {
         let rest = &key.path[table.path.len() + 1..];
         let variant = rest.split('.').next().unwrap_or_default();
@@ -91,7 +91,7 @@ impl Settings {
         }
     }
 
-    /// Whether two keys are settings of different variants of one setting.
+    /// Returns whether two keys are settings of different variants of the same setting.
     fn are_of_two_variants(&self, a: &str, b: &str) -> bool {
         let (mut a, mut b) = (a.split('.'), b.split('.'));
         let mut table = Some(self.root());
@@ -105,7 +105,7 @@ impl Settings {
     }
 }
 
-/// The error for a key that has two flags.
+/// Returns the error for a key that is set by two flags.
 pub fn twice(key: &str) -> Error {
     format!("{key} is set by --set and by a flag: remove one of them").into()
 }

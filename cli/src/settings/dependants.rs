@@ -1,4 +1,4 @@
-//! The settings of a recipe that a flag drops.
+//! Drops settings of a recipe whose condition a flag breaks.
 
 use serde_json::Value as Json;
 use toml::{Table, Value};
@@ -7,23 +7,23 @@ use super::Settings;
 use super::condition::Condition;
 use super::keys::{get, remove};
 
-/// Whether a dotted key is one of some keys.
+/// Test for a dotted key.
 type KeyTest<'a> = &'a dyn Fn(&str) -> bool;
 
-/// A setting of a recipe whose condition the command line has broken.
+/// Setting of a recipe whose condition the command line has broken.
 #[derive(Debug, PartialEq)]
 pub struct DroppedSetting {
     /// The dotted key.
     pub path: String,
-    /// Why it was dropped, and what.
+    /// The setting that was dropped, and the reason.
     pub note: String,
-    /// Whether it had another value than its default.
+    /// Whether its value differed from the default.
     pub was_set: bool,
 }
 
 impl Settings {
-    /// Drops the settings of a recipe whose condition the `changed` keys have broken, except settings that are `kept`.
-    /// Returns the settings that were dropped.
+    /// Drops the settings of a recipe whose condition the `changed` keys have broken, except `kept` settings. Returns
+    /// the dropped settings.
     pub fn drop_dependants(
         &self,
         before: &Table,
@@ -63,7 +63,7 @@ impl Settings {
         }
     }
 
-    /// The value of a key in a recipe, or its default.
+    /// Returns the value of a key in a recipe, or its default.
     fn value(&self, recipe: &Table, path: &str) -> Json {
         let given = get(recipe, path).and_then(|value: &Value| serde_json::to_value(value).ok());
         let default = || self.find(path).and_then(|setting| setting.default.clone());

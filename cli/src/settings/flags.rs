@@ -1,4 +1,4 @@
-//! A flag for each setting.
+//! Creates a flag for each setting.
 
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, Error, FromArgMatches};
 use toml::{Table, Value};
@@ -8,30 +8,31 @@ use super::keys::{get, is_within, set};
 use super::setting::{Setting, merge};
 use super::value::Given;
 
-/// The values that a command line gives to keys of a recipe, each table before its keys: `--parallel.tensor 2`, with `none`
-/// for no value.
+/// Values that a command line gives to keys of a recipe, as in `--parallel.tensor 2`. Each table comes before its
+/// keys. `none` means no value.
 #[derive(Clone, Debug, Default)]
 pub struct SettingFlags {
     given: Vec<(String, Given)>,
 }
 
-/// The flags of the settings of NCCL, for commands without a recipe.
+/// Flags of the NCCL settings, for commands without a recipe.
 #[derive(Clone, Debug, Default)]
 pub struct NcclFlags(pub SettingFlags);
 
-/// The setting whose value may be `auto`: it follows from the number of ranks that a launcher started.
+/// The setting whose value may be `auto`. The value then depends on the number of ranks that a launcher started.
 const DATA: &str = "parallel.data";
 const AUTO: &str = "auto";
 
 impl Settings {
-    /// Adds the flags of the settings whose keys begin with `start` to a command: `model.`, or nothing for all settings.
+    /// Adds the flags of the settings whose keys begin with `start` to a command. `start` is `model.`, or empty for
+    /// all settings.
     pub fn add_flags(&self, command: Command, start: &str) -> Command {
         let settings = self.all().filter(|setting| setting.path.starts_with(start));
         command.args(settings.filter_map(arg))
     }
 }
 
-/// The flag of a setting, if it has one.
+/// Returns the flag of a setting, if it has one.
 fn arg(setting: &Setting) -> Option<Arg> {
     if !setting.has_flag() {
         return None;
@@ -80,7 +81,7 @@ impl FromArgMatches for SettingFlags {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
         let mut given = vec![];
         for id in matches.ids() {
-            // The flags that are written by hand have other types.
+            // Flags that are not generated from settings have other types.
             if let Ok(Some(values)) = matches.try_get_many::<Given>(id.as_str()) {
                 given.extend(values.map(|value| (id.to_string(), value.clone())));
             }
@@ -115,7 +116,7 @@ impl FromArgMatches for NcclFlags {
 }
 
 impl SettingFlags {
-    /// The values of these keys.
+    /// Creates the values of these keys.
     pub fn new(mut given: Vec<(String, Given)>) -> Self {
         given.sort_by(|(a, _), (b, _)| a.cmp(b));
         Self { given }
@@ -126,8 +127,8 @@ impl SettingFlags {
         &self.given
     }
 
-    /// Returns the values as the tables of a recipe. The name of a variant that the recipe `before` has already keeps the
-    /// settings of this variant.
+    /// Returns the values as the tables of a recipe. If a value names the variant that the recipe `before` already
+    /// has, the settings of this variant are kept.
     pub fn table(&self, before: &Table) -> Table {
         let mut table = Table::new();
         for (path, given) in &self.given {
@@ -158,7 +159,7 @@ impl SettingFlags {
         table
     }
 
-    /// Returns the keys that are set to no value.
+    /// Returns the keys that are unset with `none`.
     pub fn unset(&self) -> impl Iterator<Item = &str> {
         let unset = self
             .given
@@ -167,7 +168,7 @@ impl SettingFlags {
         unset.map(|(path, _)| &path[..])
     }
 
-    /// Returns the text that a key is set to.
+    /// Returns the text value of a key.
     pub fn text(&self, path: &str) -> Option<&str> {
         let mut given = self.given.iter().filter(|(given, _)| given == path);
         match given.next() {
@@ -176,7 +177,7 @@ impl SettingFlags {
         }
     }
 
-    /// Whether the size of the data axis follows from the number of ranks that a launcher started.
+    /// Returns whether the size of the data axis depends on the number of ranks that a launcher started.
     pub fn is_data_auto(&self) -> bool {
         self.text(DATA) == Some(AUTO)
     }
@@ -193,7 +194,7 @@ impl SettingFlags {
         self.given.iter().map(|(path, _)| &path[..])
     }
 
-    /// Whether a key is given, or a part of it, or a table that it is in.
+    /// Returns whether the key, a key below it, or a table that contains it is given.
     pub fn has(&self, path: &str) -> bool {
         self.keys()
             .any(|given| is_within(given, path) || is_within(path, given))

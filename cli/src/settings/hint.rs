@@ -1,4 +1,4 @@
-//! Finding a setting by a part of its name.
+//! Finds a setting by a part of its name.
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
@@ -6,7 +6,7 @@ use super::Settings;
 use super::setting::{ResumeRule, Setting};
 
 impl Settings {
-    /// Returns the message for an unknown flag that has the name of settings or of one of their values, such as
+    /// Returns the message for an unknown flag that has the name of a setting or of a value of a setting, such as
     /// `--tp-comm-overlap` or `--bf16`.
     pub fn explain_flag(&self, error: &clap::Error) -> Option<String> {
         let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else {
@@ -23,7 +23,7 @@ impl Settings {
             found.map(sets).collect()
         };
         let of_value = || -> Vec<String> {
-            // Others have values of the same names, such as `true`.
+            // Only settings with an alias: other settings share value names such as `true`.
             let found = all().filter(|setting| setting.alias.is_some());
             let found = found.filter(|setting| setting.forms.names.iter().any(|it| it.is(&name)));
             found
@@ -40,7 +40,8 @@ impl Settings {
         })
     }
 
-    /// Describes the setting of a dotted key, or of the last part of a key, or all settings whose keys contain the text.
+    /// Describes the setting with a dotted key or the last part of a key, or all settings whose keys contain the
+    /// text.
     pub fn look_up(&self, text: &str) -> Option<String> {
         let text = text.trim_start_matches("--");
         let matching = |matches: &dyn Fn(&Setting) -> bool| -> Vec<&Setting> {
@@ -59,7 +60,7 @@ impl Settings {
         }
     }
 
-    /// The facts of a setting, a line each.
+    /// Returns the properties of a setting, one per line.
     fn describe(&self, setting: &Setting) -> String {
         let mut text = format!("{} = {}\n", setting.path, setting.value_text());
         let mut add = |label: &str, value: String| text += &format!("  {label:<9}{value}\n");
@@ -96,10 +97,10 @@ impl Settings {
     }
 }
 
-/// The number of settings that a message names.
+/// Maximum number of settings in a message.
 const MAX_HINTS: usize = 4;
 
-/// Whether the key ends with a name: with whole parts of the key, or with words of a part.
+/// Returns whether the key ends with a name. The name must match whole parts of the key, or else words of a part.
 fn ends_with(setting: &Setting, name: &str, is_whole: bool) -> bool {
     let path = setting.path.replace('.', "_");
     let Some(rest) = path.strip_suffix(name) else {
@@ -109,7 +110,7 @@ fn ends_with(setting: &Setting, name: &str, is_whole: bool) -> bool {
     is_part || !is_whole && rest.ends_with('_')
 }
 
-/// How the command line sets a setting.
+/// Describes the flag that sets a setting.
 fn sets(setting: &Setting) -> String {
     let flag = setting.alias.as_ref().unwrap_or(&setting.path);
     format!("{} with --{flag}", setting.path)

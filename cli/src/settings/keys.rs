@@ -1,4 +1,4 @@
-//! The dotted keys of a recipe, and its tables by these keys.
+//! Dotted keys of a recipe, and access to its tables by these keys.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -7,7 +7,7 @@ use toml::{Table, Value};
 
 use crate::error::Error;
 
-/// A key in a table that has the path `path`.
+/// Returns the dotted key of `key` in the table `path`.
 pub fn dotted(path: &str, key: &str) -> String {
     match path {
         "" => key.into(),
@@ -15,21 +15,21 @@ pub fn dotted(path: &str, key: &str) -> String {
     }
 }
 
-/// Whether a path names a table or a key in the table.
+/// Returns whether a path names the table or a key in the table.
 pub fn is_within(path: &str, table: &str) -> bool {
     let rest = path.strip_prefix(table);
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
-/// The tables of a complete recipe or a part of it.
+/// Converts a complete recipe, or a part of a recipe, to tables.
 pub fn table_of(value: &impl Serialize) -> Result<Table, Error> {
     Ok(toml::to_string(value)?.parse()?)
 }
 
-/// Changes the table of a recipe that has the key `key`.
+/// Changes the table with the key `key` of a recipe.
 ///
 /// # Errors
-/// Values of the wrong type.
+/// Returns an error for values of the wrong type.
 pub fn change<T: Serialize + DeserializeOwned>(
     recipe: &mut Table,
     key: &str,
@@ -58,7 +58,7 @@ pub fn set(table: &mut Table, path: &str, value: Value) {
     let inner = table.entry(first).or_insert(Value::Table(Table::new()));
     match inner {
         Value::Table(inner) => set(inner, rest, value),
-        // A variant without settings.
+        // The value is a variant without settings.
         other => {
             let mut inner = Table::new();
             set(&mut inner, rest, value);

@@ -1,19 +1,19 @@
-//! The settings of a recipe, each declared once: as a field of a config struct.
+//! The settings of a recipe. Each setting is declared once, as a field of a config struct.
 //!
 //! `schemars` reads the structs into one tree. The flags, the check of keys, the rules for resuming a run and the
-//! reference page are all made of this tree. A field of a config struct may have these facts in
+//! reference page are all generated from this tree. A field of a config struct may have these properties in
 //! `#[schemars(extend("NAME" = "VALUE"))]`:
 //!
 //! | name | meaning |
 //! |---|---|
 //! | `flag` | a short alias: `"tp"` for `--parallel.tensor` |
-//! | `resume` | whether a resumed run may change the setting: `"may_differ"`, `"order_of_sums"` (only if the run is not deterministic); by default it may if the user allows it, `"never"`: it may not |
-//! | `needs` | the condition under which the setting has a meaning, such as `"pipeline > 1"` or `"data > 1 or context > 1"` |
-//! | `follows` | a setting whose change on the command line drops this one, or the condition that keeps it |
+//! | `resume` | whether a resumed run may change the setting: `"may_differ"`, `"order_of_sums"` (only if the run is not deterministic) or `"never"`; by default only if the user allows it |
+//! | `needs` | the condition under which the setting has an effect, as in `"pipeline > 1"` or `"data > 1 or context > 1"` |
+//! | `follows` | a setting whose change on the command line drops this setting, or the condition that keeps it |
 //! | `experimental` | `true` for a setting that was not tested on a GPU: `--help` does not list its flag |
 //! | `value` | the name of the value in the help; the value of `"BYTES"` is a size, such as `2GiB` |
 //!
-//! A flag that breaks the condition of `needs` or `follows` drops the setting that the recipe has.
+//! If a flag breaks the condition of `needs` or `follows`, the setting of the recipe is dropped.
 
 mod condition;
 mod conflict;
@@ -45,7 +45,7 @@ pub use schema::schema_of;
 pub use setting::{ResumeRule, Setting, merge};
 pub use value::{Given, from_toml};
 
-/// The settings of a recipe, as a tree. `[model]` has the keys of the families.
+/// Settings of a recipe, as a tree. `[model]` contains the keys of the families.
 #[derive(Clone, Debug)]
 pub struct Settings {
     root: Setting,
@@ -54,7 +54,7 @@ pub struct Settings {
 /// The tree without the keys of model families.
 static WITHOUT_MODEL: LazyLock<Setting> = LazyLock::new(|| {
     let mut root = Setting::of_schema("", &schema_of::<RecipeOf<Json>>());
-    // The root type decides these values, not the type of the table.
+    // These values come from the defaults of the root type, not of the table's type.
     if let Ok(defaults) = serde_json::to_value(RecipeOf::<Json>::default()) {
         root.set_defaults(&defaults);
     }
@@ -117,15 +117,15 @@ impl Settings {
         rule
     }
 
-    /// The table of all settings.
+    /// Returns the root table of all settings.
     pub fn root(&self) -> &Setting {
         &self.root
     }
 
-    /// Checks that a recipe has all keys of a table.
+    /// Checks that all keys of a table are keys of a recipe.
     ///
     /// # Errors
-    /// The first unknown key, with the most similar one.
+    /// Returns the first unknown key, with the most similar known key.
     pub fn check_keys(&self, table: &Table) -> Result<(), Error> {
         match self.root.unknown_key(table) {
             None => Ok(()),
@@ -133,7 +133,7 @@ impl Settings {
         }
     }
 
-    /// The message for a key that no recipe has.
+    /// Returns the message for an unknown key.
     fn unknown(&self, path: &str) -> String {
         let distance = |setting: &&Setting| strsim::damerau_levenshtein(&setting.path, path);
         let similar = self.all().min_by_key(distance);

@@ -1,4 +1,4 @@
-//! The reference page of the book: every setting, its values, its default, its flag and its rules.
+//! Generates the reference page of the book: every setting with its values, its default, its flag and its rules.
 
 use std::fmt::Write;
 
@@ -88,7 +88,7 @@ impl Settings {
     }
 }
 
-/// A text that ends with a period.
+/// Returns the text with a period at the end.
 fn sentence(text: &str) -> String {
     match text.chars().next_back() {
         None | Some('.') => text.into(),

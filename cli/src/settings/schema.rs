@@ -1,10 +1,10 @@
-//! The JSON schema of a type, from which its settings are read.
+//! JSON schema of a type, from which its settings are read.
 
 use schemars::JsonSchema;
 use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value as Json};
 
-/// A table of JSON.
+/// JSON object of a schema.
 pub type Schema = Map<String, Json>;
 
 /// Returns the schema of a type as one tree, without references.
@@ -13,7 +13,7 @@ pub fn schema_of<T: JsonSchema>() -> Json {
     settings.into_generator().into_root_schema_for::<T>().into()
 }
 
-/// Returns the schemas of which a value has one.
+/// Returns the alternatives of a schema. A value matches one of them.
 pub fn branches(schema: &Schema) -> impl Iterator<Item = &Json> {
     let of = |key: &str| schema.get(key).and_then(Json::as_array);
     let all = [of("oneOf"), of("anyOf")];
@@ -52,13 +52,13 @@ pub fn plain(doc: &str) -> String {
         }
     }
     text += rest;
-    // As flags and the keys of a recipe write it.
+    // Flags and recipe keys use this spelling.
     let text = text.replace("`None`", "`none`");
     let paragraphs = text.split("\n\n").map(|paragraph| {
         let words: Vec<_> = paragraph.split_whitespace().collect();
         words.join(" ")
     });
-    // Examples in a code block are for those who read the documentation of the library.
+    // Code examples are only for the documentation of the library.
     let paragraphs = paragraphs.take_while(|paragraph| !paragraph.starts_with("```"));
     paragraphs.collect::<Vec<_>>().join("\n\n")
 }

@@ -1,4 +1,4 @@
-//! A setting: a tree of keys, which is read from the schema of a type.
+//! Setting: a tree of keys that is read from the schema of a type.
 
 use serde_json::Value as Json;
 use toml::{Table, Value};
@@ -8,20 +8,20 @@ use super::keys::{dotted, json_at};
 use super::schema::{Schema, branches, plain, variant};
 use super::value::{Forms, ValueParser};
 
-/// Whether a resumed run may have another value of a setting.
+/// Rule for changes of a setting in a resumed run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResumeRule {
-    /// It may not, unless the user allows it.
+    /// It may change only if the user allows it.
     Fixed,
-    /// It may not: the setting decides which tensors a checkpoint has.
+    /// It may never change, because the setting determines which tensors a checkpoint has.
     Never,
-    /// It may.
+    /// It may change.
     MayDiffer,
-    /// It may, except in a deterministic run: the setting changes the order of sums.
+    /// It may change, except in a deterministic run, because it changes the order of summation.
     OrderOfSums,
 }
 
-/// A key of a recipe: a value, a table of further keys, or both.
+/// Key of a recipe: a value, a table of further keys, or both.
 #[derive(Clone, Debug, Default)]
 pub struct Setting {
     /// The dotted key.
@@ -30,21 +30,21 @@ pub struct Setting {
     pub help: String,
     /// The values of the setting, unless it is only a table.
     pub forms: Forms,
-    /// The value that a recipe has by default.
+    /// The default value.
     pub default: Option<Json>,
-    /// Whether the default depends on the variant that the table has.
+    /// Whether the default depends on the variant of the table.
     pub default_varies: bool,
     /// The short alias of the flag.
     pub alias: Option<String>,
-    /// The rule for resuming; `None` for the rule of the table.
+    /// The rule for resuming, or `None` to use the rule of the table.
     pub resume: Option<ResumeRule>,
     /// The conditions that keep the setting.
     pub conditions: Vec<Condition>,
-    /// Whether it was not tested on a GPU yet: the flag works, and `--help` does not list it.
+    /// Whether the setting was not tested on a GPU yet. The flag works, but `--help` does not list it.
     pub is_experimental: bool,
     /// The name of the value in the help.
     pub value_name: Option<String>,
-    /// Whether the value is one of several variants, each with a table of its own below its name.
+    /// Whether the value is one of several variants, each with its own table below its name.
     pub has_variants: bool,
     /// The keys of the table.
     keys: Vec<Setting>,
@@ -70,32 +70,33 @@ impl Setting {
         self.keys.iter_mut().find(|key| key.name() == name)
     }
 
-    /// Whether the setting is or may be a table with known keys.
+    /// Returns whether the setting is or may be a table with known keys.
     pub fn has_keys(&self) -> bool {
         !self.keys.is_empty()
     }
 
-    /// The last part of the key.
+    /// Returns the last part of the key.
     pub fn name(&self) -> &str {
         self.path.rsplit('.').next().unwrap_or_default()
     }
 
-    /// The table that the key is in.
+    /// Returns the table that contains the key.
     pub fn table(&self) -> &str {
         self.path.rsplit_once('.').map_or("", |(table, _)| table)
     }
 
-    /// Whether the key can have a value, beside or instead of the keys of its table.
+    /// Returns whether the key can have a value, in addition to or instead of the keys of its table.
     pub fn is_value(&self) -> bool {
         self.keys.is_empty() || !self.forms.is_table_only()
     }
 
-    /// Whether the setting has a flag: not a mere table, also if its keys are not known, nor a key that only a file has.
+    /// Returns whether the setting has a flag. Pure tables have no flag, and neither do keys that only a file can
+    /// have.
     pub fn has_flag(&self) -> bool {
         self.is_value() && !["base", "model"].contains(&&self.path[..])
     }
 
-    /// The text of the default, if there is one.
+    /// Returns the text of the default, if the setting has one.
     pub fn default_text(&self) -> Option<String> {
         let none = self.forms.can_be_unset.then_some(&Json::Null);
         let default = self.default.as_ref().or(none)?;
@@ -114,13 +115,13 @@ impl Setting {
         }
     }
 
-    /// All settings of the table, each before the keys of its own table.
+    /// Returns all settings of the table recursively. Each setting comes before the keys below it.
     pub fn descendants(&self) -> Box<dyn Iterator<Item = &Setting> + '_> {
         let below = |key| std::iter::once(key).chain(Setting::descendants(key));
         Box::new(self.keys.iter().flat_map(below))
     }
 
-    /// The values in short: a name of its own, or the kinds.
+    /// Describes the values briefly: by the name of the value, or by the kinds of values.
     pub fn value_text(&self) -> String {
         match &self.value_name {
             Some(name) if self.forms.can_be_unset => format!("{name}|none"),
@@ -129,7 +130,7 @@ impl Setting {
         }
     }
 
-    /// Adds a key with one of these names as its value.
+    /// Adds a key whose value is one of these names.
     pub fn add_names(
         &mut self,
         key: &str,
@@ -145,10 +146,10 @@ impl Setting {
         key.resume = Some(resume);
     }
 
-    /// Returns the first key of a table that there is none of in this setting.
+    /// Returns the first key of a table that is not a key of this setting.
     pub fn unknown_key(&self, table: &Table) -> Option<String> {
         if self.keys.is_empty() {
-            // A value, or a table with keys of any name.
+            // The setting is a value, or a table with arbitrary keys.
             return None;
         }
         table.iter().find_map(|(name, value)| {
@@ -162,7 +163,7 @@ impl Setting {
         })
     }
 
-    /// Replaces the defaults by values of the root type.
+    /// Replaces the defaults by the values of the root type.
     pub fn set_defaults(&mut self, defaults: &Json) {
         for key in &mut self.keys {
             if let Some(found) = json_at(defaults, &key.path) {
@@ -184,7 +185,7 @@ impl Setting {
         &mut self.keys[index]
     }
 
-    /// Adds what a schema says: its facts, its values and its keys.
+    /// Adds the contents of a schema: properties, values and keys.
     pub fn read(&mut self, schema: &Json) {
         let Some(schema) = schema.as_object() else {
             return self.forms.allow_any();
@@ -246,7 +247,8 @@ impl Setting {
         }
     }
 
-    /// Gives the key that names a variant next to its settings the text of the table, and the name the text of the variant.
+    /// Sets the help of the key that selects a variant to the text of the table. Sets the help of the variant's name
+    /// to the text of the variant.
     fn describe_tag(&mut self, branch: &Schema) {
         let help = self.help.clone();
         let keys = branch.get("properties").and_then(Json::as_object);
@@ -264,8 +266,8 @@ impl Setting {
     }
 }
 
-/// Merges tables key by key. Another variant of a setting replaces the first one. `setting` is the table; `None` for a table
-/// with keys of any name.
+/// Merges tables key by key. A different variant replaces the first variant. `setting` is the table, or `None` for a
+/// table with arbitrary keys.
 pub fn merge(setting: Option<&Setting>, into: &mut Table, from: &Table) {
     for (key, value) in from {
         let setting = setting.and_then(|table| table.key(key));

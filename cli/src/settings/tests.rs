@@ -20,7 +20,7 @@ fn table(text: &str) -> Table {
     text.parse().unwrap()
 }
 
-/// A flag for each setting of a tree.
+/// Parses flags, with a flag for each setting of a tree.
 fn parse(settings: &Settings, flags: &[&str]) -> Result<SettingFlags, clap::Error> {
     let command = settings.add_flags(Command::new("test").no_binary_name(true), "");
     SettingFlags::from_arg_matches(&command.try_get_matches_from(flags)?)
@@ -30,7 +30,7 @@ fn parse(settings: &Settings, flags: &[&str]) -> Result<SettingFlags, clap::Erro
 fn every_setting_has_a_text() {
     let settings = settings();
     let without = settings.all().filter(|setting| {
-        // Units of the settings of one group, and the fields of `Layout(String)`.
+        // Exceptions without help: units of the settings of one group, and the fields of `Layout(String)`.
         setting.is_value() && setting.help.is_empty() && setting.path != "base"
     });
     let without: Vec<_> = without.map(|setting| &setting.path).collect();
@@ -288,7 +288,7 @@ fn the_innermost_rule_for_resuming_applies() {
     }
 }
 
-/// A field is all that a setting needs.
+/// Checks that a new setting needs only a field.
 #[test]
 fn a_new_field_has_a_flag_a_help_text_a_check_and_a_line_on_the_page() {
     /// Settings of a test.
@@ -362,7 +362,7 @@ fn the_flags_of_the_command_are_those_of_the_tree() {
     assert_eq!(names(&command), names(&all));
 }
 
-/// The kinds of values that a variant without a doc comment has.
+/// Checks the kinds of values of variants without a doc comment.
 #[test]
 fn names_come_from_every_form_of_an_enum() {
     let schema = json!({"properties": {"x": {"anyOf": [{"enum": ["a", 1]}, {"const": "b"}, {"type": "null"}]}}});

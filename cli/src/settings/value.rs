@@ -1,4 +1,4 @@
-//! The values of a setting, and how a flag writes them.
+//! The values of a setting, and their form in flags.
 
 use serde_json::Value as Json;
 use toml::{Table, Value};
@@ -6,26 +6,26 @@ use toml::{Table, Value};
 use super::schema::{Schema, branches, plain};
 use crate::byte_size::ByteSize;
 
-/// A name or number that a setting may have.
+/// Name or number that a setting may have.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Name {
     /// The value.
     pub value: Json,
-    /// Other names for it on the command line.
+    /// Other names for the value on the command line.
     aliases: Vec<String>,
     /// The text of the doc comment.
     pub help: Option<String>,
 }
 
-/// The kinds of values that a setting may have.
+/// Kinds of values that a setting may have.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Forms {
-    /// No value.
+    /// Whether the setting may have no value.
     pub can_be_unset: bool,
     pub has_table: bool,
     is_any: bool,
     boolean: bool,
-    /// With the least integer.
+    /// Whether integers are allowed, with the minimum.
     integer: Option<Option<i64>>,
     number: bool,
     text: bool,
@@ -33,7 +33,7 @@ pub struct Forms {
     list: Option<Box<Forms>>,
 }
 
-/// The value of a flag.
+/// Value of a flag.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Given {
     /// `none`: the setting has no value.
@@ -43,7 +43,7 @@ pub enum Given {
 }
 
 impl Name {
-    /// The name on the command line.
+    /// Returns the name on the command line.
     pub fn text(&self) -> String {
         match &self.value {
             Json::String(text) => text.clone(),
@@ -51,7 +51,7 @@ impl Name {
         }
     }
 
-    /// Whether it is this name, or another one for the same value.
+    /// Returns whether `text` is this name or one of its aliases.
     pub fn is(&self, text: &str) -> bool {
         self.text() == text || self.aliases.iter().any(|alias| alias == text)
     }
@@ -63,7 +63,7 @@ impl Forms {
         self.is_any = true;
     }
 
-    /// Whether the value is a table and nothing else.
+    /// Returns whether the value can only be a table.
     pub fn is_table_only(&self) -> bool {
         let table = Self {
             has_table: true,
@@ -72,7 +72,7 @@ impl Forms {
         *self == table
     }
 
-    /// Whether the value is text and nothing else.
+    /// Returns whether the value can only be text.
     pub fn is_text_only(&self) -> bool {
         let text = Self {
             text: true,
@@ -82,7 +82,7 @@ impl Forms {
         *self == text
     }
 
-    /// Adds the kinds of a schema, without those of its branches.
+    /// Adds the kinds of a schema, without the kinds of its branches.
     pub fn read(&mut self, schema: &Schema) {
         let names = |key: &str| {
             schema
@@ -135,7 +135,7 @@ impl Forms {
         }
     }
 
-    /// The kinds of a schema with its branches.
+    /// Returns the kinds of a schema, including its branches.
     fn of(schema: &Schema) -> Self {
         let mut forms = Self::default();
         forms.read(schema);
@@ -153,25 +153,25 @@ impl Forms {
         forms
     }
 
-    /// Whether the flag can stand alone, and the value that it then has.
+    /// Returns the value of a flag without a value, if the flag may have none.
     pub fn alone(&self) -> Option<&'static str> {
         let has_true = self.names.iter().any(|name| name.value == Json::Bool(true));
         if self.boolean || has_true {
             Some("true")
         } else if self.has_table && self.can_be_unset && self.names.is_empty() {
-            // A table that is there turns something on, with the defaults of its keys.
+            // An empty table enables a feature with the default settings.
             Some("{}")
         } else {
             None
         }
     }
 
-    /// Whether a flag may be given several times, each adding to a list.
+    /// Returns whether a flag may be repeated. Each flag then adds to a list.
     pub fn is_list(&self) -> bool {
         self.list.is_some()
     }
 
-    /// The name of the value in the help.
+    /// Returns the name of the value in the help.
     pub fn describe(&self) -> String {
         let mut parts: Vec<_> = self.names.iter().map(Name::text).collect();
         let mut add = |has: bool, name: &str| {
@@ -198,7 +198,7 @@ impl Forms {
     /// Parses the value of a flag.
     ///
     /// # Errors
-    /// The values that are expected.
+    /// Returns the expected values.
     pub fn parse(&self, text: &str) -> Result<Given, String> {
         let is_name = |name: &&Name| name.is(text);
         if let Some(name) = self.names.iter().find(is_name) {
@@ -220,7 +220,7 @@ impl Forms {
         match brackets {
             '[' if self.list.is_some() => return from_toml(),
             '{' if self.has_table => return from_toml(),
-            // Tables, whose commas do not separate them.
+            // A list of tables. The commas inside a table do not separate list items.
             '{' if self.list.is_some() => return self.value(&format!("[{text}]")),
             _ => {}
         }
@@ -254,7 +254,7 @@ impl Forms {
         items.collect::<Option<Vec<_>>>().map(Value::Array)
     }
 
-    /// The expected values, in words.
+    /// Describes the expected values in words.
     fn expected(&self) -> String {
         let mut parts: Vec<_> = self.names.iter().map(Name::text).collect();
         if self.boolean {
@@ -288,13 +288,13 @@ impl Forms {
     }
 }
 
-/// Reads a value in TOML.
+/// Parses a value in TOML.
 pub fn from_toml(text: &str) -> Option<Value> {
     let table = format!("x = {text}").parse::<Table>().ok()?;
     table.get("x").cloned().filter(|_| table.len() == 1)
 }
 
-/// Reads the text of a value on the command line.
+/// Parser for values on the command line.
 #[derive(Clone, Debug)]
 pub struct ValueParser {
     /// The kinds of values.
@@ -307,7 +307,7 @@ impl ValueParser {
     /// Parses the value of a flag.
     ///
     /// # Errors
-    /// The values that are expected.
+    /// Returns the expected values.
     pub fn parse(&self, text: &str) -> Result<Given, String> {
         match self.forms.parse(text) {
             Err(_) if self.is_size => bytes(text),

@@ -1,4 +1,4 @@
-//! Training steps on random tokens, timed: for `check-gpu` and the benchmarks.
+//! Times training steps on random tokens, for `check-gpu` and the benchmarks.
 
 mod models;
 mod resident;
@@ -20,7 +20,7 @@ use crate::recipe::Recipe;
 
 pub use models::NamedModel;
 
-/// Sets the samples of a micro-batch and of a step, and the number of steps, of which none evaluates.
+/// Sets the micro-batch size, the global batch size and the number of steps. Disables evaluation between steps.
 pub fn set_steps(recipe: &mut Recipe, [micro, global]: [usize; 2], steps: usize) {
     let train = &mut recipe.train;
     (train.micro_batch_size, train.global_batch_size) = (micro, global);
@@ -28,32 +28,34 @@ pub fn set_steps(recipe: &mut Recipe, [micro, global]: [usize; 2], steps: usize)
     train.evaluate_every = None;
 }
 
-/// The measurements of one model with one form of attention.
+/// Measurements of one model with one form of attention.
 pub struct TimedSteps {
-    /// Wall-clock seconds of each measured step; the device is idle before the first and after the last.
+    /// The wall time of each measured step in seconds. The device is idle before the first step and after the last.
     pub seconds: Vec<f64>,
-    /// Floating-point operations of the model per token, forward and backward.
+    /// The floating-point operations of the model per token, forward and backward.
     pub flops_per_token: f64,
-    /// The forms of the operations, as the header of a run has them.
+    /// The forms of the operations, as in the header of a run.
     pub kernels: String,
-    /// The engine of attention, or `unfused`.
+    /// The attention engine, or `unfused`.
     pub attention: String,
-    /// The most memory that the device's pools held, in bytes; without pools the most resident memory of the process.
-    /// `None` where it is not reported.
+    /// The peak number of bytes in the memory pools of the device. Without pools, the peak resident memory of the
+    /// process. `None` if it is not reported.
     pub peak_bytes: Option<u64>,
-    /// The bytes of the device that its driver counts as in use after the steps. `None` where no driver reports them.
+    /// The number of used bytes of the device after the steps, as reported by its driver. `None` if no driver reports
+    /// it.
     pub driver_bytes: Option<u64>,
 }
 
-/// Trains the recipe's model for `warm_up` steps that are not measured and its remaining steps, on one rank.
+/// Trains the recipe's model on one rank, for `warm_up` steps without measurement and the remaining steps with
+/// measurement.
 pub fn run(recipe: &Recipe, device: &Device, warm_up: usize) -> Result<TimedSteps, Error> {
-    // Pools do not shrink by themselves: what is held afterwards is the peak of this run.
+    // Pools do not shrink automatically, so their size after the run is the peak of the run.
     device.memory_cleanup();
     resident::reset_peak();
     run_in(recipe, &ParallelContext::single(), device, warm_up)
 }
 
-/// As [`run`], on one of several ranks. Collective: call on all of them.
+/// Runs [`run`] on one of several ranks. Collective: call on all ranks.
 pub fn run_in(
     recipe: &Recipe,
     groups: &ParallelContext,
@@ -99,7 +101,7 @@ pub fn run_in(
     })
 }
 
-/// Checks that all steps after the warm-up steps were measured. Nothing of a benchmark stops a run, so a run that stops
+/// Checks that all steps after the warm-up were measured. A benchmark never requests a stop. If a run stops, it has
 /// read a wrong value from the device.
 fn check_measured(measured: usize, ran: usize, [warm_up, all]: [usize; 2]) -> Result<(), Error> {
     if measured == all - warm_up {
@@ -113,11 +115,11 @@ fn check_measured(measured: usize, ran: usize, [warm_up, all]: [usize; 2]) -> Re
     .into())
 }
 
-/// Measures the time between the ends of steps.
+/// Timer for the time between the ends of steps.
 struct StepTimer<'a> {
     device: &'a Device,
     warm_up: usize,
-    /// The last step.
+    /// The number of the last step.
     last: usize,
     started: Instant,
     seconds: Vec<f64>,
@@ -126,7 +128,7 @@ struct StepTimer<'a> {
 
 impl Observer for StepTimer<'_> {
     fn step(&mut self, metrics: &StepMetrics, timing: &StepTiming) -> Result<(), ObserverError> {
-        // Steps in between are queued as in a run.
+        // Other steps are queued without synchronization, as in a normal run.
         if metrics.step == self.warm_up || metrics.step == self.last {
             self.device.sync()?;
         }
@@ -152,14 +154,14 @@ impl Observer for StepTimer<'_> {
     }
 }
 
-/// Random tokens, without held-out samples.
+/// Dataset of random tokens, without held-out samples.
 #[derive(Clone)]
 pub struct RandomTokens {
-    /// Tokens are below it.
+    /// The exclusive upper bound of the tokens.
     pub vocabulary: usize,
-    /// Tokens of a sample.
+    /// The number of tokens per sample.
     pub length: usize,
-    /// The seed of all samples.
+    /// The seed for all samples.
     pub seed: u64,
 }
 

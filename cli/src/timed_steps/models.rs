@@ -1,10 +1,10 @@
-//! The named models.
+//! Named models for benchmarks.
 
 use burn_megatron_models::TransformerConfig;
 use burn_megatron_models::hf::ModelFamily;
 use clap::ValueEnum;
 
-/// A model with the shape of a GPT-2, or a Llama over bytes by its hidden size.
+/// Model with the shape of a GPT-2, or a byte-level Llama named after its hidden size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum NamedModel {
     /// 4 layers, hidden 128, 128 tokens: for tests, and for a CPU.
@@ -27,7 +27,7 @@ pub enum NamedModel {
 }
 
 impl NamedModel {
-    /// The name in flags and in the table.
+    /// Returns the name in flags and in the table.
     pub fn name(self) -> &'static str {
         match self {
             Self::Tiny => "tiny",
@@ -39,7 +39,8 @@ impl NamedModel {
         }
     }
 
-    /// The configuration, whose `family` is [`family`](Self::family). The vocabulary of GPT-2, 50257, is padded to a multiple of 128, as in nanoGPT and llm.c.
+    /// Returns the configuration, whose `family` is [`family`](Self::family). The GPT-2 vocabulary of 50257 is padded
+    /// to a multiple of 128, as in nanoGPT and llm.c.
     pub fn config(self) -> TransformerConfig {
         let gpt2 = |layers, hidden, heads| TransformerConfig {
             vocabulary: 50304,
@@ -68,7 +69,7 @@ impl NamedModel {
         }
     }
 
-    /// The family of the configuration.
+    /// Returns the family of the configuration.
     pub fn family(self) -> ModelFamily {
         match self {
             Self::Tiny | Self::Small | Self::Xl => ModelFamily::Gpt2,
@@ -76,7 +77,7 @@ impl NamedModel {
         }
     }
 
-    /// Samples per micro-batch that 80 GB hold without recomputation.
+    /// Returns the number of samples per micro-batch that fit into 80 GB without recomputation.
     pub fn micro_batch_size(self) -> usize {
         match self {
             Self::Tiny | Self::Llama256 | Self::Llama768 => 4,
@@ -91,7 +92,8 @@ impl NamedModel {
 mod tests {
     use super::*;
 
-    /// The parameters of the models whose names they are: blocks of `12 H^2 + 13 H`, embeddings, the last norm.
+    /// Checks the parameters of models that are named after their size: blocks of `12 H^2 + 13 H`, embeddings, and
+    /// the last norm.
     #[test]
     fn the_names_are_the_numbers_of_parameters() {
         for (model, millions) in [(NamedModel::Small, 124.5), (NamedModel::Xl, 1557.7)] {

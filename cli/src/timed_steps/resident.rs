@@ -1,14 +1,14 @@
-//! The most resident memory of this process, which Linux counts.
+//! Peak resident memory of this process, as counted by Linux.
 
 use std::fs;
 
-/// Starts to count anew, where the system can.
+/// Resets the peak, if the system supports it.
 pub fn reset_peak() {
-    // What "5" does: man 5 proc_pid_clear_refs. Without it the peak is that of the whole process.
+    // See man 5 proc_pid_clear_refs for the value "5". If the write fails, the peak includes the time before.
     let _ = fs::write("/proc/self/clear_refs", "5");
 }
 
-/// The most bytes since then; `None` where the system does not tell.
+/// Returns the peak in bytes since the last reset, or `None` if the system does not report it.
 pub fn peak_bytes() -> Option<u64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let line = status

@@ -1,4 +1,4 @@
-//! `burn-megatron verify --against`: a step that another framework computed.
+//! Implements `burn-megatron verify --against`, which compares with a step that another framework computed.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -23,36 +23,37 @@ use crate::error::Error;
 use crate::family::{Families, Model};
 use crate::terminal;
 
-/// `step.json` of the folder.
+/// Contents of `step.json` in the folder.
 #[derive(Deserialize)]
 struct Step {
-    /// `[rows, seq]`
+    /// Tokens of shape `[rows, seq]`.
     tokens: Vec<Vec<i32>>,
-    /// `[rows, seq]`; -100 for none.
+    /// Targets of shape `[rows, seq]`. -100 means no target.
     targets: Vec<Vec<i32>>,
-    /// The mean over the targets.
+    /// The mean loss over the targets.
     loss: f64,
-    /// The type that it was computed in.
+    /// The type in which the step was computed.
     dtype: String,
 }
 
-/// The target that PyTorch ignores.
+/// The target value that PyTorch ignores.
 const TORCH_IGNORE: i32 = -100;
 
 /// The minimum scale of the loss. The rounding error of a loss does not vanish with the loss.
 const LOSS_SCALE: f64 = 1e-2;
 
-/// The largest `step.json`.
+/// Maximum size of `step.json` in bytes.
 const STEP_BYTES: u64 = 1 << 30;
 
-/// A step of the model in f64.
+/// Step of the model in f64.
 struct Own {
     loss: f64,
-    /// By key of the parameter.
+    /// The gradients with the keys of their parameters.
     gradients: Vec<(String, Vec<f64>)>,
 }
 
-/// Compares the step of `folder` with ours, in f64; the exit code is 0 if loss and gradients agree.
+/// Compares the step in `folder` with a step of burn-megatron in f64. The exit code is 0 if loss and gradients
+/// agree.
 pub fn run(folder: &Path, tolerance: Option<f64>, families: &Families) -> Result<ExitCode, Error> {
     let step = Step::read(&folder.join("step.json"))?;
     let (model, weights) = families.hf(folder)?.open(folder)?;
@@ -141,7 +142,7 @@ impl Step {
         serde_json::from_str(&text).map_err(|error| named(&error).into())
     }
 
-    /// Checks the shapes, and that tokens are of the vocabulary.
+    /// Checks the shapes, and that tokens are within the vocabulary.
     fn check(&self, model: &Model, folder: &Path) -> Result<(), Error> {
         let wrong = |what: String| -> Result<(), Error> {
             Err(format!("{}: {what}", folder.join("step.json").display()).into())
@@ -182,7 +183,7 @@ impl Step {
     }
 }
 
-/// One step on one rank, in f64 without dropout.
+/// Computes one step on one rank, in f64 without dropout.
 fn own_step(model: &Model, weights: &dyn TensorSource, step: Step) -> Result<Own, Error> {
     let rows = step.tokens.len();
     let mut off = Settings::new();
@@ -247,7 +248,7 @@ impl Observer for Seen {
     }
 }
 
-/// The rows of the step, in order.
+/// Rows of the step, in order.
 #[derive(Clone)]
 struct Rows {
     step: Arc<Step>,
@@ -299,7 +300,7 @@ impl Dataset for Rows {
     }
 }
 
-/// The values of a tensor.
+/// Returns the values of a tensor.
 fn values(source: &dyn TensorSource, key: &str) -> Result<Vec<f64>, Error> {
     let missing = || format!("{}: it has no gradient for {key}", source.name());
     let meta = source.tensor(key).ok_or_else(missing)?;

@@ -1,4 +1,4 @@
-//! `burn-megatron verify --faults`.
+//! Implements `burn-megatron verify --faults`.
 
 use std::process::ExitCode;
 
@@ -7,7 +7,7 @@ use burn_megatron_verify::faults::find_published;
 use crate::error::Error;
 use crate::terminal;
 
-/// Prints the published defects, and how each is found; the exit code is 0 if all are.
+/// Prints the published defects, and the checks that detect them. The exit code is 0 if all defects are detected.
 pub fn run() -> Result<ExitCode, Error> {
     let found = find_published(|fault| eprintln!("{}, {}", fault.defect, fault.layout))?;
     for fault in &found {

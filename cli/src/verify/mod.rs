@@ -1,4 +1,4 @@
-//! `burn-megatron verify`.
+//! Implements `burn-megatron verify`.
 
 use std::process::ExitCode;
 
@@ -17,7 +17,7 @@ mod cases;
 mod faults;
 pub(crate) mod models;
 
-/// Prints a table per case, and the cases that failed; the exit code is 0 if all pass.
+/// Prints a table for each case, and the cases that failed. The exit code is 0 if all cases pass.
 pub fn run(
     args: &VerifyArgs,
     families: &Families,
@@ -42,7 +42,7 @@ pub fn run(
     })
 }
 
-/// Verifies all cases and prints a table for each. A case that fails, or that cannot run, does not stop the others.
+/// Verifies all cases, and prints a table for each. A case that fails or cannot run does not stop the other cases.
 /// Returns a line for each failed case.
 fn run_cases(
     cases: &[VerifyCase],
@@ -77,7 +77,7 @@ fn run_cases(
     failures
 }
 
-/// The last lines of the output.
+/// Returns the last lines of the output.
 fn conclusion(cases: usize, failures: &[String]) -> String {
     if failures.is_empty() {
         return "all layouts pass".into();
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
     use crate::flags::parse_text;
 
-    /// Cases of one small recipe with these settings.
+    /// Returns cases of one small recipe with these settings.
     fn cases_of(settings: &[&str]) -> (VerifyArgs, Vec<VerifyCase>) {
         let folder = tempfile::tempdir().unwrap();
         let of = |setting: &&str| {
@@ -165,7 +165,7 @@ mod tests {
         let failures = run_cases(&cases, |case| {
             ran.borrow_mut().push(case.name.clone());
             let mut options = case.options(&args);
-            // No difference is below this bound.
+            // No difference is within this bound.
             if case.name == "second" {
                 options.tolerance = -1.0;
             }

@@ -1,4 +1,4 @@
-//! The small models of `verify`.
+//! Small models for `verify`.
 
 use burn_megatron::mesh::ContextExchange;
 use burn_megatron::nn::moe::{
@@ -10,33 +10,33 @@ use burn_megatron_models::{
 };
 use burn_megatron_verify::Layout;
 
-/// The small transformers of `verify`.
+/// Small transformers for `verify`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VerifyModel {
-    /// GPT-2, output tied to the embedding, dropout, padded vocabulary.
+    /// GPT-2 with tied output weights, dropout, and a padded vocabulary.
     Gpt,
-    /// The same with an output weight of its own, label smoothing, z-loss and zero-centred norms.
+    /// `Gpt` with untied output weights, label smoothing, z-loss and zero-centered norms.
     GptUntied,
-    /// Llama with two groups of keys and values, biases of queries, keys and values, norms of heads, and
-    /// positions scaled as in Llama 3.
+    /// Llama with two KV groups, QKV biases, per-head QK norm, and the RoPE scaling of Llama 3.
     Llama,
-    /// Llama with one group, output tied, a window, z-loss, zero-centred norms, and positions scaled by YaRN.
+    /// Llama with one KV group, tied output weights, a sliding window, z-loss, zero-centered norms, and YaRN scaling.
     LlamaTied,
     /// Llama with experts in every other block.
     Mixtral,
-    /// The same with sigmoid scores, groups of experts, an expert bias, jitter, losses of the routers, and shared
-    /// experts.
+    /// `Mixtral` with tied output weights, sigmoid scores, expert groups, an expert bias, jitter, router losses, and
+    /// shared experts.
     MixtralShared,
-    /// DeepSeek-V3: latent attention with YaRN, a first block without experts, the router of the one before, and the token
-    /// after the next.
+    /// DeepSeek-V3: multi-head latent attention with YaRN, a dense first block, the router of `MixtralShared`, and
+    /// multi-token prediction.
     Deepseek,
-    /// Llama with experts behind the flex dispatcher, norms of all queries and of all keys, weights that do not sum to 1,
-    /// and windows in some blocks.
+    /// Llama with experts that use the flex dispatcher, QK norm over all heads, expert weights that do not sum to 1,
+    /// and sliding windows in some blocks.
     Olmoe,
-    /// Llama with experts, biases everywhere, sinks, a clamped activation, and positions scaled by YaRN.
+    /// Llama with experts, biases everywhere, attention sinks, a clamped activation, sliding windows in some blocks,
+    /// and YaRN scaling.
     GptOss,
-    /// The features of Gemma 2 and 3: norms of the outputs of branches, soft caps, a scaled embedding, windows and
-    /// another base of positions in some blocks, norms of heads.
+    /// Features of Gemma 2 and 3: norms after the branches, soft caps, a scaled embedding, per-head QK norm, and
+    /// sliding windows with another RoPE base in some blocks.
     Gemma,
 }
 
@@ -54,7 +54,7 @@ impl VerifyModel {
         Self::Gemma,
     ];
 
-    /// Its name in `--models`.
+    /// Returns the name in `--models`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Gpt => "gpt",
@@ -70,7 +70,7 @@ impl VerifyModel {
         }
     }
 
-    /// A small model with dropout and a vocabulary that needs padding.
+    /// Returns the configuration of a small model with dropout, and a vocabulary that needs padding.
     pub fn config(self) -> TransformerConfig {
         let gpt = TransformerConfig {
             vocabulary: 53,
@@ -83,7 +83,7 @@ impl VerifyModel {
             ..TransformerConfig::gpt2()
         };
         let llama = TransformerConfig {
-            // Fused attention needs attention dropout to be off.
+            // Fused attention requires that attention dropout is disabled.
             attention_dropout: 0.0,
             groups: Some(2),
             norm: NormKind::Rms,
@@ -208,7 +208,7 @@ impl VerifyModel {
                 ..llama
             },
             Self::Olmoe => TransformerConfig {
-                // Widths that are no powers of two: 1 / 24 is not exact.
+                // Use widths that are not powers of two: 1 / 24 is inexact.
                 head_width: Some(6),
                 qk_norm: Some(QkNorm::Whole),
                 layer_windows: [[5, 0]; 4].concat(),
@@ -260,7 +260,7 @@ impl VerifyModel {
         }
     }
 
-    /// The layouts in which it is verified by default.
+    /// Returns the layouts in which the model is verified by default.
     pub fn layouts(self) -> Vec<Layout> {
         match self {
             Self::Mixtral | Self::MixtralShared | Self::Olmoe => Layout::experts(),
@@ -279,7 +279,7 @@ impl VerifyModel {
     }
 }
 
-/// The layouts of any model.
+/// Returns the default layouts for any model.
 pub fn usual() -> Vec<Layout> {
     [Layout::standard(), Layout::pipelines(), Layout::sharded()].concat()
 }

@@ -1,4 +1,4 @@
-//! When a part of a run ends, all of it does: no process is left.
+//! Tests that no process is left when a part of a run ends.
 
 use std::os::unix::process::ExitStatusExt;
 use std::time::Instant;
@@ -10,7 +10,7 @@ use super::run::{NO_MPIRUN, Way, both_ways, has_mpirun, kill, launch, until};
 #[test]
 fn the_first_failure_decides_the_exit_code() {
     both_ways(|way| {
-        // The others are told, and end in their own way.
+        // The other ranks are notified, and end with their own exit codes.
         let script =
             "if [ $R = 2 ]; then exit 3; fi; trap 'exit 4' TERM; while :; do sleep 0.05; done";
         let ended = launch(way, 3, &[], script).end();
@@ -21,7 +21,7 @@ fn the_first_failure_decides_the_exit_code() {
     });
 }
 
-/// A rank is killed; of the others one is stopped, one ignores SIGTERM, one has children.
+/// Kills a rank. One of the other ranks is stopped, one ignores SIGTERM, and one has child processes.
 #[test]
 fn nothing_outlives_a_rank_that_fails() {
     both_ways(|way| {
@@ -66,7 +66,7 @@ fn is_stopped(process: i32) -> bool {
         .is_some_and(|state| state.starts_with('T'))
 }
 
-/// A rank that succeeds may leave a process that keeps its output open.
+/// A rank that succeeds may leave a child process that keeps its output open.
 #[test]
 fn nothing_outlives_a_rank_that_succeeds() {
     both_ways(|way| {
@@ -109,7 +109,7 @@ fn nothing_outlives_mpirun() {
     ended.summary(&["mpirun ended by signal 9 (SIGKILL) before its ranks did"]);
 }
 
-/// The process that ends the ranks when the launcher dies may be killed as well.
+/// Checks that all processes end if the guard is killed. The guard ends the ranks when the launcher dies.
 #[test]
 fn nothing_outlives_the_guard() {
     both_ways(|way| {
@@ -128,7 +128,7 @@ fn nothing_outlives_the_guard() {
     });
 }
 
-/// So may the process of mpirun that holds the place of a rank.
+/// Checks that a rank ends if its slot is killed, the mpirun process that holds the place of the rank.
 #[test]
 fn a_rank_ends_with_its_slot() {
     if !has_mpirun() {

@@ -1,4 +1,4 @@
-//! The output of the ranks.
+//! Tests the output of the ranks.
 
 use std::fs;
 
@@ -33,7 +33,7 @@ fn lines_have_a_prefix_and_keep_their_bytes() {
     });
 }
 
-/// Lines longer than a pipe buffer, lines written in parts, and more short lines than mpirun's own tagging can handle.
+/// Writes lines longer than a pipe buffer, lines in parts, and more short lines than mpirun's own tagging can handle.
 #[test]
 fn lines_are_never_torn() {
     both_ways(|way| {

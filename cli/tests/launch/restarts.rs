@@ -1,16 +1,16 @@
-//! Jobs that are started again: new worlds, how many, and what is not started again.
+//! Tests restarts of jobs: new worlds, the number of restarts, and failures without a restart.
 
 use std::collections::BTreeSet;
 use std::fs;
 
 use super::run::{Run, Way, both_ways, launch, until};
 
-/// Flags for so many restarts.
+/// Returns the flags for this number of restarts.
 fn restarts(count: &str) -> Vec<&str> {
     vec!["--max-restarts", count, "--restart-delay", "0.1"]
 }
 
-/// Each world has a token and an id of its own, and begins when nothing is left of the one before.
+/// Checks that each world has its own token and id, and starts after all processes of the previous world have ended.
 #[test]
 fn a_job_that_a_signal_ended_is_started_again() {
     both_ways(|way| {
@@ -94,7 +94,7 @@ fn ctrl_c_ends_the_job() {
     ended.code(130);
     ended.summary(&["stopped by signal 2 (SIGINT)", "not restarted: interrupted"]);
 
-    // Between two worlds.
+    // Send the signal between two worlds.
     fs::remove_file(&began).unwrap();
     let script = format!("touch {}; kill -9 $$", began.display());
     let flags = ["--max-restarts", "3", "--restart-delay", "60"];
@@ -109,7 +109,7 @@ fn ctrl_c_ends_the_job() {
     assert!(ended.err.contains(said), "{}", ended.err);
 }
 
-/// The guard ends with its world.
+/// Returns whether the guard has ended, which shows that its world has ended.
 fn has_no_guard(run: &Run) -> bool {
     let mut processes = run.processes().into_iter();
     !processes.any(|(_, called)| called.starts_with("/bin/sh"))

@@ -11,10 +11,10 @@ use burn_megatron_test_support::skipped_in_part;
 
 const MARK: &str = "BURN_MEGATRON_LAUNCH_TEST";
 
-/// Timeout of a run.
+/// Timeout for a run.
 pub const DEADLINE: Duration = Duration::from_secs(120);
 
-/// What starts the ranks.
+/// Program that starts the ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Way {
     Own,
@@ -37,7 +37,7 @@ pub fn has_mpirun() -> bool {
     probe.is_ok_and(|said| String::from_utf8_lossy(&said.stdout).contains("Open MPI"))
 }
 
-/// Runs a test with both starters at the same time.
+/// Runs a test with both starters concurrently.
 pub fn both_ways(test: fn(Way)) {
     let own = thread::spawn(move || test(Way::Own));
     if has_mpirun() {
@@ -49,7 +49,7 @@ pub fn both_ways(test: fn(Way)) {
         .expect("the ranks that are children of the launcher");
 }
 
-/// A running launcher.
+/// Running launcher.
 pub struct Run {
     child: Child,
     mark: String,
@@ -57,7 +57,7 @@ pub struct Run {
     err: Option<JoinHandle<Vec<u8>>>,
 }
 
-/// The result of a run.
+/// Result of a run.
 pub struct Ended {
     pub status: ExitStatus,
     pub out: Vec<u8>,
@@ -92,7 +92,7 @@ pub fn launch_with(change: impl FnOnce(&mut Command), words: &[&str]) -> Run {
     }
 }
 
-/// Keeps reading, so that no writer blocks on a full pipe.
+/// Reads a stream in a thread, so that no writer blocks on a full pipe.
 fn read(mut from: impl Read + Send + 'static) -> JoinHandle<Vec<u8>> {
     thread::spawn(move || {
         let mut bytes = Vec::new();
@@ -101,7 +101,7 @@ fn read(mut from: impl Read + Send + 'static) -> JoinHandle<Vec<u8>> {
     })
 }
 
-/// Launches a script on each rank; `$R` is the rank.
+/// Launches a script on each rank. `$R` is the rank.
 pub fn launch(way: Way, ranks: usize, flags: &[&str], script: &str) -> Run {
     let script = format!("R=${{OMPI_COMM_WORLD_RANK:-$RANK}}\n{script}");
     let ranks = ranks.to_string();
@@ -122,7 +122,7 @@ impl Run {
         self.child.id() as i32
     }
 
-    /// The processes of this run, with their command lines.
+    /// Returns the processes of this run with their command lines.
     pub fn processes(&self) -> Vec<(i32, String)> {
         let wanted = format!("{MARK}={}", self.mark);
         let own = |entry: fs::DirEntry| {
@@ -141,7 +141,7 @@ impl Run {
             .collect()
     }
 
-    /// The processes whose command line starts with a text; waits until there are so many.
+    /// Waits until `count` processes have a command line that starts with `text`. Returns these processes.
     #[track_caller]
     pub fn await_processes(&self, text: &str, count: usize) -> Vec<i32> {
         let mut found = Vec::new();
@@ -160,7 +160,7 @@ impl Run {
         kill(self.pid(), signal);
     }
 
-    /// Waits for the exit; fails if a process is left.
+    /// Waits for the exit, and fails if a process is left.
     #[track_caller]
     pub fn end(self) -> Ended {
         let (ended, left) = self.end_with();
@@ -196,7 +196,7 @@ impl Run {
 }
 
 impl Drop for Run {
-    /// Ends the launcher when a test fails; the launcher ends its processes.
+    /// Kills the launcher if a test fails. Its guard then ends the other processes.
     fn drop(&mut self) {
         let _ = self.child.kill();
     }
@@ -207,7 +207,7 @@ impl Ended {
         std::str::from_utf8(&self.out).unwrap()
     }
 
-    /// The lines of standard output, sorted.
+    /// Returns the lines of standard output, sorted.
     pub fn sorted(&self) -> Vec<&str> {
         let mut lines: Vec<_> = self.out().lines().collect();
         lines.sort_unstable();
@@ -225,7 +225,7 @@ impl Ended {
         );
     }
 
-    /// Checks the last lines of standard error that are not prefixed with a rank, without times.
+    /// Checks the last lines of standard error that are not prefixed with a rank, ignoring times.
     #[track_caller]
     pub fn summary(&self, lines: &[&str]) {
         let own = self.err.lines().filter(|line| !line.starts_with("[rank "));
@@ -243,7 +243,7 @@ impl Ended {
     }
 }
 
-/// `rank 1 ended ... after 1.2 s` without the number.
+/// Replaces the number in `rank 1 ended ... after 1.2 s`.
 fn without_time(line: &str) -> String {
     match line.split_once(" after ") {
         Some((head, time)) if time.ends_with(" s") => format!("{head} after T s"),
@@ -252,7 +252,7 @@ fn without_time(line: &str) -> String {
 }
 
 pub fn kill(process: i32, signal: i32) {
-    // SAFETY: no pointers.
+    // SAFETY: the call has no pointers.
     unsafe { libc::kill(process, signal) };
 }
 

@@ -1,4 +1,4 @@
-//! Ctrl-C and SIGTERM.
+//! Tests Ctrl-C and SIGTERM.
 
 use std::thread;
 use std::time::Duration;
@@ -14,7 +14,7 @@ fn sigint_and_sigterm_stop_the_ranks() {
         ] {
             let script = "trap 'echo stopping; exit 0' TERM; while :; do sleep 0.05; : mark; done";
             let run = launch(way, 2, &[], script);
-            // When they sleep, they have set their traps.
+            // The ranks have set their traps once they sleep.
             run.await_processes("sleep 0.05", 2);
             run.signal(signal);
             let ended = run.end();
@@ -51,13 +51,13 @@ fn a_second_sigint_and_the_end_of_the_grace_kill() {
     });
 }
 
-/// A terminal sends Ctrl-C to the whole process group.
+/// A terminal sends Ctrl-C to the whole process group of the launcher.
 #[test]
 fn ctrl_c_in_a_terminal_reaches_the_launcher_only() {
     both_ways(|way| {
         let run = launch(way, 2, &[], "sleep 72; exit");
         run.await_processes("sleep 72", 2);
-        // SAFETY: no pointers.
+        // SAFETY: the call has no pointers.
         let group = |process: i32| unsafe { libc::getpgid(process) };
         let all = run.processes();
         let with_it: Vec<_> = all
@@ -74,7 +74,8 @@ fn ctrl_c_in_a_terminal_reaches_the_launcher_only() {
     });
 }
 
-/// The launcher blocks signals; ranks must not inherit that. A shell would unblock them.
+/// The launcher blocks signals, but ranks must not inherit the mask. Uses no shell, because a shell would unblock
+/// them.
 #[test]
 fn no_signal_is_held_in_a_rank() {
     both_ways(|way| {

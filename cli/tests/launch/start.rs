@@ -1,4 +1,4 @@
-//! Starting ranks: their environment, and invalid launches.
+//! Tests the start of ranks: their environment, and invalid launches.
 
 use std::fs;
 use std::io::Write;
@@ -11,7 +11,7 @@ use super::run::{NO_MPIRUN, Way, both_ways, has_mpirun, launch, launch_with};
 
 #[test]
 fn each_rank_has_its_environment() {
-    // A file of a person alone, as all of this crate are.
+    // A temporary file is readable by its owner only, as required for a token.
     let mut token = tempfile::NamedTempFile::new().unwrap();
     writeln!(token, "{}", "ab".repeat(32)).unwrap();
     let port = free_port();
@@ -33,7 +33,7 @@ fn each_rank_has_its_environment() {
             format!("[rank 1] 1/2 1/2 127.0.0.1:{port} 127.0.0.1:{port} none abab"),
         ]
     );
-    // Without --master-port they meet at a free port.
+    // Without --master-port, a free port is used.
     let ended = launch(
         Way::Own,
         1,
@@ -51,7 +51,7 @@ fn each_rank_has_its_environment() {
     assert!(port > 1000);
 }
 
-/// A port that is free now.
+/// Returns a port that is currently free.
 fn free_port() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     listener.local_addr().unwrap().port()
@@ -171,7 +171,7 @@ fn what_cannot_be_started_is_named() {
         let start = "error: the engine nccl is not compiled in: install this program with it, `cargo install --path \
                      cli --features cuda`";
         assert!(code == 2 && error.starts_with(start), "{code}: {error}");
-        // Once, not for each rank.
+        // The error is printed once, not for each rank.
         assert_eq!(error.lines().count(), 1, "{error}");
     }
     let (code, error) = start(&["--ranks", "2", "--mpirun", "/bin/echo", "--", "pretrain"]);
@@ -205,7 +205,7 @@ fn wrong_usage_has_its_own_code() {
     );
 }
 
-/// Messages of mpirun itself are printed.
+/// Checks that messages of mpirun itself are printed.
 #[test]
 fn mpirun_explains_what_it_cannot_do() {
     if !has_mpirun() {

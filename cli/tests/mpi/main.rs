@@ -1,4 +1,4 @@
-//! Ranks as processes: each test starts real ones, under mpirun or the launcher.
+//! Tests with ranks as processes. Each test starts real processes under mpirun or the launcher.
 
 mod mpi_conformance;
 mod mpi_faults;

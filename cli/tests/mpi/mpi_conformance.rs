@@ -1,4 +1,4 @@
-//! The conformance suite on ranks that are processes.
+//! Runs the conformance suite on ranks that are processes.
 
 use std::time::Duration;
 
@@ -40,7 +40,7 @@ fn four_ranks() {
     conforms(4, "200");
 }
 
-/// Three ranks that call different collectives get an error each.
+/// Checks that each of three ranks that call different collectives gets an error.
 fn is_an_answer(kind: &str) {
     let stage = Stage::new("mismatch");
     let mut command = stage.mpirun(3);

@@ -1,7 +1,7 @@
-//! What happens when a rank fails: each fault with four real processes under the launcher.
+//! Tests the behavior when a rank fails. Each fault is injected into four real processes under the launcher.
 //!
-//! Every test checks the exit code, the messages, whether any rank waited for a deadline, and that no process is left. The
-//! times are printed.
+//! Every test checks the exit code, the messages, whether any rank waited for a deadline, and that no process is
+//! left. The times are printed.
 
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,7 +19,7 @@ const DEADLINE: &str = "6";
 /// Timeout of a heartbeat.
 const SILENCE: &str = "3";
 
-/// A run with an injected fault.
+/// Result of a run with an injected fault.
 struct Struck {
     ended: Ended,
     folder: String,
@@ -61,7 +61,7 @@ fn strike(stage: &Stage, fault: &str, flags: &[&str]) -> Struck {
     Struck { ended, folder }
 }
 
-/// The second of the day at which the fault fired, from its warning.
+/// Returns the time of day in seconds at which the fault fired, from its warning.
 fn struck_at(errors: &str) -> Option<f64> {
     let line = errors
         .lines()
@@ -91,8 +91,8 @@ impl Struck {
         self
     }
 
-    /// Checks that the failure was detected without a timeout. How long that takes depends on the machine (the book has
-    /// the times).
+    /// Checks that the failure was detected without a timeout. The duration is not checked, because it depends on the
+    /// machine (the book lists measured times).
     fn at_once(&self) -> &Self {
         for late in ["deadline: after", "has sent no heartbeat"] {
             assert!(!self.ended.errors.contains(late), "{}", self.ended.all());
@@ -129,7 +129,7 @@ fn killed() {
         .tells("rank 3 exited without reporting an error, last seen")
         .tells("rank 2 is at call");
     struck.tells("in step 3");
-    // A rank says where it is when a step begins.
+    // A rank reports its position when a step begins.
     assert!(
         !struck.ended.errors.contains("before any call"),
         "{}",
@@ -137,7 +137,7 @@ fn killed() {
     );
 }
 
-/// mpirun ends the other ranks at once: the report must be printed before.
+/// mpirun ends the other ranks at once, so the report must be printed before.
 #[test]
 fn killed_under_mpirun() {
     let stage = Stage::new("mpirun");
@@ -193,7 +193,7 @@ fn segmentation_fault() {
         .logs(&[1, 2, 3]);
 }
 
-/// All ranks finish the same step, evaluate, and stop.
+/// Checks that all ranks finish the same step, evaluate, and stop.
 #[test]
 fn terminated() {
     let stage = Stage::new("term");
@@ -234,7 +234,7 @@ fn never_started() {
     assert_ne!(struck.ended.code, Some(0));
 }
 
-/// A rank that exits before it registers is not waited for.
+/// Checks that the launcher does not wait for a rank that exits before it registers.
 #[test]
 fn failed_before_the_start() {
     let stage = Stage::new("early");
@@ -279,7 +279,7 @@ fn mismatched_shape() {
         .tells("in step 3");
 }
 
-/// A NaN skips the step on every rank; the run continues.
+/// Checks that a NaN skips the step on every rank, and that the run continues.
 #[test]
 fn not_a_number() {
     let stage = Stage::new("nan");
@@ -292,7 +292,7 @@ fn not_a_number() {
     );
 }
 
-/// Of a step's calls, 0 to 5 are those of the first forward, and 6 to 10 of its backward.
+/// In a step, calls 0 to 5 belong to the first forward, and calls 6 to 10 to its backward.
 #[test]
 fn panicked_in_the_backward() {
     let stage = Stage::new("panic");
@@ -317,7 +317,7 @@ fn an_error() {
         .tells("rank 0 failed: fault injection");
 }
 
-/// A rank that loops forever is detected by the timeout of the others, and ended.
+/// Checks that a rank that loops forever is detected by the timeout of the other ranks, and ended.
 #[test]
 #[ignore = "slow: run by cargo xtask test --all"]
 fn spinning() {
@@ -343,7 +343,7 @@ fn a_late_call_does_no_harm() {
     strike(&stage, "delay:2s@rank=1,step=2,call=5", &[]).exits(0);
 }
 
-/// The disk of the run folder is full: rank 0 reports it, and all ranks end.
+/// Fills the disk of the run folder. Rank 0 reports it, and all ranks end.
 #[test]
 fn a_full_disk() {
     let stage = Stage::new("disk");

@@ -1,4 +1,4 @@
-//! Two hosts on one machine: connected network namespaces, each with its own host name.
+//! Tests two hosts on one machine: connected network namespaces, each with its own host name.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -16,7 +16,7 @@ use crate::processes::{PROGRAM, Stage, run, start};
 const PATIENCE: Duration = Duration::from_secs(60);
 const RANKS: usize = 4;
 
-/// Two namespaces, removed on drop.
+/// Two network namespaces, which are removed on drop.
 struct Hosts<'a> {
     stage: &'a Stage,
     names: [String; 2],
@@ -24,9 +24,9 @@ struct Hosts<'a> {
 }
 
 impl<'a> Hosts<'a> {
-    /// Creates them, which needs root; skips the test otherwise.
+    /// Creates the namespaces, which requires root. Otherwise skips the test.
     fn new(stage: &'a Stage) -> Option<Self> {
-        // Interfaces have short names.
+        // Interface names must be short.
         let number = std::process::id() % 10_000;
         let hosts = Self {
             stage,
@@ -60,7 +60,7 @@ impl<'a> Hosts<'a> {
         [1, 2].map(|host| format!("{}.{host}", self.net))
     }
 
-    /// The remote shell of mpirun: a script that is called with an address and a command.
+    /// Creates the remote shell of mpirun: a script that is called with an address and a command.
     fn agent(&self) -> PathBuf {
         let path = self.stage.path().join("agent.sh");
         let name = &self.names[1];
@@ -73,7 +73,7 @@ impl<'a> Hosts<'a> {
         path
     }
 
-    /// The arguments of mpirun for these hosts.
+    /// Returns the mpirun arguments for these hosts.
     fn mpirun_args(&self) -> String {
         let (agent, net) = (self.agent(), format!("{}.0/24", self.net));
         format!(
@@ -82,13 +82,13 @@ impl<'a> Hosts<'a> {
         )
     }
 
-    /// `two:2,hosts:2`.
+    /// Returns the hosts and their slots, as in `two:2,hosts:2`.
     fn hosts(&self) -> String {
         let [a, b] = self.addresses();
         format!("{a}:2,{b}:2")
     }
 
-    /// A command on the first host.
+    /// Returns a command on the first host.
     fn on_first(&self, words: &[&str]) -> Command {
         let name = &self.names[0];
         let mut command = self.stage.command("ip");
@@ -125,7 +125,7 @@ impl Drop for Hosts<'_> {
     }
 }
 
-/// The output of a process, read while it runs.
+/// Output of a process, which is read while the process runs.
 struct Told(Arc<Mutex<String>>);
 
 impl Told {
@@ -185,7 +185,8 @@ fn two_hosts_train_to_the_bits_of_one() {
     assert_eq!(metrics[1], metrics[0]);
 }
 
-/// Runs with a fault on the second host, which has the ranks 2 and 3: the fault is reported once, and no process is left.
+/// Runs with a fault on the second host, which has ranks 2 and 3. The fault must be reported once, and no process may
+/// be left.
 fn strike_second_host(stage: &Stage, hosts: &Hosts, fault: &str, says: &[&str]) -> Option<i32> {
     let run_dir = fault.split(',').next().unwrap();
     let mut command = hosts.mpirun();
@@ -272,7 +273,7 @@ fn faults_on_the_second_host_are_reported_as_others() {
         ),
     ] {
         let found = strike_second_host(&stage, &hosts, fault, &says);
-        // Of several processes that end with an error mpirun returns the code of the one that it hears of first.
+        // If several processes end with an error, mpirun returns the exit code of the first error that reaches it.
         match code {
             Some(code) => assert_eq!(found, Some(code), "{fault}"),
             None => assert_ne!(found, Some(0), "{fault}"),
@@ -280,7 +281,7 @@ fn faults_on_the_second_host_are_reported_as_others() {
     }
 }
 
-/// The link is cut during training: the first host reports the lost ranks, and the ranks of both hosts end.
+/// Cuts the link during training. The first host reports the lost ranks, and the ranks of both hosts end.
 #[test]
 #[ignore = "slow: run by cargo xtask test --all"]
 fn a_link_is_cut_in_the_middle() {
@@ -309,7 +310,7 @@ fn a_link_is_cut_in_the_middle() {
     told.await_text("has sent no heartbeat for 3 s", PATIENCE);
     let lost = |told: &str| told.contains("rank 2 failed: ") || told.contains("rank 3 failed: ");
     assert!(lost(&told.all()), "{}", told.all());
-    // Each side sees by itself that it is alone. Open MPI's own processes wait for TCP to give up, which takes minutes.
+    // Each side detects the loss on its own. Open MPI's own processes wait for a TCP timeout, which takes minutes.
     let ours = || {
         let mut living = stage.living();
         living.retain(|(_, command)| command.starts_with(PROGRAM));

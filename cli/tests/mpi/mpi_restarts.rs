@@ -1,4 +1,4 @@
-//! Runs whose processes are killed, and that `launch --max-restarts` starts again: each sample is used once.
+//! Tests runs whose processes are killed, and that `launch --max-restarts` restarts. Each sample must be used once.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -12,16 +12,16 @@ use serde_json::Value;
 
 use crate::processes::{Ended, PROGRAM, Stage, end, run};
 
-/// The time for a run to reach its next kill, and for one to end.
+/// Timeout for a run to reach its next kill, and for a run to end.
 const PATIENCE: Duration = Duration::from_secs(120);
 const RANKS: usize = 4;
 const SIGNALS: [i32; 4] = [libc::SIGKILL, libc::SIGABRT, libc::SIGILL, libc::SIGSEGV];
 
-/// A run with kills.
+/// Run whose processes are killed.
 struct Killed {
     stage: Stage,
     kills: usize,
-    /// The steps from the last kill to the next, at least.
+    /// The minimum number of steps between two kills.
     every: usize,
 }
 
@@ -35,7 +35,7 @@ impl Killed {
     }
 
     fn flags(&self) -> Vec<String> {
-        // A kill may come a few steps late.
+        // A kill may be a few steps late.
         let steps = (self.every + 4) * (self.kills + 2);
         let text = format!(
             "--dp {RANKS} --pp 1 --tp 1 --precision f64 --compute-threads 1 --steps {steps} --save-every 5 --checkpoint.keep_last 2"
@@ -43,7 +43,7 @@ impl Killed {
         text.split(' ').map(str::to_owned).collect()
     }
 
-    /// The same run without kills, on threads.
+    /// Runs the same settings without kills, on threads.
     fn undisturbed(&self) {
         let mut command = self.stage.command(PROGRAM);
         let command = self.stage.pretrain(&mut command, "undisturbed");
@@ -58,7 +58,7 @@ impl Killed {
         command.args(["--restart-delay", "0.1"]);
         command.arg("--");
         let command = self.stage.pretrain(&mut command, "run");
-        // Nobody reads pipes while the run goes on, and a full one would stop it.
+        // Use files: pipes are not read during the run, and a full pipe would block it.
         let file = |name: &str| File::create(self.stage.path().join(name)).unwrap();
         command.stdout(file("stdout")).stderr(file("stderr"));
         command.args(self.flags()).spawn().unwrap()
@@ -75,7 +75,7 @@ impl Killed {
             println!("kill {kill} after step {reached}: {process} {called:.60}");
             target = reached + self.every;
         }
-        // The files are whole once the launcher has ended.
+        // The files are complete once the launcher has ended.
         let ended = end(child, PATIENCE);
         Ended {
             output: self.stage.read("stdout"),
@@ -84,7 +84,7 @@ impl Killed {
         }
     }
 
-    /// Waits until the run has made a step, and returns the last one.
+    /// Waits until the run has reached a step, and returns the last step.
     fn await_step(&self, step: usize) -> usize {
         let until = Instant::now() + PATIENCE;
         loop {
@@ -103,20 +103,20 @@ impl Killed {
         }
     }
 
-    /// Sends a signal until the process has ended. At the first SIGSEGV the handler of a Rust program restores the default action
-    /// and returns, as a fault occurs again; one from outside must be sent again.
+    /// Sends a signal until the process has ended. At the first SIGSEGV, the handler of a Rust program restores the
+    /// default action and returns, because a real fault occurs again. A SIGSEGV from outside must be sent again.
     fn kill(&self, process: u32, signal: i32) {
         let until = Instant::now() + PATIENCE;
         let lives = || self.stage.living().iter().any(|(pid, _)| *pid == process);
         while lives() {
             assert!(Instant::now() < until, "{process} survives {signal}");
-            // SAFETY: no pointers.
+            // SAFETY: the call has no pointers.
             unsafe { libc::kill(process as i32, signal) };
             sleep(Duration::from_millis(20));
         }
     }
 
-    /// A rank, now and then mpirun or the guard process.
+    /// Returns the process to kill: usually a rank, sometimes mpirun or the guard process.
     fn victim(&self, kill: usize) -> (u32, String) {
         let rank = format!("{PROGRAM} pretrain");
         let program = match kill % 10 {
@@ -138,7 +138,7 @@ impl Killed {
         }
     }
 
-    /// Checks that every step was made with the samples of the undisturbed run, and what is recorded.
+    /// Checks that every step used the samples of the undisturbed run, and checks the records.
     fn check(&self, ended: &Ended) {
         assert_eq!(ended.code, Some(0), "{}", ended.all());
         self.stage.expect_nothing_left();
@@ -169,7 +169,7 @@ impl Killed {
                 if is_last { "complete" } else { "signal" },
                 "{attempt}"
             );
-            // From the newest checkpoint.
+            // The attempt started from the newest checkpoint.
             let from = attempt["from_step"].as_u64().unwrap();
             assert!(
                 from.is_multiple_of(5) && (from > 0) == (number > 0),
@@ -182,7 +182,7 @@ impl Killed {
     }
 }
 
-/// The steps of a run, without those that were repeated.
+/// Returns the steps of a run, without repeated steps.
 fn steps(run: &Path) -> Vec<StepMetrics> {
     let records = read_metrics(&run.join("metrics.jsonl")).unwrap_or_default();
     let steps = records.into_iter().filter_map(|record| match record {
@@ -206,7 +206,7 @@ fn a_killed_run_has_the_bits_of_one_that_was_not() {
     expect_every_sample_once("restarts", 2);
 }
 
-/// A bit that flips once is found by computing the step again, and is not there after the restart.
+/// Checks that a transient bit flip is found by computing the step again, and does not recur after the restart.
 #[test]
 fn a_run_is_started_again_after_a_transient_fault() {
     let stage = Stage::new("flip");
@@ -230,14 +230,14 @@ fn a_run_is_started_again_after_a_transient_fault() {
     assert!(ended.output.contains(cost), "{}", ended.all());
 }
 
-/// Among them mpirun and the guard process.
+/// The killed processes include mpirun and the guard process.
 #[test]
 #[ignore = "minutes: run by hand"]
 fn fifty_kills() {
     expect_every_sample_once("fifty", 50);
 }
 
-/// A rank that is stopped, and one that leaves out a call.
+/// Tests a rank that is stopped, and a rank that omits a call.
 #[test]
 #[ignore = "slow: run by cargo xtask test --all"]
 fn a_run_goes_on_after_a_rank_was_lost() {
@@ -269,7 +269,7 @@ fn a_run_goes_on_after_a_rank_was_lost() {
     }
 }
 
-/// What would occur again is not repeated, and a run without the folder that it resumes in is refused.
+/// Checks that a failure that would recur is not retried, and that a run without a run folder is refused.
 #[test]
 fn an_error_of_a_rank_is_not_repeated() {
     let stage = Stage::new("no-restart");
@@ -300,7 +300,7 @@ fn an_error_of_a_rank_is_not_repeated() {
     assert!(ended.errors.contains(why), "{}", ended.all());
     stage.expect_nothing_left();
 
-    // A panic may pass: the fault is not injected again.
+    // A panic may be transient. The fault is not injected again.
     fs::remove_dir_all(stage.path().join("run")).unwrap();
     let ended = run(
         &mut launch(&["--inject", "panic@rank=1,step=2,call=0"]),

@@ -1,4 +1,4 @@
-//! Ranks as processes are bit-equal to ranks as threads.
+//! Tests that ranks as processes are bit-equal to ranks as threads.
 
 use std::fs;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use crate::processes::{PROGRAM, Stage, run};
 
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// The metrics of a run by threads, by mpirun and by the launcher.
+/// Returns the metrics of a run with threads, with mpirun and with the launcher.
 fn metrics(stage: &Stage, ranks: usize, flags: &[&str]) -> [String; 3] {
     let threads = stage.command(PROGRAM);
     let starts = [
@@ -73,7 +73,8 @@ fn pipeline_and_sharded_in_16_bits() {
     );
 }
 
-/// Files of 1 to 40 bytes in rows of 32: with 8 tokens of a rank they are on one, two and four of the four ranks.
+/// Uses files of 1 to 40 bytes in rows of 32. With 8 tokens per rank, they are on one, two and four of the four
+/// ranks.
 #[test]
 fn documents_on_groups_by_their_length() {
     let mut stage = Stage::new("hybrid");
@@ -116,7 +117,8 @@ fn fully_sharded() {
     );
 }
 
-/// Rank 0 finds the checkpoint while the others wait, and all resume from it; if no step is left, all exit.
+/// Rank 0 finds the checkpoint while the other ranks wait, and all ranks resume from it. If no step is left, all
+/// ranks exit.
 #[test]
 fn a_run_folder_goes_on() {
     let stage = Stage::new("goes-on");
@@ -145,7 +147,7 @@ fn a_run_folder_goes_on() {
         assert!(ended.output.contains(says), "{}", ended.all());
         stage.expect_nothing_left();
     }
-    // What is refused is refused by the first rank alone, before it meets the others.
+    // Invalid settings are rejected by the first rank alone, before the rendezvous.
     let mut command = stage.launch(4);
     command.args(["pretrain", "--resume", "run", "--seed", "77"]);
     let ended = run(&mut command, PATIENCE);

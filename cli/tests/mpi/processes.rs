@@ -1,4 +1,4 @@
-//! Starts real processes for the tests, and finds those that are left.
+//! Starts real processes for the tests, and finds leftover processes.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
 
-/// The variable by which the processes of a test are found; all of them inherit it.
+/// The variable that identifies the processes of a test. All processes of the test inherit it.
 const MARK: &str = "BURN_MEGATRON_TEST_MARK";
 
 /// The command under test.
@@ -41,8 +41,8 @@ prompt = "fn"
 tokens = 4
 "#;
 
-/// The temporary folder of a test, removed on drop, and the tag of its processes. One at a time, as the tests measure
-/// times and have more processes than the machine has cores.
+/// Temporary folder of a test, which is removed on drop, and the tag of its processes. Only one stage exists at a
+/// time, because the tests measure times and have more processes than the machine has cores.
 pub struct Stage {
     folder: PathBuf,
     mark: String,
@@ -75,12 +75,12 @@ impl Stage {
         &self.folder
     }
 
-    /// A command whose processes have the tag of this test.
+    /// Returns a command whose processes have the tag of this test.
     pub fn command(&self, program: &str) -> Command {
         let mut command = Command::new(program);
         command
             .env(MARK, &self.mark)
-            // A backtrace of a binary that was not optimised takes seconds.
+            // A backtrace of an unoptimized binary takes seconds.
             .env("RUST_BACKTRACE", "0")
             .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
             .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
@@ -89,7 +89,7 @@ impl Stage {
         command
     }
 
-    /// `mpirun` with `ranks` ranks of the command under test.
+    /// Returns an `mpirun` command with `ranks` ranks of the command under test.
     pub fn mpirun(&self, ranks: usize) -> Command {
         let mut command = self.command("mpirun");
         command.args(["--oversubscribe", "--bind-to", "none", "-x", MARK, "-n"]);
@@ -97,14 +97,14 @@ impl Stage {
         command
     }
 
-    /// The launcher with `ranks` ranks.
+    /// Returns a launcher command with `ranks` ranks.
     pub fn launch(&self, ranks: usize) -> Command {
         let mut command = self.command(PROGRAM);
         command.args(["launch", "--ranks", &ranks.to_string(), "--"]);
         command
     }
 
-    /// `pretrain` on the small recipe into the run folder `run`.
+    /// Adds the arguments of `pretrain` with the small recipe and the run folder `run`.
     pub fn pretrain<'a>(&self, command: &'a mut Command, run: &str) -> &'a mut Command {
         command.args(["pretrain", "--recipe", "recipe.toml", "--data", &self.data]);
         command.args(["--run-dir", run])
@@ -115,7 +115,7 @@ impl Stage {
         fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
     }
 
-    /// The running processes of this test, with their command lines.
+    /// Returns the running processes of this test, with their command lines.
     pub fn living(&self) -> Vec<(u32, String)> {
         let mark = format!("{MARK}={}", self.mark);
         let entries = fs::read_dir("/proc").unwrap().flatten();
@@ -125,7 +125,7 @@ impl Stage {
             let read = |file: &str| fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
             let environment = read("environ");
             let stat = String::from_utf8_lossy(&read("stat")).into_owned();
-            // What has ended and was not collected is no process any more.
+            // A zombie does not count as running.
             let is_dead = stat
                 .rsplit(')')
                 .next()
@@ -167,7 +167,7 @@ impl Drop for Stage {
     }
 }
 
-/// The result of a command.
+/// Result of a command.
 pub struct Ended {
     pub code: Option<i32>,
     pub output: String,
@@ -176,13 +176,13 @@ pub struct Ended {
 }
 
 impl Ended {
-    /// All output, for messages.
+    /// Returns all output, for messages.
     pub fn all(&self) -> String {
         format!("code {:?}\n{}\n{}", self.code, self.output, self.errors)
     }
 }
 
-/// Runs a command, with a timeout.
+/// Runs a command with a timeout.
 pub fn run(command: &mut Command, patience: Duration) -> Ended {
     let began = Instant::now();
     let child = start(command);
@@ -202,7 +202,7 @@ pub fn start(command: &mut Command) -> Child {
         .unwrap_or_else(|error| panic!("{program:?} cannot be started: {error}"))
 }
 
-/// Waits for a command, and fails if it takes longer.
+/// Waits for a command, and fails on timeout.
 pub fn end(child: Child, patience: Duration) -> Ended {
     let pid = child.id();
     let began = Instant::now();

@@ -1,4 +1,4 @@
-//! `burn-megatron preprocess` as a process that is stopped, and training on its files.
+//! Tests `burn-megatron preprocess` as a process that is stopped, and training on its files.
 #![cfg(unix)]
 
 use std::fs;
@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// Timeout of a process.
+/// Timeout for a process.
 const DEADLINE: Duration = Duration::from_secs(60);
 
 fn folder(name: &str) -> PathBuf {
@@ -24,12 +24,12 @@ fn names(folder: &Path) -> Vec<String> {
     names.collect()
 }
 
-/// A process that has created its files and waits for standard input.
+/// Starts a process that has created its files and waits for standard input.
 fn waiting(folder: &Path) -> Child {
     waiting_beside(folder, &[])
 }
 
-/// The same where another process has left files, which are removed at the start.
+/// Starts such a process in a folder with leftover files of another process, which are removed at the start.
 fn waiting_beside(folder: &Path, left: &[String]) -> Child {
     let mut child = Command::new(env!("CARGO_BIN_EXE_burn-megatron"))
         .args([
@@ -100,7 +100,7 @@ fn work_that_was_killed_begins_anew() {
         "{left:?}"
     );
     assert!(!left.is_empty());
-    // What a live process makes stays, as long as it lives.
+    // Files of a live process are kept as long as it lives.
     let mut live = waiting_beside(&folder, &left);
     fs::write(folder.join("in.txt"), "one\ntwo\n").unwrap();
     let again = Command::new(env!("CARGO_BIN_EXE_burn-megatron"))
@@ -165,7 +165,7 @@ fn run(folder: &Path, words: &[&str]) -> String {
     format!("{}{error}", String::from_utf8_lossy(&output.stdout))
 }
 
-/// Nats per token over bits per byte, in bytes per token, of each line of the metrics of a run.
+/// Returns bytes per token (nats per token over bits per byte) for each line of the metrics of a run.
 fn ratios(run: &Path) -> Vec<f64> {
     let text = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
     // The first line is the version.
@@ -236,7 +236,7 @@ fn losses_of_a_run_are_per_byte_of_its_text() {
         "{found:?}, {bytes_per_token}"
     );
 
-    // Without a description bytes are not known, and the loss is said to be per token.
+    // Without metadata, the number of bytes is unknown, and the loss is reported per token.
     fs::remove_file(folder.join("tokens.json")).unwrap();
     let said = run(&folder, &[&pretrain[..], &["bare"], &files[1..5]].concat());
     assert!(

@@ -1,4 +1,4 @@
-//! Nothing is lost: checkpoints that cannot be used or are discarded, the end of a run, its settings.
+//! Tests that nothing is lost: unusable and discarded checkpoints, the end of a run, and its settings.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use burn_megatron_train::metrics::MetricsRecord;
 
 use super::stage::{SAME, Stage, assert_timed_once, last_line, text};
 
-/// A checkpoint that was moved to another disk, which is not mounted.
+/// Moves a checkpoint to another disk, which is not mounted.
 #[test]
 fn a_checkpoint_that_cannot_be_read_now_stops_the_run_unless_it_is_skipped() {
     let stage = Stage::new("unmounted");
@@ -25,7 +25,7 @@ fn a_checkpoint_that_cannot_be_read_now_stops_the_run_unless_it_is_skipped() {
     let aside = "step-00000060.unreadable-io";
     let expected = ["step-00000050", "step-00000060", aside];
     assert_eq!(stage.checkpoints("run"), expected);
-    // The link is still one, and what it leads to is whole.
+    // The link is still a link, and its target is intact.
     fs::rename(&unmounted, &disk).unwrap();
     let link = stage.file("run", "checkpoints").join(aside);
     assert!(link.is_symlink());
@@ -117,7 +117,7 @@ fn a_run_folder_alone_goes_on_with_its_recipe_and_saves_no_less() {
     let said = stage.resumes("run", &[]);
     assert!(said.contains("nothing to do: "), "{said}");
     assert_eq!(stage.files("run"), before.1);
-    // Killed between its last save and its end, it still measures and writes.
+    // A run that was killed between its last save and its end still evaluates and writes its files.
     let path = stage.file("run", "metrics.jsonl");
     let (metrics, records) = (fs::read_to_string(&path).unwrap(), stage.metrics("run"));
     let cut = metrics.trim_end().rfind('\n').unwrap() + 1;
@@ -133,8 +133,8 @@ fn a_run_folder_alone_goes_on_with_its_recipe_and_saves_no_less() {
     let lossy = ["--steps", "40", "--resume", "auto", "--no-save"];
     stage.fails("run", &lossy, says);
 
-    // An extension that is killed before it has saved leaves the settings that the checkpoints have.
-    // Its warm-up is over, and stays what it was.
+    // An extension that is killed before its first save keeps the settings of the existing checkpoints. The completed
+    // warm-up does not change.
     let longer = ["--steps", "40", "--resume-allow-change", "train.steps"];
     let run = stage.0.join("run");
     let alone = [&["--resume", run.to_str().unwrap()], &longer[..]].concat();
@@ -153,7 +153,7 @@ fn a_run_folder_alone_goes_on_with_its_recipe_and_saves_no_less() {
     assert_timed_once(&stage.file("run", "timings.jsonl"), 40);
     let is_step = |record: &&MetricsRecord| matches!(record, MetricsRecord::Step(_));
     assert_eq!(stage.metrics("run").iter().filter(is_step).count(), 40);
-    // The same by the flags of the first time, without those that it was saved with.
+    // Extend the run with the flags of the first start, without the flag values that were saved.
     let longer = ["--steps", "60", "--resume", "auto"];
     let longer = [&SAME[..], &longer, &["--resume-allow-change", "train"]].concat();
     stage.succeeds("run", &longer);

@@ -1,4 +1,4 @@
-//! `burn-megatron pretrain` that is interrupted and resumed as if it had not been.
+//! Tests that `burn-megatron pretrain` can be interrupted and resumed with the results of an uninterrupted run.
 #![cfg(unix)]
 
 mod kept;
@@ -51,7 +51,7 @@ fn an_interrupted_run_goes_on_with_the_same_metrics() {
         );
         stage.assert_same_metrics("whole", name);
         assert_timed_once(&stage.file(name, "timings.jsonl"), 60);
-        // A run that is over is over.
+        // Resuming a finished run changes nothing.
         let before = stage.files(name);
         let said = stage.succeeds(name, &flags);
         assert!(said.contains("nothing to do: "), "{said}");
@@ -64,7 +64,7 @@ fn a_killed_run_goes_on_from_its_newest_checkpoint() {
     let stage = Stage::new("killed");
     stage.succeeds("whole", &SAME);
     let auto = [&SAME[..], &["--resume", "auto"]].concat();
-    // Before the first checkpoint, then after some.
+    // Kill before the first checkpoint, then after several checkpoints.
     for steps in [3, 25] {
         let ended = stage.interrupt("killed", &auto, steps, libc::SIGKILL);
         assert_eq!(ended.status.code(), None);
@@ -92,7 +92,7 @@ fn a_broken_checkpoint_is_passed_over() {
     assert!(said.contains("resumed  after step 50, "), "{said}");
     assert_eq!(stage.metrics("run"), before);
     assert!(stage.raw_metrics("run").starts_with(&raw));
-    // It is kept under another name, not counted, and named wherever somebody looks.
+    // The checkpoint is kept under another name and not counted. Every listing shows it.
     let aside = "step-00000060.unreadable-corrupt";
     let expected = ["step-00000050", "step-00000060", aside];
     assert_eq!(stage.checkpoints("run"), expected);
@@ -165,12 +165,12 @@ fn what_would_be_another_run_is_refused() {
     stage.fails("damaged", &from, "manifest.json");
     fs::write(&manifest, whole).unwrap();
     steps_without_their_checkpoints(&stage);
-    // Other text is other data.
+    // Other text is different data.
     fs::write(stage.0.join("text/0.rs"), "fn other() {}\n".repeat(200)).unwrap();
     stage.fails("new5", &from, "data_fingerprint");
 }
 
-/// The disk of the checkpoints is not mounted, or a file of the run is lost: nothing begins again at step 0.
+/// Checks that nothing restarts at step 0 if the disk of the checkpoints is not mounted or a file of the run is lost.
 fn steps_without_their_checkpoints(stage: &Stage) {
     let auto = ["--resume", "auto"];
     let (checkpoints, aside) = (stage.file("run", "checkpoints"), stage.0.join("aside"));

@@ -1,4 +1,4 @@
-//! A folder with a recipe and a text, and `pretrain` in it.
+//! Test folder with a recipe and a text, and `pretrain` commands in it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -44,7 +44,7 @@ keep_last = 2
 
 pub const SAME: [&str; 4] = ["--dp", "2", "--zero-stage", "1"];
 
-/// The temporary folder of a test, removed on drop.
+/// Temporary folder of a test, which is removed on drop.
 pub struct Stage(pub PathBuf);
 
 impl Stage {
@@ -70,7 +70,7 @@ impl Stage {
         command
     }
 
-    /// The command without the flags of the recipe, the data and the run folder.
+    /// Returns the command without the flags for the recipe, the data and the run folder.
     pub fn alone(&self, flags: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_burn-megatron"));
         command.args(["pretrain", "--compute-threads", "1", "--timeout", "60"]);
@@ -78,7 +78,7 @@ impl Stage {
         command
     }
 
-    /// `pretrain --resume RUN` with flags.
+    /// Runs `pretrain --resume RUN` with flags, which must succeed.
     pub fn resumes(&self, run: &str, flags: &[&str]) -> String {
         let run = self.0.join(run);
         let output = self.alone(&["--resume", run.to_str().unwrap()]);
@@ -87,14 +87,14 @@ impl Stage {
         text(&output)
     }
 
-    /// Removes the table of checkpoints from the recipe.
+    /// Removes the `[checkpoint]` table from the recipe.
     pub fn without_a_table(self) -> Self {
         let (recipe, _) = RECIPE.split_once("[checkpoint]").unwrap();
         fs::write(self.0.join("recipe.toml"), recipe).unwrap();
         self
     }
 
-    /// Runs to the end; must succeed.
+    /// Runs to the end.
     pub fn run(&self, run: &str, flags: &[&str]) -> Output {
         self.command(run, flags).output().unwrap()
     }
@@ -105,7 +105,7 @@ impl Stage {
         text(&output)
     }
 
-    /// Must be refused with one line, before anything starts or is written.
+    /// Checks that the command is refused with one line, before anything starts or is written.
     pub fn fails(&self, run: &str, flags: &[&str], says: &str) {
         let before = self.files(run);
         let said = self.fails_somewhere(run, flags, says);
@@ -114,7 +114,7 @@ impl Stage {
         assert_eq!(self.files(run), before);
     }
 
-    /// Must fail, possibly on its ranks.
+    /// Checks that the command fails, possibly on its ranks.
     pub fn fails_somewhere(&self, run: &str, flags: &[&str], says: &str) -> String {
         let output = self.run(run, flags);
         let said = text(&output);
@@ -123,7 +123,7 @@ impl Stage {
         said
     }
 
-    /// The files of a run, with their contents; none if there is no run.
+    /// Returns the files of a run with their contents. The result is empty if there is no run.
     pub fn files(&self, run: &str) -> BTreeMap<PathBuf, Vec<u8>> {
         let (mut files, mut folders) = (BTreeMap::new(), vec![self.0.join(run)]);
         while let Some(folder) = folders.pop() {
@@ -138,7 +138,7 @@ impl Stage {
         files
     }
 
-    /// Starts, and sends a signal when so many steps are in the metrics.
+    /// Starts a run, and sends a signal when the metrics contain `steps` steps.
     pub fn interrupt(&self, run: &str, flags: &[&str], steps: usize, signal: i32) -> Output {
         self.interrupt_of(self.command(run, flags), run, steps, signal)
     }
@@ -162,7 +162,7 @@ impl Stage {
         child.wait_with_output().unwrap()
     }
 
-    /// The number of steps that were ever trained, repeated ones included.
+    /// Returns the number of steps that were trained, including repeated steps.
     pub fn steps(&self, run: &str) -> usize {
         let text = fs::read_to_string(self.file(run, "metrics.jsonl")).unwrap_or_default();
         let is_step = |line: &&str| line.contains("\"kind\":\"step\"");
@@ -177,7 +177,7 @@ impl Stage {
         assert_eq!(self.metrics(one), self.metrics(other));
     }
 
-    /// The records of the metrics that count.
+    /// Returns the valid records of the metrics.
     pub fn metrics(&self, run: &str) -> Vec<MetricsRecord> {
         read_metrics(&self.file(run, "metrics.jsonl")).unwrap()
     }
@@ -202,7 +202,7 @@ impl Drop for Stage {
 }
 
 fn send(child: &Child, signal: i32) {
-    // SAFETY: the process is a child that was not waited for, so its number is its own.
+    // SAFETY: the process is a child that was not waited for, so its process id is not reused.
     let sent = unsafe { libc::kill(child.id() as i32, signal) };
     assert_eq!(sent, 0);
 }
@@ -217,7 +217,7 @@ pub fn text(output: &Output) -> String {
     format!("{out}{error}")
 }
 
-/// Every step has one line that counts, in order.
+/// Checks that every step has exactly one valid line, in order.
 pub fn assert_timed_once(path: &Path, steps: usize) {
     let text = fs::read_to_string(path).unwrap();
     let mut timed = vec![];

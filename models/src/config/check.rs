@@ -19,6 +19,17 @@ impl TransformerConfig {
     ///
     /// Returns the width of a head.
     ///
+    /// ```
+    /// use burn_megatron_models::TransformerConfig;
+    ///
+    /// // A small Llama with 4 heads.
+    /// let config = TransformerConfig { hidden: 32, layers: 2, ..TransformerConfig::llama() };
+    /// assert_eq!(config.check(2, false)?, 8);
+    /// let error = config.check(8, false).unwrap_err();
+    /// assert!(error.to_string().contains("heads 4"));
+    /// # Ok::<(), burn_megatron::nn::BuildError>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`BuildError`] for the first invalid size.

@@ -67,7 +67,7 @@ pub struct TransformerConfig {
     /// Whether the output projection of attention has a bias; by default the value of `bias`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub output_bias: Option<bool>,
-    /// RMSNorm of queries and keys: per head, as in Qwen 3, or over all heads, as in OLMoE. By default there is none. A
+    /// RMSNorm of queries and keys: per head, as in Qwen 3, or over all heads, as in OLMoE. Not used by default. A
     /// recipe may also set true, which means per head.
     #[serde(with = "qk_norm_setting")]
     #[schemars(schema_with = "qk_norm_setting::schema")]
@@ -128,6 +128,26 @@ impl Default for TransformerConfig {
 
 impl TransformerConfig {
     /// Returns a small byte-level GPT-2: LayerNorm, GELU, learned positions, tied output.
+    ///
+    /// The example checks that a small GPT-2 computes the same on two ranks as on one rank:
+    ///
+    /// ```
+    /// use burn_megatron_models::TransformerConfig;
+    /// use burn_megatron_verify::{Layout, ModelSubject, VerifyOptions, verify};
+    ///
+    /// let config = TransformerConfig {
+    ///     vocabulary: 32,
+    ///     context: 8,
+    ///     hidden: 16,
+    ///     layers: 2,
+    ///     ..TransformerConfig::gpt2()
+    /// };
+    /// let layouts: [Layout; 2] = ["tp2".parse()?, "dp2".parse()?];
+    /// let options = VerifyOptions { steps: 2, ..VerifyOptions::default() };
+    /// let report = verify(&ModelSubject::new(config), &layouts, &options)?;
+    /// assert!(report.passes(), "{report}");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn gpt2() -> Self {
         Self {
             vocabulary: 256,
@@ -172,6 +192,35 @@ impl TransformerConfig {
     }
 
     /// Returns a small byte-level Llama: RMSNorm, SwiGLU, rotary positions, grouped queries, no biases.
+    ///
+    /// The example trains a small Llama on two ranks with tensor parallelism:
+    ///
+    /// ```
+    /// use burn::tensor::Device;
+    /// use burn_megatron_data::TextDocuments;
+    /// use burn_megatron_models::TransformerConfig;
+    /// use burn_megatron_train::prelude::*;
+    ///
+    /// let config = TransformerConfig { context: 16, hidden: 32, layers: 2, ..TransformerConfig::llama() };
+    /// let mut documents = TextDocuments::default();
+    /// documents.push(b"a.txt", "to be or not to be. ".repeat(50).as_bytes());
+    /// let text = TextData::from_documents("memory".as_ref(), documents)?;
+    /// let settings = TrainConfig {
+    ///     steps: 3,
+    ///     warmup_steps: 1,
+    ///     held_out_samples: 2,
+    ///     ..TrainConfig::default()
+    /// };
+    /// let layout = ParallelConfig::new().with_tensor(2);
+    /// let steps = World::threads(2)?.run(|rank| {
+    ///     let (groups, device) = (ParallelContext::new(&layout, &rank)?, Device::flex());
+    ///     let model = config.init(&groups, &device)?;
+    ///     let mut trainer = Trainer::new(model, &groups, &device, &settings)?;
+    ///     Ok::<_, AnyError>(trainer.fit(&text, &mut NoopObserver)?.steps)
+    /// })?;
+    /// assert_eq!(steps, [3, 3]);
+    /// # Ok::<(), AnyError>(())
+    /// ```
     pub fn llama() -> Self {
         Self {
             groups: Some(2),

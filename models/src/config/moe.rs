@@ -33,7 +33,7 @@ pub struct MoeConfig {
     /// experts, except with pre-softmax.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub normalized: Option<bool>,
-    /// The factor by which expert weights are multiplied.
+    /// The scale factor of the expert weights.
     pub factor: f64,
     /// The method of choosing experts.
     pub choice: RouterChoice,
@@ -47,7 +47,8 @@ pub struct MoeConfig {
     pub router_bias: bool,
     /// The dtype in which the router computes.
     pub router_dtype: RouterDType,
-    /// The inner width of the shared expert, an MLP that processes every token; by default there is none.
+    /// The inner width of the shared expert, an MLP that processes every token. By default, the model has no shared
+    /// expert.
     pub shared_width: Option<usize>,
     /// Whether a gate scales the output of the shared expert.
     pub shared_gate: bool,

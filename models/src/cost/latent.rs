@@ -16,7 +16,7 @@ use crate::LayerFlops;
 struct Sizes {
     hidden: u64,
     heads: u64,
-    /// The width of the query latent; 0 if there is none.
+    /// The width of the query latent. 0 without a query latent.
     q_rank: u64,
     kv_rank: u64,
     nope: u64,

@@ -111,6 +111,15 @@ impl ModelFamily {
     }
 
     /// Returns a small byte-level model of the family.
+    ///
+    /// ```
+    /// use burn_megatron::nn::QkNorm;
+    /// use burn_megatron_models::hf::{HfFamily, ModelFamily};
+    ///
+    /// let family = ModelFamily::of_name("qwen3").unwrap();
+    /// assert_eq!(family.defaults().qk_norm, Some(QkNorm::Heads));
+    /// assert!(ModelFamily::of_name("bert").is_none());
+    /// ```
     pub fn defaults(self) -> TransformerConfig {
         self.family().defaults()
     }

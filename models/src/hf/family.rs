@@ -42,8 +42,8 @@ pub trait HfFamily: Copy + Debug + PartialEq + Send + Sync + 'static {
     /// [`HfConfigError`], which names the key, its value and the supported values.
     fn read(self, keys: &mut ConfigKeys) -> Result<Self::Model, HfConfigError>;
 
-    /// Returns the values with which the class of `transformers` replaces missing keys and `null`. By default, there
-    /// are none.
+    /// Returns the values with which the class of `transformers` replaces missing keys and `null`. The default
+    /// implementation returns no values.
     fn class_defaults(self) -> ClassDefaults {
         ClassDefaults::default()
     }
@@ -58,9 +58,9 @@ pub trait HfFamily: Copy + Debug + PartialEq + Send + Sync + 'static {
         None
     }
 
-    /// Returns tensors of the files that repeat other tensors, as names of the copy and the original. By default, there
-    /// are none. Copies are written after [`tensors`](Self::tensors). Copies in a folder are compared with the
-    /// original, but not loaded.
+    /// Returns tensors of the files that repeat other tensors, as names of the copy and the original. The default
+    /// implementation returns no tensors. Copies are written after [`tensors`](Self::tensors). Copies in a folder are
+    /// compared with the original, but not loaded.
     fn copies(self, _model: &Self::Model) -> Vec<(String, &'static str)> {
         vec![]
     }

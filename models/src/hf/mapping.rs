@@ -14,7 +14,7 @@ pub enum WeightEncoding {
     Mxfp4,
 }
 
-/// A tensor of a Hugging Face file that fills a parameter or a part of it.
+/// A tensor of a Hugging Face file that fills a parameter or a part of a parameter.
 ///
 /// Several tensors with the same key are concatenated along the last dim of the parameter, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -20,7 +20,7 @@ pub(super) struct ExpertPart {
     pub own: TensorSlice,
     /// The slice of the tensor of the MLP.
     pub dense: TensorSlice,
-    /// The factor by which the values are multiplied.
+    /// The factor that is applied to the values.
     pub factor: f64,
 }
 

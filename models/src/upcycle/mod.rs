@@ -83,6 +83,18 @@ struct Factors {
 impl UpcycleConfig {
     /// Returns the configuration of the model with experts.
     ///
+    /// ```
+    /// use burn_megatron_models::upcycle::UpcycleConfig;
+    /// use burn_megatron_models::{MoeConfig, TransformerConfig};
+    ///
+    /// let upcycle = UpcycleConfig { moe: MoeConfig::default(), granularity: 1, seed: 0 };
+    /// let model = upcycle.model(&TransformerConfig::llama())?;
+    /// assert_eq!(model.moe.as_ref().map(|moe| moe.experts), Some(8));
+    /// // A model with experts cannot be upcycled again.
+    /// assert!(upcycle.model(&model).is_err());
+    /// # Ok::<(), burn_megatron::nn::BuildError>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`BuildError`] for a model that already has experts, and for sizes that do not fit each other.

@@ -1,5 +1,5 @@
-//! Benchmarks of 8-bit floats: quantisation compared with a copy of as many bytes, products compared with the same in
-//! the type of the run.
+//! FP8 benchmarks. Quantization is compared with a copy of the same number of bytes. Products are compared with the
+//! same products in the type of the run.
 
 mod products;
 mod recipe;
@@ -11,7 +11,7 @@ use burn_megatron_cli::internal::Shape;
 use super::pairs::{PairBenchmark, Pairs, TimedPair, draw, repeated, shape};
 use recipe::ScalingRecipe;
 
-/// The name of all of these benchmarks together.
+/// The group name of these benchmarks.
 pub const GROUP: &str = "fp8";
 
 const PRODUCTS: [&[Shape]; 2] = [
@@ -19,7 +19,7 @@ const PRODUCTS: [&[Shape]; 2] = [
     &[shape(4096, 4096), shape(8192, 8192), shape(16384, 16384)],
 ];
 
-/// All of them.
+/// Returns all FP8 benchmarks.
 pub fn subjects() -> Vec<PairBenchmark> {
     use ScalingRecipe::{Blocks, Current, Delayed, Mx};
     let subject = |name, sizes, pairs| PairBenchmark {
@@ -51,7 +51,7 @@ pub fn subjects() -> Vec<PairBenchmark> {
     ]
 }
 
-/// Quantisation of a matrix, row-wise and column-wise.
+/// Returns the benchmark that quantizes a matrix row-wise and column-wise.
 fn quantizer(
     recipe: ScalingRecipe,
     square: bool,
@@ -61,7 +61,7 @@ fn quantizer(
 ) -> TimedPair {
     let x = draw([shape.rows, shape.width], device, dtype);
     let scale = Tensor::<1>::ones([1], device);
-    // The scale of the whole matrix needs a first pass over it.
+    // The scale of the whole matrix requires an additional pass over the matrix.
     let reads = if recipe == ScalingRecipe::Current {
         2
     } else {

@@ -1,4 +1,4 @@
-//! The products of a linear layer; quantising the matrices is not timed.
+//! The products of a linear layer. The time to quantize the matrices is not measured.
 
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_megatron::kernels::fp8::{Accumulation, Format, accumulate_at, multiply};
@@ -7,8 +7,8 @@ use burn_megatron_cli::internal::Shape;
 use super::recipe::ScalingRecipe;
 use crate::kernels::pairs::{TimedPair, draw, linear_layer, repeated, with_sums};
 
-/// `y = x w` as forward, `dx = dy w^T` and `dw += x^T dy` as backward; `x` and `dy` are
-/// `[rows, width]`, `w` `[width, width]`, `dw` is added up in f32.
+/// Returns `y = x w` as forward, and `dx = dy w^T` and `dw += x^T dy` as backward. `x` and `dy` have the shape
+/// `[rows, width]`, and `w` has the shape `[width, width]`. `dw` is accumulated in f32.
 pub fn pairs(
     recipe: ScalingRecipe,
     shape: &Shape,
@@ -38,7 +38,7 @@ pub fn pairs(
         },
         TimedPair {
             direction: "backward",
-            // dy is read by both; sums are read and written.
+            // Both products read dy. The sums are read and written.
             bytes: 3 * of_x + of_w + of_x * dtype.size() + 8 * of_w,
             fused: with_sums(
                 of_w,

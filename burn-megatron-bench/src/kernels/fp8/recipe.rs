@@ -1,25 +1,25 @@
-//! The quantization of matrices to 8 bits.
+//! Quantization of matrices to FP8.
 
 use burn::tensor::Tensor;
 use burn_megatron::kernels::fp8::{
     CurrentScale, Format, Fp8Matrix, QuantizerUsage, Scaling, amax, current_scale, quantize,
 };
 
-/// The method of computing scales.
+/// The kind of quantization scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScalingRecipe {
-    /// One, given.
+    /// One given scale.
     Delayed,
-    /// One, from the largest magnitude of the matrix.
+    /// One scale, from the largest magnitude of the matrix.
     Current,
-    /// One for 1 x 128 values, and for 128 x 128 of a weight.
+    /// One scale per 1 x 128 values, or per 128 x 128 values of a weight.
     Blocks,
-    /// One for 32 values.
+    /// One scale per 32 values.
     Mx,
 }
 
 impl ScalingRecipe {
-    /// The format of gradients.
+    /// Returns the format of gradients.
     pub fn of_gradients(self) -> Format {
         match self {
             Self::Delayed | Self::Current => Format::E5M2,
@@ -27,7 +27,7 @@ impl ScalingRecipe {
         }
     }
 
-    /// Returns both copies. `given` is the scale of [`Delayed`](Self::Delayed).
+    /// Quantizes a matrix in both layouts. `given` is the scale of [`Delayed`](Self::Delayed).
     pub fn quantize(
         self,
         x: Tensor<2>,
@@ -58,11 +58,11 @@ impl ScalingRecipe {
     }
 }
 
-/// Both copies of a quantised matrix.
+/// A quantized matrix in both layouts.
 #[derive(Clone)]
 pub struct BothLayouts {
-    /// Summed over its columns.
+    /// Layout for products that sum over the columns.
     pub rowwise: Fp8Matrix,
-    /// Summed over its rows.
+    /// Layout for products that sum over the rows.
     pub columnwise: Fp8Matrix,
 }

@@ -1,4 +1,4 @@
-//! Each kind of fault: which ranks get an error, and which.
+//! Tests of each kind of fault: the ranks that get an error, and the error.
 
 mod plan;
 #[cfg(unix)]
@@ -16,18 +16,18 @@ use crate::{Link, SimulatedNetwork};
 use burn_megatron_comm::{DType, RankPanic, SingleRank, World, WorldError};
 use burn_megatron_test_support::{TIMEOUT, wait_until};
 
-/// Shorter than any fault takes.
+/// Shorter than the time that any fault takes.
 const SHORT: Duration = Duration::from_millis(200);
 
-/// What every rank gets.
+/// The result of the call on each rank.
 type Results = Vec<Option<Result<Buffer, CommError>>>;
 
-/// Three calls on three ranks, of which rank 1 has a fault at the second.
+/// Runs three calls on three ranks. Rank 1 has a fault at its second call.
 fn with_fault(fault: &str, call: &Call, len: usize) -> (Results, Option<WorldError>) {
     within(TIMEOUT, fault, call, len)
 }
 
-/// The same with a deadline for the second call and the third. Nobody waits before two have started.
+/// Same as [`with_fault`], with a deadline for the second and third call. No rank waits before two calls have started.
 fn within(
     deadline: Duration,
     fault: &str,
@@ -45,7 +45,7 @@ fn within(
     let outcome = world.run(|rank| {
         let plan = FaultPlan::new(vec![fault]).deadline(Duration::from_secs(1));
         let comm = inject(rank.communicator(), Arc::new(plan));
-        // The part continues the count of the whole.
+        // The subgroup continues to count the calls of the whole group.
         let part = comm.split("part", &[vec![2, 1, 0]])?;
         part.barrier()?;
         let started = part.start(call.clone(), vec![1f32; len].into());
@@ -67,7 +67,7 @@ fn error_of(results: &Results, rank: usize) -> &CommError {
     results[rank].as_ref().unwrap().as_ref().unwrap_err()
 }
 
-/// The rank that failed first, with its error.
+/// Returns the rank that failed first, with its error.
 fn first_failure(error: Option<WorldError>) -> (usize, CommError) {
     match error {
         Some(WorldError::RankFailed { rank, source, .. }) => (rank, *source.downcast().unwrap()),
@@ -84,7 +84,7 @@ fn delay() {
     for result in results {
         assert_eq!(result, Some(Ok(vec![3f32; 4].into())));
     }
-    // Beyond the deadline the others name the late rank.
+    // With a delay beyond the deadline, the other ranks name the late rank.
     let (results, _) = within(SHORT, "delay:3s@rank=1,call=1", &sum(), 4);
     for rank in [0, 2] {
         match error_of(&results, rank) {
@@ -174,7 +174,7 @@ fn shape() {
             "{text}"
         );
     }
-    // A barrier has no shape.
+    // A barrier has no elements.
     let (_, error) = with_fault("shape@rank=1,call=0", &sum(), 4);
     let (rank, error) = first_failure(error);
     assert_eq!(rank, 1);
@@ -221,7 +221,7 @@ fn nan() {
         assert!(sums[0].is_nan());
         assert_eq!(sums[1..], [3.0; 3]);
     }
-    // An input without floats.
+    // The input has no elements.
     let (results, error) = with_fault("nan@rank=1,call=1", &sum(), 0);
     assert_eq!(first_failure(error).0, 1);
     assert!(
@@ -295,7 +295,7 @@ fn a_call_that_does_not_fit_is_not_counted() {
 
 #[test]
 fn calls_started_as_one_stay_one_where_there_is_no_fault() {
-    /// Records what it was asked for.
+    /// Records the calls and steps that it receives.
     #[derive(Debug)]
     struct Recorder(SingleRank, Mutex<Vec<String>>);
 
@@ -328,7 +328,7 @@ fn calls_started_as_one_stay_one_where_there_is_no_fault() {
 
     let recorder = Arc::new(Recorder(SingleRank::new("world"), Mutex::default()));
     let plan = FaultPlan::new(vec!["delay:1ms@rank=0,call=3".parse().unwrap()]);
-    // Another wrapper passes the step on too.
+    // Another wrapper forwards the step too.
     let link = Link::new(Duration::ZERO, f64::INFINITY).unwrap();
     let comm = SimulatedNetwork::over(inject(recorder.clone(), Arc::new(plan)), &link);
     let calls = || {

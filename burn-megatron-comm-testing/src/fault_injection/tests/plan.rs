@@ -1,8 +1,8 @@
-//! Which calls and tensors the faults of a plan are of.
+//! Tests of the calls and tensors at which the faults of a plan trigger.
 
 use super::*;
 
-/// The numbers of the calls at which a rank with these faults fails, over `steps` of 5 calls.
+/// Returns the numbers of the calls at which a rank with these faults fails, over `steps` steps of 5 calls.
 fn triggered(faults: &[&str], steps: Option<u64>, together: bool) -> (Vec<String>, Vec<Fault>) {
     let faults: Vec<Fault> = faults.iter().map(|fault| fault.parse().unwrap()).collect();
     let plan = Arc::new(FaultPlan::new(faults));
@@ -79,7 +79,7 @@ fn a_plan_knows_its_ranks() {
         plan.check(2).unwrap_err(),
         @"invalid fault never-starts@rank=2: the world has 2 ranks; expected rank 0 to 1"
     );
-    // The rank's first call goes through.
+    // `never-starts` does not affect a call.
     let solo: Arc<dyn Communicator> = Arc::new(SingleRank::new("world"));
     let plan = FaultPlan::new(vec!["never-starts@rank=0".parse().unwrap()]);
     assert_eq!(inject(solo, Arc::new(plan)).barrier(), Ok(()));

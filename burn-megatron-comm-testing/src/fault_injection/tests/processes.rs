@@ -1,4 +1,4 @@
-//! Faults that end a process, in a process of its own: this test's program, started again for one fault.
+//! Faults that end a process. Each fault runs in a separate process, which executes this test program again.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
@@ -28,8 +28,8 @@ fn as_a_child() {
     let Ok(fault) = std::env::var(FAULT) else {
         return;
     };
-    // A shell starts jobs in the background with this signal ignored, and their children inherit that.
-    // SAFETY: the default action has no handler.
+    // A shell starts background jobs with this signal ignored, and child processes inherit the setting.
+    // SAFETY: the default action installs no handler.
     unsafe { signal(Signal::SIGINT, SigHandler::SigDfl) }.unwrap();
     let solo: Arc<dyn Communicator> = Arc::new(SingleRank::new("world"));
     let plan = FaultPlan::new(vec![fault.parse().unwrap()]);

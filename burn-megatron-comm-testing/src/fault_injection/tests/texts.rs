@@ -1,4 +1,4 @@
-//! Faults as texts.
+//! Parsing and printing of faults.
 
 use super::*;
 

@@ -1,20 +1,20 @@
-//! The engine whose ranks are processes under an MPI: for clusters of CPUs.
+//! The engine whose ranks are processes under MPI. It is meant for CPU clusters.
 //!
-//! Built with the feature `mpi`, against the MPI library of the system (its `mpicc` and libclang are needed
-//! for that), and started by its `mpirun` or by a Slurm with MPI support.
+//! It is built with the feature `mpi` against the MPI library of the system. The build needs `mpicc` and libclang.
+//! Ranks are started with the library's `mpirun`, or by a Slurm with MPI support.
 //!
-//! Collectives are composed of point-to-point messages and reduce in a fixed order, so that results over MPI
-//! and over threads are bit-equal; `MPI_Iallreduce` cannot promise that, as its order of reduction is the
-//! library's choice. The engine is kept for this and gets no new features.
+//! Collectives are composed of point-to-point messages and reduce in a fixed order, so the results over MPI and over
+//! threads are bit-equal. `MPI_Iallreduce` cannot guarantee this, because the library chooses the order of the
+//! reduction. The engine is kept for this purpose and gets no new features.
 //!
-//! One thread of the process makes all calls to MPI, so that any level of thread support will do. What MPI
-//! reports becomes a [`CommError::Engine`] with the function and the peer's rank, except that an MPI that cannot
-//! start ends the process itself.
+//! One thread of the process makes all calls to MPI, so any level of thread support is sufficient. An MPI error becomes
+//! a [`CommError::Engine`] with the function and the peer's rank. The exception is an MPI that cannot start: it ends
+//! the process itself.
 //!
-//! MPI does not report that a process has died: with Open MPI 4.1.4, messages to and from it never complete,
-//! over shared memory silently, over TCP with a warning on the terminal, and no call returns an error or ends
-//! the process. Its `mpirun` ends the other processes about a second later. The ranks' heartbeats find out who
-//! has died.
+//! MPI does not report the death of a process. With Open MPI 4.1.4, messages to and from a dead process never complete,
+//! no call returns an error, and MPI does not end the process. Over shared memory nothing is printed. Over TCP there is
+//! a warning on the terminal. Its `mpirun` ends the other processes about a second later. The heartbeats of the ranks
+//! detect which process has died.
 
 mod p2p;
 mod raw;
@@ -36,11 +36,11 @@ const ENGINE: &str = "mpi";
 pub(crate) type MpiTransport = P2pCollectives;
 
 impl MpiTransport {
-    /// Starts MPI. Collective: call on all ranks of the world, once in the life of a process.
+    /// Starts MPI. Collective: call on all ranks of the world, once in the lifetime of a process.
     ///
     /// # Errors
-    /// [`CommError::Engine`] if MPI reports an error or was started before, or if it has not started
-    /// within `timeout`, for example because a rank has not called this.
+    /// [`CommError::Engine`] if MPI reports an error or was started before. Also if MPI has not started within
+    /// `timeout`, for example because a rank has not called this function.
     pub fn open(pool: Arc<BufferPool>, timeout: Duration) -> Result<Arc<Self>, CommError> {
         Self::launch(ENGINE, pool, timeout, || {
             let transport = MpiP2p::open(raw::MAX_MESSAGE_BYTES)?;
@@ -51,12 +51,12 @@ impl MpiTransport {
     }
 }
 
-/// The name and version of the MPI library, from the first line that it reports. MPI need not be started.
+/// Returns the name and version of the MPI library, from the first line of its version text. MPI need not be started.
 pub fn library_version() -> String {
     let version = ::mpi::environment::library_version();
     let version =
         version.unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned());
-    // Open MPI appends the package, after a comma.
+    // Open MPI appends the name of the package after a comma.
     let line = version.lines().next().unwrap_or_default();
     let line = line.split(", package").next().unwrap_or_default();
     line.trim_matches(['\0', ' ']).to_owned()

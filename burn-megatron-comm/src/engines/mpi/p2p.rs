@@ -1,4 +1,4 @@
-//! MPI as a [`P2pTransport`].
+//! Implements a [`P2pTransport`] over MPI.
 
 use ::mpi::environment::Threading;
 
@@ -8,11 +8,11 @@ use crate::engines::p2p_collectives::{
 };
 use crate::error::CommError;
 
-/// Receives that are posted for control messages. If more arrive between two polls, MPI keeps them.
+/// The number of posted receives for control messages. If more messages arrive between two polls, MPI buffers them.
 const POSTED_CONTROL_RECEIVES: usize = 32;
 
 pub(super) struct MpiP2p {
-    /// Declared first, so that it is dropped before the memory of the others if something panics.
+    /// Declared first. After a panic, it is dropped before the memory of the other fields.
     messages: MessageSet,
     control: ControlReceives,
     world: MpiWorld,
@@ -20,7 +20,7 @@ pub(super) struct MpiP2p {
 }
 
 impl MpiP2p {
-    /// Starts MPI; payloads longer than `largest` bytes are sent in pieces.
+    /// Starts MPI. Payloads longer than `largest` bytes are sent in pieces.
     pub fn open(largest: usize) -> Result<Self, CommError> {
         let world = MpiWorld::open()?;
         Ok(Self {
@@ -31,7 +31,7 @@ impl MpiP2p {
         })
     }
 
-    /// The level of thread support that MPI provides.
+    /// Returns the level of thread support that MPI provides.
     pub fn thread_level(&self) -> &'static str {
         match self.world.threading {
             Threading::Single => "thread level single",
@@ -53,7 +53,7 @@ impl MpiP2p {
             peer,
             request,
         };
-        // A control message is short, and received in one piece.
+        // A control message is short, so it is received in one piece.
         let largest = match message.memory {
             MessageMemory::Control(_) => MAX_CONTROL_BYTES,
             MessageMemory::Send(_) | MessageMemory::Receive(_) => self.largest,

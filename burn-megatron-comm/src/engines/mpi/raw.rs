@@ -1,11 +1,11 @@
-//! The calls to MPI. All `unsafe` code of this module is here.
+//! Calls MPI. All `unsafe` code of this engine is in this module.
 //!
 //! # Soundness
-//! - [`MpiWorld`] holds raw handles and is neither `Send` nor `Sync`, so all calls are made by the thread
-//!   that started MPI, which the level `MPI_THREAD_FUNNELED` allows.
-//! - The memory of a message is owned by its [`MpiMessage`], which lives at least until MPI reports that the
-//!   message is complete. If requests are dropped before, their memory is leaked on purpose: MPI may still
-//!   read or write it.
+//! - [`MpiWorld`] holds raw handles and is neither `Send` nor `Sync`. Therefore the thread that started MPI makes all
+//!   calls, as the level `MPI_THREAD_FUNNELED` allows.
+//! - The memory of a message is owned by its [`MpiMessage`], which lives at least until MPI reports that the message is
+//!   complete. If requests are dropped earlier, their memory is leaked on purpose, because MPI may still read or write
+//!   it.
 
 use std::ffi::{c_int, c_void};
 use std::marker::PhantomData;
@@ -21,25 +21,25 @@ use super::ENGINE;
 use crate::engines::p2p_collectives::{MAX_CONTROL_BYTES, ReceiveSlice, RequestId, SendSlice};
 use crate::error::CommError;
 
-/// The largest message that is passed to MPI, in bytes: its counts are C ints.
+/// The maximum size of a message that is passed to MPI, in bytes. MPI counts are C ints.
 pub const MAX_MESSAGE_BYTES: usize = 1 << 30;
 
-/// The tag of control messages; payloads have higher ones.
+/// The tag of control messages. Payloads have higher tags.
 const CONTROL_TAG: c_int = 0;
 
-/// An error of this engine.
+/// Creates an error of this engine.
 pub fn failure(message: String) -> CommError {
     CommError::engine(ENGINE, message)
 }
 
-/// Turns a return code into an error that names the function and the peer's rank.
+/// Converts a return code into an error that names the function and the peer's rank.
 fn check(code: c_int, function: &str, peer: Option<usize>) -> Result<(), CommError> {
     if code == ffi::MPI_SUCCESS as c_int {
         return Ok(());
     }
     let mut text = [0u8; ffi::MPI_MAX_ERROR_STRING as usize];
     let mut len: c_int = 0;
-    // SAFETY: the text has the size that the standard asks for.
+    // SAFETY: the buffer has the size that the MPI standard requires.
     let known = unsafe { ffi::MPI_Error_string(code, text.as_mut_ptr().cast(), &raw mut len) };
     let text = match usize::try_from(len) {
         Ok(len) if known == ffi::MPI_SUCCESS as c_int && len <= text.len() => {
@@ -51,28 +51,28 @@ fn check(code: c_int, function: &str, peer: Option<usize>) -> Result<(), CommErr
     Err(failure(format!("{function}{peer}: {text}")))
 }
 
-/// Calls a function of MPI.
+/// Calls an MPI function and checks its return code.
 macro_rules! call {
     ($function:ident($($argument:expr),*)) => {
         check(ffi::$function($($argument),*), stringify!($function), None)
     };
 }
 
-/// A started MPI, with a communicator of its own.
+/// A running MPI with a separate communicator for this engine.
 pub struct MpiWorld {
     comm: MPI_Comm,
     pub rank: usize,
     pub size: usize,
     pub threading: Threading,
-    /// Dropping it would wait for all ranks, which only [`finish`](Self::finish) does.
+    /// Not dropped automatically, because dropping it waits for all ranks. Only [`finish`](Self::finish) drops it.
     universe: ManuallyDrop<Universe>,
-    /// Not `Send` and not `Sync`.
+    /// Makes the type neither `Send` nor `Sync`.
     _here: PhantomData<*mut ()>,
 }
 
 impl MpiWorld {
     pub fn open() -> Result<Self, CommError> {
-        // Only this thread calls MPI, so that a lower level than requested will do.
+        // Only this thread calls MPI, so a lower level than the requested level is sufficient.
         let (universe, threading) =
             initialize_with_threading(Threading::Serialized).ok_or_else(|| {
                 failure(
@@ -81,7 +81,7 @@ impl MpiWorld {
             })?;
         let universe = ManuallyDrop::new(universe);
         let (mut comm, mut rank, mut size) = (unsafe { ffi::RSMPI_COMM_NULL }, 0, 0);
-        // SAFETY: MPI is initialised, and every pointer is that of a local variable.
+        // SAFETY: MPI is initialized, and every pointer points to a local variable.
         unsafe {
             let world = ffi::RSMPI_COMM_WORLD;
             let handler = ffi::RSMPI_ERRORS_RETURN;
@@ -101,9 +101,9 @@ impl MpiWorld {
         })
     }
 
-    /// Finalises MPI, when no message is in flight on any rank. Collective: call on all ranks.
+    /// Finalizes MPI. No message may be in flight on any rank. Collective: call on all ranks.
     pub fn finish(mut self) -> Result<(), CommError> {
-        // SAFETY: the communicator is this value's own, and no request uses it any more.
+        // SAFETY: this value owns the communicator, and no request uses it anymore.
         unsafe { call!(MPI_Comm_free(&raw mut self.comm)) }?;
         drop(ManuallyDrop::into_inner(self.universe));
         Ok(())
@@ -117,11 +117,11 @@ pub enum MessageMemory {
     Receive(ReceiveSlice),
 }
 
-/// A message that was passed to MPI.
+/// A message that has been passed to MPI.
 pub struct MpiMessage {
     pub memory: MessageMemory,
     pub peer: usize,
-    /// The request of a payload; control messages have none.
+    /// The request of a payload, or `None` for a control message.
     pub request: Option<RequestId>,
 }
 
@@ -151,8 +151,8 @@ impl MpiMessage {
     ) -> Result<MPI_Request, CommError> {
         let (comm, peer) = (world.comm, self.peer as c_int);
         let count = c_int::try_from(range.len()).expect("a piece fits the counts of MPI");
-        // SAFETY: the range lies in the memory of this message, which stays where it is until MPI is done
-        // with it, and is read only by MPI or written only by MPI. The static handles are set by MPI.
+        // SAFETY: the range lies in the memory of this message. The memory stays in place until MPI is done with it,
+        // and only MPI reads or writes it. MPI sets the static handles.
         unsafe {
             let (byte, mut request) = (ffi::RSMPI_UINT8_T, ffi::RSMPI_REQUEST_NULL);
             let request_at = &raw mut request;
@@ -179,15 +179,15 @@ impl MpiMessage {
 /// The messages in flight.
 pub struct MessageSet {
     requests: Vec<MPI_Request>,
-    /// The message of each request; a long one has several.
+    /// The message of each request. A long message has several requests.
     messages: Vec<Rc<MpiMessage>>,
     indices: Vec<c_int>,
     statuses: Vec<MPI_Status>,
 }
 
-/// A status that MPI has not written yet.
+/// Returns a status that MPI has not written yet.
 fn empty_status() -> MPI_Status {
-    // SAFETY: a status is made of plain numbers, in every MPI, so that zeros are valid.
+    // SAFETY: in every MPI, a status consists of plain numbers, so zeros are valid.
     unsafe { mem::zeroed() }
 }
 
@@ -205,7 +205,7 @@ impl MessageSet {
         self.requests.is_empty()
     }
 
-    /// Passes a message to MPI, in pieces of at most `largest` bytes, which arrive in order.
+    /// Passes a message to MPI, in pieces of at most `largest` bytes. The pieces arrive in order.
     pub fn start(
         &mut self,
         world: &MpiWorld,
@@ -223,7 +223,7 @@ impl MessageSet {
         Ok(())
     }
 
-    /// Passes the messages that are complete to `done`.
+    /// Passes all completed messages to `done`.
     pub fn test_some(&mut self, mut done: impl FnMut(MpiMessage)) -> Result<(), CommError> {
         let count = self.requests.len();
         if count == 0 {
@@ -242,7 +242,7 @@ impl MessageSet {
                 self.statuses.as_mut_ptr(),
             )
         };
-        // The count is negative if no request is active, which does not happen here.
+        // The count is negative if no request is active. This does not happen here.
         let completed = usize::try_from(completed).unwrap_or(0);
         if code != ffi::MPI_SUCCESS as c_int {
             return Err(self.error(code, completed));
@@ -259,7 +259,7 @@ impl MessageSet {
         Ok(())
     }
 
-    /// The error of the first request that has one.
+    /// Returns the error of the first failed request.
     fn error(&self, code: c_int, completed: usize) -> CommError {
         let mut pairs = self.indices[..completed].iter().zip(&self.statuses);
         let failed = pairs.find_map(|(index, status)| {
@@ -278,16 +278,16 @@ impl MessageSet {
 
 impl Drop for MessageSet {
     fn drop(&mut self) {
-        // MPI may still use the memory.
+        // The memory is leaked, because MPI may still use it.
         mem::forget(mem::take(&mut self.messages));
     }
 }
 
-/// Control messages from any rank, in a ring of receives that are always posted.
+/// Receives control messages from any rank, with a ring of receives that are always posted.
 pub struct ControlReceives {
     requests: Vec<MPI_Request>,
     buffers: ManuallyDrop<Vec<Vec<u8>>>,
-    /// The receive that the next message arrives at.
+    /// The index of the receive for the next message.
     next: usize,
 }
 
@@ -307,8 +307,7 @@ impl ControlReceives {
 
     fn post(&mut self, world: &MpiWorld, index: usize) -> Result<(), CommError> {
         let start = self.buffers[index].as_mut_ptr().cast::<c_void>();
-        // SAFETY: the buffer has this size and is not accessed until the request is complete; it is never
-        // freed before.
+        // SAFETY: the buffer has this size. It is neither accessed nor freed before the request is complete.
         let code = unsafe {
             ffi::MPI_Irecv(
                 start,
@@ -323,11 +322,11 @@ impl ControlReceives {
         check(code, "MPI_Irecv of a control message", None)
     }
 
-    /// The next control message and its sender, if one has arrived.
+    /// Returns the next control message and its sender, or `None` if no message has arrived.
     pub fn next(&mut self, world: &MpiWorld) -> Result<Option<(usize, Vec<u8>)>, CommError> {
         let index = self.next;
         let (mut there, mut status, mut len): (c_int, _, c_int) = (0, empty_status(), 0);
-        // SAFETY: the pointers are those of local variables and of a request that was posted.
+        // SAFETY: the pointers point to local variables and to a posted request.
         unsafe {
             let request = &raw mut self.requests[index];
             let code = ffi::MPI_Test(request, &raw mut there, &raw mut status);
@@ -347,11 +346,11 @@ impl ControlReceives {
         Ok(Some((status.MPI_SOURCE as usize, note)))
     }
 
-    /// Cancels the receives, when nobody sends any more.
+    /// Cancels the receives. No rank may send control messages anymore.
     pub fn finish(mut self) -> Result<(), CommError> {
         for request in &mut self.requests {
             let mut status = empty_status();
-            // SAFETY: the request is one that was posted.
+            // SAFETY: the request is a posted request.
             unsafe {
                 call!(MPI_Cancel(request))?;
                 call!(MPI_Wait(request, &raw mut status))?;

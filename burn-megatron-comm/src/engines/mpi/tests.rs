@@ -1,4 +1,4 @@
-//! Worlds of real processes: each test runs itself again under `mpirun`.
+//! Tests of worlds of real processes. Each test runs itself again under `mpirun`.
 
 use std::env;
 use std::process::{Command, Output, Stdio};
@@ -24,8 +24,8 @@ use crate::{Buffer, CommError, Communicator, DType, ReduceOp};
 const RANK: &str = "BURN_MEGATRON_TEST_RANK";
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Whether this process is a rank; if not, the test is run again with this many ranks, and must succeed
-/// there.
+/// Returns whether this process is a rank. Otherwise, runs the test again with this number of ranks, and requires that
+/// it succeeds.
 fn is_rank(test: &str, ranks: usize) -> bool {
     if env::var_os(RANK).is_some() {
         return true;
@@ -46,7 +46,7 @@ fn report(output: &Output) -> String {
     )
 }
 
-/// Runs one test of this program on this many ranks; `None` if there is no `mpirun`.
+/// Runs one test of this program on this number of ranks. Returns `None` if there is no `mpirun`.
 fn launch(test: &str, ranks: usize, options: &[&str]) -> Option<Output> {
     let test = format!("engines::mpi::tests::{test}");
     let program = env::current_exe().expect("a running test has a path");
@@ -76,7 +76,7 @@ fn launch(test: &str, ranks: usize, options: &[&str]) -> Option<Output> {
     }
 }
 
-/// The communicator of all ranks.
+/// Creates the communicator of all ranks.
 fn world(transport: &Arc<MpiTransport>, timeout: Duration) -> Arc<dyn Communicator> {
     let (rank, size) = (transport.rank(), transport.size());
     TestCommunicator::world(transport.clone(), rank, size, CallTimeout(timeout))
@@ -185,7 +185,7 @@ fn missing_ranks_are_named_in_calls_and_at_the_close() {
     if late {
         assert_eq!(result, Ok(vec![0f32; 15_000].into()));
     } else {
-        // Rank 0 or 1 may be late too, on a machine that is busy.
+        // On a busy machine, rank 0 or 1 may be late too.
         let error = result.unwrap_err().to_string();
         assert!(error.contains("2 ha"), "{error}");
         let wanted = " not joined call 0 all_gather of 5000 f32 over world [0, 1, 2]";
@@ -205,7 +205,7 @@ fn missing_ranks_are_named_in_calls_and_at_the_close() {
 fn a_start_without_all_ranks_times_out() {
     let test = "a_start_without_all_ranks_times_out";
     if env::var_os(RANK).is_none() {
-        // The ranks end without MPI_Finalize, which mpirun reports as a failure.
+        // The ranks exit without MPI_Finalize, which mpirun reports as a failure.
         if let Some(output) = launch(test, 2, &[]) {
             assert!(
                 report(&output).contains("rank 0 got the error"),
@@ -274,7 +274,7 @@ fn an_aborted_world_ends_without_mpi() {
     println!("rank 0 has aborted");
 }
 
-/// Memory to send from or receive into.
+/// Creates memory to send from or receive into.
 fn memory(len: usize) -> (Option<SendSlice>, Option<ReceiveSlice>) {
     let lent = || PooledBuffer::new(vec![0u8; len].into(), &Arc::default());
     let (_, place) = ReceiveBuffer::single(lent(), 0..len);

@@ -1,7 +1,7 @@
-//! The functions of NCCL, by name.
+//! The functions of NCCL, loaded by name.
 //!
-//! The signatures are those of `nccl.h` (NVIDIA/nccl). Codes are plain numbers, not the enums of a binding:
-//! a library that is newer than the binding may answer with a code that such an enum does not have.
+//! The signatures are declared in `nccl.h` (NVIDIA/nccl). Codes are plain numbers and not the enums of a binding. A
+//! library that is newer than the binding may return a code that such an enum does not have.
 
 #[cfg(test)]
 mod header;
@@ -12,23 +12,23 @@ use std::ptr;
 use super::version::Version;
 use crate::nccl_config::{MAX_CTAS, NcclGroupConfig};
 
-/// `ncclSuccess` and `ncclInProgress`; everything else is an error.
+/// `ncclSuccess` and `ncclInProgress`. All other codes are errors.
 pub(super) const SUCCESS: c_int = 0;
 pub(super) const IN_PROGRESS: c_int = 7;
 
-/// The colour of a rank that is in no part of a split (`NCCL_SPLIT_NOCOLOR`).
+/// The color of a rank that is in no part of a split (`NCCL_SPLIT_NOCOLOR`).
 pub(super) const NO_COLOUR: c_int = -1;
 
-/// A window at the same offset on all ranks (`NCCL_WIN_COLL_SYMMETRIC`).
+/// A window with the same offset on all ranks (`NCCL_WIN_COLL_SYMMETRIC`).
 pub(super) const SYMMETRIC: c_int = 1;
 
-/// `ncclUniqueId`: identifies a new communicator to its ranks.
+/// `ncclUniqueId`: identifies a new communicator. All its ranks use the same id.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct UniqueId(pub [u8; 128]);
 
-/// The first fields of `ncclConfig_t`, as of NCCL 2.17 to 2.26. A library reads the fields that it knows, and
-/// uses defaults for those that are newer than `version`.
+/// The first fields of `ncclConfig_t`, as in NCCL 2.17 to 2.26. A library reads only the fields that its version has,
+/// and uses defaults for fields that are newer than `version`.
 #[repr(C)]
 #[derive(Debug)]
 pub(super) struct Config {
@@ -51,9 +51,10 @@ const UNDEFINED: c_int = c_int::MIN;
 const MAGIC: c_uint = 0xcafe_beef;
 
 impl Config {
-    /// A non-blocking communicator with these numbers of CTAs; everything else is the library's default.
+    /// Creates the config of a non-blocking communicator with the CTAs of `group`. All other fields have the library's
+    /// defaults.
     pub fn non_blocking(group: NcclGroupConfig) -> Self {
-        // The library compares both before it fills in what is not set.
+        // The library compares the minimum with the maximum before it fills in missing values.
         let ctas = match (group.min_ctas, group.max_ctas) {
             (Some(min), None) => (Some(min), Some(MAX_CTAS)),
             both => both,
@@ -74,7 +75,7 @@ impl Config {
     }
 }
 
-// Types of `nccl.h`, so that the signatures below can be compared with it.
+// Types of `nccl.h`. They make the signatures below comparable with the header.
 
 /// `ncclResult_t`.
 pub(super) type Code = c_int;
@@ -89,12 +90,12 @@ pub(super) type Window = *mut c_void;
 /// `cudaStream_t`.
 pub(super) type RawStream = *mut c_void;
 
-/// A function as it is declared here.
+/// The signature of a function as declared in this module.
 #[cfg(test)]
 #[derive(Debug)]
 pub(super) struct Signature {
     pub symbol: &'static str,
-    /// The first version that has it.
+    /// The first version with this function.
     pub since: Version,
     pub arguments: &'static [&'static str],
     pub result: &'static str,
@@ -107,7 +108,7 @@ macro_rules! api {
             $($option:ident since $since:ident = $option_symbol:literal($($option_arg:ty),*) -> $option_result:ty;)*
         }
     ) => {
-        /// The functions that the engine calls. Those of newer libraries may be missing.
+        /// The functions that the engine calls. Functions of newer libraries may be missing.
         #[derive(Clone, Copy, Debug)]
         pub(super) struct Api {
             $(pub $name: unsafe extern "C" fn($($arg),*) -> $result,)*
@@ -115,13 +116,15 @@ macro_rules! api {
         }
 
         impl Api {
+            /// Loads the functions of a library.
+            ///
             /// # Errors
-            /// The name of a function that the library lacks.
+            /// The name of a function that is missing in the library.
             ///
             /// # Safety
-            /// The library is NCCL, and outlives what is returned.
+            /// The library must be NCCL and must outlive the returned value.
             pub unsafe fn load(library: &libloading::Library) -> Result<Self, &'static str> {
-                // SAFETY: the types are those of `nccl.h`.
+                // SAFETY: the types are declared in `nccl.h`.
                 unsafe {
                     Ok(Self {
                         $($name: *library.get($symbol.as_bytes()).map_err(|_| $symbol)?,)*
@@ -130,7 +133,7 @@ macro_rules! api {
                 }
             }
 
-            /// All of them.
+            /// The signatures of all functions.
             #[cfg(test)]
             pub const SIGNATURES: &[Signature] = &[
                 $(Signature {
@@ -198,7 +201,7 @@ api! {
     }
 }
 
-/// The fields have the layout of the binding that CubeCL is built with.
+/// Checks that the fields have the layout of the binding that CubeCL is built with.
 #[cfg(feature = "cuda")]
 const _: () = {
     use cudarc::nccl::sys::{ncclConfig_t as Whole, ncclResult_t as Code, ncclUniqueId};

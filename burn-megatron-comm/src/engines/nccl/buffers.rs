@@ -1,4 +1,4 @@
-//! The device memory of a call's input and output: that of a tensor, or staged for a host buffer.
+//! The device memory of a call's input and output. It is the memory of a tensor, or staging memory for a host buffer.
 
 use std::any::Any;
 use std::fmt;
@@ -15,27 +15,27 @@ use crate::pool::BufferPool;
 use crate::process::ResultSlot;
 use crate::with_elements;
 
-/// The memory of a tensor's call, from its start until the device has executed it.
+/// The memory of a tensor's call, from the start of the call until the device has executed it.
 pub(super) struct DeviceBuffers {
     resolved: Mutex<Option<Result<ResolvedBuffers, String>>>,
-    /// Recorded after the call; readers of the result wait for it.
+    /// The event after the call. Readers of the result wait for this event.
     done: OnceLock<Arc<RecordedEvent>>,
-    /// Whether the result may be taken only when the device has executed the call.
+    /// Whether the result may be taken only after the device has executed the call.
     wait_for_device: bool,
     pub launched: Arc<ResultSlot>,
     pub passed: Arc<ResultSlot>,
 }
 
-/// Memory with known addresses, usable once `ready` is complete.
+/// Memory with known addresses. It can be used after the event `ready`.
 pub(super) struct ResolvedBuffers {
     pub addresses: Addresses,
-    /// Recorded after the writes of the input and the last use of the output's memory.
+    /// The event after the writes to the input and the last use of the output's memory.
     pub ready: Option<Arc<RecordedEvent>>,
     /// Keeps the memory alive.
     pub hold: Box<dyn Any + Send>,
 }
 
-/// The addresses, and the event of [`ResolvedBuffers::ready`].
+/// The addresses and the event [`ResolvedBuffers::ready`].
 pub(super) type ReadyAddresses = (Addresses, Option<Arc<RecordedEvent>>);
 
 impl DeviceBuffers {
@@ -49,12 +49,12 @@ impl DeviceBuffers {
         })
     }
 
-    /// Sets the memory, or why there is none.
+    /// Sets the memory, or the reason why there is no memory.
     pub fn resolve(&self, resolved: Result<ResolvedBuffers, String>) {
         *self.resolved.lock() = Some(resolved);
     }
 
-    /// The addresses and the event to wait for, once they are known.
+    /// Returns the addresses and the event to wait for, or `None` if they are not known yet.
     pub fn addresses(&self) -> Option<Result<ReadyAddresses, String>> {
         let resolved = self.resolved.lock();
         let known = |resolved: &ResolvedBuffers| (resolved.addresses, resolved.ready.clone());
@@ -63,7 +63,7 @@ impl DeviceBuffers {
             .map(|resolved| resolved.as_ref().map(known).map_err(String::clone))
     }
 
-    /// Notes that the call is on its stream, before `done`.
+    /// Records that the call is on its stream, before the event `done`.
     pub fn mark_launched(&self, done: &Arc<RecordedEvent>) {
         let _ = self.done.set(done.clone());
         if !self.wait_for_device {
@@ -71,7 +71,7 @@ impl DeviceBuffers {
         }
     }
 
-    /// The event after the call, once it is launched.
+    /// Returns the event after the call, or `None` if the call has not been launched.
     pub fn done(&self) -> Option<&Arc<RecordedEvent>> {
         self.done.get()
     }
@@ -89,7 +89,7 @@ impl DeviceBuffers {
         self.resolved.lock().take();
     }
 
-    /// Leaks the memory, as the device may still write it.
+    /// Leaks the memory, because the device may still write to it.
     pub fn leak(&self) {
         std::mem::forget(self.resolved.lock().take());
     }
@@ -107,26 +107,26 @@ pub(super) fn empty_result() -> Buffer {
 
 /// Device memory for the call of a host buffer.
 ///
-/// Copies have a stream of their own. A copy from pageable host memory blocks this thread until its stream reaches
-/// it, so it must not be queued behind a collective that waits for another rank. Pinned memory would not help:
-/// it would be one more copy on the host, as the driver stages pageable memory in pinned memory of its own.
+/// Copies use a separate stream. A copy from pageable host memory blocks this thread until its stream reaches the copy.
+/// It must therefore not be queued behind a collective that waits for another rank. Pinned memory would not help. It
+/// would be one more copy on the host, because the driver already stages pageable memory in its own pinned memory.
 #[derive(Debug)]
 pub(super) struct StagingBuffers {
     pub addresses: Addresses,
-    /// Recorded after the copy of the input.
+    /// The event after the copy of the input.
     pub ready: Arc<RecordedEvent>,
 }
 
-/// The largest input or output that is staged in a block.
+/// The maximum number of bytes of an input or output that is staged in a block.
 const HALF_BLOCK: usize = 32 << 10;
 
 /// The maximum number of blocks that are kept between calls.
 const MAX_KEPT_BLOCKS: usize = 8;
 
-/// Allocates the device memory for host buffers, and copies from and to it.
+/// Allocates device memory for host buffers, and copies to and from it.
 ///
-/// Small buffers share a block, which is kept for later calls: a small collective takes less time than two allocations
-/// in stream order, which return their memory to the operating system when the stream is synchronized.
+/// Small buffers share a block, which is kept for later calls. A small collective takes less time than two
+/// stream-ordered allocations, which return their memory to the operating system when the stream is synchronized.
 #[derive(Debug)]
 pub(super) struct Staging {
     driver: Arc<dyn DeviceDriver>,
@@ -135,7 +135,7 @@ pub(super) struct Staging {
 }
 
 impl Staging {
-    /// Stages buffers through `copies`.
+    /// Creates a stage whose copies run on the stream `copies`.
     pub fn new(driver: Arc<dyn DeviceDriver>, copies: Stream) -> Self {
         Self {
             driver,
@@ -144,7 +144,7 @@ impl Staging {
         }
     }
 
-    /// Copies the input of a call to the device, and allocates its output there.
+    /// Copies the input of a call to the device, and allocates the output there.
     pub fn stage(&mut self, input: &Buffer, plan: &NcclPlan) -> Result<StagingBuffers, String> {
         let addresses = self.allocate(plan)?;
         match self.fill(input, addresses[0]) {
@@ -182,7 +182,7 @@ impl Staging {
         RecordedEvent::record(self.copies, &self.driver)
     }
 
-    /// Copies the result of a complete call to the host: the first elements of the output.
+    /// Copies the result of a completed call to the host. The result is the first part of the output.
     pub fn fetch(
         &self,
         staged: &StagingBuffers,
@@ -194,12 +194,12 @@ impl Staging {
         }
         let mut result = pool.take(plan.dtype, plan.result);
         let (to, from) = (bytes_mut(&mut result), staged.addresses[1]);
-        // SAFETY: the output has at least the elements of the result, and the call is complete.
+        // SAFETY: the output has at least as many elements as the result, and the call is complete.
         unsafe { self.driver.copy_to_host(to, from, self.copies) }?;
         Ok(result)
     }
 
-    /// Releases the memory of a complete call.
+    /// Releases the memory of a completed call.
     pub fn release(&mut self, staged: &StagingBuffers, plan: &NcclPlan) {
         if is_small(plan) && self.kept.len() < MAX_KEPT_BLOCKS {
             self.kept.push(staged.addresses[0]);
@@ -217,7 +217,7 @@ impl Staging {
         }
     }
 
-    /// Frees the blocks that are kept.
+    /// Frees the kept blocks.
     pub fn clear(&mut self) {
         for block in self.kept.drain(..) {
             self.driver.free(block, self.copies);
@@ -225,20 +225,20 @@ impl Staging {
     }
 }
 
-/// Whether the buffers of a call fit into a block.
+/// Returns whether the buffers of a call fit into a block.
 fn is_small(plan: &NcclPlan) -> bool {
     plan.bytes().into_iter().all(|bytes| bytes <= HALF_BLOCK)
 }
 
 pub(super) fn bytes(buffer: &Buffer) -> &[u8] {
-    // SAFETY: numbers without padding, viewed as bytes.
+    // SAFETY: numbers have no padding, so they can be viewed as bytes.
     with_elements!(buffer, values => unsafe {
         std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(&values[..]))
     })
 }
 
 pub(super) fn bytes_mut(buffer: &mut Buffer) -> &mut [u8] {
-    // SAFETY: numbers without padding, of which every bit pattern is valid.
+    // SAFETY: numbers have no padding, and every bit pattern is a valid number.
     with_elements!(buffer, values => unsafe {
         std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), size_of_val(&values[..]))
     })

@@ -1,4 +1,4 @@
-//! One call of this rank in the worker.
+//! One call of this rank, as handled by the worker.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use crate::process::ResultSlot;
 pub(super) struct NcclCall {
     pub key: CommKey,
     pub queue: CallQueue,
-    /// Whose settings its communicator has.
+    /// The group whose settings the communicator uses.
     pub settings: NcclGroup,
     pub plan: NcclPlan,
     pub group: Arc<Group>,
@@ -41,7 +41,7 @@ pub(super) enum CallMemory {
 }
 
 impl NcclCall {
-    /// This rank's part of the communicator that it needs.
+    /// Returns this rank's part of the communicator that the call needs.
     pub fn opening(&self) -> Opening {
         let (rank, size) = match self.plan.scope {
             CommScope::Group => (self.group.index(), self.group.size()),
@@ -56,10 +56,10 @@ impl NcclCall {
         }
     }
 
-    /// Whether the addresses are known.
+    /// Returns whether the addresses are known.
     ///
     /// # Errors
-    /// Why there is no memory.
+    /// The reason why there is no memory.
     pub fn memory_known(&self) -> Result<bool, String> {
         match &self.memory {
             CallMemory::Host { .. } => Ok(true),
@@ -89,14 +89,14 @@ impl NcclCall {
         }
     }
 
-    /// Notes that the call is on its stream, before `done`.
+    /// Records that the call is on its stream, before the event `done`.
     pub fn launched(&self, done: &Arc<RecordedEvent>) {
         if let CallMemory::Tensor(buffers) = &self.memory {
             buffers.mark_launched(done);
         }
     }
 
-    /// Completes the call after the device has executed it: returns the result and releases the memory.
+    /// Completes the call after the device has executed it. Returns the result and releases the memory.
     pub fn finish(self, staging: &mut Staging, pool: &BufferPool) -> Result<(), CommError> {
         let to_error = |reason: String| failed(&reason, &self.signature, &self.group);
         match self.memory {
@@ -125,14 +125,14 @@ impl NcclCall {
         }
     }
 
-    /// Fails the call; its memory may still be in use.
+    /// Fails the call. Its memory may still be in use.
     pub fn fail(&self, reason: &str) -> CommError {
         let error = failed(reason, &self.signature, &self.group);
         self.refuse(error.clone());
         error
     }
 
-    /// Fails the call with the error of another one.
+    /// Fails the call with the error of another call.
     pub fn refuse(&self, error: CommError) {
         match &self.memory {
             CallMemory::Host { slot, .. } => slot.fulfil(Err(error)),
@@ -140,7 +140,7 @@ impl NcclCall {
         }
     }
 
-    /// Releases the memory after the device has executed the call, without a result.
+    /// Releases the memory after the device has executed the call. Returns no result.
     pub fn discard(self, staging: &mut Staging) {
         match self.memory {
             CallMemory::Tensor(buffers) => buffers.release(),
@@ -152,7 +152,7 @@ impl NcclCall {
         }
     }
 
-    /// Leaks the memory, as the device may still write it.
+    /// Leaks the memory, because the device may still write to it.
     pub fn leak(self) {
         if let CallMemory::Tensor(buffers) = &self.memory {
             buffers.leak();

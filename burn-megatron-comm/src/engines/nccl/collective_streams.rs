@@ -1,17 +1,25 @@
-//! The streams of collectives: one for all, or a second of high priority, on which those of some groups run before the
-//! others that were started earlier, such as the buckets of gradients.
+//! The streams of collectives. All collectives use one stream, or some groups use a second stream with high priority.
+//! On the second stream, collectives run before other collectives that were started earlier, such as gradient buckets.
 //!
-//! The kernel of a collective occupies multiprocessors, one for each of its CTAs, until its peers have launched theirs.
-//! Programs start collectives in orders that agree: there is one order of all of them of which that of each rank is a part.
-//! Of those that are not complete take the first. On each of its ranks all earlier ones of its stream are complete, so it
-//! is launched, and needs multiprocessors for its CTAs; computation ends, so the only other kernel that may keep them is
-//! the one collective of the other stream. If a device has as many as the largest of both streams together, it gets them
-//! on all of its ranks and completes. With fewer, one rank may hold the first and wait for room for the second, and
-//! another the reverse.
+//! # Two streams do not deadlock
 //!
-//! Ranks need not agree on the number of streams: on a rank with one stream the first is alone. Messages are not counted:
-//! each has a stream of its own in any case, and how many a program has at once is not known here. Those that wait for their
-//! other side occupy multiprocessors too, with one stream as with two: `max_ctas` of messages leaves room for collectives.
+//! The kernel of a collective occupies one multiprocessor per CTA until its peers have launched their kernels. Programs
+//! start collectives in consistent orders: there is one global order of all collectives, and each rank follows it for
+//! its own collectives.
+//!
+//! Consider the first incomplete collective in this order. On each of its ranks, all earlier collectives of its stream
+//! are complete, so it is launched. It then needs multiprocessors for its CTAs. Computation ends. The only other kernel
+//! that may hold multiprocessors is the current collective of the other stream.
+//!
+//! If a device has enough multiprocessors for the largest collectives of both streams together, all ranks of the first
+//! collective get theirs, and it completes. With fewer multiprocessors, one rank may run the first collective and wait
+//! for room for the second, while another rank does the reverse.
+//!
+//! Ranks may have different numbers of streams: on a rank with one stream, the first collective runs alone.
+//!
+//! Messages are not counted. Each message direction has its own stream in any case, and the engine cannot know how many
+//! messages a program has in flight. Messages that wait for their peer occupy multiprocessors too, with one stream and
+//! with two streams. Set `max_ctas` of messages to leave room for collectives.
 
 use std::env;
 
@@ -19,10 +27,10 @@ use super::driver::{DeviceDriver, Priority};
 use super::stream_order::StreamOrder;
 use crate::nccl_config::{MAX_CTAS, NcclConfig, NcclGroup};
 
-/// The variable of CUDA with the number of hardware queues. With one, streams wait for each other.
+/// The CUDA variable for the number of hardware queues. With one queue, streams wait for each other.
 const CONNECTIONS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
 
-/// The groups whose collectives run on the stream of high priority.
+/// The groups whose collectives run on the high-priority stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct CollectiveStreams {
     high_priority: Vec<NcclGroup>,
@@ -39,10 +47,10 @@ struct Limits {
 }
 
 impl CollectiveStreams {
-    /// The streams of a config on a device.
+    /// Selects the streams for a config on a device.
     ///
     /// # Errors
-    /// Why the stream of high priority, if the config asks for it, is not safe; or an error of the device.
+    /// The reason why a requested high-priority stream is not safe, or an error of the device.
     pub fn new(
         config: &NcclConfig,
         driver: &dyn DeviceDriver,
@@ -104,7 +112,7 @@ impl CollectiveStreams {
         }
     }
 
-    /// The priority of the stream of a group's collectives.
+    /// Returns the priority of the stream that runs the collectives of `group`.
     pub fn priority(&self, group: NcclGroup) -> Priority {
         if self.high_priority.contains(&group) {
             Priority::High
@@ -113,19 +121,20 @@ impl CollectiveStreams {
         }
     }
 
-    /// Whether there are two.
+    /// Returns whether there are two streams.
     pub fn are_two(&self) -> bool {
         !self.high_priority.is_empty()
     }
 
-    /// One line for the header of a run.
+    /// Returns a line for the header of a run.
     pub fn description(&self) -> &str {
         &self.description
     }
 }
 
 impl Limits {
-    /// Why collectives of `beside` CTAs beside others of `others` are not safe, and what would be.
+    /// Returns why two streams are not safe, and which settings would be safe. Returns `None` if they are safe. The
+    /// largest collectives of the two streams have `beside` and `others` CTAs.
     fn refusal(&self, beside: usize, others: usize) -> Option<String> {
         let Self {
             order,

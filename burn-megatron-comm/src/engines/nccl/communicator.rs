@@ -1,4 +1,4 @@
-//! NCCL communicators from initialization to their end.
+//! NCCL communicators, from initialization to destruction.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use super::registered::{RegisteredAllocations, RegisteredWindow};
 use crate::process::ResultSlot;
 use burn_megatron_rendezvous::GroupId;
 
-/// Identifies a communicator. Members are indices in the group. All ranks sort the keys alike.
+/// The key of a communicator. Members are indices in the group. All ranks sort the keys in the same order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum CommKey {
     Group(GroupId),
@@ -23,7 +23,7 @@ pub(super) enum CommKey {
     },
 }
 
-/// The calls that share one order: the collectives of one stream, or the messages of one direction.
+/// The calls that share one order: the collectives of one stream, or the messages in one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum CallQueue {
     Collectives(Priority),
@@ -31,7 +31,7 @@ pub(super) enum CallQueue {
 }
 
 impl CommKey {
-    /// The key of the unique id in the store.
+    /// Returns the key under which the unique id is stored.
     pub fn store_key(self) -> String {
         match self {
             CommKey::Group(GroupId::WORLD) => "nccl/world".into(),
@@ -45,27 +45,27 @@ impl CommKey {
     }
 }
 
-/// One communicator and the stream of its calls.
+/// A communicator and the stream of its calls.
 #[derive(Debug)]
 pub(super) struct NcclCommunicator {
     pub state: CommState,
     pub stream: Stream,
     pub windows: Vec<RegisteredWindow>,
     pub allocations: RegisteredAllocations,
-    /// Completed when the communicator is ready or has failed.
+    /// Fulfilled when the communicator is ready or has failed.
     pub ready: Option<Arc<ResultSlot>>,
 }
 
 #[derive(Debug)]
 pub(super) enum CommState {
-    /// Another thread [creates](super::opening) it.
+    /// Another thread [creates](super::opening) the communicator.
     Opening,
-    /// It is split off its parent; NCCL writes it to the slot.
+    /// The communicator is being split off its parent. NCCL writes it to the slot.
     Splitting {
         parent: Comm,
         slot: Box<AtomicPtr<c_void>>,
     },
-    /// NCCL waits for the other ranks of a split.
+    /// NCCL waits for the other ranks of the split.
     Initializing(Comm),
     Ready(Comm),
     Failed(String),
@@ -89,7 +89,7 @@ impl NcclCommunicator {
         }
     }
 
-    /// Whether NCCL is splitting it off its parent.
+    /// Returns whether NCCL is splitting the communicator off its parent.
     pub fn is_splitting(&self) -> bool {
         matches!(
             self.state,
@@ -97,7 +97,7 @@ impl NcclCommunicator {
         )
     }
 
-    /// Advances as far as possible without waiting; adds new communicators to `comms`.
+    /// Advances as far as possible without waiting. Adds new communicators to `comms`.
     pub fn advance(&mut self, library: &Library, comms: &LiveComms) {
         let next = match &self.state {
             CommState::Opening | CommState::Ready(_) | CommState::Failed(_) => return,
@@ -126,7 +126,7 @@ impl NcclCommunicator {
     }
 }
 
-/// The communicators that any thread may abort, each once.
+/// The live communicators. Any thread may abort them, and each is aborted at most once.
 #[derive(Debug, Default)]
 pub(super) struct LiveComms {
     alive: Mutex<Vec<Comm>>,
@@ -138,10 +138,10 @@ impl LiveComms {
         self.alive.lock().push(comm);
     }
 
-    /// Adds what `init` returns, unless all were aborted.
+    /// Adds the communicators that `init` returns, unless all communicators were aborted.
     ///
     /// # Errors
-    /// Those of `init`, or that all were aborted.
+    /// The errors of `init`, or an error if all communicators were aborted.
     pub fn add_all(
         &self,
         init: impl FnOnce() -> Result<Vec<Comm>, String>,
@@ -150,7 +150,7 @@ impl LiveComms {
         self.check_not_aborted()?;
         let comms = init()?;
         let mut alive = self.alive.lock();
-        // Whoever aborts says so before it takes those that are alive.
+        // An aborting thread sets the flag before it takes the live communicators.
         if let Err(reason) = self.check_not_aborted() {
             drop(alive);
             abort(comms, library);
@@ -160,10 +160,10 @@ impl LiveComms {
         Ok(comms)
     }
 
-    /// Calls `f` while nobody can abort the communicator.
+    /// Calls `f` while no thread can abort the communicator.
     ///
     /// # Errors
-    /// Those of `f`, or that it was aborted.
+    /// The errors of `f`, or an error if the communicator was aborted.
     pub fn with<T>(&self, comm: Comm, f: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
         let alive = self.alive.lock();
         if alive.contains(&comm) {
@@ -181,7 +181,7 @@ impl LiveComms {
         }
     }
 
-    /// Removes one; returns whether it was there.
+    /// Removes a communicator. Returns whether it was alive.
     pub fn remove(&self, comm: Comm) -> bool {
         let mut alive = self.alive.lock();
         let before = alive.len();
@@ -193,7 +193,7 @@ impl LiveComms {
         self.alive.lock().is_empty()
     }
 
-    /// Aborts all but `kept`; errors of the library are logged and ignored.
+    /// Aborts all communicators except `kept`. Errors of the library are logged and ignored.
     pub fn abort_all_but(&self, kept: &[Comm], library: &Library) {
         let mut alive = self.alive.lock();
         let (kept, others): (Vec<_>, Vec<_>) =
@@ -203,7 +203,7 @@ impl LiveComms {
         abort(others, library);
     }
 
-    /// Aborts all; errors of the library are logged and ignored.
+    /// Aborts all communicators. Errors of the library are logged and ignored.
     pub fn abort_all(&self, library: &Library) {
         self.abort_all_but(&[], library);
     }

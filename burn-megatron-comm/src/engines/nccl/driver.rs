@@ -1,4 +1,4 @@
-//! The streams, events and memory that the engine needs of a device.
+//! The interface to the streams, events and memory of a device.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,38 +11,38 @@ pub(super) struct Stream(pub usize);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Event(pub usize);
 
-/// The priority of a stream: where a multiprocessor is free, the device starts work of high priority first.
+/// The priority of a stream. If a multiprocessor is free, the device starts high-priority work first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Priority {
     Normal,
     High,
 }
 
-/// An allocation of the device.
+/// A memory allocation on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Allocation {
     pub address: u64,
     pub bytes: usize,
-    /// Differs from that of every other allocation of the process, earlier ones included.
+    /// The id, which is different for every allocation of the process, including earlier allocations.
     pub id: u64,
 }
 
-/// A device. Addresses are of its memory; an error is the message of the driver.
+/// A device. Addresses are device addresses. Errors are messages of the driver.
 pub(super) trait DeviceDriver: fmt::Debug + Send + Sync {
-    /// The name, for example `"cuda:0"`.
+    /// Returns the name, for example `"cuda:0"`.
     fn name(&self) -> String;
 
     /// Makes the device current on this thread.
     fn make_current(&self) -> Result<(), String>;
 
-    /// Lets this thread poll, allocate and synchronize while another thread captures a graph, which it would break
-    /// otherwise: nothing that this thread does belongs to the graph.
+    /// Allows this thread to poll, allocate and synchronize while another thread captures a graph. Without this call,
+    /// these operations would break the capture, although they do not belong to the graph.
     fn ignore_captures(&self) -> Result<(), String>;
 
-    /// The number of multiprocessors.
+    /// Returns the number of multiprocessors.
     fn multiprocessors(&self) -> Result<usize, String>;
 
-    /// Creates a stream that runs concurrently with all others.
+    /// Creates a stream that runs concurrently with all other streams.
     fn create_stream(&self, priority: Priority) -> Result<Stream, String>;
 
     /// Destroys a stream that is no longer used.
@@ -57,31 +57,35 @@ pub(super) trait DeviceDriver: fmt::Debug + Send + Sync {
     /// Makes later work on `stream` wait for the last record of the event.
     fn stream_wait_event(&self, stream: Stream, event: Event) -> Result<(), String>;
 
-    /// Whether all work before the event is complete.
+    /// Returns whether all work before the event is complete.
     fn query_event(&self, event: Event) -> Result<bool, String>;
 
     /// Allocates memory that later work on `stream` may use.
     fn allocate(&self, bytes: usize, stream: Stream) -> Result<u64, String>;
 
-    /// The allocation that an address lies in.
+    /// Returns the allocation that contains an address.
     fn allocation(&self, address: u64) -> Result<Allocation, String>;
 
     /// Frees memory in stream order.
     fn free(&self, address: u64, stream: Stream);
 
-    /// # Safety
-    /// `to` is valid and not accessed by others until the stream has executed the copy; `from` until this
-    /// returns.
-    unsafe fn copy_to_device(&self, to: u64, from: &[u8], stream: Stream) -> Result<(), String>;
-
-    /// Copies and waits for the copy.
+    /// Copies `from` to the device.
     ///
     /// # Safety
-    /// `from` is valid and has the length of `to`.
+    /// `to` must be valid, and nothing else may access it until the stream has executed the copy. `from` must be valid
+    /// until this method returns.
+    unsafe fn copy_to_device(&self, to: u64, from: &[u8], stream: Stream) -> Result<(), String>;
+
+    /// Copies to the host and waits for the copy.
+    ///
+    /// # Safety
+    /// `from` must be valid and have the length of `to`.
     unsafe fn copy_to_host(&self, to: &mut [u8], from: u64, stream: Stream) -> Result<(), String>;
 
+    /// Copies between two addresses of the device.
+    ///
     /// # Safety
-    /// Both are valid and have `bytes` bytes until the stream has executed the copy.
+    /// Both addresses must be valid for `bytes` bytes until the stream has executed the copy.
     unsafe fn copy_on_device(
         &self,
         to: u64,
@@ -91,7 +95,7 @@ pub(super) trait DeviceDriver: fmt::Debug + Send + Sync {
     ) -> Result<(), String>;
 }
 
-/// An event with its driver, destroyed on drop.
+/// An event that is destroyed on drop.
 #[derive(Debug)]
 pub(super) struct RecordedEvent {
     driver: Arc<dyn DeviceDriver>,
@@ -99,7 +103,7 @@ pub(super) struct RecordedEvent {
 }
 
 impl RecordedEvent {
-    /// An event that is not recorded yet: a wait for it returns at once.
+    /// Creates an event that is not recorded yet. A wait for it returns at once.
     pub fn new(driver: &Arc<dyn DeviceDriver>) -> Result<Self, String> {
         let event = driver.create_event()?;
         Ok(Self {
@@ -108,7 +112,7 @@ impl RecordedEvent {
         })
     }
 
-    /// Records an event after all work that is on `stream` now.
+    /// Records an event after all work that has been submitted to `stream`.
     pub fn record(stream: Stream, driver: &Arc<dyn DeviceDriver>) -> Result<Arc<Self>, String> {
         let mark = Self::new(driver)?;
         driver.record(mark.event, stream)?;

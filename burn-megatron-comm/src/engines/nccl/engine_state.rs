@@ -24,25 +24,25 @@ pub(super) struct EngineState {
     pub driver: Arc<dyn DeviceDriver>,
     pub store: Arc<dyn KeyValueStore>,
     pub pool: Arc<BufferPool>,
-    /// The time to wait for a unique id from the rank that publishes it.
+    /// The timeout for the unique id that another rank publishes.
     pub timeout: Duration,
     pub config: NcclConfig,
     pub streams: CollectiveStreams,
     pub comms: LiveComms,
     pub copies: CopyCount,
-    /// The first error; every later call fails with it.
+    /// The first error. Every later call fails with this error.
     pub first_failure: Mutex<Option<CommError>>,
     pub registration_state: Mutex<Registration>,
 }
 
-/// A request to the worker.
+/// A command for the worker.
 pub(super) enum WorkerCommand {
     /// Creates a communicator by unique id.
     Open {
         opening: Opening,
         reply: Arc<ResultSlot>,
     },
-    /// A communicator that another thread has created, or why it could not.
+    /// A communicator that another thread has created, or the reason why it was not created.
     Opened {
         key: CommKey,
         result: Result<Comm, String>,
@@ -50,7 +50,7 @@ pub(super) enum WorkerCommand {
     /// Calls that are launched together.
     Calls(Vec<NcclCall>),
     Split(Split),
-    /// Something that calls wait for is ready.
+    /// A resource that calls wait for is ready.
     Wake,
     Close {
         until: Instant,
@@ -59,25 +59,25 @@ pub(super) enum WorkerCommand {
     Quit,
 }
 
-/// This rank's side of a split.
+/// This rank's part of a split.
 #[derive(Debug)]
 pub(super) struct Split {
     pub parent: CommKey,
-    /// The new communicator, with the number of its part and this rank's index there; none for a part of one
-    /// rank.
+    /// The key of the new communicator, the number of its part, and this rank's index in the part. `None` for a part of
+    /// one rank.
     pub part: Option<(CommKey, usize, usize)>,
-    /// Whose settings the new communicator has.
+    /// The group whose settings the new communicator uses.
     pub group: NcclGroup,
     pub reply: Arc<ResultSlot>,
 }
 
 impl EngineState {
-    /// The first error, if any.
+    /// Returns the first error, or `None`.
     pub fn first_error(&self) -> Option<CommError> {
         self.first_failure.lock().clone()
     }
 
-    /// Records an error; only the first is kept.
+    /// Records an error. Only the first error is kept.
     pub fn fail(&self, error: &CommError) {
         self.first_failure.lock().get_or_insert_with(|| {
             tracing::error!("{error}");

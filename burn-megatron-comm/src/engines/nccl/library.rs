@@ -1,4 +1,4 @@
-//! NCCL, loaded at run time, with messages for error codes.
+//! Loads NCCL at run time and converts its error codes into messages.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fmt;
@@ -18,16 +18,16 @@ use burn_megatron_probe::NCCL_NAMES as NAMES;
 const INSTALL_HINT: &str = "`pip install nvidia-nccl-cu13` and LD_LIBRARY_PATH set to the folder of its \
                     libnccl.so.2, or `apt-get install libnccl2` with NVIDIA's package source";
 
-/// Why NCCL cannot be loaded.
+/// The reason why NCCL cannot be loaded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum LibraryError {
-    /// It was not found.
+    /// The library was not found.
     #[error("cannot open {NAMES:?} ({cause}); to install NCCL: {INSTALL_HINT}")]
     Missing {
         /// The error for the last name.
         cause: String,
     },
-    /// A library of that name that is not NCCL, or is damaged.
+    /// The library with this name is not NCCL, or is damaged.
     #[error("{name} has no function {function}; to install NCCL: {INSTALL_HINT}")]
     Function {
         /// The name that was opened.
@@ -44,7 +44,7 @@ pub(crate) enum LibraryError {
     TooOld {
         /// The name that was opened.
         name: String,
-        /// Its version.
+        /// The version of the library.
         found: Version,
     },
     /// The library does not report its version.
@@ -57,7 +57,7 @@ pub(crate) enum LibraryError {
     },
 }
 
-/// A loaded NCCL.
+/// A loaded NCCL library.
 pub(crate) struct Library {
     api: Api,
     name: String,
@@ -74,8 +74,8 @@ impl fmt::Debug for Library {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Comm(pub RawComm);
 
-// SAFETY: NCCL lets any thread use a handle, one at a time, and the worker is that one; `abort` may be called
-// from another.
+// SAFETY: NCCL allows any thread to use a handle, one thread at a time. The worker is this thread. `abort` may be
+// called from another thread.
 unsafe impl Send for Comm {}
 unsafe impl Sync for Comm {}
 
@@ -86,14 +86,14 @@ pub(super) enum Progress {
     Running,
 }
 
-/// One communicator that is initialized.
+/// The request to initialize one communicator.
 #[derive(Clone, Copy)]
 pub(super) struct InitRequest<'a> {
     pub id: UniqueId,
     pub rank: usize,
     pub size: usize,
     pub config: NcclGroupConfig,
-    /// Lives until the communicator is ready: the library writes it there.
+    /// The slot to which the library writes the communicator. It must live until the communicator is ready.
     pub slot: &'a AtomicPtr<c_void>,
 }
 
@@ -101,7 +101,7 @@ pub(super) struct InitRequest<'a> {
 pub(super) type Addresses = [u64; 2];
 
 impl Library {
-    /// Opens NCCL.
+    /// Opens the NCCL library.
     ///
     /// # Errors
     /// [`LibraryError`].
@@ -112,12 +112,12 @@ impl Library {
     pub(super) fn open_first(names: &[&str]) -> Result<Arc<Self>, LibraryError> {
         let mut cause = String::new();
         for name in names {
-            // SAFETY: opening NCCL runs its initialisers, which start no thread and use no device.
+            // SAFETY: opening NCCL runs its initializers, which start no thread and use no device.
             match unsafe { libloading::Library::new(name) } {
                 Ok(library) => {
-                    // SAFETY: it is never closed.
+                    // SAFETY: the library is never closed.
                     let api = unsafe { Api::load(&library) };
-                    // It has threads of its own, which may outlive every communicator.
+                    // NCCL has its own threads, which may outlive every communicator.
                     std::mem::forget(library);
                     let name = (*name).to_string();
                     return match api {
@@ -133,7 +133,7 @@ impl Library {
 
     pub(super) fn from_api(api: Api, name: String) -> Result<Arc<Self>, LibraryError> {
         let mut code = 0;
-        // SAFETY: the number is written before the call returns.
+        // SAFETY: the version is written before the call returns.
         let code_ = unsafe { (api.get_version)(&mut code) };
         if code_ != SUCCESS {
             let message = format!("ncclGetVersion returned {code_}");
@@ -154,12 +154,12 @@ impl Library {
         self.version
     }
 
-    /// Whether communicators can be split.
+    /// Returns whether communicators can be split.
     pub(super) fn can_split(&self) -> bool {
         self.api.comm_split.is_some()
     }
 
-    /// A new unique id; this process answers the ranks that use it.
+    /// Creates a unique id. This process answers the ranks that use the id.
     pub(super) fn unique_id(&self) -> Result<UniqueId, String> {
         let mut id = UniqueId([0; 128]);
         // SAFETY: the id is written before the call returns.
@@ -167,15 +167,16 @@ impl Library {
         self.check("ncclGetUniqueId", None, code).map(|_| id)
     }
 
-    /// Whether several non-blocking groups of one thread may be in progress.
+    /// Returns whether one thread may have several non-blocking groups in progress.
     pub(super) fn has_concurrent_groups(&self) -> bool {
         self.version >= Version::CONCURRENT_GROUPS
     }
 
-    /// Starts to initialize communicators, several as one group; [poll](Self::poll) each.
+    /// Starts to initialize communicators. Several communicators are initialized as one group. The caller must
+    /// [poll](Self::poll) each.
     ///
     /// # Errors
-    /// The first error; those that were begun are aborted.
+    /// The first error. Communicators that were already started are aborted.
     pub(super) fn init(&self, requests: &[InitRequest<'_>]) -> Result<Vec<Comm>, String> {
         let as_group = requests.len() > 1;
         if as_group {
@@ -196,7 +197,7 @@ impl Library {
         }
         if let Err(reason) = started {
             for comm in comms.into_iter().filter(|comm| !comm.0.is_null()) {
-                // The first error is reported.
+                // The first error is reported instead.
                 let _ = self.abort(comm);
             }
             return Err(reason);
@@ -214,13 +215,13 @@ impl Library {
         } = *request;
         let mut config = Config::non_blocking(config);
         let (rank, size) = (rank as c_int, size as c_int);
-        // SAFETY: the config is accessed only during the call; the slot lives until the communicator is ready.
+        // SAFETY: the config is accessed only during the call. The slot lives until the communicator is ready.
         let code = unsafe { (self.api.comm_init)(slot.as_ptr(), size, id, rank, &mut config) };
         self.check("ncclCommInitRankConfig", None, code).map(drop)
     }
 
-    /// Ends the initialization of a communicator that is ready, on the thread that began it: older versions keep the
-    /// state of a group in the thread until the next call that uses the communicator.
+    /// Ends the initialization of a ready communicator. Must be called on the thread that started it. In older
+    /// versions, this thread keeps the state of a group until the next call that uses the communicator.
     pub(super) fn end_init(&self, comm: Comm) -> Result<(), String> {
         let mut rank = 0;
         // SAFETY: the communicator is alive, and the rank is written before the call returns.
@@ -228,7 +229,7 @@ impl Library {
         self.check("ncclCommUserRank", Some(comm), code).map(drop)
     }
 
-    /// Starts to split `parent`. NCCL writes the new communicator to `slot`, which must live until
+    /// Starts to split `parent`. NCCL writes the new communicator to `slot`. The slot must live until
     /// [`poll`](Self::poll) of `parent` returns `Done`.
     pub(super) fn split(
         &self,
@@ -240,16 +241,16 @@ impl Library {
     ) -> Result<(), String> {
         let split = self.require("ncclCommSplit", self.api.comm_split)?;
         let mut config = Config::non_blocking(config);
-        // SAFETY: the slot lives as long as the library may write to it, and is read atomically; the config is accessed
+        // SAFETY: the slot lives as long as the library may write to it, and is read atomically. The config is accessed
         // only during the call.
         let code = unsafe { split(parent.0, colour, key, slot.as_ptr(), &mut config) };
         self.check("ncclCommSplit", Some(parent), code).map(drop)
     }
 
-    /// The progress of the last call on `comm`.
+    /// Returns the progress of the last call on `comm`.
     ///
     /// # Errors
-    /// An error of the communicator, including asynchronous ones on the device.
+    /// An error of the communicator, including asynchronous errors on the device.
     pub(super) fn poll(&self, comm: Comm) -> Result<Progress, String> {
         let mut state = SUCCESS;
         // SAFETY: the communicator is alive, and the state is written before the call returns.
@@ -258,11 +259,11 @@ impl Library {
         self.check("a communicator", Some(comm), state)
     }
 
-    /// Starts to finalize communicators, as one group, so that the ranks need no common order of them.
+    /// Starts to finalize communicators as one group, so that the ranks need no common order of the communicators.
     pub(super) fn finalize(&self, comms: &[Comm]) -> Result<(), String> {
         self.group_start()?;
         let finalized = comms.iter().try_for_each(|comm| {
-            // SAFETY: the communicator is alive and is finalised once.
+            // SAFETY: the communicator is alive and is finalized once.
             let code = unsafe { (self.api.comm_finalize)(comm.0) };
             self.check("ncclCommFinalize", Some(*comm), code).map(drop)
         });
@@ -271,19 +272,19 @@ impl Library {
     }
 
     pub(super) fn destroy(&self, comm: Comm) -> Result<Progress, String> {
-        // SAFETY: the communicator is finalised, and not used any more.
+        // SAFETY: the communicator is finalized and not used anymore.
         let code = unsafe { (self.api.comm_destroy)(comm.0) };
         self.check("ncclCommDestroy", None, code)
     }
 
     pub(super) fn abort(&self, comm: Comm) -> Result<Progress, String> {
-        // SAFETY: the communicator is alive; it was removed from the list of live ones.
+        // SAFETY: the communicator is alive. It was removed from the list of live communicators.
         let code = unsafe { (self.api.comm_abort)(comm.0) };
         self.check("ncclCommAbort", None, code)
     }
 
     pub(super) fn group_start(&self) -> Result<(), String> {
-        // SAFETY: the calls of this thread up to `group_end`, which always follows, are one group.
+        // SAFETY: the calls of this thread until `group_end` form one group. `group_end` always follows.
         let code = unsafe { (self.api.group_start)() };
         self.check("ncclGroupStart", None, code).map(drop)
     }
@@ -297,8 +298,8 @@ impl Library {
     /// Enqueues one operation of a plan.
     ///
     /// # Safety
-    /// The addresses are of memory with the lengths of the plan, which lives until the stream has executed
-    /// the operation.
+    /// The addresses must point to memory with the lengths of the plan. The memory must live until the stream has
+    /// executed the operation.
     pub(super) unsafe fn run(
         &self,
         step: NcclOp,
@@ -314,7 +315,7 @@ impl Library {
         let to = |at: usize| (output + at as u64 * width) as *mut _;
         let (raw, stream) = (comm.0, stream.0 as *mut _);
         let (first, result, count) = (from(0), to(0), plan.input);
-        // SAFETY: required of the caller.
+        // SAFETY: guaranteed by the caller.
         let code = unsafe {
             match step {
                 NcclOp::AllReduce(op) => {
@@ -351,22 +352,22 @@ impl Library {
         checked.map(|_| address as u64)
     }
 
-    /// Frees memory of [`allocate`](Self::allocate).
+    /// Frees memory that was allocated with [`allocate`](Self::allocate).
     ///
     /// # Safety
-    /// It is not registered, and nothing uses it.
+    /// The memory must not be registered, and nothing may use it.
     pub(super) unsafe fn free(&self, address: u64) -> Result<(), String> {
         let free = self.require("ncclMemFree", self.api.mem_free)?;
-        // SAFETY: required of the caller.
+        // SAFETY: guaranteed by the caller.
         let code = unsafe { free(address as *mut _) };
         self.check("ncclMemFree", None, code).map(drop)
     }
 
-    /// Registers memory of this rank. Local: no other rank needs to call it.
+    /// Registers memory of this rank. This is a local operation: other ranks need not call it.
     pub(super) fn register(&self, comm: Comm, address: u64, bytes: usize) -> Result<usize, String> {
         let register = self.require("ncclCommRegister", self.api.comm_register)?;
         let mut handle = ptr::null_mut();
-        // SAFETY: the memory has this length; the handle is written before the call returns.
+        // SAFETY: the memory has this length. The handle is written before the call returns.
         let code = unsafe { register(comm.0, address as *mut _, bytes, &mut handle) };
         let checked = self.check("ncclCommRegister", Some(comm), code);
         checked.map(|_| handle as usize)
@@ -374,14 +375,14 @@ impl Library {
 
     pub(super) fn deregister(&self, comm: Comm, handle: usize) -> Result<(), String> {
         let deregister = self.require("ncclCommDeregister", self.api.comm_deregister)?;
-        // SAFETY: the handle is of `register`, and released once.
+        // SAFETY: the handle was returned by `register` and is released once.
         let code = unsafe { deregister(comm.0, handle as *mut _) };
         self.check("ncclCommDeregister", Some(comm), code).map(drop)
     }
 
     /// Starts to register a window. Collective: call on all ranks of `comm` with the same length. NCCL writes the
-    /// window to `slot`, which must live until [`poll`](Self::poll) of `comm` returns `Done`; null where windows are
-    /// not supported.
+    /// window to `slot`. The slot must live until [`poll`](Self::poll) of `comm` returns `Done`. The window is null if
+    /// windows are not supported.
     pub(super) fn window(
         &self,
         comm: Comm,
@@ -399,13 +400,13 @@ impl Library {
 
     pub(super) fn close_window(&self, comm: Comm, window: usize) -> Result<(), String> {
         let deregister = self.require("ncclCommWindowDeregister", self.api.window_deregister)?;
-        // SAFETY: the window is of `window`, and closed once.
+        // SAFETY: the window was returned by `window` and is closed once.
         let code = unsafe { deregister(comm.0, window as *mut _) };
         self.check("ncclCommWindowDeregister", Some(comm), code)
             .map(drop)
     }
 
-    /// Whether the library has windows, and whether it has registration.
+    /// Returns whether the library supports windows, and whether it supports registration.
     pub(super) fn registration(&self) -> (bool, bool) {
         let Api {
             mem_alloc,
@@ -440,7 +441,7 @@ impl Library {
                         text((self.api.get_last_error)(comm)),
                     )
                 };
-                // One line, whatever the library says.
+                // The message is reduced to one line.
                 let last = last.split_whitespace().collect::<Vec<_>>().join(" ");
                 Err(if last.is_empty() {
                     format!("{what}: {text} ({code})")
@@ -452,13 +453,15 @@ impl Library {
     }
 }
 
+/// Copies a C string.
+///
 /// # Safety
-/// `text` is null, or a C string.
+/// `text` must be null or a valid C string.
 unsafe fn text(text: *const c_char) -> String {
     if text.is_null() {
         String::new()
     } else {
-        // SAFETY: required of the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe { CStr::from_ptr(text) }
             .to_string_lossy()
             .into_owned()

@@ -1,19 +1,19 @@
-//! The engine `nccl`: ranks with a GPU each, over NVIDIA's collective communication library.
+//! The engine `nccl` for ranks with one GPU each. It uses NVIDIA's collective communication library.
 //!
-//! A rank has one [`NcclWorker`](worker::NcclWorker), the thread that launches its calls; communicators are
-//! [created](opening) on others, at the first call of a group. Host buffers are copied to the device and back; tensors stay where they are, through a
-//! [`DeviceBufferProvider`](buffer_provider::DeviceBufferProvider). Only the consumers of a result wait for the
-//! device.
+//! Each rank has one [`NcclWorker`](worker::NcclWorker), the thread that launches its calls. Other threads
+//! [create](opening) communicators at the first call of a group. Host buffers are copied to the device and back.
+//! Tensors stay in place and are accessed through a [`DeviceBufferProvider`](buffer_provider::DeviceBufferProvider).
+//! Only the consumers of a result wait for the device.
 //!
-//! Differences from the engine of threads:
+//! Differences from the thread engine:
 //!
-//! - The order of reductions is NCCL's own and depends on its algorithm, the number of ranks and the size, so
-//!   results agree with other engines within rounding only. `bf16` and `f16` are rounded at every addition,
-//!   not once at the end.
+//! - NCCL chooses the order of a reduction, which depends on its algorithm, the number of ranks and the size. The
+//!   results match other engines only within rounding. `bf16` and `f16` are rounded at every addition instead of once
+//!   at the end.
 //! - A NaN does not always win a maximum or a minimum.
-//! - Mismatching calls are not detected: the ranks wait, or get wrong values, until the deadline.
-//! - Collectives over groups that share ranks must be started in one order on all of them.
-//! - A rank's messages to itself do not come here: the communicator keeps them.
+//! - Mismatched calls are not detected. The ranks wait until the deadline, or get wrong values.
+//! - Collectives over groups that share ranks must be started in the same order on all these ranks.
+//! - Messages of a rank to itself do not reach this engine. The communicator delivers them.
 
 use crate::error::CommError;
 
@@ -39,7 +39,7 @@ mod types;
 mod version;
 mod worker;
 
-// Used by `World::from_env` and by the command that shows the environment.
+// Used by `World::from_env` and by the command that reports the environment.
 #[cfg(feature = "cuda")]
 #[allow(unused_imports)]
 pub(crate) use cuda::NcclOptions;

@@ -1,5 +1,6 @@
-//! Creates communicators by unique id, each set of them on a thread of its own: ids may come late, and an initialization
-//! must not keep the worker's thread, whose NCCL may have one group in progress at a time.
+//! Creates communicators by unique id. Each set of communicators is created on a separate thread, because ids may
+//! arrive late. An initialization must not block the worker's thread, on which NCCL may only allow one group in
+//! progress.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -17,7 +18,7 @@ use super::library::{Comm, InitRequest, Progress};
 use super::plan::NcclPlan;
 use crate::nccl_config::NcclGroup;
 
-/// The time that the thread sleeps between two polls.
+/// The sleep time between two polls.
 const POLL_INTERVAL: Duration = Duration::from_micros(200);
 
 /// This rank's part of a new communicator.
@@ -26,12 +27,12 @@ pub(super) struct Opening {
     pub key: CommKey,
     pub rank: usize,
     pub size: usize,
-    /// Whose settings it has.
+    /// The group whose settings the communicator uses.
     pub group: NcclGroup,
 }
 
-/// Begins to create communicators, several as one NCCL group, with the stream of each. Rank 0 of each publishes its id. The
-/// worker gets a [`WorkerCommand::Opened`] for each.
+/// Starts to create communicators, each with its stream. Several communicators are created as one NCCL group. Rank 0 of
+/// each communicator publishes its id. The worker receives a [`WorkerCommand::Opened`] for each communicator.
 ///
 /// # Errors
 /// If no thread can be started.
@@ -45,7 +46,7 @@ pub(super) fn begin(
         let results = open(&openings, &state);
         for ((opening, _), result) in openings.iter().zip(results) {
             let key = opening.key;
-            // The worker may have ended, and has aborted then.
+            // The worker may have ended. It has then aborted all communicators.
             let _ = worker.send(WorkerCommand::Opened { key, result });
         }
     };
@@ -56,7 +57,7 @@ pub(super) fn begin(
         .map_err(|error| format!("cannot start a thread: {error}"))
 }
 
-/// The communicators once they are ready, or why they never are.
+/// Returns each communicator when it is ready, or the reason why it cannot become ready.
 fn open(openings: &[(Opening, Stream)], state: &EngineState) -> Vec<Result<Comm, String>> {
     let slots: Vec<_> = openings.iter().map(|_| slot()).collect();
     match init(openings, &slots, state) {
@@ -64,10 +65,10 @@ fn open(openings: &[(Opening, Stream)], state: &EngineState) -> Vec<Result<Comm,
             let ready = await_ready(&comms, state);
             let ready = connect_messages(openings, ready, state);
             if ready.iter().any(Result::is_err) {
-                // The library may still write to them.
+                // The library may still write to the slots.
                 std::mem::forget(slots);
             }
-            // Only now, as older versions end all of a group with the first.
+            // This happens only now, because older versions end the whole group with its first communicator.
             let end = |result: Result<Comm, String>| {
                 let comm = result?;
                 let ended = state.comms.with(comm, || state.library.end_init(comm));
@@ -79,7 +80,7 @@ fn open(openings: &[(Opening, Stream)], state: &EngineState) -> Vec<Result<Comm,
     }
 }
 
-/// Memory that NCCL writes a communicator to.
+/// Allocates memory to which NCCL writes a communicator.
 pub(super) fn slot() -> Box<AtomicPtr<c_void>> {
     Box::new(AtomicPtr::new(ptr::null_mut()))
 }
@@ -89,7 +90,7 @@ fn init(
     slots: &[Box<AtomicPtr<c_void>>],
     state: &EngineState,
 ) -> Result<Vec<Comm>, String> {
-    // All ids are published before the first is read, as another rank may read before it publishes.
+    // All ids are published before the first id is read, because another rank may read before it publishes.
     let published: Result<Vec<_>, _> = openings
         .iter()
         .map(|(opening, _)| (opening.rank == 0).then(|| publish(opening.key, state)))
@@ -119,7 +120,7 @@ fn init(
         .add_all(|| state.library.init(&requests), &state.library)
 }
 
-/// Polls until each is ready or has failed; an abort ends it.
+/// Polls until each communicator is ready or has failed. An abort ends the wait.
 fn await_ready(comms: &[Comm], state: &EngineState) -> Vec<Result<Comm, String>> {
     let mut results: Vec<Option<Result<Comm, String>>> = vec![None; comms.len()];
     loop {
@@ -143,9 +144,10 @@ fn await_ready(comms: &[Comm], state: &EngineState) -> Vec<Result<Comm, String>>
     results.into_iter().flatten().collect()
 }
 
-/// Connects the two ranks of messages, for versions with one group in progress on a thread: the launch of a first message
-/// waits for that of its other side, and would keep all other launches of the worker, those that the other side waits for
-/// among them. Here both sides are creating the communicator.
+/// Connects the two ranks of each message communicator. This is needed for versions with one group in progress per
+/// thread. In these versions, the launch of a first message waits for the launch on the other rank. It would block all
+/// other launches of the worker, including launches that the other rank waits for. Here, both ranks are creating the
+/// communicator anyway.
 fn connect_messages(
     openings: &[(Opening, Stream)],
     ready: Vec<Result<Comm, String>>,
@@ -168,7 +170,7 @@ fn connect_messages(
     }
 }
 
-/// Sends a byte over each, as one NCCL group.
+/// Sends one byte over each communicator, as one NCCL group.
 fn connect(messages: &[(&(Opening, Stream), Comm)], state: &EngineState) -> Result<(), String> {
     let (library, driver) = (&state.library, &state.driver);
     let Some((_, first)) = messages.first() else {
@@ -183,7 +185,7 @@ fn connect(messages: &[(&(Opening, Stream), Comm)], state: &EngineState) -> Resu
         let mut sent = Ok(());
         for (((opening, stream), comm), address) in messages.iter().zip(&memory) {
             let plan = NcclPlan::byte(opening.rank);
-            // SAFETY: the memory has a byte, and is freed in the order of the stream.
+            // SAFETY: the memory has one byte and is freed in stream order.
             let send =
                 || unsafe { library.run(plan.steps[0], &plan, [*address; 2], *comm, *stream) };
             sent = sent.and_then(|()| send());

@@ -4,8 +4,7 @@ use crate::buffer::DType;
 use crate::call::{Call, Operation, ReduceOp, Signature, consecutive_ranges};
 use crate::communicator::Group;
 
-/// One NCCL operation. Counts and offsets are in elements; peers are indices in the group, or in the pair of a
-/// message.
+/// One NCCL operation. Counts and offsets are in elements. Peers are indices in the group, or in the pair of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(prefix = "nccl")]
 pub(super) enum NcclOp {
@@ -15,13 +14,13 @@ pub(super) enum NcclOp {
     Broadcast {
         root: usize,
     },
-    /// `count` elements of the input.
+    /// Sends `count` elements of the input.
     Send {
         to: usize,
         at: usize,
         count: usize,
     },
-    /// `count` elements of the result.
+    /// Receives `count` elements of the result.
     #[strum(serialize = "Recv")]
     Receive {
         from: usize,
@@ -33,10 +32,10 @@ pub(super) enum NcclOp {
 /// The communicator that a call needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CommScope {
-    /// The group's.
+    /// The communicator of the group.
     Group,
-    /// The communicator of the messages from one member to another, as indices in the group. Each direction has its
-    /// own, as an NCCL send blocks its stream until the receiver has called.
+    /// The communicator of the messages from one member to another, as indices in the group. Each direction has a
+    /// separate communicator, because an NCCL send blocks its stream until the receiver has called.
     Message { from: usize, to: usize },
 }
 
@@ -49,17 +48,17 @@ pub(super) const RECEIVER: usize = 1;
 pub(super) struct NcclPlan {
     pub scope: CommScope,
     pub dtype: DType,
-    /// The elements of the input and the output on the device.
+    /// The numbers of elements of the input and the output on the device.
     pub input: usize,
     pub output: usize,
-    /// The elements of the result; fewer than `output` for a barrier, which sends a dummy element.
+    /// The number of elements of the result. It is less than `output` for a barrier, which sends a dummy element.
     pub result: usize,
-    /// Launched as one group; empty if nothing is moved.
+    /// The operations, which are launched as one group. Empty if no data is moved.
     pub steps: Vec<NcclOp>,
 }
 
 impl NcclPlan {
-    /// The plan of a call of `group`, which has been checked; `None` for a split.
+    /// Returns the plan of a checked call of `group`, or `None` for a split.
     pub fn of(signature: &Signature, group: &Group) -> Option<Self> {
         let Operation::Call(call) = &signature.operation else {
             return None;
@@ -99,7 +98,7 @@ impl NcclPlan {
         })
     }
 
-    /// A message of one byte, on the side of this rank of its communicator.
+    /// Creates the plan of a one-byte message for this rank of the message communicator.
     pub fn byte(rank: usize) -> Self {
         let (input, output, steps) = match rank {
             SENDER => (1, 0, sends(&[(RECEIVER, 0, 1)])),
@@ -118,18 +117,18 @@ impl NcclPlan {
         }
     }
 
-    /// The bytes of the input and of the output.
+    /// Returns the numbers of bytes of the input and the output.
     pub fn bytes(&self) -> [usize; 2] {
         [self.input, self.output].map(|len| len * self.dtype.size_of())
     }
 }
 
-/// All sends, then all receives; none for peers without elements.
+/// Returns all sends and then all receives. Peers without elements are skipped.
 fn sends_and_receives(send: &[usize], receive: &[usize]) -> Vec<NcclOp> {
     [sends(&offsets(send)), receives(&offsets(receive))].concat()
 }
 
-/// The peers with the offset and the length of their elements.
+/// Returns each peer with the offset and the number of its elements.
 fn offsets(counts: &[usize]) -> Vec<(usize, usize, usize)> {
     let ranges = consecutive_ranges(counts).into_iter().enumerate();
     ranges

@@ -1,9 +1,11 @@
-//! Registered memory, which peers access without a copy through NCCL's own buffers.
+//! Registered memory, which peers access without a copy through NCCL's internal buffers.
 //!
-//! CubeCL allocates from its own pools alone: its storage keeps the addresses that it has allocated itself in a
-//! private map. So tensors cannot lie in memory of `ncclMemAlloc`, which windows need: a collective on a large tensor is
-//! staged, with a copy on the device into a window, the collective in place there, and a copy back, all on the stream of
-//! the collective. Its own allocations can be registered as they are, without a copy. Whether either pays was not measured.
+//! CubeCL allocates only from its own pools: its storage keeps the addresses of its allocations in a private map.
+//! Therefore tensors cannot be placed in memory of `ncclMemAlloc`, which windows require. A large tensor is staged for
+//! a collective: it is copied on the device into a window, and the result is copied back. The collective runs in place
+//! in the window. All three operations run on the stream of the collective.
+//!
+//! CubeCL's allocations can be registered without a copy. The performance of both modes was not measured.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -16,20 +18,20 @@ use super::plan::{NcclOp, NcclPlan};
 use super::version::Version;
 use crate::nccl_config::RegisteredBuffers;
 
-/// The memory of smaller calls is not registered.
+/// The minimum size of an input or output whose memory is registered, in bytes.
 pub(super) const MIN_REGISTERED_BYTES: usize = 1 << 20;
 
-/// Windows have multiples of this, the granularity of NVIDIA's memory.
+/// The size of a window is a multiple of this size, the allocation granularity of NVIDIA GPUs.
 const REGISTRATION_GRANULARITY: usize = 2 << 20;
 
 /// Whether registration is requested and available.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Registration {
-    /// Not requested.
+    /// Registration is not requested.
     Off,
-    /// Used for calls that are large enough.
+    /// Registration is used for large calls.
     On(RegisteredBuffers),
-    /// Not available, for this reason.
+    /// Registration is not available, for this reason.
     Unavailable(String),
 }
 
@@ -50,7 +52,7 @@ impl Registration {
         }
     }
 
-    /// One line for the header of a run, with the copies so far.
+    /// Returns a line for the header of a run, with the copies so far.
     pub fn description(&self, copied: &CopyCount) -> String {
         match self {
             Self::Off => "registered buffers off".into(),
@@ -73,7 +75,7 @@ impl Registration {
     }
 }
 
-/// Whether the memory of a call is registered: the same on every rank.
+/// Returns whether the memory of a call is registered. The result is the same on every rank.
 pub(super) fn is_registered(plan: &NcclPlan) -> bool {
     let is_collective = |step: &NcclOp| {
         matches!(
@@ -85,13 +87,14 @@ pub(super) fn is_registered(plan: &NcclPlan) -> bool {
     bytes >= MIN_REGISTERED_BYTES && plan.steps.iter().all(is_collective)
 }
 
-/// The bytes of the window of a call, if it has one: the same on every rank.
+/// Returns the size of the window of a call in bytes, or `None` if the call uses no window. The result is the same on
+/// every rank.
 pub(super) fn window_bytes(plan: &NcclPlan) -> Option<usize> {
     let bytes = plan.bytes().into_iter().max().unwrap_or(0);
     is_registered(plan).then(|| bytes.next_multiple_of(REGISTRATION_GRANULARITY))
 }
 
-/// Copies between tensors and windows.
+/// Counts the copies between tensors and windows.
 #[derive(Debug, Default)]
 pub(super) struct CopyCount {
     copies: AtomicU64,
@@ -104,7 +107,7 @@ impl CopyCount {
         self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// The number of copies, and their bytes.
+    /// Returns the number of copies and the number of copied bytes.
     pub fn get(&self) -> (u64, u64) {
         let get = |number: &AtomicU64| number.load(Ordering::Relaxed);
         (get(&self.copies), get(&self.bytes))
@@ -113,13 +116,13 @@ impl CopyCount {
 
 /// The allocations that are registered with a communicator, by address.
 ///
-/// CubeCL does not say when it frees one. A registration whose allocation was freed is removed when another allocation at
-/// the same place is registered, or at the end.
+/// CubeCL does not report when it frees an allocation. The registration of a freed allocation is removed when another
+/// allocation at the same address is registered, or when the communicator is closed.
 #[derive(Debug, Default)]
 pub(super) struct RegisteredAllocations(BTreeMap<u64, (Allocation, usize)>);
 
 impl RegisteredAllocations {
-    /// Registers the allocation of an address, if it is not.
+    /// Registers the allocation that contains an address, if it is not registered yet.
     pub fn register(
         &mut self,
         address: u64,
@@ -149,7 +152,7 @@ impl RegisteredAllocations {
         Ok(())
     }
 
-    /// Deregisters all, while the communicator is alive.
+    /// Deregisters all allocations. The communicator must be alive.
     pub fn release(&mut self, comm: Comm, library: &Library) -> Result<(), String> {
         for (_, handle) in std::mem::take(&mut self.0).into_values() {
             deregister(handle, comm, library)?;
@@ -160,7 +163,7 @@ impl RegisteredAllocations {
 
 fn deregister(handle: usize, comm: Comm, library: &Library) -> Result<(), String> {
     match handle {
-        // The library did not register it.
+        // The library did not register the allocation.
         0 => Ok(()),
         handle => library.deregister(comm, handle),
     }
@@ -176,14 +179,14 @@ pub(super) struct RegisteredWindow {
 
 #[derive(Debug)]
 enum WindowState {
-    /// NCCL writes the window when all ranks have registered.
+    /// NCCL writes the window to the slot when all ranks have registered.
     Opening(Box<AtomicPtr<c_void>>),
     Window(usize),
     Plain(usize),
 }
 
 impl RegisteredWindow {
-    /// Memory of `bytes` that is being registered with `comm`.
+    /// Allocates `bytes` bytes and starts to register them with `comm`.
     pub fn begin(bytes: usize, comm: Comm, library: &Library) -> Result<Self, String> {
         let address = library.allocate(bytes)?;
         let slot = Box::new(AtomicPtr::new(ptr::null_mut()));
@@ -205,10 +208,10 @@ impl RegisteredWindow {
         self.bytes
     }
 
-    /// Whether it can be used.
+    /// Returns whether the window can be used.
     ///
     /// # Errors
-    /// Why it never can.
+    /// The reason why the window cannot become usable.
     pub fn ready(&mut self, comm: Comm, library: &Library) -> Result<bool, String> {
         let WindowState::Opening(slot) = &self.state else {
             return Ok(true);
@@ -217,7 +220,8 @@ impl RegisteredWindow {
             return Ok(false);
         }
         let window = slot.load(Ordering::Acquire);
-        // No window where the ranks have no access to each other's memory: register it for this rank alone.
+        // If the ranks cannot access each other's memory, there is no window. The memory is then registered for this
+        // rank alone.
         self.state = if window.is_null() {
             WindowState::Plain(library.register(comm, self.address, self.bytes)?)
         } else {
@@ -226,7 +230,7 @@ impl RegisteredWindow {
         Ok(true)
     }
 
-    /// The addresses for an in-place call.
+    /// Returns the addresses of an in-place call.
     pub fn addresses(&self, plan: &NcclPlan, index: usize) -> Addresses {
         let [input, output] = plan.bytes().map(|bytes| (bytes * index) as u64);
         let start = self.address;
@@ -237,18 +241,18 @@ impl RegisteredWindow {
         }
     }
 
-    /// Deregisters and frees the memory, while the communicator is alive.
+    /// Deregisters and frees the memory. The communicator must be alive.
     pub fn release(self, comm: Comm, library: &Library) -> Result<(), String> {
         match self.state {
             WindowState::Window(window) => library.close_window(comm, window)?,
             WindowState::Plain(handle) => deregister(handle, comm, library)?,
             WindowState::Opening(slot) => {
-                // The library may still write there.
+                // The library may still write to the slot.
                 Box::leak(slot);
                 return Ok(());
             }
         }
-        // SAFETY: it was deregistered above, and every call is complete.
+        // SAFETY: the memory was deregistered above, and every call is complete.
         unsafe { library.free(self.address) }
     }
 }

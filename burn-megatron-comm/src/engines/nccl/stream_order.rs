@@ -5,20 +5,20 @@ use std::env::{self, VarError};
 /// The environment variable that selects the order, for tests and debugging.
 pub(super) const VARIABLE: &str = "BURN_MEGATRON_NCCL_ORDER";
 
-/// The synchronization of a collective with the device: how it waits for its input, and how readers of its result wait
-/// for it.
+/// The synchronization of a collective with the device. It defines how the collective waits for its input, and how
+/// readers of the result wait for the collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display, strum::EnumString)]
 #[strum(serialize_all = "lowercase")]
 pub(crate) enum StreamOrder {
-    /// By events on CubeCL's own stream: only readers of the result wait.
+    /// Uses events on CubeCL's own stream. Only readers of the result wait.
     Stream,
-    /// By events of the whole context: all work on the device waits.
+    /// Uses events of the whole context. All work on the device waits.
     Context,
-    /// By the host, which synchronizes with the device before and after.
+    /// Synchronizes the host with the device before and after the collective.
     Host,
 }
 
-/// The order that the environment variable selects.
+/// Returns the order that the environment variable selects, or `None` if it is not set.
 ///
 /// # Errors
 /// If the value is not an order.
@@ -36,12 +36,12 @@ fn read(value: Result<String, VarError>) -> Result<Option<StreamOrder>, String> 
     order.map_err(|_| format!("invalid {VARIABLE} {value:?}: expected stream, context or host"))
 }
 
-/// The requested order, or else the first that is available, with the reasons against those before it.
+/// Returns the requested order, or the first available order with the reasons why earlier orders are not available.
 ///
-/// `probe` tries an order. `Host` is always available.
+/// `probe` tests an order. `Host` is always available.
 ///
 /// # Errors
-/// Why the requested order is not available.
+/// The reason why the requested order is not available.
 pub(super) fn choose(
     requested: Option<StreamOrder>,
     probe: impl Fn(StreamOrder) -> Result<(), String>,

@@ -1,4 +1,4 @@
-//! The engine as the communicators of a process use it.
+//! The NCCL engine as a transport for the communicators of a process.
 
 use std::fmt;
 use std::mem;
@@ -37,10 +37,10 @@ use crate::process::{
 };
 use burn_megatron_rendezvous::GroupId;
 
-/// The time that the worker has to abort before another thread aborts.
+/// The time in which the worker must abort before another thread aborts.
 const WORKER_ABORT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// NCCL for one rank.
+/// The NCCL transport of one rank.
 pub(crate) struct NcclTransport {
     state: Arc<EngineState>,
     worker: Sender<WorkerCommand>,
@@ -58,16 +58,17 @@ pub(super) struct NcclComponents {
     pub store: Arc<dyn KeyValueStore>,
     pub pool: Arc<BufferPool>,
     pub config: NcclConfig,
-    /// A world of one rank uses NCCL too.
+    /// Whether a world of one rank uses NCCL too.
     pub use_for_one_rank: bool,
 }
 
 impl NcclTransport {
-    /// The rank `rank` of `size`. Collective: call on all ranks; each waits at most `timeout` for the others.
+    /// Connects the rank `rank` of `size` ranks. Collective: call on all ranks. Each rank waits up to `timeout` for the
+    /// other ranks.
     ///
     /// # Errors
-    /// [`CommError::Engine`] with the error of NCCL or the store, with settings that this NCCL or device does not have, or
-    /// after the timeout.
+    /// [`CommError::Engine`] with an error of NCCL or the store, for settings that this NCCL version or device does not
+    /// support, or after the timeout.
     pub(super) fn connect(
         parts: NcclComponents,
         rank: usize,
@@ -138,11 +139,11 @@ impl NcclTransport {
     }
 
     fn submit(&self, command: WorkerCommand) {
-        // A worker that has ended has aborted, and leaves slots empty.
+        // If the worker has ended, it has aborted, and slots stay empty.
         let _ = self.worker.send(command);
     }
 
-    /// The plan of a call, unless an earlier call has failed.
+    /// Returns the plan of a call. Returns an error if an earlier call has failed.
     fn plan(&self, signature: &Signature, group: &Group) -> Result<NcclPlan, CommError> {
         match self.state.first_error() {
             Some(failure) => Err(failure),
@@ -151,7 +152,7 @@ impl NcclTransport {
         }
     }
 
-    /// The call for the worker; `None` if it is completed locally.
+    /// Returns the call for the worker, or `None` if the call was completed locally.
     fn host_call(&self, job: Job) -> Option<NcclCall> {
         let Job {
             group,
@@ -166,7 +167,7 @@ impl NcclTransport {
             .inspect_err(|error| slot.fulfil(Err(error.clone())))
             .ok()?;
         if let Operation::Call(Call::Send { .. }) = signature.operation {
-            // Sends are buffered: an error is reported by the calls that follow.
+            // Sends are buffered. Later calls report an error of the send.
             mem::take(&mut slot).fulfil(Ok(Buffer::empty(plan.dtype)));
         }
         if self.is_local(&plan, &group, group_id) {
@@ -184,7 +185,8 @@ impl NcclTransport {
         Some(self.new_call(group, group_id, signature, plan, memory))
     }
 
-    /// The tensor's call for the worker, or `None` if it is completed locally; and its handle.
+    /// Returns the tensor's call for the worker, or `None` if the call was completed locally. Also returns the handle
+    /// of the call.
     fn device_call(
         &self,
         job: DeviceJob,
@@ -222,7 +224,7 @@ impl NcclTransport {
         Ok((Some(call), InFlightDeviceCall { launched, result }))
     }
 
-    /// Whether the result is the input, so that nothing is communicated.
+    /// Returns whether the result equals the input, so that no communication is needed.
     fn is_local(&self, plan: &NcclPlan, group: &Group, id: GroupId) -> bool {
         let alone = group.size() == 1 && plan.scope == CommScope::Group;
         plan.steps.is_empty() || (alone && !(self.use_for_one_rank && id == GroupId::WORLD))
@@ -260,7 +262,7 @@ impl NcclTransport {
     }
 }
 
-/// Checks that the library has the settings.
+/// Checks that the library supports the settings.
 fn check_version(config: &NcclConfig, library: &Library) -> Result<(), CommError> {
     let version = library.version();
     let mut groups = config.groups.iter();
@@ -354,7 +356,7 @@ impl Transport for NcclTransport {
         }
         let alone = part.size() == 1;
         let everybody_alone = groups.iter().all(|group| group.len() == 1);
-        // Its members create the communicator at its first call.
+        // The members create the communicator at its first call.
         let is_lazy = !self.state.config.eager_init;
         let by_id = !self.state.library.can_split();
         if is_lazy || everybody_alone || (alone && by_id) {
@@ -388,7 +390,7 @@ impl Transport for NcclTransport {
             return;
         }
         self.submit(WorkerCommand::Wake);
-        // A worker that is blocked inside of NCCL is released by the abort of its communicators.
+        // The abort of its communicators releases a worker that is blocked inside NCCL.
         let start = Instant::now();
         while !comms.is_empty() && start.elapsed() < WORKER_ABORT_TIMEOUT {
             thread::sleep(Duration::from_millis(1));
@@ -400,7 +402,7 @@ impl Transport for NcclTransport {
         let (reply, ended) = mpsc::sync_channel(1);
         let until = Instant::now() + deadline;
         self.submit(WorkerCommand::Close { until, reply });
-        // The worker checks the deadline too; the extra time is for its reply.
+        // The worker checks the deadline too. The additional time is for its reply.
         let ended = ended.recv_timeout(deadline + WORKER_ABORT_TIMEOUT);
         let ended = ended.unwrap_or_else(|_| Err("the worker thread does not reply".into()));
         ended.map_err(|reason| super::error(format!("cannot close: {reason}")))
@@ -412,7 +414,7 @@ impl DeviceTransport for NcclTransport {
         self.provider.takes(device)
     }
 
-    /// An event of the whole context waits for a receive that was started, and so do all calls after it.
+    /// Returns false with context events. They make a started receive block all later calls.
     fn allows_early_receives(&self) -> bool {
         self.provider.stream_order() != StreamOrder::Context
     }

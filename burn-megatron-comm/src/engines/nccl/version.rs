@@ -1,4 +1,4 @@
-//! The versions of NCCL that introduced functions, from its release notes and the conditions in `nccl.h`.
+//! The NCCL versions that introduced functions, according to the release notes and the conditions in `nccl.h`.
 
 use std::ffi::c_int;
 use std::fmt;
@@ -12,24 +12,24 @@ pub(crate) struct Version {
 }
 
 impl Version {
-    /// The first with non-blocking communicators (`ncclCommInitRankConfig`, `ncclCommFinalize`): in older ones a
-    /// missing rank blocks the others for ever.
+    /// The first version with non-blocking communicators (`ncclCommInitRankConfig`, `ncclCommFinalize`). In older
+    /// versions, a missing rank blocks the other ranks forever.
     pub const MIN: Self = Self::new(2, 14, 0);
-    /// The first with numbers of CTAs for each communicator (`minCTAs` and `maxCTAs` of `ncclConfig_t`).
+    /// The first version with CTA limits per communicator (`minCTAs` and `maxCTAs` of `ncclConfig_t`).
     pub const CTAS: Self = Self::new(2, 17, 1);
-    /// The first that splits communicators (`ncclCommSplit`).
+    /// The first version that splits communicators (`ncclCommSplit`).
     pub const SPLIT: Self = Self::new(2, 18, 1);
-    /// The first that allocates and registers memory (`ncclMemAlloc`, `ncclCommRegister`).
+    /// The first version that allocates and registers memory (`ncclMemAlloc`, `ncclCommRegister`).
     pub const REGISTER: Self = Self::new(2, 19, 1);
-    /// The first with 8-bit floats (`ncclFloat8e4m3`, `ncclFloat8e5m2`).
+    /// The first version with 8-bit floats (`ncclFloat8e4m3`, `ncclFloat8e5m2`).
     pub const FP8: Self = Self::new(2, 24, 3);
-    /// The first with traffic classes (`trafficClass` of `ncclConfig_t`).
+    /// The first version with traffic classes (`trafficClass` of `ncclConfig_t`).
     #[cfg(test)]
     pub const TRAFFIC_CLASS: Self = Self::new(2, 25, 1);
-    /// The first in which several non-blocking groups of one thread may be in progress: before, they share the state
-    /// of the thread (`ncclGroupEndInternal`).
+    /// The first version in which one thread may have several non-blocking groups in progress. In older versions, these
+    /// groups share the state of the thread (`ncclGroupEndInternal`).
     pub const CONCURRENT_GROUPS: Self = Self::new(2, 27, 3);
-    /// The first with windows of symmetric memory (`ncclCommWindowRegister`).
+    /// The first version with windows of symmetric memory (`ncclCommWindowRegister`).
     pub const WINDOWS: Self = Self::new(2, 27, 3);
 
     pub const fn new(major: u32, minor: u32, patch: u32) -> Self {
@@ -40,7 +40,7 @@ impl Version {
         }
     }
 
-    /// From the number of `ncclGetVersion`: 22703 is 2.27.3; until 2.8 it was 2708 for 2.7.8.
+    /// Decodes a code of `ncclGetVersion`: 22703 is 2.27.3. Up to 2.8 the codes were shorter: 2708 is 2.7.8.
     pub fn from_code(code: c_int) -> Self {
         let code = code.unsigned_abs();
         match code {
@@ -49,7 +49,7 @@ impl Version {
         }
     }
 
-    /// The number of `ncclGetVersion`, for a version from 2.9 on.
+    /// Returns the code of `ncclGetVersion` for version 2.9 or newer.
     pub const fn code(self) -> u32 {
         self.major * 10_000 + self.minor * 100 + self.patch
     }

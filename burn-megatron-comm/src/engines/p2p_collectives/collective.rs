@@ -1,4 +1,4 @@
-//! One collective in flight: which members' messages of the current round have arrived.
+//! One collective in flight, with the progress of each member's messages in the current round.
 
 use std::sync::Arc;
 
@@ -16,14 +16,14 @@ use burn_megatron_rendezvous::CallId;
 
 /// The state of one member's message in the current round.
 enum PeerProgress {
-    /// Nothing has arrived; where its elements are received, if it sends any.
+    /// Nothing has arrived. Contains the slice for the member's elements if the member sends any.
     Pending(Option<ReceiveSlice>),
-    /// Its control message has arrived, its payload is in flight.
+    /// The control message has arrived, and the payload is in flight.
     Receiving,
     Complete,
 }
 
-/// One member's side of a collective.
+/// The state of a collective on one member.
 pub struct InFlightCollective {
     pub slot: Arc<ResultSlot>,
     group: Arc<Group>,
@@ -32,11 +32,11 @@ pub struct InFlightCollective {
     round: u8,
     peers: Vec<PeerProgress>,
     sends: Vec<Option<SendSlice>>,
-    /// Payloads of this rank that are not sent yet.
+    /// The number of payloads of this rank that have not been sent yet.
     sends_in_flight: usize,
     finish: Option<Box<dyn FnOnce() -> RoundOutcome>>,
-    /// Whether the members disagree. The call then stays until all control messages have arrived, so that they
-    /// find it.
+    /// Whether the members disagree. The call then stays in flight until all control messages have arrived, so that
+    /// each of them finds the call.
     failed: bool,
 }
 
@@ -92,13 +92,13 @@ impl InFlightCollective {
         self.round
     }
 
-    /// The index of a world rank in the group.
+    /// Returns the index of a world rank in the group.
     pub fn index_of(&self, rank: usize) -> Option<usize> {
         self.group.ranks().iter().position(|member| *member == rank)
     }
 
-    /// The other members with their world ranks, starting after this one, so that not all send to the first
-    /// one first.
+    /// Returns the other members and their world ranks, starting after this rank, so that not all ranks send to the
+    /// first member first.
     pub fn other_members(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
         let (group, size) = (Arc::clone(&self.group), self.group.size());
         (1..size).map(move |step| {
@@ -107,7 +107,7 @@ impl InFlightCollective {
         })
     }
 
-    /// The indices of the members whose message of this round has not arrived.
+    /// Returns the indices of the members whose message of this round has not arrived.
     pub fn missing(&self) -> Vec<usize> {
         let absent = |(index, peer): (usize, &PeerProgress)| {
             (!matches!(peer, PeerProgress::Complete)).then_some(index)
@@ -115,17 +115,17 @@ impl InFlightCollective {
         self.peers.iter().enumerate().filter_map(absent).collect()
     }
 
-    /// Fails the call, once.
+    /// Fails the call with the first error. Later errors are ignored.
     fn fail(&mut self, error: CommError) {
         if !self.failed {
             self.failed = true;
             self.slot.fulfil(Err(error));
-            // The memory of the round is dropped, except for what is in flight.
+            // The memory of the round is dropped, except for the memory in flight.
             self.finish = None;
         }
     }
 
-    /// Compares this rank's call with one that arrived before it; returns the error if they disagree.
+    /// Compares this rank's call with a call that arrived earlier. Returns an error if the calls differ.
     pub fn check_early(&self, index: usize, message: &ControlMessage) -> Option<CommError> {
         match message.header.payload_mode {
             PayloadMode::Rejected => decode_mismatch(&message.body, &self.group),
@@ -133,7 +133,7 @@ impl InFlightCollective {
         }
     }
 
-    /// Sends the mismatch to all others instead of this rank's payloads, and fails the call.
+    /// Sends the mismatch to all other members instead of this rank's payloads, and fails the call.
     pub fn reject<W: P2pTransport>(
         &mut self,
         requests: &mut RequestTable<W>,
@@ -226,7 +226,8 @@ impl InFlightCollective {
         }
     }
 
-    /// Ranks that agree send what the others expect, unless they run different programs.
+    /// Returns the error for an unexpected payload. If the calls match, this only happens if the ranks run different
+    /// programs.
     fn unexpected_payload<W: P2pTransport>(
         &self,
         requests: &RequestTable<W>,
@@ -247,17 +248,17 @@ impl InFlightCollective {
         ))
     }
 
-    /// The payload of a member is received.
+    /// Records that the payload of a member has been received.
     pub fn payload_received(&mut self, index: usize) {
         self.peers[index] = PeerProgress::Complete;
     }
 
-    /// A payload of this rank is sent.
+    /// Records that a payload of this rank has been sent.
     pub fn payload_sent(&mut self) {
         self.sends_in_flight -= 1;
     }
 
-    /// The outcome of the round, if it is complete; `None` in it if the members disagree.
+    /// Returns the outcome of the round if the round is complete. The inner value is `None` if the members disagree.
     pub fn take_outcome(&mut self) -> Option<Option<RoundOutcome>> {
         let is_complete = |peer: &PeerProgress| matches!(peer, PeerProgress::Complete);
         let is_over = self.sends_in_flight == 0 && self.peers.iter().all(is_complete);

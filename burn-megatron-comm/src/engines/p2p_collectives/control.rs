@@ -4,8 +4,8 @@ use crate::buffer::DType;
 use crate::error::CommError;
 use burn_megatron_rendezvous::GroupId;
 
-/// The maximum size of a control message. With the header that MPI adds, it fits the 4 KiB that Open MPI sends
-/// eagerly through shared memory.
+/// The maximum size of a control message. Together with the header that MPI adds, it fits into 4 KiB, which Open MPI
+/// sends eagerly through shared memory.
 pub const MAX_CONTROL_BYTES: usize = 4032;
 
 /// The size of an encoded [`ControlHeader`].
@@ -14,10 +14,10 @@ const HEADER_BYTES: usize = 64;
 /// The maximum size of a payload that is sent inside the control message.
 pub const MAX_INLINE_BYTES: usize = MAX_CONTROL_BYTES - HEADER_BYTES;
 
-/// The version of the encoding. All processes of a world must have the same one.
+/// The version of the encoding. All processes of a world must have the same version.
 const PROTOCOL_VERSION: u8 = 1;
 
-/// The operation of the sender. What all ranks must agree on besides it is in [`ControlHeader::arguments`].
+/// The operation of the sender. [`ControlHeader::arguments`] contains the other values that must be equal on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::FromRepr)]
 #[repr(u8)]
 pub enum MessageKind {
@@ -29,22 +29,22 @@ pub enum MessageKind {
     Barrier,
     Split,
     Send,
-    /// Bytes that rank 0 broadcasts before there are groups.
+    /// Bytes that rank 0 broadcasts before any group exists.
     Share,
     /// The last control message of a rank.
     Close,
 }
 
-/// The protocol by which the payload is sent.
+/// The way in which the payload is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PayloadMode {
-    /// There is no payload; the body is a description of the call for error messages.
+    /// There is no payload. The body describes the call for error messages.
     None,
-    /// In the body of the control message.
+    /// The payload is the body of the control message.
     Inline,
-    /// Separately, under this tag.
+    /// The payload is sent separately with this tag.
     Tagged { tag: u16, bytes: u64 },
-    /// There is no payload, because the sender found a mismatch; the body describes it.
+    /// There is no payload, because the sender detected a mismatch. The body describes the mismatch.
     Rejected,
 }
 
@@ -53,12 +53,15 @@ pub enum PayloadMode {
 pub struct ControlHeader {
     pub group: GroupId,
     pub sequence: u64,
-    /// The round of the call, from 0.
+    /// The round of the call, starting at 0.
     pub round: u8,
     pub kind: MessageKind,
-    /// The index of a reduction in [`ReduceOp::ALL`](crate::ReduceOp::ALL); the root of a broadcast; the elements that
-    /// an all-to-all sends to the receiver of this message and expects from it; hashes of the name and of the parts of
-    /// a split; the receiver of a send.
+    /// The arguments of the call:
+    /// - reduction: the index in [`ReduceOp::ALL`](crate::ReduceOp::ALL)
+    /// - broadcast: the root
+    /// - all_to_all: the numbers of elements that the sender sends to the receiver of this message and expects from it
+    /// - split: hashes of the name and of the parts
+    /// - send: the receiver
     pub arguments: [u64; 2],
     pub dtype: DType,
     /// The length of the sender's call, in elements.
@@ -95,7 +98,7 @@ impl PayloadMode {
 }
 
 impl ControlMessage {
-    /// A message about the world and not about a call.
+    /// Creates a message about the world instead of a call.
     pub fn for_world(kind: MessageKind, body: Vec<u8>) -> Self {
         let header = ControlHeader {
             group: GroupId::WORLD,
@@ -110,7 +113,7 @@ impl ControlMessage {
         Self { header, body }
     }
 
-    /// The encoded message: little-endian numbers, then the codes, then the body.
+    /// Encodes the message: little-endian numbers, then the codes, then the body.
     pub fn encode(&self) -> Vec<u8> {
         let header = &self.header;
         let (kind, [a, b]) = (header.kind as u8, header.arguments);
@@ -119,7 +122,7 @@ impl ControlMessage {
         for number in [header.group.0, header.sequence, header.len, a, b, bytes] {
             encoded.extend_from_slice(&number.to_le_bytes());
         }
-        // The types are declared in the order of `DType::ALL`.
+        // The variants of `DType` are declared in the order of `DType::ALL`.
         let dtype = header.dtype as u8;
         encoded.extend_from_slice(&[PROTOCOL_VERSION, kind, header.round, dtype, payload_mode]);
         encoded.extend_from_slice(&tag.to_le_bytes());
@@ -128,7 +131,7 @@ impl ControlMessage {
         encoded
     }
 
-    /// Decodes what `from` sent.
+    /// Decodes a control message from the rank `from`.
     ///
     /// # Errors
     /// [`CommError::Engine`] if the bytes are not a control message of this protocol version.
@@ -233,7 +236,7 @@ mod tests {
     #[test]
     fn what_is_no_note_is_refused() {
         let good = message(MessageKind::AllGather, DType::F32, PayloadMode::None, b"").encode();
-        // Version, kind, dtype and payload mode.
+        // The version, the kind, the dtype and the payload mode.
         for (place, value) in [(48, 2), (49, 10), (51, 7), (52, 4)] {
             let mut bad = good.clone();
             bad[place] = value;

@@ -1,7 +1,8 @@
-//! Memory that stays in place while a transport reads or writes it. All `unsafe` code of this module is here.
+//! Memory that stays in place while a transport reads or writes it. All `unsafe` code of `p2p_collectives` is in this
+//! module.
 //!
-//! Payloads are sent straight from the buffer that the caller gave and received straight into the result.
-//! Nothing here leaves the thread that owns the transport.
+//! Payloads are sent directly from the caller's buffer and received directly into the result. The values of this module
+//! never leave the thread that owns the transport.
 
 use std::cell::UnsafeCell;
 use std::mem;
@@ -13,7 +14,7 @@ use crate::buffer::Buffer;
 use crate::pool::PooledBuffer;
 use crate::with_elements;
 
-/// The elements that are sent to one rank. The buffer returns to its pool with the last slice of it.
+/// The elements that are sent to one rank. The buffer returns to its pool when its last slice is dropped.
 #[derive(Debug)]
 pub struct SendSlice {
     source: Rc<PooledBuffer>,
@@ -21,7 +22,7 @@ pub struct SendSlice {
 }
 
 impl SendSlice {
-    /// The elements `range` of `source`; `None` if there are none.
+    /// Creates a slice of the elements `range` of `source`. Returns `None` if the range is empty.
     pub fn new(source: &Rc<PooledBuffer>, range: Range<usize>) -> Option<Self> {
         let width = source.dtype().size_of();
         assert!(range.end <= source.len(), "the range lies in its buffer");
@@ -31,21 +32,21 @@ impl SendSlice {
         })
     }
 
-    /// The elements as bytes. Their address does not change.
+    /// Returns the elements as bytes. The address of the bytes does not change.
     pub fn bytes(&self) -> &[u8] {
         let whole = with_elements!(&**self.source, values => {
-            // SAFETY: the elements are plain numbers: every byte of them is initialised.
+            // SAFETY: the elements are plain numbers, so every byte is initialized.
             unsafe { slice::from_raw_parts(values.as_ptr().cast::<u8>(), mem::size_of_val(&values[..])) }
         });
         &whole[self.bytes.clone()]
     }
 }
 
-/// A buffer that several ranks' elements are received into.
+/// A buffer that receives the elements of several ranks.
 #[derive(Debug)]
 pub struct ReceiveBuffer(Rc<UnsafeCell<PooledBuffer>>);
 
-/// The part of a [`ReceiveBuffer`] that one rank's elements are received into.
+/// The part of a [`ReceiveBuffer`] that receives the elements of one rank.
 #[derive(Debug)]
 pub struct ReceiveSlice {
     start: *mut u8,
@@ -55,8 +56,8 @@ pub struct ReceiveSlice {
 }
 
 impl ReceiveBuffer {
-    /// Splits off the ranges `slices` of a buffer, in elements: ascending and disjoint. An empty range gives
-    /// `None`.
+    /// Splits a buffer into the ranges `slices`, in elements. The ranges must be ascending and disjoint. An empty range
+    /// returns `None`.
     pub fn split(
         mut buffer: PooledBuffer,
         slices: &[Range<usize>],
@@ -75,7 +76,7 @@ impl ReceiveBuffer {
             );
             free = range.end;
             Some(ReceiveSlice {
-                // SAFETY: the range lies in the buffer, as the assertion checked.
+                // SAFETY: the assertion has checked that the range lies in the buffer.
                 start: unsafe { start.add(range.start * width) },
                 bytes: range.len() * width,
                 _landing: Rc::clone(&receive_buffer),
@@ -85,13 +86,13 @@ impl ReceiveBuffer {
         (Self(receive_buffer), slices)
     }
 
-    /// Splits off one range of a buffer.
+    /// Splits a buffer with a single range.
     pub fn single(buffer: PooledBuffer, slice: Range<usize>) -> (Self, Option<ReceiveSlice>) {
         let (receive_buffer, mut slices) = Self::split(buffer, slice::from_ref(&slice));
         (receive_buffer, slices.pop().flatten())
     }
 
-    /// The buffer, once every slice is dropped.
+    /// Returns the buffer. All slices must have been dropped.
     ///
     /// # Panics
     /// If a slice is still alive.
@@ -102,30 +103,30 @@ impl ReceiveBuffer {
 }
 
 impl ReceiveSlice {
-    /// The size in bytes.
+    /// Returns the size in bytes.
     pub fn len(&self) -> usize {
         self.bytes
     }
 
-    /// The address. As long as this value lives, the bytes are valid and nothing else accesses them.
+    /// Returns the address. While this value exists, the bytes are valid and nothing else accesses them.
     #[cfg_attr(not(feature = "mpi"), allow(dead_code, reason = "used by MPI"))]
     pub fn address(&self) -> *mut u8 {
         self.start
     }
 
-    /// Writes the bytes.
+    /// Copies `bytes` into the slice.
     ///
     /// # Panics
     /// If the lengths differ.
     pub fn fill(self, bytes: &[u8]) {
         assert_eq!(bytes.len(), self.bytes, "the payload fits its slice");
-        // SAFETY: no other slice overlaps this one, and the buffer itself is inaccessible until `into_inner`, which
-        // needs this slice to be dropped. Every bit pattern is a number.
+        // SAFETY: no other slice overlaps this slice. The buffer itself is inaccessible until `into_inner`, which
+        // requires that this slice has been dropped. Every bit pattern is a valid number.
         unsafe { slice::from_raw_parts_mut(self.start, self.bytes) }.copy_from_slice(bytes);
     }
 }
 
-/// Takes the buffer out, so that it does not return to its pool.
+/// Takes the buffer out of its pool, so that it does not return to the pool.
 pub fn detach(mut lent: PooledBuffer) -> Buffer {
     let empty = Buffer::empty(lent.dtype());
     mem::replace(&mut *lent, empty)

@@ -1,4 +1,4 @@
-//! Sends and receives, matched by their sequence number.
+//! Sends and receives, matched by sequence number.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ impl PendingReceive {
     }
 }
 
-/// Puts a result into its slot, or returns its memory to the pool if nobody holds the other end.
+/// Puts a result into its slot. If no handle waits for the slot, the memory returns to the pool.
 pub fn complete(slot: Arc<ResultSlot>, result: Buffer, pool: &BufferPool) {
     match Arc::try_unwrap(slot) {
         Ok(_unwanted) => pool.give(result),
@@ -38,7 +38,7 @@ pub fn complete(slot: Arc<ResultSlot>, result: Buffer, pool: &BufferPool) {
     }
 }
 
-/// Starts a send. It is buffered: for the sender, the call is complete.
+/// Starts a send. The send is buffered, so the call is complete for the sender.
 pub fn send<W: P2pTransport>(
     requests: &mut RequestTable<W>,
     job: Job,
@@ -61,7 +61,7 @@ pub fn send<W: P2pTransport>(
     Ok(())
 }
 
-/// Receives the message that a receive call matches.
+/// Receives the message that matches a receive call.
 pub fn receive<W: P2pTransport>(
     requests: &mut RequestTable<W>,
     job: Job,
@@ -72,7 +72,7 @@ pub fn receive<W: P2pTransport>(
         unreachable!("only receives are passed here")
     };
     let sender = job.group.ranks()[from];
-    // The sender counts as the first: its call was complete when the message was sent.
+    // The sender is named as the first rank, because its call was complete when the message was sent.
     if let Some(error) = message.mismatch(from, &job.signature, &job.group, true) {
         job.slot.fulfil(Err(error));
         return requests.discard(sender, message.header.payload_mode);

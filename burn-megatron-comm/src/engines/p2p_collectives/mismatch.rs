@@ -11,7 +11,7 @@ use burn_megatron_rendezvous::GroupId;
 /// The maximum length of a call's description in a control message.
 const MAX_DESCRIPTION_BYTES: usize = 1200;
 
-/// The kind of a call and its arguments, as sent to the member `receiver`.
+/// Returns the kind and the arguments of a call, as sent to the member `receiver`.
 fn kind_of(operation: &Operation, receiver: usize) -> (MessageKind, [u64; 2]) {
     let reduction = |op: ReduceOp| [op as u64, 0];
     match operation {
@@ -36,7 +36,7 @@ fn kind_of(operation: &Operation, receiver: usize) -> (MessageKind, [u64; 2]) {
 }
 
 impl ControlHeader {
-    /// The header of this rank's call for the member `receiver`.
+    /// Creates the header of this rank's call for the member `receiver`.
     pub fn new(
         signature: &Signature,
         group: GroupId,
@@ -57,8 +57,8 @@ impl ControlHeader {
         }
     }
 
-    /// The signature of the sender, as far as the header has it: the counts of an all_to_all are those of the
-    /// receiver alone. `None` for a split.
+    /// Returns the signature of the sender's call, as far as the header contains it. For an all_to_all, it contains
+    /// only the counts for the receiver. Returns `None` for a split.
     fn signature(&self, group: &Group) -> Option<Signature> {
         let for_receiver = |count: u64| {
             let mut counts = vec![0; group.size()];
@@ -110,7 +110,8 @@ impl ControlMessage {
         }
     }
 
-    /// Why the member `sender` and this rank, whose call is `own`, are not in the same call; `None` if they are.
+    /// Returns why the member `sender` and this rank are not in the same call, or `None` if they are. `own` is the call
+    /// of this rank.
     fn mismatch_reason(&self, sender: usize, own: &Signature, group: &Group) -> Option<String> {
         let differ = |what: &str| Some(format!("the {what} differ"));
         match (self.header.kind, &own.operation) {
@@ -141,7 +142,7 @@ impl ControlMessage {
         }
     }
 
-    /// The error if the call of `sender`, a member of the group, and that of this rank differ.
+    /// Returns an error if the call of `sender`, a member of the group, differs from the call of this rank.
     pub fn mismatch(
         &self,
         sender: usize,
@@ -169,7 +170,7 @@ impl ControlMessage {
     }
 }
 
-/// The description of a split for a control message, whose header has only hashes of its arguments.
+/// Returns the description of a split for a control message. The header contains only hashes of the arguments.
 pub fn split_description(signature: &Signature, group: &Group) -> Vec<u8> {
     match signature.operation {
         Operation::Split { .. } => shorten(signature.describe(group)).into_bytes(),
@@ -185,7 +186,7 @@ fn shorten(mut text: String) -> String {
     text
 }
 
-/// A mismatch between two other ranks, or one of them and the receiver, as sent in a control message.
+/// A mismatch between two ranks, as sent in a control message.
 #[derive(Serialize, Deserialize)]
 struct EncodedMismatch {
     sequence: u64,
@@ -217,7 +218,7 @@ pub fn encode_mismatch(error: &CommError) -> Vec<u8> {
     serde_json::to_vec(&encoded).expect("numbers and texts are JSON")
 }
 
-/// Decodes what [`encode_mismatch`] encoded; `None` if the bytes are something else.
+/// Decodes the result of [`encode_mismatch`]. Returns `None` if the bytes are not an encoded mismatch.
 pub fn decode_mismatch(body: &[u8], group: &Group) -> Option<CommError> {
     let encoded: EncodedMismatch = serde_json::from_slice(body).ok()?;
     let [first_call, second_call] = encoded.calls;

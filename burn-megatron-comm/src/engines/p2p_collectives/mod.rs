@@ -1,15 +1,17 @@
-//! Collectives composed of point-to-point messages between processes, over any [`P2pTransport`].
+//! Collectives that are composed of point-to-point messages between processes, over any [`P2pTransport`].
 //!
-//! The collectives of a message-passing library promise less than a [`Communicator`](crate::Communicator)
-//! does: ranks that make different calls hang or get garbage, the order of a reduction is free, and the
-//! collectives of overlapping groups must be started in one order. Here a collective is one or two rounds of
-//! messages ([`rounds`]). Each message begins with a [`control`] message that carries the sender's call, which
-//! the receiver compares with its own ([`mismatch`]). Control messages that arrive before the local call are
-//! kept until it is made. A payload that does not fit inside the control message is sent under a tag of its own,
-//! so that it blocks nothing else. [`reduce`](crate::engines::reduce) reduces in group order.
+//! The collectives of a message-passing library have weaker guarantees than a [`Communicator`](crate::Communicator).
+//! Ranks with different calls hang or get wrong data. The order of a reduction is not defined. The collectives of
+//! overlapping groups must be started in one order.
 //!
-//! One thread of the process owns the transport, moves the messages and reduces ([`progress`]), while the rank
-//! computes.
+//! Here, a collective consists of one or two rounds of messages ([`rounds`]). Each message begins with a [`control`]
+//! message that contains the sender's call. The receiver compares this call with its own call ([`mismatch`]). Control
+//! messages that arrive before the local call are kept until the call is made. A payload that does not fit into the
+//! control message is sent with a separate tag, so that it blocks no other message. [`reduce`](crate::engines::reduce)
+//! reduces in group order.
+//!
+//! While the rank computes, one thread of the process owns the transport, moves the messages and reduces
+//! ([`progress`]).
 
 mod collective;
 mod control;

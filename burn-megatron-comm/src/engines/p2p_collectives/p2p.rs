@@ -1,4 +1,4 @@
-//! Point-to-point messages between the processes of a world, as one process sees them.
+//! The interface of one process to point-to-point messages between the processes of a world.
 
 use super::memory::{ReceiveSlice, SendSlice};
 use crate::error::CommError;
@@ -7,11 +7,11 @@ use crate::error::CommError;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RequestId(pub u64);
 
-/// The tag of a payload, from 1.
+/// The tag of a payload, starting at 1.
 pub type Tag = u16;
 
-/// The number of tags that an ordered pair of ranks can use at a time. The MPI standard (4.1, section 9.1.2)
-/// promises tags up to 32,767.
+/// The number of tags that an ordered pair of ranks can use at the same time. The MPI standard (4.1, section 9.1.2)
+/// guarantees tags up to 32,767.
 pub const MAX_TAGS: Tag = 32_000;
 
 /// An event of a transport.
@@ -24,29 +24,29 @@ pub enum P2pEvent {
         /// The encoded message.
         bytes: Vec<u8>,
     },
-    /// A send or receive is complete, and its memory is released.
+    /// A send or receive is complete, and its memory has been released.
     Completed(RequestId),
 }
 
-/// Moves short control messages, which are received unasked, and payloads, which are received on request.
-/// Ranks are world ranks.
+/// A transport for short control messages and for payloads. Control messages are received without a request. Payloads
+/// are received on request. Ranks are world ranks.
 ///
-/// Nothing here waits, except [`finish`](Self::finish). The control messages of one rank arrive in order. A
-/// transport that is dropped leaks the memory of requests in flight, as it may still be written.
+/// No method waits, except [`finish`](Self::finish). The control messages of one rank arrive in order. A dropped
+/// transport leaks the memory of requests in flight, because this memory may still be written.
 ///
-/// After an error the transport cannot be used any more.
+/// After an error, the transport cannot be used anymore.
 pub trait P2pTransport {
-    /// This rank.
+    /// Returns this rank.
     fn rank(&self) -> usize;
 
-    /// The number of ranks.
+    /// Returns the number of ranks.
     fn size(&self) -> usize;
 
     /// Sends a control message of at most [`MAX_CONTROL_BYTES`](super::control::MAX_CONTROL_BYTES) bytes.
     fn send_control(&mut self, to: usize, bytes: Vec<u8>) -> Result<(), CommError>;
 
-    /// Sends a payload. The send completes only after the receiver has started to receive it, so that its tag can
-    /// be reused.
+    /// Sends a payload. The send completes only after the receiver has started to receive it, so the tag can be reused
+    /// afterwards.
     fn send(
         &mut self,
         to: usize,
@@ -55,7 +55,7 @@ pub trait P2pTransport {
         request: RequestId,
     ) -> Result<(), CommError>;
 
-    /// Receives the payload with that tag, which has the size of the slice.
+    /// Receives the payload with this tag. Its size must be the size of the slice.
     fn receive(
         &mut self,
         from: usize,
@@ -67,7 +67,7 @@ pub trait P2pTransport {
     /// Appends the events since the last call.
     fn poll(&mut self, events: &mut Vec<P2pEvent>) -> Result<(), CommError>;
 
-    /// Whether everything that was started is complete, control messages included.
+    /// Returns whether everything that was started is complete, including control messages.
     fn is_idle(&self) -> bool;
 
     /// Closes the transport of an idle rank. Collective: call on all ranks.

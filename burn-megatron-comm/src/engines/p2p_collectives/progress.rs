@@ -14,29 +14,29 @@ use crate::process::Job;
 use crate::world::from_panic;
 use burn_megatron_rendezvous::CallId;
 
-/// The time that the thread polls without a sleep. It yields between two polls: without that it is no faster if a core is
-/// free, and half as fast if no core is free.
+/// The time for which the thread polls without sleeping. It yields between two polls. Without the yield it is not
+/// faster if a core is free, and half as fast if no core is free.
 const SPIN_TIME: Duration = Duration::from_micros(500);
-/// The same while payloads are in flight: a transport may move them only while it is polled.
+/// The same time while payloads are in flight. Some transports make progress only while they are polled.
 const TRANSFER_SPIN_TIME: Duration = Duration::from_millis(5);
-/// The time that the thread then sleeps between two polls.
+/// The sleep time between two polls after this time.
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
-/// The time that the thread sleeps with nothing in flight. A call wakes it; but a transport may have work to do for
-/// other ranks, such as to accept a connection.
+/// The sleep time while nothing is in flight. A call wakes the thread, but a transport may have to do work for other
+/// ranks, for example accept a connection.
 const IDLE_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// A request of the rank to the thread.
+/// A command of the rank to the thread.
 pub enum ProgressCommand {
     Start(Vec<Job>),
     Missing(CallId, Sender<Option<Vec<usize>>>),
     Share(Option<Vec<u8>>, Reply<Vec<u8>>),
     Close(Reply<()>),
     Unclosed(Sender<Vec<usize>>),
-    /// Wakes the thread, which then sees the flag.
+    /// Wakes the thread, which then checks the abort flag.
     Abort,
 }
 
-/// Why the thread ended.
+/// The reason why the thread ended.
 enum ExitReason {
     Closed,
     Aborted,
@@ -61,7 +61,7 @@ pub fn serve<W: P2pTransport>(mut worker: ProgressWorker<W>, engine: &str) {
         Ok(Ok(ExitReason::Aborted)) => return,
         Ok(Ok(ExitReason::Closed)) => {
             let closed = worker.state.finish();
-            // The caller may have given up.
+            // The caller may have stopped waiting.
             worker.closing.map(|reply| reply.send(closed));
             return;
         }
@@ -74,7 +74,7 @@ pub fn serve<W: P2pTransport>(mut worker: ProgressWorker<W>, engine: &str) {
     worker.fail(&error);
 }
 
-/// Returns the time to sleep after this idle time, or `None` if the thread does not sleep yet.
+/// Returns the sleep time after this idle time, or `None` if the thread should not sleep yet.
 fn delay(activity: Activity, idle_time: Duration) -> Option<Duration> {
     let (patience, delay) = match activity {
         Activity::Transferring => (TRANSFER_SPIN_TIME, POLL_INTERVAL),
@@ -84,7 +84,7 @@ fn delay(activity: Activity, idle_time: Duration) -> Option<Duration> {
     (idle_time >= patience).then_some(delay)
 }
 
-/// The next command, waited for at most this long; an error once the sender is gone.
+/// Returns the next command, or `None` if no command arrives within `delay`. Returns an error if the sender is gone.
 fn next(
     commands: &Receiver<ProgressCommand>,
     delay: Option<Duration>,
@@ -118,7 +118,7 @@ impl<W: P2pTransport> ProgressWorker<W> {
         }
     }
 
-    /// Polls the commands and the transport, less often the longer nothing happens.
+    /// Polls the commands and the transport. The longer nothing happens, the less often it polls.
     fn run(&mut self) -> Result<ExitReason, CommError> {
         let mut last = Instant::now();
         loop {
@@ -152,7 +152,7 @@ impl<W: P2pTransport> ProgressWorker<W> {
                 self.closing = Some(reply);
                 self.state.close()?;
             }
-            // The caller may have given up.
+            // The caller may have stopped waiting.
             ProgressCommand::Missing(key, reply) => drop(reply.send(self.state.missing(key))),
             ProgressCommand::Unclosed(reply) => drop(reply.send(self.state.unclosed())),
             ProgressCommand::Abort => {}
@@ -163,20 +163,20 @@ impl<W: P2pTransport> ProgressWorker<W> {
     fn start(&mut self, jobs: Vec<Job>) -> Result<(), CommError> {
         let mut jobs = jobs.into_iter();
         while let Some(job) = jobs.next() {
-            // The transport failed: the jobs after this one fail with it.
+            // If the transport has failed, the remaining jobs fail with it.
             let started = self.state.start(job);
             started.inspect_err(|error| refuse(jobs.by_ref().collect(), error))?;
         }
         Ok(())
     }
 
-    /// Fails every call in flight and every command that is still sent.
+    /// Fails every call in flight and every command that is sent later.
     fn fail(mut self, error: &CommError) {
         self.state.fail_all(error);
         if let Some(reply) = self.closing {
             let _ = reply.send(Err(error.clone()));
         }
-        // Memory of requests in flight is leaked, as it may still be written.
+        // The memory of requests in flight is leaked, because the transport may still write to it.
         drop(self.state);
         for command in self.commands {
             match command {

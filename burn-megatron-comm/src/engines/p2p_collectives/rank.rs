@@ -1,4 +1,4 @@
-//! All calls of one rank that are in flight, and how messages advance them.
+//! All calls of one rank that are in flight, and their progress when messages arrive.
 
 use std::collections::{HashMap, VecDeque};
 use std::mem;
@@ -17,23 +17,23 @@ use crate::pool::{BufferPool, PooledBuffer};
 use crate::process::{Job, ResultSlot};
 use burn_megatron_rendezvous::CallId;
 
-/// Identifies a control message that arrived before the local call, by its call and sender.
+/// The key of a control message that arrived before the local call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct EarlyMessage {
     call: CallId,
-    /// The round of a collective; `None` for a message.
+    /// The round of a collective, or `None` for a message.
     round: Option<u8>,
     from: usize,
 }
 
-/// The event that the thread waits for.
+/// The kind of event that the thread waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activity {
-    /// Nothing.
+    /// The thread waits for nothing.
     Idle,
-    /// Control messages of others, or that control messages are sent.
+    /// The thread waits for control messages of other ranks, or for its own control messages to be sent.
     Waiting,
-    /// Payloads in flight.
+    /// The thread waits for payloads in flight.
     Transferring,
 }
 
@@ -46,7 +46,7 @@ struct ShareQueue {
     waiting: VecDeque<Reply<Vec<u8>>>,
 }
 
-/// Passes a collective the control messages of its round that arrived before it.
+/// Passes the control messages of a collective's round that arrived before the collective.
 fn receive_early<W: P2pTransport>(
     requests: &mut RequestTable<W>,
     early: &mut HashMap<EarlyMessage, ControlMessage>,
@@ -73,7 +73,7 @@ pub struct RankState<W> {
     requests: RequestTable<W>,
     pool: Arc<BufferPool>,
     collectives: HashMap<CallId, InFlightCollective>,
-    /// Receives whose message has not arrived, by its number and sender.
+    /// The receives whose message has not arrived, by call and sender.
     receives: HashMap<(CallId, usize), Job>,
     early: HashMap<EarlyMessage, ControlMessage>,
     shared: ShareQueue,
@@ -100,7 +100,7 @@ impl<W: P2pTransport> RankState<W> {
 
     /// Starts a call. If the transport fails, the call fails too.
     pub fn start(&mut self, job: Job) -> Result<(), CommError> {
-        // Weak, so that a slot whose other end is dropped is still recognised as such.
+        // A weak reference, so that a slot whose other end was dropped is still recognized.
         let slot = Arc::downgrade(&job.slot);
         self.begin(job).inspect_err(|error| fail(&slot, error))
     }
@@ -136,7 +136,7 @@ impl<W: P2pTransport> RankState<W> {
         let first = first_round(&job.signature, &job.group, input, &self.pool);
         let mut collective =
             InFlightCollective::new(call, job.group, job.signature, job.slot, first);
-        // A call that others have rejected, or that does not match theirs, sends no payload.
+        // If another rank has rejected the call, or if the calls do not match, no payload is sent.
         let mismatch = collective.other_members().find_map(|(index, from)| {
             let round = Some(0);
             let early = self.early.get(&EarlyMessage { call, round, from })?;
@@ -162,7 +162,7 @@ impl<W: P2pTransport> RankState<W> {
                     collective.send_round(&mut self.requests)?;
                     receive_early(&mut self.requests, &mut self.early, call, collective)?;
                 }
-                // Without a result, the members disagreed, and all control messages have arrived.
+                // Without a result, the members disagree and all control messages have arrived.
                 done => {
                     let over = self.collectives.remove(&call);
                     if let (Some(over), Some(RoundOutcome::Done(result))) = (over, done) {
@@ -174,7 +174,7 @@ impl<W: P2pTransport> RankState<W> {
         Ok(())
     }
 
-    /// Polls the transport; returns whether there was an event.
+    /// Polls the transport. Returns whether there was an event.
     pub fn poll(&mut self) -> Result<bool, CommError> {
         let mut events = mem::take(&mut self.events);
         self.requests.transport.poll(&mut events)?;
@@ -283,19 +283,20 @@ impl<W: P2pTransport> RankState<W> {
         }
     }
 
-    /// The ranks that have not closed.
+    /// Returns the ranks that have not closed.
     pub fn unclosed(&self) -> Vec<usize> {
         let own = self.requests.transport.rank();
         let open = |rank: &usize| *rank != own && !self.closed.contains(rank);
         (0..self.requests.transport.size()).filter(open).collect()
     }
 
-    /// The members whose message has not arrived for a collective; `None` if it is not in flight.
+    /// Returns the members whose message for a collective has not arrived. Returns `None` if the collective is not in
+    /// flight.
     pub fn missing(&self, call: CallId) -> Option<Vec<usize>> {
         self.collectives.get(&call).map(InFlightCollective::missing)
     }
 
-    /// On rank 0, sends bytes to all other ranks; on these, waits for them.
+    /// Sends bytes from rank 0 to all other ranks. The other ranks wait for these bytes.
     pub fn share(
         &mut self,
         bytes: Option<Vec<u8>>,
@@ -316,7 +317,7 @@ impl<W: P2pTransport> RankState<W> {
             Some(bytes) => {
                 let message = ControlMessage::for_world(MessageKind::Share, bytes);
                 self.send_control_to_all(&message)?;
-                // The caller may have given up.
+                // The caller may have stopped waiting.
                 let _ = reply.send(Ok(message.body));
             }
         }
@@ -343,7 +344,7 @@ impl<W: P2pTransport> RankState<W> {
         }
     }
 
-    /// Tells all ranks that this one makes no more calls.
+    /// Informs all ranks that this rank makes no more calls.
     pub fn close(&mut self) -> Result<(), CommError> {
         if !mem::replace(&mut self.closing, true) {
             self.send_control_to_all(&ControlMessage::for_world(MessageKind::Close, Vec::new()))?;
@@ -351,12 +352,13 @@ impl<W: P2pTransport> RankState<W> {
         Ok(())
     }
 
-    /// Whether every rank has closed and all messages are complete.
+    /// Returns whether every rank has closed and all messages are complete.
     pub fn is_closed(&mut self) -> Result<bool, CommError> {
         if !self.closing || self.closed.len() + 1 < self.requests.transport.size() {
             return Ok(false);
         }
-        // The last control message of a rank arrives after all others, so nothing receives these any more.
+        // The last control message of a rank arrives after all its other messages, so no call will receive the early
+        // messages.
         let unclaimed = mem::take(&mut self.early);
         for (early, message) in unclaimed {
             self.requests

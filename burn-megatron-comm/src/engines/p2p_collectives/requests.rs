@@ -1,4 +1,4 @@
-//! The sends and receives in flight, and what each is for.
+//! The sends and receives in flight, with their purposes.
 
 use std::collections::{HashMap, HashSet};
 
@@ -13,17 +13,17 @@ use burn_megatron_rendezvous::CallId;
 
 /// The purpose of a payload in flight.
 pub enum RequestKind {
-    /// A payload that this rank sends, for a collective if there is a call.
+    /// A payload that this rank sends. `call` is the collective, or `None` for a message.
     Send {
         to: usize,
         tag: Tag,
         call: Option<CallId>,
     },
-    /// A payload of a collective, from the member with that index.
+    /// A payload of a collective from the member at this index.
     CollectiveReceive { call: CallId, index: usize },
     /// The payload of a receive.
     MessageReceive(PendingReceive),
-    /// A payload that is received and dropped.
+    /// A payload that is received and then dropped.
     Discarded,
 }
 
@@ -50,7 +50,7 @@ pub struct RequestTable<W> {
 }
 
 impl TagAllocator {
-    /// A tag that no payload in flight has.
+    /// Returns a tag that no payload in flight uses, or `None` if all tags are in use.
     fn next(&mut self) -> Option<Tag> {
         if self.used.len() == usize::from(MAX_TAGS) {
             return None;
@@ -78,22 +78,22 @@ impl<W: P2pTransport> RequestTable<W> {
         }
     }
 
-    /// Whether payloads are in flight.
+    /// Returns whether payloads are in flight.
     pub fn has_transfers(&self) -> bool {
         !self.in_flight.is_empty()
     }
 
-    /// Whether everything that was started is complete.
+    /// Returns whether everything that was started is complete.
     pub fn is_idle(&self) -> bool {
         !self.has_transfers() && self.transport.is_idle()
     }
 
-    /// An error of this engine.
+    /// Creates an error of this engine.
     pub fn error(&self, message: String) -> CommError {
         CommError::engine(self.engine, message)
     }
 
-    /// Sends a control message with its payload; returns whether the payload is sent separately.
+    /// Sends a control message with its payload. Returns whether the payload is sent separately.
     pub fn send(
         &mut self,
         to: usize,
@@ -136,7 +136,7 @@ impl<W: P2pTransport> RequestTable<W> {
         }
     }
 
-    /// Starts to receive a payload.
+    /// Starts the receive of a payload.
     pub fn receive(
         &mut self,
         from: usize,
@@ -148,7 +148,7 @@ impl<W: P2pTransport> RequestTable<W> {
         self.transport.receive(from, tag, slice, request)
     }
 
-    /// Receives the payload of a control message and drops it, so that its sender is not blocked.
+    /// Receives the payload of a control message and drops it, so that the sender is not blocked.
     pub fn discard(&mut self, from: usize, payload_mode: PayloadMode) -> Result<(), CommError> {
         let PayloadMode::Tagged { tag, bytes } = payload_mode else {
             return Ok(());
@@ -195,7 +195,7 @@ mod tests {
         let mut tags = TagAllocator::default();
         assert_eq!((tags.next(), tags.next()), (Some(1), Some(2)));
         tags.used.remove(&1);
-        // The first stays in flight while all others complete.
+        // The first tag stays in use while all other requests complete.
         for wanted in 3..=MAX_TAGS {
             assert_eq!(tags.next(), Some(wanted));
             tags.used.remove(&wanted);

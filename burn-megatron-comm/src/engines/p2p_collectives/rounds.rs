@@ -1,15 +1,15 @@
-//! The algorithms: which elements each collective sends to whom, round by round.
+//! The algorithms of the collectives: the elements that each rank sends to other ranks in each round.
 //!
-//! In a round every member sends at most one payload to every other member and receives at most one from it.
-//! Nothing is forwarded: each payload travels once, from the rank that has it to the rank that needs it.
+//! In a round, each member sends at most one payload to each other member, and receives at most one payload from it.
+//! Nothing is forwarded. Each payload travels once, from the rank that has it to the rank that needs it.
 //!
-//! - A short all_reduce is one round in which all get everything and reduce for themselves. A long one is
-//!   a reduce_scatter followed by an all_gather of the chunks (Rabenseifner 2004,
-//!   doi:10.1007/978-3-540-24685-5_1): a rank sends `2 n (size - 1) / size` elements, not `n (size - 1)`.
-//! - A long broadcast is a scatter followed by an all_gather (van de Geijn; Thakur, Rabenseifner and Gropp
-//!   2005, doi:10.1177/1094342005051521): the root sends `2 n (size - 1) / size` elements, where a tree
-//!   would keep it and each rank in the middle busy for `n log2(size)`.
-//! - All others need one round.
+//! - A short all_reduce takes one round. Each rank receives all inputs and reduces them. A long all_reduce is a
+//!   reduce_scatter followed by an all_gather of the chunks (Rabenseifner 2004, doi:10.1007/978-3-540-24685-5_1). A
+//!   rank then sends `2 n (size - 1) / size` elements instead of `n (size - 1)`.
+//! - A long broadcast is a scatter followed by an all_gather (van de Geijn; Thakur, Rabenseifner and Gropp 2005,
+//!   doi:10.1177/1094342005051521). The root sends `2 n (size - 1) / size` elements. A tree would keep the root and
+//!   each inner rank busy for `n log2(size)` elements.
+//! - All other collectives take one round.
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -23,14 +23,14 @@ use crate::communicator::Group;
 use crate::engines::reduce::reduce_into;
 use crate::pool::{BufferPool, PooledBuffer};
 
-/// The largest broadcast, in bytes, in which the root sends everything to every member.
+/// The maximum size of a broadcast, in bytes, for which the root sends all elements to every member.
 const MAX_FLAT_BROADCAST_BYTES: usize = 64 << 10;
 
-/// The messages of one round, by the index of the other member.
+/// The messages of one round, indexed by the other member.
 pub struct Round {
     pub sends: Vec<Option<SendSlice>>,
     pub receives: Vec<Option<ReceiveSlice>>,
-    /// Called when every message of the round is complete.
+    /// Called when all messages of the round are complete.
     pub finish: Box<dyn FnOnce() -> RoundOutcome>,
 }
 
@@ -39,7 +39,7 @@ pub enum RoundOutcome {
     Next(Round),
 }
 
-/// The first round of a collective.
+/// Returns the first round of a collective.
 pub fn first_round(
     signature: &Signature,
     group: &Group,
@@ -91,7 +91,7 @@ struct RoundBuilder {
 }
 
 impl RoundBuilder {
-    /// A value for each other member.
+    /// Returns a value for each other member, and `None` for this member.
     fn per_peer<T>(&self, value: impl Fn(usize) -> Option<T>) -> Vec<Option<T>> {
         let others = |index| {
             if index == self.own {
@@ -103,7 +103,7 @@ impl RoundBuilder {
         (0..self.size).map(others).collect()
     }
 
-    /// The ranges of the chunks, as even as possible: the first ones have one element more.
+    /// Returns the ranges of the chunks, as even as possible. The first chunks have one more element.
     fn chunks(&self) -> Vec<Range<usize>> {
         let (least, more) = (self.len / self.size, self.len % self.size);
         let start = |index: usize| index * least + index.min(more);
@@ -116,7 +116,7 @@ impl RoundBuilder {
         PooledBuffer::new(self.pool.take(self.dtype, len), &self.pool)
     }
 
-    /// Control messages alone, without payloads.
+    /// Sends control messages without payloads.
     fn barrier(&self) -> Round {
         Round {
             sends: self.per_peer(|_| None),
@@ -125,8 +125,8 @@ impl RoundBuilder {
         }
     }
 
-    /// An all-gather: every member gets the pieces of all. `ranges` are their positions in the result; `piece` is
-    /// this rank's.
+    /// Builds an all-gather, in which every member receives the pieces of all members. `piece` is the piece of this
+    /// rank. `ranges` are the positions of the pieces in the result.
     fn gather(&self, piece: Rc<PooledBuffer>, ranges: &[Range<usize>]) -> Round {
         let mut result = self.allocate(ranges[self.size - 1].end);
         result.copy_from(ranges[self.own].start, &piece, 0..piece.len());
@@ -138,7 +138,7 @@ impl RoundBuilder {
         }
     }
 
-    /// Splits off the ranges of the other members.
+    /// Splits `buffer` into slices for the ranges of the other members.
     fn receive_from_peers(
         &self,
         buffer: PooledBuffer,
@@ -155,7 +155,7 @@ impl RoundBuilder {
         ReceiveBuffer::split(buffer, &others.collect::<Vec<_>>())
     }
 
-    /// A reduce-scatter: every member receives its own range from all and reduces it.
+    /// Builds a reduce-scatter, in which every member receives its own range from all members and reduces it.
     fn reduce(
         &self,
         input: PooledBuffer,
@@ -204,7 +204,7 @@ impl RoundBuilder {
         })
     }
 
-    /// The root sends everything to every member.
+    /// Builds a broadcast in one round, in which the root sends all elements to every member.
     fn broadcast_short(&self, input: PooledBuffer, root: usize) -> Round {
         if self.own == root {
             let input = Rc::new(input);
@@ -215,7 +215,7 @@ impl RoundBuilder {
             };
         }
         let place = |index| if index == root { 0..self.len } else { 0..0 };
-        // The input of this rank is not read, so its memory is that of the result.
+        // The input of this rank is not read, so its memory is used for the result.
         let (buffer, receives) =
             ReceiveBuffer::split(input, &(0..self.size).map(place).collect::<Vec<_>>());
         Round {
@@ -225,7 +225,7 @@ impl RoundBuilder {
         }
     }
 
-    /// The root scatters the chunks, then all gather them except the root.
+    /// Builds a broadcast in two rounds. The root scatters the chunks, and then all other members gather them.
     fn broadcast_long(self, input: PooledBuffer, root: usize) -> Round {
         let chunks = self.chunks();
         if self.own == root {
@@ -282,7 +282,7 @@ impl RoundBuilder {
     }
 }
 
-/// Reduces what was received, in group order, into the memory of the first.
+/// Reduces the received buffers in group order, into the memory of the first buffer.
 fn reduced(buffers: Vec<ReceiveBuffer>, op: ReduceOp) -> PooledBuffer {
     let mut contributions = buffers.into_iter().map(ReceiveBuffer::into_inner);
     let mut first = contributions.next().expect("a group has members");
@@ -295,7 +295,7 @@ fn reduced(buffers: Vec<ReceiveBuffer>, op: ReduceOp) -> PooledBuffer {
     first
 }
 
-/// The buffer that was sent, once all of it is sent.
+/// Returns the sent buffer. All slices of the buffer must have been sent.
 fn into_buffer(input: Rc<PooledBuffer>) -> Buffer {
     detach(Rc::into_inner(input).expect("all slices of the input are dropped"))
 }

@@ -1,4 +1,4 @@
-//! The rank's side of the thread that owns the transport.
+//! The interface of the rank to the thread that owns the transport.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::pool::BufferPool;
 use crate::process::{Job, Transport};
 use burn_megatron_rendezvous::{CallId, GroupId, ranks_verb};
 
-/// The time that a query to the thread waits for its reply.
+/// The timeout of a query to the thread.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(1);
 
 const STOPPED: &str = "the engine has stopped and starts no more calls";
@@ -36,10 +36,11 @@ pub struct P2pCollectives {
 }
 
 impl P2pCollectives {
-    /// Opens a point-to-point transport on a thread of its own; `open` also returns the description of the engine.
+    /// Opens a point-to-point transport on a new thread. `open` returns the transport and the description of the
+    /// engine.
     ///
     /// # Errors
-    /// Those of `open`; [`CommError::Engine`] if it does not return within `timeout`.
+    /// The errors of `open`. [`CommError::Engine`] if `open` does not return within `timeout`.
     pub fn launch<W: P2pTransport + 'static>(
         engine: &'static str,
         pool: Arc<BufferPool>,
@@ -53,7 +54,7 @@ impl P2pCollectives {
         let run = move || match open() {
             Err(error) => drop(opened.send(Err(error))),
             Ok((transport, description)) => {
-                // If the caller has given up, the command channel is closed.
+                // If the caller has stopped waiting, the command channel is closed.
                 let _ = opened.send(Ok((description, transport.rank(), transport.size())));
                 let state = RankState::new(transport, engine, own_pool);
                 serve(ProgressWorker::new(state, receiver, own_aborted), engine);
@@ -86,24 +87,24 @@ impl P2pCollectives {
         })
     }
 
-    /// This rank.
+    /// Returns this rank.
     #[cfg_attr(not(feature = "mpi"), allow(dead_code, reason = "for the rank in MPI"))]
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// The number of ranks.
+    /// Returns the number of ranks.
     #[cfg_attr(not(feature = "mpi"), allow(dead_code, reason = "for the rank in MPI"))]
     pub fn size(&self) -> usize {
         self.size
     }
 
-    /// Broadcasts bytes from rank 0, which passes them; the others pass `None`. For what the ranks must know
-    /// before they can make calls.
+    /// Broadcasts bytes from rank 0. Other ranks pass `None`. This is for data that the ranks need before they can make
+    /// calls.
     ///
     /// # Errors
-    /// [`CommError::Engine`] if rank 0 has sent nothing within `timeout`, sends more than fits in a control message
-    /// (some 3.9 KiB), or the transport fails.
+    /// [`CommError::Engine`] if rank 0 sends nothing within `timeout`, or if the transport fails. Also if the bytes do
+    /// not fit into a control message (about 3.9 KiB).
     pub fn share(
         &self,
         from_rank_0: Option<&[u8]>,
@@ -126,7 +127,7 @@ impl P2pCollectives {
         })
     }
 
-    /// The reply of the thread; `late` is the message if it has not replied in time.
+    /// Returns the reply of the thread. `late` creates the error message for a missing reply.
     fn reply_within<T>(
         &self,
         timeout: Duration,
@@ -150,7 +151,7 @@ impl P2pCollectives {
         CommError::engine(self.engine, message)
     }
 
-    /// Why this rank cannot close yet.
+    /// Describes why this rank cannot close yet.
     fn close_blocker(&self) -> String {
         let (reply, answer) = mpsc::channel();
         let ranks = match self.submit(ProgressCommand::Unclosed(reply)) {
@@ -194,7 +195,7 @@ impl Transport for P2pCollectives {
     }
 
     fn split(&self, job: Job, _part: Arc<Group>, _part_id: GroupId) {
-        // A group needs nothing but its id, which every message carries.
+        // A group has no state other than its id, which every message contains.
         self.start(vec![job]);
     }
 
@@ -222,7 +223,7 @@ impl Transport for P2pCollectives {
             )
         })?;
         let thread = self.thread.lock().take();
-        // Its panics were turned into errors.
+        // Panics of the thread were converted into errors.
         thread.map_or(Ok(()), |thread| thread.join().or(Ok(())))
     }
 }

@@ -1,8 +1,10 @@
-//! Reductions in a fixed order: a tree over neighbours, in group order.
+//! Reductions in a fixed order: a tree over neighbors, in group order.
 //!
-//! Contributions 0 and 1 are combined, 2 and 3, and so on; then these pairs with each other, and so on
-//! up. One that has no partner is passed up unchanged. So a reduction over inner groups of 2^k
-//! neighbours and then over their results takes the same steps as one over all, and gives the same bits.
+//! The tree first combines contributions 0 and 1, 2 and 3, and so on. Then it combines pairs of results, and so on. A
+//! contribution without a partner moves up a level unchanged.
+//!
+//! A reduction can run over inner groups of 2^k neighbors and then over their results. It takes the same steps as a
+//! single reduction over all ranks, so both give bit-equal results.
 
 use std::ops::Range;
 
@@ -15,11 +17,11 @@ use tree::{Accumulator, OtherInputs, ReduceElement, chunk_at};
 mod tests;
 mod tree;
 
-/// Elements reduced at a time: the partial results of a chunk, one for each level of the tree, stay in
-/// the first-level cache while every rank's contribution passes by.
+/// The number of elements that are reduced at a time. The partial results of a chunk, one per level of the tree, then
+/// stay in the L1 cache during the reduction.
 const CHUNK: usize = 512;
 
-/// Reduces `rest`, in order, into `first`, the contribution before them. All have one type and length.
+/// Reduces `rest` in order into `first`, which is the first contribution. All buffers have the same type and length.
 pub(crate) fn reduce_into(first: &mut Buffer, rest: &[&Buffer], op: ReduceOp) {
     with_elements!(first, values => {
         let rest: Vec<&[_]> = rest.iter().map(|buffer| typed(buffer)).collect();
@@ -27,8 +29,8 @@ pub(crate) fn reduce_into(first: &mut Buffer, rest: &[&Buffer], op: ReduceOp) {
     });
 }
 
-/// Reduces the elements `range` of buffers of one type and length into `result`, which has the type
-/// and the length of the range.
+/// Reduces the elements `range` of buffers with the same type and length into `result`. `result` has the type of the
+/// inputs and the length of the range.
 pub(crate) fn reduce_range(
     inputs: &[&Buffer],
     range: Range<usize>,
@@ -41,11 +43,11 @@ pub(crate) fn reduce_range(
     });
 }
 
-/// Sums the `parts` equal parts of a 16-bit buffer, in the order of a reduction over as many ranks, into
-/// `sums`, which has the length of one part. Nothing is rounded to 16 bits.
+/// Sums the `parts` equal parts of a 16-bit buffer into `sums`, which has the length of one part. The order is the
+/// order of a reduction over `parts` ranks. No sum is rounded to 16 bits.
 ///
 /// # Panics
-/// If the type is not a 16-bit float or the lengths do not fit.
+/// If the type is not a 16-bit float, or if the lengths do not match.
 pub fn sum_parts_in_f32(whole: &Buffer, parts: usize, sums: &mut [f32]) {
     assert_eq!(whole.len(), parts * sums.len(), "the parts fit the sums");
     match whole {
@@ -69,7 +71,7 @@ fn sum_in_f32<T: ReduceElement<Sum = f32>>(whole: &[T], parts: usize, sums: &mut
     }
 }
 
-/// Reduces `rest` into `values`, which hold the contribution before them unless `first` does.
+/// Reduces `rest` into `values`. The first contribution is `first`, or `values` if `first` is `None`.
 fn reduce_chunks<T: ReduceElement>(
     values: &mut [T],
     first: Option<&[T]>,
@@ -90,13 +92,14 @@ fn typed<T: Element>(buffer: &Buffer) -> &[T] {
     T::view(buffer).expect("the types were compared when the contributions arrived")
 }
 
-/// The chunks, each with its start.
+/// Returns the chunks, each with the index of its first element.
 fn chunks<T>(values: &mut [T]) -> impl Iterator<Item = (usize, &mut [T])> {
     let numbered = values.chunks_mut(CHUNK).enumerate();
     numbered.map(|(number, chunk)| (number * CHUNK, chunk))
 }
 
-/// Scratch for a chunk on each level of the tree below the first, and for what a type needs of its own.
+/// Allocates scratch memory for a chunk on each level of the tree below the first level, and for the additional needs
+/// of the type.
 fn scratch<T: ReduceElement>(ranks: usize, len: usize) -> Vec<T::Sum> {
     let levels = (ranks.ilog2() as usize).saturating_sub(1);
     vec![T::Sum::default(); (levels + T::SCRATCH_CHUNKS) * len.min(CHUNK)]

@@ -1,4 +1,4 @@
-//! The order of a reduction, against a model that spells it out.
+//! Compares the order of reductions with a reference model.
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::DType;
 
-/// Numbers of many magnitudes, so that every order of a sum has bits of its own.
+/// Returns numbers of many magnitudes, so that the bits of a sum depend on its order.
 fn wild(rank: usize, i: usize) -> f64 {
     let hash = (rank as u64 * 7919 + i as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     let (sign, exponent) = ((hash >> 63) as f64 * 2.0 - 1.0, (hash >> 40) % 12);
@@ -26,7 +26,7 @@ fn contribution(dtype: DType, rank: usize, len: usize) -> Buffer {
     }
 }
 
-/// The levels of the tree, one after the other.
+/// Reduces a column level by level.
 fn model<T: Copy>(mut column: Vec<T>, combine: &dyn Fn(T, T) -> T) -> T {
     while column.len() > 1 {
         let up = |pair: &[T]| match pair {
@@ -38,7 +38,7 @@ fn model<T: Copy>(mut column: Vec<T>, combine: &dyn Fn(T, T) -> T) -> T {
     column[0]
 }
 
-/// The model on a column of floats that are combined in `f32` or `f64`.
+/// Defines the model for a column of floats that are combined in `f32` or `f64`.
 macro_rules! model_float {
     ($name:ident, $type:ty) => {
         fn $name(column: Vec<$type>, op: ReduceOp) -> $type {
@@ -92,7 +92,7 @@ fn reduced(inputs: &[Buffer], op: ReduceOp) -> Buffer {
 
 #[test]
 fn the_tree_is_that_of_the_model() {
-    // Longer than a chunk, and no multiple of one.
+    // Longer than a chunk, and not a multiple of a chunk.
     let len = 2 * CHUNK + 37;
     for ranks in 1..=9 {
         for dtype in [DType::F64, DType::F32, DType::BF16, DType::F16, DType::I32] {

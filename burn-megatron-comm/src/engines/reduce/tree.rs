@@ -1,4 +1,4 @@
-//! The reduction tree of a chunk, and the element and accumulator types.
+//! The reduction tree of a chunk, and the types of elements and accumulators.
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -6,11 +6,11 @@ use half::{bf16, f16};
 use crate::buffer::Element;
 use crate::call::ReduceOp;
 
-/// The other ranks' contributions to a chunk.
+/// The contributions of the other ranks to a chunk.
 pub(super) struct OtherInputs<'a, T> {
     /// The whole contributions, in order.
     pub parts: &'a [&'a [T]],
-    /// The start of the chunk in them.
+    /// The index at which the chunk starts in each contribution.
     pub start: usize,
 }
 
@@ -24,7 +24,7 @@ pub(super) fn chunk_at<T>(whole: &[T], start: usize, len: usize) -> &[T] {
     &whole[start..start + len]
 }
 
-/// Combines `rest` into `sums`, which holds the tree of the `width` contributions before them.
+/// Combines `rest` into `sums`, which contains the subtree of the `width` contributions before `rest`.
 fn reduce_tree<T: ReduceElement>(
     sums: &mut [T::Sum],
     mut width: usize,
@@ -35,7 +35,7 @@ fn reduce_tree<T: ReduceElement>(
     let (start, len) = (rest.start, sums.len());
     let at = |part| chunk_at(part, start, len);
     while !rest.parts.is_empty() {
-        // The neighbour is the subtree of as many contributions, or of the remaining ones.
+        // The neighbor is the subtree of the next `width` contributions, or of all remaining contributions.
         let (neighbour, after) = rest.parts.split_at(width.min(rest.parts.len()));
         match neighbour {
             [first, second, parts @ ..] => {
@@ -59,18 +59,19 @@ fn merge<S: Copy>(sums: &mut [S], values: &[S], combine: &impl Fn(S, S) -> S) {
 
 /// An element type of contributions.
 pub(super) trait ReduceElement: Element {
-    /// The type that they are combined in.
+    /// The type in which contributions are combined.
     type Sum: Accumulator;
-    /// The chunks of scratch that `reduce_chunk` and `widen` need of their own.
+    /// The number of additional scratch chunks that `reduce_chunk` and `widen` need.
     const SCRATCH_CHUNKS: usize;
 
     /// Copies a contribution into the accumulators.
     fn load(values: &[Self], sums: &mut [Self::Sum]);
 
-    /// A contribution as it is combined: itself, or widened into the front of `spare`.
+    /// Returns a contribution in the type in which it is combined: the contribution itself, or a widened copy in the
+    /// front of `spare`.
     fn widen<'a>(values: &'a [Self], spare: &'a mut [Self::Sum]) -> &'a [Self::Sum];
 
-    /// Combines two contributions into `sums`, which hold nothing yet.
+    /// Combines two contributions into `sums`, whose previous contents are ignored.
     fn pair(
         first: &[Self],
         second: &[Self],
@@ -88,9 +89,9 @@ pub(super) trait ReduceElement: Element {
     );
 }
 
-/// The type that contributions are combined in.
+/// The type in which contributions are combined.
 pub(super) trait Accumulator: Copy + Default {
-    /// Reduces `rest` into `sums`, which holds the contribution before them.
+    /// Reduces `rest` into `sums`, which contains the contribution before `rest`.
     fn reduce<T: ReduceElement<Sum = Self>>(
         sums: &mut [Self],
         rest: OtherInputs<'_, T>,
@@ -109,7 +110,7 @@ macro_rules! accumulate_floats {
                 scratch: &mut [Self],
             ) {
                 let ranks = rest.ranks() as $type;
-                // A NaN wins against every number: it must not disappear in a maximum.
+                // If a value is NaN, the result is NaN: a NaN must not disappear in a maximum.
                 let max = |a: $type, b: $type| if a.is_nan() || a > b { a } else { b };
                 let min = |a: $type, b: $type| if a.is_nan() || a < b { a } else { b };
                 match op {

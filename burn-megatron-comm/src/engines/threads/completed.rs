@@ -13,28 +13,28 @@ use crate::engines::reduce::{reduce_into, reduce_range};
 use crate::pool::{BufferPool, PooledBuffer};
 use crate::report::recorded_call::RecordedCall;
 
-/// One member's input of a collective.
+/// The input of one member to a collective.
 #[derive(Debug)]
 pub(super) struct Contribution {
     pub signature: Arc<Signature>,
-    /// Returns to its pool when the last member has taken its result.
+    /// The input, which returns to its pool when the last member has taken its result.
     pub input: PooledBuffer,
 }
 
-/// The inputs of all members, and what they compute from them.
+/// The inputs of all members, and the computation of the results.
 #[derive(Debug)]
 pub(super) enum CompletedCollective {
     /// Each member computes its own result from all inputs.
     Inputs(Vec<Contribution>),
-    /// All results are equal: the first member to take one computes it in the memory of the first input, and
-    /// the other inputs return to their pools.
+    /// All results are equal. The first member that takes a result computes it in the memory of the first input. The
+    /// other inputs return to their pools.
     Reduction {
         op: ReduceOp,
         inputs: Mutex<Vec<PooledBuffer>>,
         value: OnceLock<PooledBuffer>,
     },
-    /// The same for many elements: the members share the work. Each starts with the part at its own index,
-    /// and then computes the parts that are still missing.
+    /// A reduction of many elements, whose work the members share. Each member starts with the part at its own index,
+    /// and then computes parts that are still missing.
     SharedReduction {
         op: ReduceOp,
         inputs: Vec<Contribution>,
@@ -44,11 +44,12 @@ pub(super) enum CompletedCollective {
     Split(Vec<Arc<GroupState>>),
 }
 
-/// The least elements of a [`CompletedCollective::SharedReduction`].
+/// The minimum number of elements of a [`CompletedCollective::SharedReduction`].
 const MIN_SHARED: usize = 1 << 14;
 
 impl CompletedCollective {
-    /// From the contributions in group order, whose calls match. Cheap, as it runs under a lock.
+    /// Creates the collective from the contributions in group order. The calls must match. This runs under a lock, so
+    /// it must be cheap.
     pub fn new(contributions: Vec<Contribution>, world: &Arc<WorldState>) -> Self {
         let signature = Arc::clone(&contributions[0].signature);
         match &signature.operation {
@@ -80,7 +81,7 @@ impl CompletedCollective {
     }
 }
 
-/// The result of a member, once all have joined. Takes no lock of the group.
+/// Returns the result of a member after all members have joined. Takes no lock of the group.
 pub(super) fn result(
     outcome: Arc<CollectiveOutcome>,
     call: &RecordedCall,
@@ -101,7 +102,7 @@ pub(super) fn result(
     }
 }
 
-/// Computes the parts that no member has computed yet, and concatenates all of them.
+/// Computes the parts that no member has computed yet, and concatenates all parts.
 fn share_reduction(
     op: ReduceOp,
     inputs: &[Contribution],
@@ -138,8 +139,8 @@ fn reduced(mut inputs: Vec<PooledBuffer>, op: ReduceOp) -> PooledBuffer {
     first
 }
 
-/// The common value: copied for every handle but the last, which swaps a buffer of its own for it. So each
-/// member takes one buffer from its pool, whatever the order.
+/// Returns the common value. Every handle but the last gets a copy. The last handle takes the value and returns a
+/// buffer from its own pool in exchange. Each member thus takes one buffer from its pool, in any order.
 fn take_value(outcome: Arc<CollectiveOutcome>, call: &RecordedCall, pool: &BufferPool) -> Buffer {
     let Signature { dtype, len, .. } = *call.signature;
     let mut own = pool.take(dtype, len);
@@ -159,7 +160,7 @@ fn take_value(outcome: Arc<CollectiveOutcome>, call: &RecordedCall, pool: &Buffe
     own
 }
 
-/// The group of a split that contains a rank, and its index there.
+/// Returns the group of a split that contains `rank`, and the index of the rank in this group.
 pub(super) fn part(outcome: &CollectiveOutcome, rank: usize) -> (&Arc<GroupState>, usize) {
     let Some(CompletedCollective::Split(parts)) = outcome.completed.get() else {
         unreachable!("the collective is a complete split")
@@ -222,7 +223,7 @@ fn from_inputs(
     }
 }
 
-/// The elements that a member of an all_to_all sends to the members before `index`.
+/// Returns the number of elements that a member of an all_to_all sends to the members before `index`.
 fn sent_before(signature: &Signature, index: usize) -> usize {
     match &signature.operation {
         Operation::Call(Call::AllToAll { send, .. }) => send[..index].iter().sum(),
@@ -230,7 +231,7 @@ fn sent_before(signature: &Signature, index: usize) -> usize {
     }
 }
 
-/// Concatenates chunks, each `(source, start, count)`, into `result`.
+/// Concatenates chunks into `result`. Each chunk is `(source, start, count)`.
 fn assemble<'a>(
     mut result: Buffer,
     chunks: impl Iterator<Item = (&'a Buffer, usize, usize)>,

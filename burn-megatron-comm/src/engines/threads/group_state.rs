@@ -22,15 +22,15 @@ pub(super) struct GroupState {
     ranks: Vec<usize>,
     world: Arc<WorldState>,
     calls: Mutex<GroupCalls>,
-    /// One per member, so that a message wakes only its receiver.
+    /// One condition variable per member, so that a message wakes only its receiver.
     condvars: Vec<Condvar>,
 }
 
 #[derive(Debug)]
 pub(super) struct GroupCalls {
-    /// Collectives that some member has not joined yet, by number.
+    /// The collectives that some members have not joined yet, by number.
     open: BTreeMap<u64, OpenCollective>,
-    /// By sender and receiver.
+    /// The message queues, by sender and receiver.
     pub messages: HashMap<(usize, usize), MessageQueue>,
     /// The number of threads that wait on each condition variable.
     waiting: Vec<usize>,
@@ -43,7 +43,7 @@ struct OpenCollective {
     joined: usize,
 }
 
-/// The outcome of one collective. Held by the open collective and by handles, and freed with the last.
+/// The outcome of one collective. It is shared by the open collective and the handles.
 #[derive(Debug, Default)]
 pub(super) struct CollectiveOutcome {
     pub completed: OnceLock<CompletedCollective>,
@@ -76,17 +76,17 @@ impl GroupState {
         &self.ranks
     }
 
-    /// The buffer pool of the rank that makes a call.
+    /// Returns the buffer pool of the rank that makes a call.
     pub fn pool(&self, call: &RecordedCall) -> &Arc<BufferPool> {
         self.world.pool(call.group.world_rank())
     }
 
-    /// The group from the view of one member.
+    /// Creates the group from the view of one member.
     pub fn group(&self, index: usize) -> Group {
         Group::new(self.name.clone(), self.ranks.clone(), index)
     }
 
-    /// Adds a member's input to a collective and compares its call with those of the other members.
+    /// Adds a member's input to a collective. Compares the member's call with the calls of the other members.
     pub fn contribute(
         &self,
         call: &RecordedCall,
@@ -151,7 +151,7 @@ impl GroupState {
         })
     }
 
-    /// Blocks until `poll` returns `Ok`. Its `Err` holds the indices of the missing members.
+    /// Blocks until `poll` returns `Ok`. `Err` contains the indices of the missing members.
     pub fn block_until<R>(
         &self,
         call: &RecordedCall,
@@ -176,14 +176,14 @@ impl GroupState {
         }
     }
 
-    /// Fails if a rank of the world has failed, or a missing one has returned.
+    /// Returns an error if a rank of the world has failed or a missing member has returned.
     fn check_peers(&self, call: &RecordedCall, missing: &[usize]) -> Result<(), CommError> {
         self.world.check()?;
         let returned = missing.iter().find(|rank| self.world.has_returned(**rank));
         returned.map_or(Ok(()), |rank| Err(call.peer_finished(*rank)))
     }
 
-    /// Runs `change` on the calls and wakes one member if it waits.
+    /// Runs `change` on the calls and wakes one member if the member waits.
     pub fn change<R>(&self, member: usize, change: impl FnOnce(&mut GroupCalls) -> R) -> R {
         let mut calls = self.calls.lock();
         let result = change(&mut calls);
@@ -207,7 +207,7 @@ impl GroupState {
 }
 
 impl GroupCalls {
-    /// Adds a member's input; returns whether it was the last one.
+    /// Adds a member's input. Returns whether it was the last missing input.
     fn join(&mut self, call: &RecordedCall, input: Buffer, pool: &Arc<BufferPool>) -> bool {
         let Some(open) = self.open.get_mut(&call.sequence) else {
             return false;
@@ -219,7 +219,7 @@ impl GroupCalls {
         open.joined == open.contributions.len()
     }
 
-    /// The indices of the members that have not joined a collective.
+    /// Returns the indices of the members that have not joined a collective.
     fn missing(&self, sequence: u64) -> Vec<usize> {
         let Some(open) = self.open.get(&sequence) else {
             return Vec::new();
@@ -242,13 +242,13 @@ impl OpenCollective {
         }
     }
 
-    /// The first mismatch between a call and those of the members that have joined.
+    /// Returns the first mismatch between this call and the calls of the members that have joined.
     fn mismatch(&self, call: &RecordedCall) -> Option<CommError> {
         let own = call.group.index();
         let joined = self.contributions.iter().enumerate();
         let signatures = joined
             .filter_map(|(index, contribution)| Some((index, &contribution.as_ref()?.signature)));
-        // A match with one is a match with all, except for the counts per pair of an all_to_all.
+        // A call that matches one member matches all members, except for the per-pair counts of an all_to_all.
         let compared = if call.signature.is_pairwise() {
             usize::MAX
         } else {

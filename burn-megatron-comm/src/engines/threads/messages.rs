@@ -1,4 +1,4 @@
-//! Messages from one rank to another, matched in order.
+//! Point-to-point messages, matched in order.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,9 +13,9 @@ use crate::report::recorded_call::RecordedCall;
 pub(super) struct MessageQueue {
     sent: u64,
     received: u64,
-    /// Sent and not yet received, by number.
+    /// The messages that were sent and not yet received, by number.
     arrived: BTreeMap<u64, Buffer>,
-    /// Numbers whose receive was dropped before the message was sent.
+    /// The numbers of messages whose receive was dropped before the message was sent.
     discarded: BTreeSet<u64>,
 }
 
@@ -27,7 +27,7 @@ impl MessageQueue {
 }
 
 impl GroupState {
-    /// Assigns the number of the next message of a pair.
+    /// Returns the number of the next message of a pair.
     pub fn next_sent(&self, from: usize, to: usize) -> u64 {
         self.change(to, |calls| {
             let queue = calls.messages.entry((from, to)).or_default();
@@ -47,7 +47,7 @@ impl GroupState {
     }
 }
 
-/// A receive that was started. Dropping it discards its message.
+/// A started receive. Dropping it discards its message.
 pub(super) struct PendingReceive {
     group: Arc<GroupState>,
     pair: (usize, usize),
@@ -74,7 +74,7 @@ impl PendingReceive {
         self.number
     }
 
-    /// Blocks until the message arrives and compares it with what the receive expects.
+    /// Blocks until the message arrives. Checks that it has the type and length that the receive expects.
     pub fn wait(mut self, call: &RecordedCall) -> Result<Buffer, CommError> {
         let group = Arc::clone(&self.group);
         let message = group.block_until(call, |calls| {

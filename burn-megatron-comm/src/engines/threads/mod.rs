@@ -1,8 +1,8 @@
 //! The engine whose ranks are threads of one process.
 //!
-//! The members of a group share a [`GroupState`]: each contributes its input of a call there and takes its
-//! result once all have contributed. The state of the whole world (failed and returned ranks, flight
-//! recorders) is the [`WorldState`].
+//! The members of a group share a [`GroupState`]. Each member contributes its input to a call there, and takes its
+//! result after all members have contributed. The [`WorldState`] is the state of the whole world: failed and returned
+//! ranks, and flight recorders.
 
 mod completed;
 mod group_state;
@@ -24,16 +24,16 @@ use group_state::{CollectiveOutcome, GroupState};
 use messages::PendingReceive;
 pub(crate) use state::{RankFailure, WorldState};
 
-/// One rank's communicator of a group.
+/// The communicator of one rank in a group.
 pub(crate) struct ThreadCommunicator {
     group: Arc<Group>,
     state: Arc<GroupState>,
-    /// The number of the next collective: equal on all members, as they issue the same collectives.
+    /// The number of the next collective. It is equal on all members, because they issue the same collectives.
     next: AtomicU64,
 }
 
 impl ThreadCommunicator {
-    /// The communicators of all ranks, over the group of all ranks.
+    /// Creates the communicators of all ranks, over the group of all ranks.
     pub fn world(state: &Arc<WorldState>, size: usize) -> Vec<Arc<dyn Communicator>> {
         let group = GroupState::new("world", (0..size).collect(), state);
         (0..size).map(|rank| Self::join(&group, rank)).collect()
@@ -56,7 +56,7 @@ impl ThreadCommunicator {
         RecordedCall::begin(recorder, &self.group, signature, sequence)
     }
 
-    /// A collective of a group of one: it waits for no rank and takes no shared lock.
+    /// Runs a collective of a group of one rank. It waits for no rank and takes no shared lock.
     fn run_locally(&self, signature: Arc<Signature>, input: Buffer) -> Result<Pending, CommError> {
         self.state.world().check()?;
         let output = match signature.operation {
@@ -67,7 +67,7 @@ impl ThreadCommunicator {
         Ok(Pending::new(move || call.run_wait(|| Ok(output))))
     }
 
-    /// Joins a collective. If that fails, the call is recorded as the rank's position.
+    /// Joins a collective. If this fails, the call is recorded as the rank's position.
     fn join_collective(
         &self,
         signature: Arc<Signature>,

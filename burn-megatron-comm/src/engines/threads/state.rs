@@ -1,4 +1,4 @@
-//! The state that all ranks of a world share: the first failure, the returned ranks, the flight recorders.
+//! The state that all ranks of a world share: the first failure, the returned ranks, and the flight recorders.
 
 use std::error::Error;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,7 +24,7 @@ pub(crate) struct RankFailure {
 pub(crate) struct WorldState {
     /// The error of every call after the first failure.
     failed: OnceLock<CommError>,
-    /// The first failure, as it is returned to the caller of the world.
+    /// The first failure, which is returned to the caller of the world.
     failure: Mutex<Option<RankFailure>>,
     returned: Vec<AtomicBool>,
     recorders: Vec<Arc<FlightRecorder>>,
@@ -46,17 +46,17 @@ impl WorldState {
         })
     }
 
-    /// The flight recorder of one rank.
+    /// Returns the flight recorder of one rank.
     pub fn recorder(&self, rank: usize) -> &Arc<FlightRecorder> {
         &self.recorders[rank]
     }
 
-    /// The buffer pool of one rank.
+    /// Returns the buffer pool of one rank.
     pub fn pool(&self, rank: usize) -> &Arc<BufferPool> {
         &self.pools[rank]
     }
 
-    /// Fails once any rank has failed.
+    /// Returns an error if any rank has failed.
     pub fn check(&self) -> Result<(), CommError> {
         self.failed.get().cloned().map_or(Ok(()), Err)
     }
@@ -71,8 +71,8 @@ impl WorldState {
         self.wake_all();
     }
 
-    /// Records that a rank has failed and wakes all waiting ranks. Later failures are ignored, as they follow
-    /// from the first.
+    /// Records that a rank has failed, and wakes all waiting ranks. Later failures are ignored, because they are
+    /// consequences of the first failure.
     pub fn fail(&self, rank: usize, source: Box<dyn Error + Send + Sync>) {
         let mut failure = self.failure.lock();
         if failure.is_some() {
@@ -94,7 +94,7 @@ impl WorldState {
         self.wake_all();
     }
 
-    /// The first failure; returned once.
+    /// Takes the first failure. Later calls return `None`.
     pub fn take_failure(&self) -> Option<RankFailure> {
         self.failure.lock().take()
     }
@@ -107,7 +107,7 @@ impl WorldState {
     }
 
     fn wake_all(&self) {
-        // The list is copied first: a split registers groups while it holds the lock of its own group.
+        // The list is copied first, because a split registers groups while it holds the lock of its own group.
         let groups: Vec<_> = self
             .groups
             .lock()

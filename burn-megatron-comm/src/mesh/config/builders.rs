@@ -70,7 +70,7 @@ impl ParallelConfig {
         /// Sets the split of the layers over the pipeline stages.
         with_split(split: LayerSplit) => split = split;
 
-        /// Sets the number of receives from each pipeline neighbour that are posted ahead of their position in the
+        /// Sets the number of receives from each pipeline neighbor that are posted ahead of their position in the
         /// schedule.
         with_receives_ahead(receives: usize) => receives_ahead = Some(receives);
 

@@ -151,6 +151,17 @@ pub enum SplitError {
 impl LayerSplit {
     /// Returns the layout of each of `stages` stages of a model with `layers` layers.
     ///
+    /// ```
+    /// use burn_megatron_comm::mesh::stages::LayerSplit;
+    ///
+    /// // The first stage also has the embedding, and the last stage the loss.
+    /// let split = LayerSplit::Ends { first: Some(1), last: Some(1) };
+    /// let layers: Vec<_> = split.stages(6, 4)?.into_iter().map(|stage| stage.layers).collect();
+    /// assert_eq!(layers, [0..1, 1..3, 3..5, 5..6]);
+    /// assert!(LayerSplit::Even.stages(6, 4).is_err());
+    /// # Ok::<(), burn_megatron_comm::mesh::stages::SplitError>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`SplitError`] with valid numbers, or with the position in the layout string.
@@ -279,7 +290,7 @@ fn checked_layout(
     Ok(layout)
 }
 
-/// The layouts of stages with these numbers of layers, in order.
+/// Returns the layouts of stages with these numbers of layers, in order.
 fn stage_layouts(counts: &[usize]) -> Vec<StageLayout> {
     let mut end = 0;
     let stage = |(i, count): (usize, &usize)| {

@@ -1,9 +1,9 @@
-//! The groups, worked out by hand, in the order in which Megatron-LM creates them.
+//! Tests of groups that were derived by hand, in the order in which Megatron-LM creates them.
 
 use super::super::Axis::{Context, Data, Expert, ExpertTensor, Pipeline, Tensor};
 use super::super::{Grid, Mesh, ParallelConfig};
 
-/// 16 ranks, two along each dense axis.
+/// Returns a layout of 16 ranks with two ranks along each dense axis.
 fn sixteen() -> ParallelConfig {
     ParallelConfig::new()
         .with_tensor(2)
@@ -16,7 +16,7 @@ fn mesh(config: &ParallelConfig) -> Mesh {
     Mesh::new(config, 16).unwrap()
 }
 
-/// Asserts groups written as `0 1 | 2 3`.
+/// Compares groups with a text such as `0 1 | 2 3`.
 #[track_caller]
 fn assert_groups(actual: Vec<Vec<usize>>, expected: &str) {
     let write = |group: &Vec<usize>| {
@@ -119,8 +119,8 @@ fn experts_over_two_ranks_sliced_in_two() {
     );
 }
 
-/// The data axis may count slower than the pipeline where both grids have the same data size and
-/// the same ranks in a pipeline.
+/// The data axis may vary slower than the pipeline axis if both grids have the same data size and the same ranks in
+/// each pipeline.
 #[test]
 fn pipelines_inside_the_data_axis() {
     let tail_of_data = [

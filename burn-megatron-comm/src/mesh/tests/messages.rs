@@ -1,4 +1,4 @@
-//! The errors of invalid layouts, and the printed table.
+//! Tests of the errors of invalid layouts, and of the printed table.
 
 use insta::assert_snapshot;
 
@@ -118,7 +118,7 @@ fn pipelines_that_do_not_line_up() {
           data 4 and pipeline stride 1 in the expert grid; what fits: order = tp-cp-ep-dp-pp, \
           or context = 1, or expert = 2, or expert-tensor = 2, or pipeline = 1"
     );
-    // Equal data sizes are not enough: the stages of one grid have the experts between them.
+    // Equal data sizes are not sufficient: in one grid, the expert axis varies between the pipeline and the data axis.
     let config = config
         .with_expert(2)
         .with_order("tp-cp-pp-ep-dp".parse().unwrap());
@@ -223,7 +223,7 @@ fn the_table_of_a_large_mesh_is_cut() {
              [3 19 35 51 ... 8179] ... [15 31 47 63 ... 8191]",
         ]
     );
-    // Printing costs nothing per rank.
+    // The cost of printing does not grow with the number of ranks.
     assert!(
         Mesh::new(&config(), usize::MAX)
             .unwrap()

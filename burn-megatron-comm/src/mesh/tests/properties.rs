@@ -1,4 +1,4 @@
-//! Properties of random meshes, checked against an odometer that shares no code with the grids.
+//! Tests properties of random meshes against an odometer that shares no code with the grids.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,7 +15,7 @@ const EXPERT: [Axis; 4] = [ExpertTensor, Expert, Data, Pipeline];
 
 type AxisCoordinates = BTreeMap<Axis, usize>;
 
-/// The place of every rank, counted up like an odometer whose first wheel turns fastest.
+/// Returns the coordinates of every rank, counted up like an odometer. The first wheel turns fastest.
 fn odometer(wheels: &[(Axis, usize)]) -> Vec<AxisCoordinates> {
     let mut places = vec![];
     let mut place: AxisCoordinates = wheels.iter().map(|(axis, _)| (*axis, 0)).collect();
@@ -32,7 +32,7 @@ fn odometer(wheels: &[(Axis, usize)]) -> Vec<AxisCoordinates> {
     }
 }
 
-/// The odometers of the dense and of the expert grid.
+/// Returns the odometers of the dense and of the expert grid.
 fn odometers(
     config: &ParallelConfig,
     world: usize,
@@ -59,7 +59,7 @@ fn odometers(
     (odometer(&dense), odometer(&expert))
 }
 
-/// Ranks gathered by the axes that stay, groups by their first rank.
+/// Groups ranks by their coordinates on the fixed axes. The groups are sorted by their first rank.
 fn gathered(places: &[AxisCoordinates], varying: &[Axis]) -> Vec<Vec<usize>> {
     let mut groups: BTreeMap<AxisCoordinates, Vec<usize>> = BTreeMap::new();
     for (rank, place) in places.iter().enumerate() {
@@ -83,7 +83,7 @@ fn orders() -> impl Strategy<Value = AxisOrder> {
     })
 }
 
-/// Sizes whose products suit the world in both grids; the order may still be refused.
+/// Generates sizes whose products match the world in both grids. The order may still be invalid.
 fn layouts() -> impl Strategy<Value = (ParallelConfig, usize)> {
     let size = || 1..=4usize;
     let sizes = (size(), size(), size(), size());
@@ -108,7 +108,7 @@ fn layouts() -> impl Strategy<Value = (ParallelConfig, usize)> {
     })
 }
 
-/// Layouts that make a mesh.
+/// Generates layouts that are valid meshes.
 fn meshes() -> impl Strategy<Value = Mesh> {
     layouts().prop_filter_map("pipelines differ", |(config, world)| {
         Mesh::new(&config, world).ok()
@@ -116,7 +116,7 @@ fn meshes() -> impl Strategy<Value = Mesh> {
 }
 
 proptest! {
-    /// A layout is refused for its order exactly where the grids would disagree.
+    /// A layout is rejected because of its order exactly if the grids would disagree.
     #[test]
     fn refused_exactly_where_pipelines_differ((config, world) in layouts()) {
         let (dense, expert) = odometers(&config, world);
@@ -144,7 +144,7 @@ proptest! {
             (mesh.groups(Grid::Expert, expert_axes.clone()), gathered(&expert, &expert_axes)),
         ];
         for (groups, expected) in families {
-            // Sorted as they come: members ascend, and groups ascend by their first rank.
+            // The groups need not be sorted: members are ascending, and groups are ascending by their first rank.
             prop_assert_eq!(&groups, &expected);
             let ranks: BTreeSet<_> = groups.iter().flatten().copied().collect();
             prop_assert_eq!(ranks, (0..mesh.world_size()).collect());
@@ -182,7 +182,7 @@ proptest! {
         }
     }
 
-    /// Sharding over tensor and reducing over data and context never meet in two ranks.
+    /// A tensor group and a group over data and context never share two ranks.
     #[test]
     fn tensor_and_data_groups_meet_in_one_rank(mesh in meshes()) {
         for rank in 0..mesh.world_size() {
@@ -259,7 +259,7 @@ proptest! {
             prop_assert_eq!(short.coordinates(rank), mesh.coordinates(rank));
             prop_assert_eq!(short.expert_coordinates(rank), mesh.expert_coordinates(rank));
         }
-        // Whatever else is left out is missed.
+        // Omitting any other axis is an error.
         for left_out in &names {
             let rest: Vec<_> = names.iter().filter(|name| *name != left_out).copied().collect();
             let Ok(order) = rest.join("-").parse() else { continue };
@@ -273,8 +273,8 @@ proptest! {
         }
     }
 
-    /// Any sizes at all give a mesh of exactly this world or an error, and never a panic; what an
-    /// error offers does fit.
+    /// Any sizes lead to a mesh of exactly this world or to an error, and never to a panic. The suggestions of an error
+    /// are valid.
     #[test]
     fn what_an_error_offers_fits(
         sizes in prop::collection::vec(prop_oneof![8 => 0..=12usize, 1 => any::<usize>()], 6),

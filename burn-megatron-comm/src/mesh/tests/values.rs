@@ -1,4 +1,4 @@
-//! Configurations and orders as values: text, files, defaults.
+//! Tests of configurations and orders as values: text, files and defaults.
 
 use std::sync::Arc;
 
@@ -48,13 +48,13 @@ fn a_file_names_only_what_it_changes() {
     assert_eq!(read, built);
 }
 
-/// What a recipe writes of its layout.
+/// A recipe contains the axes of every run. Other axes appear only if they are used.
 #[test]
 fn a_file_has_the_axes_of_every_run_and_others_where_they_are_used() {
     let recipe = ParallelConfig::new().with_data(1);
     let text = "tensor = 1\ndata = 1\nsequence_parallel = false\npipeline = 1\nsplit = \"even\"\n";
     assert_eq!(toml::to_string(&recipe).unwrap(), text);
-    // What is sharded over the data axis stands in another table.
+    // The state that is sharded over the data axis is set in another table.
     let sharded = recipe
         .clone()
         .with_zero_stage(ZeroStage::Optimizer)
@@ -129,7 +129,7 @@ fn hybrid_context_parallelism_is_refused_where_it_cannot_be() {
     let refusal = |config: &ParallelConfig| Mesh::new(config, 4).unwrap_err().to_string();
     let hybrid = ParallelConfig::new().with_hybrid_context_parallel(8);
     assert!(Mesh::new(&hybrid, 4).is_ok());
-    // Its groups have an exchange without a context axis.
+    // The groups of hybrid context parallelism have an exchange without a context axis.
     let exchange = |exchange| hybrid.clone().with_context_exchange(exchange);
     assert!(Mesh::new(&exchange(ContextExchange::AllGather), 4).is_ok());
     let mut without_size = hybrid.clone();
@@ -216,7 +216,7 @@ fn a_mesh_fills_its_configuration_in() {
     let resolved = mesh.config();
     assert_eq!((resolved.data, resolved.expert_tensor), (Some(4), Some(2)));
     assert_eq!(resolved.order.to_string(), "dp-tp-cp-ep-pp");
-    // The order left to right: data has stride 1.
+    // The left-most axis of the order is data, so data has stride 1.
     assert_eq!(mesh.groups(Grid::Dense, Axis::Data)[0], [0, 1, 2, 3]);
 }
 

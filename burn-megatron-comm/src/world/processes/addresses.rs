@@ -146,7 +146,7 @@ fn reachable_addresses() -> io::Result<Vec<IpAddr>> {
 }
 
 /// Returns the addresses in `own` that occur in the URI of a daemon, such as `7.0;tcp://10.0.0.1,10.1.0.1:4711`.
-/// Returns all of `own` if none occurs.
+/// Returns all addresses in `own` if none of them occurs.
 pub(super) fn in_use(own: &[IpAddr], daemon: &str) -> Vec<IpAddr> {
     let words = daemon.split([';', '/', ',', ':']);
     let named: Vec<IpAddr> = words.filter_map(|word| word.parse().ok()).collect();

@@ -1,4 +1,4 @@
-//! A world of processes, one of which is this process.
+//! A world whose ranks are processes. This process is one of the ranks.
 
 #[cfg(feature = "cuda")]
 mod nccl;

@@ -17,8 +17,8 @@ use crate::world::rank::CallLogDir;
 /// The time that a rank may continue after another rank has failed.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// A thread that waits for a failure of the world. The launcher may kill this process soon after a failure, so the
-/// thread writes the call log and prints the error at once, whatever the rank is doing.
+/// A thread that waits for a failure of the world. The thread writes the call log and prints the error at once,
+/// whatever the rank is doing, because the launcher may kill this process soon.
 pub(super) struct FailureMonitor {
     /// Whether the rank has ended.
     pub ended: Arc<AtomicBool>,
@@ -73,8 +73,8 @@ fn exit_after(grace: Duration, ended: &AtomicBool) {
     process::exit(i32::from(WorldError::EXIT_PEER_FAILED));
 }
 
-/// Returns whether this process prints the failure. The launcher prints it if there is one. Otherwise rank 0, the host
-/// of the rendezvous, prints it. If the host is lost, the next rank prints it.
+/// Returns whether this process prints the failure. If a launcher hosts the rendezvous, the launcher prints it, or rank
+/// 0 if the launcher is lost. Otherwise rank 0, the host of the rendezvous, prints it, or rank 1 if rank 0 is lost.
 pub(super) fn is_reporter(rank: usize, launched: bool, lost: bool) -> bool {
     match (launched, lost) {
         (true, false) => false,

@@ -131,7 +131,7 @@ fn logistic<R: Gaussian>(x: R, inner: R, slope: R) -> (R, R) {
     (x * s, s + x * slope * smaller * larger)
 }
 
-/// Clamps `x` to the bounds; NaN stays NaN.
+/// Clamps `x` to the bounds. NaN stays NaN.
 #[inline(always)]
 pub(super) fn bounded<R: Real>(x: R, least: R, most: R) -> R {
     let x = if x > most { most } else { x };

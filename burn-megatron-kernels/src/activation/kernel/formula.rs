@@ -113,7 +113,7 @@ fn logistic(x: f32, inner: f32, slope: f32) -> (f32, f32) {
     (x * s, s + x * slope * smaller * larger)
 }
 
-/// Clamps `x` to `-end..=end`; NaN stays NaN.
+/// Clamps `x` to `-end..=end`. NaN stays NaN.
 #[cube]
 fn bounded(x: f32, end: f32) -> f32 {
     let x = select(x > end, end, x);

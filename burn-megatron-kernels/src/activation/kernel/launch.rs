@@ -7,7 +7,7 @@ use super::ActivationPlan;
 use super::elements::{backward_kernel, forward_kernel};
 use crate::cube::{Elementwise, Operation, Split, launch};
 
-/// A launch of the forward, or of the backward of the input alone if there is a gradient.
+/// A launch of the forward kernel. With a gradient, a launch of the backward kernel for the input only.
 #[derive(Clone)]
 pub(super) struct ElementwiseLaunch {
     pub plan: ActivationPlan,

@@ -1,9 +1,8 @@
 //! The CubeCL implementation.
 //!
-//! The forward, and the backward of the input alone, are element-wise ([`elements`]) with a tuned
-//! work split ([`launch`]). Gradients of the bias and of the row weight need sums ([`sums`]), which
-//! the same pass computes. A second, small kernel adds the partial sums of the cubes in a fixed
-//! order.
+//! The forward, and the backward without parameter gradients, are element-wise ([`elements`]) with a tuned work split
+//! ([`launch`]). Gradients of the bias and of the row weight need sums ([`sums`]), which the same pass computes. A
+//! second, small kernel adds the partial sums of the cubes in a fixed order.
 
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
@@ -128,7 +127,7 @@ fn sums(
     let (client, dtype) = (x.client.clone(), x.dtype);
     let units = plan.row.units.min(SUM_UNITS);
     let columns = plan.row.columns;
-    // Only the bias requires that a unit stays on its columns.
+    // Only the bias gradient requires that a unit keeps its columns.
     let tile = if wanted.bias { units as usize } else { columns };
     let tiles = columns.div_ceil(tile.max(1));
     let rows_per_cube = if wanted.bias {
@@ -175,7 +174,7 @@ fn sums(
     }
     match (dweight, tiles) {
         (None, _) => {}
-        // One cube had the complete row: its sum is the gradient.
+        // One cube has the complete row, so its sum is the gradient.
         (Some(parts), 1) => gradients.push(parts),
         (Some(tensor), _) => {
             let partials = Partials {

@@ -6,8 +6,8 @@ use super::elements::{halves, row_weight};
 use super::formula::{ActivationVariant, gradients};
 use crate::cube::{cube_sum, lane_sum};
 
-/// The maximum number of units per cube. With twice this number, a CUDA compiler gives up registers
-/// that the formulas need, to fit more cubes on a multiprocessor.
+/// The maximum number of units per cube. With twice this number, the CUDA compiler assigns fewer registers than the
+/// formulas need, in order to fit more cubes on a multiprocessor.
 pub(super) const SUM_UNITS: u32 = 128;
 
 /// The tiling of the work, in vectors of the output.
@@ -24,7 +24,7 @@ pub(super) struct SumTiling {
     pub planes: bool,
 }
 
-/// Computes gradients and partial sums: a cube works on `rows_per_cube` rows of one tile.
+/// Computes gradients and partial sums. A cube processes `rows_per_cube` rows of one tile.
 ///
 /// `dbias` is `[blocks of rows, width of x]` and `dweight` is `[rows, tiles]`.
 #[cube(launch_unchecked)]

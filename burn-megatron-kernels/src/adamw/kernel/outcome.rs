@@ -1,4 +1,4 @@
-//! The outcome of a step: one cube reads the statistics of all ranks.
+//! The outcome of a step. One cube reads the statistics of all ranks.
 
 use burn::backend::TensorMetadata;
 use burn_cubecl::tensor::CubeTensor;
@@ -51,8 +51,7 @@ fn outcome_kernel(
         let value = statistics[at as usize];
         let bits = u32::reinterpret(value);
         let column = at % row;
-        // Sums of squares are not negative: such floats are ordered like their bits, and NaN is
-        // largest.
+        // Sums of squares are not negative. Such floats are ordered like their bits, and NaN is largest.
         if column == comptime!(LARGEST as u32) && bits > limit {
             invalid += 1.0f32;
         }

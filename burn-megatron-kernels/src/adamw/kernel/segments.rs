@@ -15,7 +15,7 @@ use crate::launch::exactly;
 /// The number of units per cube.
 const UNITS: u32 = 256;
 
-/// Computes the sum of squares of each chunk; `table` holds the start and the end of each chunk.
+/// Computes the sum of squares of each chunk. `table` holds the start and the end of each chunk.
 #[cube(launch_unchecked)]
 fn chunks_kernel<F: Float, N: Size>(
     x: &[Vector<F, N>],
@@ -48,7 +48,7 @@ fn chunks_kernel<F: Float, N: Size>(
 
 /// Raises the results with one cube per segment, and one cube for the complete buffer.
 ///
-/// From `2 * chunks` on, `table` holds the number of chunks before each segment.
+/// Starting at element `2 * chunks`, `table` holds the number of chunks before each segment.
 #[cube(launch_unchecked)]
 fn largest_kernel(
     sums: &[f32],

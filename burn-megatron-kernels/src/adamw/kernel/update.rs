@@ -1,4 +1,4 @@
-//! The step: one vector of four elements per unit, 128 bits of each f32 buffer.
+//! The step. A unit updates one vector of four elements, which is 128 bits of each f32 buffer.
 
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
@@ -12,20 +12,19 @@ use crate::adamw::update::StepScalars;
 use crate::cube::instance::{AotList, instance, sequence, types};
 use crate::cube::{RowPlan, empty, launch, own};
 
-/// The number of units per cube. Units share nothing, so any number that fills a multiprocessor
-/// works.
+/// The number of units per cube. Units share no data, so any number that fills a multiprocessor works.
 const UNITS: u32 = 256;
 
 /// Updates one vector of weights and moments per unit.
 ///
 /// - The hyperparameters are runtime arguments, so that no step compiles a new kernel.
-/// - `outcome` holds at most one outcome. Its numbers replace `scale`, `size` and `root` and are
-///   multiplied by `decay`. If the outcome skips the step, nothing changes.
+/// - `outcome` holds at most one outcome. Its numbers replace `scale`, `size` and `root`, and its decay is multiplied
+///   by `decay`. If the outcome skips the step, nothing changes.
 /// - `factors` holds the factors of the decay, then the factors of the learning rate.
 /// - `offset_in_block` is the offset of the first element in its block, a multiple of `N`.
 ///
-/// Products that are added use explicit `fma`. The compiler then has no choice, and vectors of all
-/// lengths give the same bits.
+/// Products that are added use explicit `fma` calls. The compiler therefore cannot contract them differently, and
+/// vectors of all lengths give the same bits.
 #[cube(launch_unchecked)]
 fn adamw_kernel<M: Float, G: Float, C: Float, N: Size>(
     master: &mut [Vector<f32, N>],
@@ -131,7 +130,7 @@ pub(in crate::adamw) fn update(
         return outputs;
     }
     let client = master.client.clone();
-    // A power of two that divides this value divides both, so that no vector spans two blocks.
+    // A power of two divides the bitwise or only if it divides both numbers, so no vector spans two blocks.
     let vector = RowPlan::new(&client, master.dtype, length | offset_in_block).vector;
     let vectors = length / vector;
     let types = [
@@ -173,8 +172,8 @@ pub(in crate::adamw) fn update(
     outputs
 }
 
-/// Adds the instances: moments in f32 and bf16, gradients in every type, with an outcome, copies of
-/// the weights in the type of the gradient, and factors of decay and rate.
+/// Adds the instances: moments in f32 and bf16, and gradients in every type. All have an outcome, a copy of the weights
+/// in the type of the gradient, and factors of decay and rate.
 pub(super) fn aot_instances(list: &mut AotList) {
     let [(_, single, vector), _, (_, brain, _)] = types();
     for (moments, moment) in [("f32", single), ("bf16", brain)] {

@@ -1,8 +1,8 @@
-//! Parts of a buffer, and blocks with a rate of their own.
+//! AdamW on parts of a buffer, and on blocks with different learning rates.
 
 use super::*;
 
-/// A whole buffer with its step, and the steps of its parts.
+/// A buffer whose parts can be stepped alone.
 struct Cut {
     buffers: AdamWBuffers,
     gradient: Tensor<1>,
@@ -20,7 +20,7 @@ impl Cut {
         }
     }
 
-    /// Weights, moments and copy of the elements `start..end`, stepped alone.
+    /// Returns weights, moments and copy of the elements `start..end` after a step of this part alone.
     fn step(&self, start: usize, end: usize) -> [TensorData; 4] {
         let part = |tensor: &Tensor<1>| tensor.clone().slice(start..end);
         let (from, to) = (start / DECAY_BLOCK, end.div_ceil(DECAY_BLOCK));
@@ -79,11 +79,11 @@ fn the_bits_of_an_element_do_not_depend_on_where_its_buffer_is_split() {
                     }
                 }
             };
-            // Every place in a block; the end of a part lies anywhere too.
+            // The first cut is at every position of a block. The second cut moves as well.
             for first in 0..DECAY_BLOCK {
                 check(200, &[first, 200 - first / 2]);
             }
-            // Forty places from a generator of Lehmer's.
+            // Forty cuts from a Lehmer generator.
             let mut state = 20_231u64;
             let mut draw = || {
                 state = state * 48_271 % 2_147_483_647;
@@ -94,7 +94,7 @@ fn the_bits_of_an_element_do_not_depend_on_where_its_buffer_is_split() {
             cuts.dedup();
             check(10_000, &cuts);
         }
-        // Several tasks on the CPU.
+        // On the CPU, this length takes several tasks.
         if device == Device::flex() {
             let whole = Cut::new(300_001, &device, DType::F32, DType::F32);
             let expected = whole.step(0, 300_001);
@@ -127,7 +127,7 @@ fn a_factor_of_the_rate_is_a_rate_of_its_own() {
         });
         let grouped = step(1.0, &decay);
         for (block, rate) in rates.into_iter().enumerate() {
-            // Powers of two, so every product with them is exact.
+            // The rates are powers of two (or 0), so multiplying by them is exact.
             let alone = step(rate, &Decay::All);
             let (start, end) = (block * DECAY_BLOCK, (block + 1) * DECAY_BLOCK);
             for (grouped, alone) in grouped.iter().zip(&alone) {

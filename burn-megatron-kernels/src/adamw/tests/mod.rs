@@ -41,13 +41,13 @@ fn numbers(step: u64) -> AdamWStep {
     }
 }
 
-/// Factors of `count` blocks, repeating those of `cycle`.
+/// Returns factors of `count` blocks, which repeat `cycle`.
 fn factors(count: usize, cycle: &[f32], device: &Device) -> Tensor<1> {
     let factors: Vec<f32> = cycle.iter().copied().cycle().take(count).collect();
     Tensor::from_data(TensorData::new(factors, [count]), (device, DType::F32))
 }
 
-/// Blocks with factors of both kinds, for a buffer that begins with element `first` of a block.
+/// Returns blocks with decay and rate factors, for a buffer that begins at element `first` of a block.
 fn blocks(first: usize, length: usize, device: &Device) -> Blocks {
     let count = (first + length).div_ceil(DECAY_BLOCK);
     Blocks {
@@ -73,7 +73,7 @@ fn doubles(tensor: &Tensor<1>) -> Vec<f64> {
     data.try_into_vec().expect("converted to f64")
 }
 
-/// Within `tolerance` of the largest value.
+/// Asserts that the values differ by at most `tolerance`, relative to the largest expected value.
 fn assert_near(what: &str, actual: &Tensor<1>, expected: &Tensor<1>, tolerance: f64) {
     let (actual, expected) = (doubles(actual), doubles(expected));
     assert_eq!(actual.len(), expected.len(), "{what}");
@@ -86,7 +86,7 @@ fn assert_near(what: &str, actual: &Tensor<1>, expected: &Tensor<1>, tolerance: 
     }
 }
 
-/// Twenty steps of Burn's optimizer and of the fused one.
+/// Compares twenty steps of the fused optimizer with Burn's optimizer.
 fn against_burn(device: &Device, dtype: DType, betas: [f32; 2], tolerance: f64) {
     let length = 333;
     let burn = AdamWConfig::new()
@@ -147,7 +147,7 @@ fn twenty_steps_agree_with_burns_adamw() {
     for (device, _) in devices() {
         against_burn(&device, DType::F32, [0.9, 0.95], 2e-6);
     }
-    // Burn corrects the bias in f32: only with these decays are its corrections exact.
+    // Burn corrects the bias in f32. The corrections are exact only with these decays.
     against_burn(&Device::flex(), DType::F64, [0.5, 0.5], 1e-14);
     against_burn(&Device::flex(), DType::F64, [0.9, 0.999], 1e-4);
 }
@@ -305,7 +305,7 @@ fn sums_of_squares_agree_in_every_type() {
                 let sum = sum_of_squares(x.clone());
                 assert_eq!((sum.dtype(), sum.dims()), (wide(dtype), [1]));
                 let composed = composed::sum_of_squares(x);
-                // How Burn adds up is not ours: one unit of a GPU takes many elements in a row.
+                // The bound is wider for Burn's sum: on a GPU, one unit adds many elements one by one.
                 for (sum, whose, near) in [(sum, "ours", 1e-6), (composed, "composed", 1e-5)] {
                     let sum = doubles(&sum)[0];
                     let error = (sum - expected).abs();
@@ -322,7 +322,7 @@ fn sums_of_squares_agree_in_every_type() {
 #[test]
 fn many_ones_are_counted_and_large_values_do_not_overflow() {
     for (device, dtypes) in devices() {
-        // More than f32 can count one by one.
+        // In f32, adding ones one by one stops at 2^24, which is below this count.
         let count = 20_000_000;
         let dtype = DType::F32;
         let sum = sum_of_squares(Tensor::ones([count], (&device, dtype)));

@@ -1,13 +1,13 @@
-//! The outcome of a step on the device, against the numbers of the host.
+//! The outcome of a step, computed on the device, against the same numbers on the host.
 
 use super::*;
 use crate::adamw::outcome::{columns, elements, statistics_dtype};
 use crate::adamw::update::StepScalars;
 
-/// Two losses follow the columns.
+/// Two loss columns follow the named columns.
 const COLUMNS: usize = columns::COUNT + 2;
 
-/// Returns the statistics of three ranks, of 5003 tokens in all.
+/// Returns the statistics of three ranks with 5003 tokens in total.
 fn rows() -> Vec<[f64; COLUMNS]> {
     vec![
         [4.0, 9.0, 1.0, 4.0, 904.0, 2.5, 3.0],
@@ -48,7 +48,7 @@ fn outcome(rows: &[[f64; COLUMNS]], before: f64, rule: OutcomeRule, device: &Dev
     doubles(&step_outcome(statistics, tensor(earlier, device), rule))
 }
 
-/// Returns the elements by the formula of the module.
+/// Returns the expected elements of the outcome, from the formula in the module documentation.
 fn expected(before: f64, clip: f64) -> [f64; elements::COUNT] {
     let scale = [1024.0, 512.0, 2048.0][before as usize];
     let unclipped = 1.0 / 5003.0 / scale;
@@ -86,7 +86,7 @@ fn an_outcome_follows_from_the_statistics_and_the_outcome_before() {
 
 #[test]
 fn a_step_is_skipped_for_what_any_rank_has() {
-    // The row, the column, its value, the outcome.
+    // Row, column, value, expected outcome.
     let cases = [
         (1, columns::LARGEST, 6.5, elements::TAKEN),
         (1, columns::LARGEST, 6.6, elements::NOT_FINITE),
@@ -110,7 +110,7 @@ fn a_step_is_skipped_for_what_any_rank_has() {
             let found = outcome(&rows, 0.0, rule(1.0), &device);
             let what = format!("{value} in row {row}, column {column} on {device:?}");
             assert_eq!(found[elements::KIND], kind, "{what}");
-            // Without targets nothing else matters.
+            // Without targets, the outcome is `NO_TARGETS` whatever the other columns are.
             for row in &mut rows {
                 (row[columns::TOKENS_HIGH], row[columns::TOKENS_LOW]) = (0.0, 0.0);
             }
@@ -158,7 +158,7 @@ fn a_step_by_an_outcome_has_the_bits_of_one_by_its_numbers() {
                 let mut known = vec![elements::TAKEN, scale, size, 1.0, root, rate, 1.0];
                 let by = |known: &Vec<f64>, gradient: Tensor<1>| {
                     let outcome = tensor(known.clone(), &device);
-                    // The outcome has rate and step number.
+                    // Rate and step number come from the outcome, not from this step.
                     let step = numbers(1);
                     let (stepped, copy) =
                         adamw_with_outcome(buffers(), gradient, &decay, &step, outcome, model());
@@ -182,7 +182,7 @@ fn a_step_by_an_outcome_has_the_bits_of_one_by_its_numbers() {
     }
 }
 
-/// Segments of several lengths, one of more than a chunk, one empty, with gaps of zeros.
+/// Returns segments of several lengths, with gaps of zeros. One is longer than a chunk, one is empty.
 fn segments() -> Vec<std::ops::Range<usize>> {
     vec![
         0..1,
@@ -222,7 +222,7 @@ fn each_segment_has_the_sum_of_its_squares() {
                     "{found} for {expected}: {dtype:?} on {device:?}"
                 );
             }
-            // Smaller ones change nothing, NaN stays.
+            // Smaller sums do not change the result. NaN stays NaN.
             let before = doubles(&largest);
             let half = x.clone().mul_scalar(0.5);
             let same = largest_sums_of_squares(half.clone(), &table, largest, 2);

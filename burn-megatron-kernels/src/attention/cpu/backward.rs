@@ -26,8 +26,7 @@ pub(super) struct SavedForward<'a, E: Element> {
     pub lse: &'a [E::Wide],
 }
 
-/// A head in the form that the products require: padded rows, and panels if it is the transposed
-/// right factor.
+/// A head in the layout that the products require: padded rows, and also panels for transposed right factors.
 struct PaddedHead<T> {
     /// The padded width of queries and keys.
     width: usize,

@@ -26,14 +26,14 @@ pub(super) struct HeadInputs<'a, E: Element> {
     pub visible: &'a [Range<usize>],
 }
 
-/// Returns the row stride of scores for this number of keys. Rows a power of two apart would share
-/// cache lines.
+/// Returns the row stride of scores for this number of keys. A stride that is a power of two would map all rows to the
+/// same cache sets.
 #[inline(always)]
 pub(super) fn scores_stride(keys: usize) -> usize {
     keys + LANES
 }
 
-/// Returns the columns that a tile of rows sees, rounded to complete panels.
+/// Returns the columns that are visible to a tile of rows, rounded to complete panels.
 #[inline(always)]
 pub(super) fn panels_of(visible: &[Range<usize>]) -> Range<usize> {
     match (visible.first(), visible.last()) {

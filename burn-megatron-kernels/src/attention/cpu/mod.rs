@@ -275,8 +275,7 @@ struct TaskRows<'a, T> {
     width: usize,
 }
 
-/// Gathers rows `[batch, rows, features]`: the parts next to each other, and within a part its
-/// heads next to each other.
+/// Gathers rows `[batch, rows, features]`. Parts are adjacent, and so are the heads within a part.
 fn gather<E: Element>(
     problem: &AttentionProblem,
     rows: usize,

@@ -6,7 +6,7 @@ use crate::cpu::Real;
 
 /// The number of rows of a tile.
 pub(super) const ROWS: usize = 8;
-/// The number of columns of a tile. The width of matrices is a multiple of it.
+/// The number of columns of a tile. The widths of matrices are multiples of this number.
 pub(super) const LANES: usize = 16;
 
 /// A matrix whose rows are `stride` elements apart.

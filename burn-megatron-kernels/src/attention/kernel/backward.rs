@@ -1,5 +1,5 @@
-//! The gradients: one kernel keeps queries resident and streams keys, the other kernel keeps keys
-//! resident and streams queries. No two cubes write to the same place, and sums have a fixed order.
+//! The gradients. One kernel keeps queries resident and streams keys. The other kernel keeps keys resident and streams
+//! queries. No two cubes write to the same place, and sums have a fixed order.
 
 use cubecl::prelude::*;
 
@@ -141,7 +141,7 @@ pub(crate) fn attention_queries<F: Float, N: Size>(
             let key = at as usize;
             streamed.load(v, &v_rows, key, 1.0f32, value_width);
             sync_cube();
-            // Kept in shared memory while the scores are computed; only this unit reads it.
+            // Kept in shared memory while the scores are computed. Only this unit reads it.
             let dp = dots::<N>(&gradient, &streamed, value_width, shape);
             #[unroll]
             for r in 0..own {
@@ -178,9 +178,9 @@ pub(crate) fn attention_queries<F: Float, N: Size>(
 
 /// Computes `dv = p^T dout` and `dk = ds^T (scale * q)`.
 ///
-/// One cube processes `shape.rows` keys of one group and all heads of the group, one after the
-/// other. `sizes.mask_range` holds the queries that see a key. `add` tells for `dk` and `dv`
-/// whether to add to the existing values.
+/// One cube processes `shape.rows` keys of one group and all heads of the group, one after the other.
+/// `sizes.mask_range` holds the queries to which a key is visible. `add` selects, for `dk` and `dv`, whether to add to
+/// the existing values.
 #[cube(launch_unchecked)]
 pub(crate) fn attention_keys<F: Float, G: Float, N: Size>(
     q: &[Vector<F, N>],
@@ -210,8 +210,7 @@ pub(crate) fn attention_keys<F: Float, G: Float, N: Size>(
     let groups = (sizes.heads / sizes.heads_per_group) as usize;
     let sequences = sizes.batches as usize * groups;
     let cube = CUBE_POS;
-    // Does not use `block`, which would compute the visible columns before they are needed: this
-    // kernel has no spare registers.
+    // `block` would compute the visible columns before they are needed, and this kernel has no spare registers.
     if cube < tiles * sequences {
         let first = cube / sequences * shape.rows;
         let group = cube % sequences % groups;

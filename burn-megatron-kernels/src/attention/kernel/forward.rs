@@ -1,5 +1,4 @@
-//! Output, log-sum-exp and largest score. Queries are the resident tile; keys and values are
-//! streamed.
+//! Output, log-sum-exp and largest score. Queries are the resident tile. Keys and values are streamed.
 
 use cubecl::prelude::*;
 

@@ -71,9 +71,8 @@ pub(super) trait Tiles: Copy {
     fn keys(args: LaunchArgs<Self>, statistics: [BufferArg; 3], target: KeyTarget);
 }
 
-/// Implements [`Tiles`] with three kernels. The brackets name two more arguments of the keys
-/// kernel, if it has them: the vectors of its gradients, and whether the gradients go to a flat
-/// buffer.
+/// Implements [`Tiles`] with three kernels. The brackets name two optional arguments of the keys kernel: the vectors of
+/// its gradients, and whether the gradients go to a flat buffer.
 macro_rules! tiles {
     (
         $tiles:ident, $sizes:expr, $forward:ident, $queries:ident, $keys:ident,

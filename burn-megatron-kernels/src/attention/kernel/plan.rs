@@ -74,7 +74,7 @@ impl TilePlan<TileShape> {
     }
 }
 
-/// Returns the widest load by which every row can be read, up to [`MAX_VECTOR`].
+/// Returns the widest load that fits every row, up to [`MAX_VECTOR`].
 fn vector(
     client: &Client,
     dtype: DType,
@@ -94,8 +94,8 @@ fn vector(
     sizes.find(|size| fits(*size)).unwrap_or(1)
 }
 
-/// Returns the first of `sizes` that fits `resident` resident tiles of heads with these key and
-/// value widths. The last size fits everywhere.
+/// Returns the first of `sizes` that fits with `resident` resident tiles, for heads with these key and value widths.
+/// The last size fits on every device.
 fn best(
     sizes: [[usize; 3]; 6],
     resident: usize,

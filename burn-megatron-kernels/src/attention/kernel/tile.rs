@@ -21,8 +21,8 @@ pub(crate) struct DeviceStrides {
     pub head: u32,
 }
 
-/// [`MaskRange`](super::super::mask::MaskRange) as a kernel argument: rows see the columns `row +
-/// shift - before ..= row + shift + after`.
+/// [`MaskRange`](super::super::mask::MaskRange) as a kernel argument: the columns `row + shift - before ..= row + shift
+/// + after` are visible to `row`.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct DeviceMaskRange {
     /// The position of row 0.
@@ -250,7 +250,7 @@ impl VisibleRanges {
         VisibleRanges { lows, highs }
     }
 
-    /// Returns whether a row of the block sees a column.
+    /// Returns whether a column is visible to a row of the block.
     pub(crate) fn contains(&self, row: usize, column: i32) -> bool {
         column >= self.lows[row] && column < self.highs[row]
     }

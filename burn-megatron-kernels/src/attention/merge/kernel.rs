@@ -10,11 +10,11 @@ use super::UNSEEN;
 use crate::cube::instance::{AotList, instance};
 use crate::cube::{RowPlan, empty, launch, own};
 
-/// The number of units per cube. Units share nothing.
+/// The number of units per cube. Units share no data.
 const UNITS: u32 = 256;
 
-/// Merges one vector of the output per unit. `out` `[batch, queries, heads, width]` is written in
-/// place; log-sum-exps are `[batch, heads, queries]`.
+/// Merges one vector of the output per unit. `out` `[batch, queries, heads, width]` is written in place. Log-sum-exps
+/// are `[batch, heads, queries]`.
 #[cube(launch_unchecked)]
 fn merge_kernel<F: Float, N: Size>(
     out: &mut [Vector<F, N>],

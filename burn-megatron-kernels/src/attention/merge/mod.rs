@@ -15,7 +15,7 @@ pub(crate) mod kernel;
 
 const NAME: &str = "merge of attention";
 
-/// The threshold below which a log-sum-exp means that the query sees no key.
+/// The largest log-sum-exp of a query without visible keys.
 pub(crate) const UNSEEN: f64 = -1e30;
 
 /// Merges two results of the same queries on different keys.
@@ -27,10 +27,9 @@ pub(crate) const UNSEEN: f64 = -1e30;
 /// lse = ln(e^lse1 + e^lse2)      out = e^(lse1 - lse) out1 + e^(lse2 - lse) out2
 /// ```
 ///
-/// A query that sees no key of either result gives 0 and minus infinity. The function takes one
-/// pass and writes the first output in place if it is uniquely owned. It is not differentiable:
-/// nothing is recorded for autodiff. [`composed::merge`](super::composed::merge) is the same
-/// function composed of Burn's own operations.
+/// A query without visible keys in both results gives 0 and minus infinity. The function takes one pass and writes the
+/// first output in place if it is uniquely owned. It is not differentiable: nothing is recorded for autodiff.
+/// [`composed::merge`](super::composed::merge) is the same function composed of Burn's own operations.
 ///
 /// # Panics
 ///

@@ -1,12 +1,14 @@
-//! Attentions to test, by every engine on every device.
+//! Attention problems to test with every engine on every device.
 
 use super::*;
 
-/// Gradients are sums of terms that nearly cancel, and are measured by what is left of them.
-/// Those on matrix units are of weights that were rounded to 16 bits before their sum.
+/// Tolerance factor for gradients.
+///
+/// Gradients are sums of terms that nearly cancel, but errors are relative to the sum. On matrix units, the weights of
+/// the sum are also rounded to 16 bits.
 pub const CANCELLED: f64 = 6.0;
 
-/// An engine on a device, in the types that it takes there.
+/// An engine on a device, with the types that the engine supports there.
 pub struct Tested {
     pub device: Device,
     pub engine: Arc<dyn AttentionEngine>,
@@ -22,7 +24,7 @@ pub fn portable() -> impl Iterator<Item = Tested> {
     })
 }
 
-/// Returns the engines for matrix units; what is left out is printed.
+/// Returns the engines for matrix units. Prints the devices without one.
 pub fn matrix_engines() -> Vec<Tested> {
     #[allow(unused_mut)]
     let mut engines = Vec::new();
@@ -40,7 +42,7 @@ pub fn matrix_engines() -> Vec<Tested> {
     engines
 }
 
-/// Compares every engine that takes heads and values of these widths, on every device in every type.
+/// Compares every engine that supports these widths with `reference`, on every device and in every type.
 pub fn compare_engines(
     name: &str,
     widths: (usize, usize),
@@ -164,7 +166,7 @@ impl Case {
         inputs
     }
 
-    /// Queries, keys and values of flat leaves, and the sink.
+    /// Returns queries, keys and values from flat leaves, and the sink.
     pub fn split(&self, x: &[Tensor<1>]) -> ([Tensor<4>; 3], Option<Tensor<1>>) {
         let shapes = self.shapes();
         let tensors = [0, 1, 2].map(|i| x[i].clone().reshape(shapes[i]));
@@ -187,7 +189,7 @@ impl Case {
         composed::flash_attention(q, k, v, sink, &options).flatten(0, 3)
     }
 
-    /// With every engine that takes it.
+    /// Compares every engine that supports this problem with the reference.
     pub fn compare(&self) {
         let widths = (self.heads.width, self.value_width);
         let ours = |x: &[_], engine| self.by(engine, x);
@@ -201,8 +203,8 @@ impl Case {
         );
     }
 
-    /// In the widest type of each device, with errors measured by the largest of all gradients:
-    /// sums of a drawn problem may cancel to nothing.
+    /// Compares in the widest type of each device. Errors are relative to the largest of all values, because the sums
+    /// of a random problem may cancel to zero.
     pub fn agree(&self, devices: impl IntoIterator<Item = (Device, Vec<DType>)>) {
         let inputs = self.inputs();
         let (exact, plain) = (DType::F64, Device::flex());
@@ -225,7 +227,7 @@ impl Case {
     }
 }
 
-/// Returns a plain tensor of one of the inputs.
+/// Returns an input as a tensor without autodiff.
 pub fn plain<const D: usize>(input: &Input, device: &Device, dtype: DType) -> Tensor<D> {
     let data = TensorData::new(input.values.clone(), input.shape.clone()).convert_dtype(dtype);
     Tensor::from_data(data, (device, dtype))

@@ -1,16 +1,16 @@
-//! The comparison with the portable engine, of engines that are wrong.
+//! The comparison with the portable engine rejects wrong engines.
 
 use burn::tensor::s;
 
 use super::super::select::first_usable;
 use super::*;
 
-/// What is wrong with a [`Rounding`] engine.
+/// The fault of a [`Rounding`] engine.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Fault {
-    /// Nothing.
+    /// No fault.
     None,
-    /// Each query sees the next key too.
+    /// Each query also attends to the next key.
     Mask,
     /// The window is ignored.
     Window,
@@ -20,20 +20,20 @@ enum Fault {
     LastTile,
     /// The log-sum-exp is in base 2.
     Base,
-    /// One NaN in the output.
+    /// The output has one NaN.
     Nan,
     /// The gradient of the queries is not scaled.
     Scale,
-    /// Gradients of scores without their row sums.
+    /// Gradients of scores lack the row sums.
     Delta,
-    /// Keys get the gradient of one head of their group.
+    /// Keys get the gradient of only one head of their group.
     OneHead,
     /// Probabilities are rounded to bf16.
     Coarse,
 }
 
-/// Attention by Burn's operations in f32, with probabilities and gradients of scores rounded to the
-/// type of the inputs: what an engine on matrix units computes.
+/// Attention by Burn's operations in f32, which imitates an engine on matrix units. Probabilities and gradients of
+/// scores are rounded to the type of the inputs.
 #[derive(Debug)]
 struct Rounding(Fault);
 
@@ -46,7 +46,8 @@ impl Rounding {
         x.cast(dtype).cast(DType::F32)
     }
 
-    /// Queries, keys and values `[batch, heads, seq, width]`, each head with those of its group.
+    /// Returns queries, keys and values `[batch, heads, seq, width]`. Keys and values are repeated for each head of
+    /// their group.
     fn inputs(&self, problem: &AttentionProblem, projections: Projections) -> [Tensor<4>; 3] {
         let Projections::Packed(qkv) = projections else {
             panic!("expected a joint projection")
@@ -197,7 +198,7 @@ fn an_engine_that_rounds_once_is_accepted() {
             }
         }
     }
-    // Values narrower than keys, in separate tensors.
+    // Values that are narrower than keys, in separate tensors.
     let device = Device::flex();
     let compared =
         compare_with_portable(&Portable, &device, DType::F16, (heads(4, 2, 24), 16), None);
@@ -221,12 +222,12 @@ fn an_engine_that_is_wrong_is_refused() {
         for (fault, what) in faults {
             let error = compared(fault, dtype, heads(4, 2, 64), WINDOW).unwrap_err();
             let named = error.starts_with(&format!("{what} differ from"));
-            // A wrong mask moves the log-sum-exp, which is compared first.
+            // A wrong mask also changes the log-sum-exp, which is compared first.
             let statistics = error.starts_with("log-sum-exps differ from");
             assert!(named || statistics, "{fault:?} in {dtype:?}: {error}");
         }
     }
-    // The tolerance of f16 is not that of bf16.
+    // The tolerances of f16 and bf16 differ.
     let coarse = |dtype| compared(Fault::Coarse, dtype, heads(1, 1, 64), None);
     assert_eq!(coarse(DType::BF16), Ok(()));
     let error = coarse(DType::F16).unwrap_err();
@@ -269,7 +270,7 @@ fn a_wrong_engine_is_skipped_with_its_numbers() {
         reason.starts_with("mma: gradients of queries differ from the results of portable by "),
         "{reason}"
     );
-    // An engine that was requested has no alternative.
+    // If one engine is requested, there is no fallback.
     let [requested, _] = candidates(Fault::Scale);
     assert_eq!(first_usable([requested], check).unwrap_err(), *reason);
 }

@@ -1,8 +1,9 @@
-//! What callers who merge partial results rely on: ranges of keys, log-sum-exps, sums in flat buffers.
+//! Guarantees for callers who merge partial results: ranges of keys, log-sum-exps, sums in flat buffers.
 
 use super::*;
 
-/// Returns the positions of a rank of two: the first and the last, or the middle, of four chunks.
+/// Returns the positions of one of two ranks. Rank 0 has the first and the last of four chunks, rank 1 the middle
+/// chunks.
 fn zigzag(rank: usize, chunk: usize) -> Vec<usize> {
     let chunks = [rank, 3 - rank];
     chunks
@@ -11,7 +12,7 @@ fn zigzag(rank: usize, chunk: usize) -> Vec<usize> {
         .collect()
 }
 
-/// Which of the keys at some positions causal queries see, up to `left` before their own.
+/// Returns the range of visible keys of each causal query, up to `left` positions before the query.
 fn seen(queries: &[usize], keys: &[usize], left: usize) -> Vec<Range<usize>> {
     let before = |position: usize| keys.partition_point(|key| *key < position);
     let ranges = queries
@@ -29,9 +30,9 @@ fn ranges_are_those_of_the_composition() {
     let (low, high) = (zigzag(0, 20), zigzag(1, 20));
     for (queries, keys, left) in [
         (&low, &low, 100),
-        // The first half sees nothing, the second everything.
+        // The first half of the queries has no visible key, the second half all keys.
         (&low, &high, 100),
-        // All see the first half, and none the second.
+        // The first half of the keys is visible to all queries, the second half to none.
         (&high, &low, 100),
         (&high, &low, 13),
         (&low, &high, 13),
@@ -45,7 +46,7 @@ fn ranges_are_those_of_the_composition() {
         }
         .compare();
     }
-    // Rows without keys between others, fewer queries than keys, and a mask beside the ranges.
+    // Rows without keys between other rows, fewer queries than keys, and a mask in addition to the ranges.
     let ranges = [
         0..3,
         0..3,
@@ -82,8 +83,8 @@ fn values_may_be_narrower_or_wider_than_keys() {
     }
 }
 
-/// Rank 0 of two, one step of a ring after the other, of four tokens of two features; the numbers were
-/// computed by hand in f64.
+/// Two steps of a ring on rank 0 of two, with four tokens of two features. The expected numbers were computed by hand
+/// in f64.
 #[test]
 fn partial_results_are_those_of_a_ring() {
     let device = Device::flex();
@@ -120,8 +121,8 @@ fn partial_results_are_those_of_a_ring() {
     assert_near("lse", lse[1..].to_vec(), vec![0.924728503], 1e-8);
 }
 
-/// The queries of a rank of two, the keys of both one after the other, gradients of keys and values in
-/// one flat buffer.
+/// The queries of one of two ranks attend to the keys of both ranks, one rank after the other. Gradients of keys and
+/// values are added to one flat buffer.
 #[test]
 fn blocks_of_keys_make_the_whole() {
     const CHUNK: usize = 18;
@@ -147,7 +148,7 @@ fn blocks_of_keys_make_the_whole() {
             let count = expected.output.len();
             let dout = plain::<1>(&Input::wave([count], 0.37), device, dtype);
             let dout = dout.reshape([2, queries.len(), 4, 16]);
-            // The sink belongs to one of them.
+            // Only one of the two calls has the sink.
             let blocks = [1, 0].map(|rank| {
                 let positions = zigzag(rank, CHUNK);
                 let cut = |x: &Tensor<4>| {
@@ -192,7 +193,7 @@ fn blocks_of_keys_make_the_whole() {
                 dq = dq + of_block.cast(lse.dtype());
                 dsink = dsink.or(part.dsink);
                 let values = doubles(sums.clone());
-                // Rows back to their positions.
+                // Moves the rows back to their positions.
                 for (part, width, offset) in [(0, 32, offset), (1, 16, offset + nk)] {
                     let row = 2 * width;
                     for (at, values) in values[offset..][..2 * 2 * CHUNK * row]
@@ -273,7 +274,7 @@ fn gradients_of_keys_are_written_or_added_as_they_were_summed() {
                 );
                 expected[gap].fill(1.0);
             }
-            // The factor of a sum and the addition may be rounded together.
+            // The device may fuse the multiplication by the scale and the addition into one rounding.
             assert_near(
                 &format!("{what}: added"),
                 doubles(added),
@@ -321,7 +322,7 @@ fn a_call_without_visible_keys_gives_what_belongs_to_its_sink() {
             .reshape([1, 2, 1])
             .expand([2, 2, 9]);
         assert_eq!(doubles(of_sink), doubles(expected));
-        // The result is that of all keys.
+        // The result of the forward over all keys.
         let result = forward(Some(sink.clone()), &all);
         let expected = backward(Some(sink.clone()), result.clone(), &all, None).dsink;
         let flat = Tensor::ones([320], (device, lse.dtype()));
@@ -341,12 +342,12 @@ fn a_call_without_visible_keys_gives_what_belongs_to_its_sink() {
     }
 }
 
-/// With loops in f64 over what each query sees.
+/// Compares with loops in f64 over the visible keys of each query.
 #[test]
 fn the_largest_scores_are_those_of_the_visible_products() {
     let of_ranges = Case {
         causal: false,
-        // The second query sees nothing.
+        // The second query has no visible key.
         ranges: Some(vec![0..3, 3..3, 4..9, 9..50, 20..70]),
         scale: Some(0.9),
         ..Case::new(1, 5, 70, heads(2, 1, 16))

@@ -1,10 +1,10 @@
-//! Two results on different keys as one, against Burn's operations in f64.
+//! Merging two results on different keys, against Burn's operations in f64.
 
 use super::*;
 
 const SHAPE: [usize; 4] = [2, 5, 3, 12];
 
-/// Returns an output and a log-sum-exp; every `unseen`-th query sees no key.
+/// Returns an output and a log-sum-exp. Every `unseen`-th query has no visible key.
 fn result(key: usize, unseen: usize, options: (&Device, DType)) -> (Tensor<4>, Tensor<3>) {
     let [batch, queries, heads, width] = SHAPE;
     let number = |i: usize| ((i * 37 + key * 11) % 101) as f64 / 25.0 - 2.0;

@@ -1,9 +1,9 @@
-//! The engine for matrix units, where a device has them.
+//! Tests of the engine for matrix units. They run only on devices that have matrix units.
 
 use super::*;
 
 impl Case {
-    /// With the engines for matrix units alone.
+    /// Compares the engines for matrix units only.
     fn compare_matrices(&self) {
         let widths = (self.heads.width, self.value_width);
         let ours = |x: &[_], engine| self.by(engine, x);
@@ -31,7 +31,7 @@ fn the_log_sum_exp_of_the_matrix_units_is_that_of_the_portable_kernels() {
                 let input = Input::wave([2, rows, 2, 16], phase);
                 plain::<4>(&input, &device, dtype)
             };
-            // The first queries are before the first key, and see nothing.
+            // The first queries are before the first key and have no visible key.
             let (q, k, v) = (values(45, 0.1), values(40, 0.5), values(40, 0.9));
             let options = AttentionOptions {
                 causal: true,
@@ -57,7 +57,7 @@ fn the_log_sum_exp_of_the_matrix_units_is_that_of_the_portable_kernels() {
 
 #[test]
 fn windows_and_documents_skip_tiles() {
-    // Several tiles of both kinds in each direction, some seen by all rows, some by none.
+    // Several tiles in each direction: some are visible to all rows, some to no row.
     for (causal, window) in [(true, Some((70, 0))), (false, Some((3, 90))), (false, None)] {
         let case = Case {
             causal,
@@ -157,7 +157,7 @@ fn what_the_matrix_units_do_not_take_is_refused() {
     }
 }
 
-/// Whether a device without `mma.sync` is told what it has not got.
+/// The error on a device without `mma.sync` names the missing feature.
 #[test]
 fn a_device_without_mma_sync_is_named() {
     for (device, _) in devices() {
@@ -205,7 +205,7 @@ fn the_engine_of_a_device_with_matrix_units_uses_them_in_16_bits() {
                 EngineKind::Portable
             };
             assert_eq!(select(64).kind, expected, "{dtype:?} on {device:?}");
-            // Narrower than a matrix unit.
+            // The heads are narrower than a matrix unit.
             let narrow = select(8);
             assert_eq!(
                 (narrow.kind, narrow.skipped.len()),

@@ -39,7 +39,7 @@ fn every_width_is_that_of_the_composition() {
 #[test]
 fn every_length_is_that_of_the_composition() {
     for seq in [1, 7, 16, 63, 64, 65, 130] {
-        // With a sink, so that a query which sees one key has a gradient.
+        // With a sink, a query with one visible key has a gradient.
         let case = Case::new(1, seq, seq, heads(1, 1, 16));
         Case { sink: true, ..case }.compare();
     }
@@ -171,7 +171,7 @@ fn views_are_taken() {
     ];
     let options = AttentionOptions::default();
     let split = |x: &[Tensor<1>]| {
-        // Turned, cut in rows and in features, and turned in its last dim.
+        // Transposed, sliced in rows and in features, and transposed in the last dimension.
         let q = x[0].clone().reshape([2, 2, 24, 27]).swap_dims(1, 2);
         let q = q.narrow(1, 3, 12).narrow(3, 4, 16);
         let k = x[1].clone().reshape([2, 12, 2, 34]).narrow(3, 1, 16);
@@ -229,7 +229,7 @@ fn a_query_that_sees_nothing_gives_nothing() {
             causal: true,
             ..Default::default()
         };
-        // The first two of five queries are before the first of three keys.
+        // With five queries and three keys, the first two queries are before the first key.
         let (out, lse) =
             attention_forward(&Portable, values(5), values(3), values(3), None, &options);
         let out = out.into_data().try_into_vec::<f32>().unwrap();
@@ -254,7 +254,7 @@ fn the_log_sum_exp_is_that_of_f64() {
         attention_forward(&Portable, q, k, v, sink, &case.options(device)).1
     };
     let exact = doubles(lse(&Device::flex(), DType::F64));
-    // By hand, for one row: the last query of the first head sees every key.
+    // One row by hand: all keys are visible to the last query of the first head.
     let (q, k) = (&inputs[0].values, &inputs[1].values);
     let score = |j: usize| {
         let products = (0..12).map(|w| q[(19 * 2) * 12 + w] * k[j * 12 + w]);
@@ -271,7 +271,7 @@ fn the_log_sum_exp_is_that_of_f64() {
 
 #[test]
 fn large_scores_do_not_overflow() {
-    // Scores of some thousands: the softmax picks the largest.
+    // With scores of several thousand, the softmax selects the largest score.
     let inputs = [Input::wave([1, 9, 1, 8], 0.1).scaled(60.0, 0.0)];
     for (device, _) in devices() {
         let x = plain::<4>(&inputs[0], &device, DType::F32);

@@ -75,7 +75,7 @@ fn what_does_not_fit_is_refused_on_every_device() {
     assert!(packed.contains("[1, 2, 31] does not hold"), "{packed}");
 }
 
-/// Refuses everything.
+/// An engine that supports no problem.
 #[derive(Debug)]
 struct Picky;
 

@@ -203,7 +203,7 @@ pub(crate) fn fold_sets(partials: Partials, sets: usize, target: SumTarget) -> V
     sums
 }
 
-/// Returns the number of units per cube: up to eight terms each, limited by the device.
+/// Returns the number of units per cube. If the device allows it, a unit adds up to eight terms.
 fn units(count: usize, most: u32) -> u32 {
     let along = (count.div_ceil(8).next_power_of_two() as u32).min(MAX_UNITS / CUBE_SUMS);
     let most = (most / CUBE_SUMS).max(1);

@@ -10,8 +10,7 @@ const MAX_UNITS: usize = 1 << 19;
 /// The minimum number of adjacent units that read complete sectors of memory.
 const MIN_ACROSS: usize = 32;
 
-/// The arrangement of a cube's units in two dimensions: a unit has one group of columns, and every
-/// n-th row.
+/// The arrangement of a cube's units in two dimensions. A unit processes one group of columns, and every n-th row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Strips {
     /// The number of strips. Strip `i` has the rows `i`, `i + count` and so on.
@@ -53,7 +52,7 @@ mod tests {
 
     #[test]
     fn a_large_matrix_fills_the_device() {
-        // [65536, 2304] in bf16: a strip of at most 10^4 / 25 rows, as a row takes 25 instructions.
+        // [65536, 2304] in bf16: a row takes 25 instructions, so a strip has at most 10^4 / 25 rows.
         let strips = Strips::new(65_536, 2304 / 8);
         assert!(strips.cubes() >= 132, "{strips:?}");
         assert!(65_536 / strips.count < 400, "{strips:?}");

@@ -94,7 +94,7 @@ pub(super) fn row_loss(
     #[comptime] smoothed: bool,
 ) -> f32 {
     let largest = row.largest;
-    // In this order large logits cancel before anything small is added.
+    // In this order, large logits cancel before small terms are added.
     let mut value = weights.keep * (largest - row.target) + row.exponentials.ln();
     if comptime!(smoothed) {
         value += weights.smoothing * largest - weights.share * row.sum;

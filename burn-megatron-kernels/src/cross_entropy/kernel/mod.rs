@@ -1,5 +1,4 @@
-//! The CubeCL kernels: one cube per row for the statistics, the gradient, or both; one unit per row
-//! to combine.
+//! The CubeCL kernels. Statistics and gradient use one cube per row. Combining uses one unit per row.
 //!
 //! Rows of an odd width do not start at a vector boundary. Memory is still read in complete vectors
 //! of a size that divides the total number of elements. The vectors at both ends of a row are

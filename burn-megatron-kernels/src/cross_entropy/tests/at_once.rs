@@ -1,4 +1,4 @@
-//! Loss and gradient in one operation: the values of the three parts.
+//! Loss and gradient in one operation agree with the three separate operations.
 
 use super::*;
 use crate::cross_entropy::loss_and_gradient;
@@ -6,7 +6,7 @@ use crate::cross_entropy::loss_and_gradient;
 type Both =
     fn(Tensor<2>, Tensor<1, Int>, Tensor<1>, usize, &CrossEntropyOptions) -> (Tensor<1>, Tensor<2>);
 
-/// Returns the same by the three parts.
+/// Returns the loss and the gradient, computed by the three separate operations.
 fn in_parts(
     logits: Tensor<2>,
     targets: Tensor<1, Int>,
@@ -23,7 +23,7 @@ fn in_parts(
 
 #[test]
 fn loss_and_gradient_at_once_are_those_of_the_parts() {
-    // Rows of whole vectors, the last with padding, wide ones, and rows that are no multiple of a vector.
+    // Complete vectors, a padded last vector, wide rows, and widths that are not a multiple of a vector.
     for (width, tokens) in [(16, 16), (64, 59), (20_480, 20_479), (13, 13), (50, 41)] {
         let rows = 6;
         let mut targets = spread(rows, tokens);
@@ -45,7 +45,7 @@ fn loss_and_gradient_at_once_are_those_of_the_parts() {
                     };
                     let (found, expected) = (run(loss_and_gradient), run(in_parts));
                     assert!(expected[0] > 0.0 && expected[1] == 0.0 && expected[4].is_nan());
-                    // On a GPU a compiler may contract the same formula in another way.
+                    // On a GPU, the compiler may contract the same formula differently.
                     let unit = match dtype {
                         _ if device == Device::flex() => 0.0,
                         DType::BF16 => 2f64.powi(-7),

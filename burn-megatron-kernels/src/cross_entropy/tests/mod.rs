@@ -19,7 +19,7 @@ fn ints(values: &[i64], device: &Device) -> Tensor<1, Int> {
     Tensor::from_data(TensorData::from(values), device)
 }
 
-/// Targets all over the vocabulary, its ends included.
+/// Returns targets spread over the vocabulary, including its first and last token.
 fn spread(rows: usize, tokens: usize) -> Vec<i64> {
     let token = |row| match row % 3 {
         0 => (row * 7919 + tokens / 2) % tokens,
@@ -58,7 +58,7 @@ fn tensor(values: &[f64], width: usize, options: (&Device, DType)) -> Tensor<2> 
 #[test]
 fn every_width_agrees_with_the_composition() {
     let options = options(0.1, 1e-3, None);
-    // Eight rows let odd widths be read in vectors, three do not.
+    // With eight rows, odd widths are read in vectors. With three rows they are not.
     for (rows, width) in [
         (3, 1),
         (8, 1),
@@ -70,7 +70,7 @@ fn every_width_agrees_with_the_composition() {
         (2, 4097),
     ] {
         let targets = spread(rows, width);
-        // With one token nothing but the small z-loss is left of `1 + 2 z lse - 1`.
+        // With one token, only the small z-loss remains of `1 + 2 z lse - 1`.
         let factor = if width == 1 { 30.0 } else { 1.0 };
         compare_within(
             factor,
@@ -87,7 +87,7 @@ fn wide_rows_go_through_the_loop_of_many_loads() {
     let options = options(0.0, 0.0, None);
     for width in [20_000, 16_391] {
         let targets = spread(1, width);
-        // A maximum that grows from left to right rescales the sums again and again.
+        // The maximum grows from left to right, so the sums are rescaled again and again.
         let mut input = Input::wave([1, width], 0.4);
         let rise = input.values.iter().enumerate();
         input.values = rise
@@ -111,7 +111,7 @@ fn each_option_agrees_with_the_composition() {
         options(0.0, 0.5, Some(-100)),
         options(0.2, 0.01, Some(i64::MIN)),
     ] {
-        // With the last one, -100 is a fault.
+        // In the last case, -100 is an invalid target.
         compare(
             &format!("cross entropy with {options:?}"),
             &[Input::wave([8, 13], 0.3)],
@@ -199,8 +199,7 @@ fn the_loss_of_16_bit_logits_is_in_f32() {
     }
 }
 
-/// Returns the loss and the gradient of each row in f64 on the CPU, from values as `dtype` has
-/// them.
+/// Returns the loss and the gradient of each row, from logits rounded to `dtype`.
 fn loss_and_gradient(
     logits: &[f64],
     width: usize,
@@ -228,7 +227,7 @@ fn extreme_logits_do_not_overflow() {
     ];
     let expected = [4f64.ln(), 4f64.ln(), 1e5 + 2f64.ln(), 131008.0 + 2f64.ln()];
     for (device, dtypes) in devices() {
-        // These values are not exact in bf16, and those of the other types are.
+        // These values are exact in all types except bf16.
         for dtype in dtypes.into_iter().filter(|dtype| *dtype != DType::BF16) {
             let targets = [0, 3, 1, 1];
             let (loss, gradient) =
@@ -249,7 +248,7 @@ fn extreme_logits_do_not_overflow() {
 
 #[test]
 fn large_logits_lose_no_more_than_their_own_precision() {
-    // In f32 the difference to a log-sum-exp of 1e3 has 24 - 10 bits.
+    // In f32, the difference to a log-sum-exp of 1e3 has 24 - 10 bits.
     let targets = spread(8, 40);
     let options = options(0.1, 0.0, None);
     compare_within(
@@ -275,7 +274,7 @@ fn what_is_not_finite_stays_in_its_row() {
         [0.0, 0.0, 0.0, 0.0],
     ];
     let targets = [0, 0, 1, 1, -1, 4, 2];
-    // The devices of WebGPU may take NaN for anything: only the CPU and CUDA promise.
+    // WebGPU implementations may ignore NaN, so only the CPU and CUDA guarantee this result.
     let (device, dtypes) = devices().remove(0);
     for dtype in dtypes {
         let (loss, gradient) = loss_and_gradient(rows.as_flattened(), 4, &targets, dtype, &device);
@@ -349,7 +348,7 @@ fn targets_of_every_integer_type_are_taken() {
 fn many_rows_are_spread_over_the_grid() {
     for (device, _) in devices() {
         let rows = 70_000;
-        // Made on the host: Burn's fusion stacks no more than 65 535 rows rightly.
+        // The logits are made on the host, because Burn's fusion stacks more than 65 535 rows incorrectly.
         let ramp = (0..rows).map(|row| row as f64 / rows as f64);
         let logits: Vec<f64> = ramp.flat_map(|x| [x, -x]).collect();
         let logits = tensor(&logits, 2, (&device, DType::F32));

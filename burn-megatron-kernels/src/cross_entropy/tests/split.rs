@@ -1,10 +1,11 @@
-//! The three parts of the loss on a split vocabulary: values, statistics, reuse of memory.
+//! The three operations on a split vocabulary: values, statistics, reuse of memory.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// Returns the loss, and the gradient for a gradient of ones, over parts of `width` columns each.
+/// Returns the loss, and the gradient for an upstream gradient of ones. The vocabulary is split into parts of `width`
+/// columns.
 fn split(
     logits: &[f64],
     tokens: usize,
@@ -15,7 +16,7 @@ fn split(
     on: (&Device, DType),
 ) -> (Vec<f64>, Vec<f64>) {
     let rows = targets.len();
-    // Padding holds what must not be used.
+    // Padding has values that must not be used.
     let cut = |rank: usize| {
         let entry = |i: usize| {
             let (row, column) = (i / width, rank * width + i % width);
@@ -67,7 +68,7 @@ fn assert_near(what: &str, expected: &[f64], actual: &[f64], tolerance: f64) {
 
 #[test]
 fn a_split_vocabulary_gives_the_whole_loss_and_gradient() {
-    // The last parts of (5, 4) hold nothing but padding.
+    // With (5, 4), the last parts are only padding.
     let tokens = 11;
     let targets = [0, 10, 4, 3, -1, 11, 7, 8];
     let logits = Input::wave([8, tokens], 0.3).values;

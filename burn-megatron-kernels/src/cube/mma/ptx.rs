@@ -5,7 +5,7 @@
 
 use cubecl::prelude::*;
 
-/// The registers of a 16 by 16 fragment in 16 bits, and of 16 by 8 sums in f32.
+/// The number of registers of a 16 by 16 fragment in 16 bits, and of 16 by 8 sums in f32.
 pub(crate) type Quad = Const<4>;
 
 /// Returns the address of a slice of shared memory.

@@ -16,9 +16,8 @@ pub(crate) struct Swizzle {
 }
 
 impl Swizzle {
-    /// Returns the number of adjacent chunks that are permuted among each other: the largest of 2,
-    /// 4 and 8 that divides the chunks of a row. The same chunks of eight rows then lie in
-    /// different banks.
+    /// Returns the number of adjacent chunks that are permuted together. This is the largest of 2, 4 and 8 that divides
+    /// the number of chunks of a row. The same chunks of eight rows then lie in different banks.
     pub(crate) fn group(&self) -> usize {
         1 << self.chunks.trailing_zeros().min(3)
     }
@@ -64,7 +63,7 @@ fn lane_address(tile: u32, row: u32, chunk: u32, #[comptime] swizzle: Swizzle) -
     tile + place * comptime!(CHUNK_BYTES as u32)
 }
 
-/// Returns the 16 rows from `row` on of the elements `16 step..` of each, as a fragment. `lane` is
+/// Returns a fragment: 16 rows starting at `row`, and 16 elements of each row starting at element `16 step`. `lane` is
 /// the [`row_lane`] or [`column_lane`] of the tile.
 #[cube]
 pub(crate) fn fragment(
@@ -74,7 +73,7 @@ pub(crate) fn fragment(
     #[comptime] transposed: bool,
     #[comptime] swizzle: Swizzle,
 ) -> Vector<u32, Quad> {
-    // Steps of one group differ in bits of the permutation; groups and rows differ in higher bits.
+    // Steps of a group differ in the permuted bits. Groups and rows differ in higher bits.
     let steps = comptime!(swizzle.group() / 2);
     let within = comptime!((step % steps * 2 * CHUNK_BYTES) as u32);
     let above =

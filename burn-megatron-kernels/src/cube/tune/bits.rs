@@ -1,4 +1,4 @@
-//! Every split gives the same bits as the kernel's default, through the public functions.
+//! Tests through the public functions that every split gives the same bits as the kernel's default.
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_megatron_test_support::skipped_in_part;
@@ -13,8 +13,8 @@ use crate::testing::{Input, evaluate};
 /// two and one elements.
 const SIZES: [[usize; 2]; 3] = [[9, 1000], [11, 514], [3, 1033]];
 
-/// Asserts that outputs and gradients have the same bits in all splits. Each split is a kernel to
-/// compile, so each case is tried in one type.
+/// Asserts that outputs and gradients have the same bits in all splits. Each split compiles its own kernel, so each
+/// case is tested in only one type.
 fn assert_bits(
     name: &str,
     dtype: DType,
@@ -26,7 +26,7 @@ fn assert_bits(
         return skipped_in_part(format!("wgpu has no {dtype:?}"));
     }
     for (i, split) in SPLITS.into_iter().enumerate() {
-        // Each split has other values, because reused memory must not hold what a split leaves out.
+        // Each split gets different inputs. Otherwise reused memory could hold results that a split fails to write.
         let scaled = |input: &Input| input.clone().scaled(1.0 + 0.1 * i as f64, 0.0);
         let inputs: Vec<_> = inputs.iter().map(scaled).collect();
         let [forced, own] = [Some(split), None].map(|split| {
@@ -73,7 +73,7 @@ fn activations() {
     }
 }
 
-/// The backward with bias and weights is another kernel.
+/// Tests the backward with bias and weights, which is another kernel.
 #[test]
 fn activations_with_bias_and_weights() {
     let [rows, width] = SIZES[0];
@@ -101,7 +101,7 @@ fn dropout() {
         pitch,
     };
     let [four, two, one] = SIZES;
-    // Four elements of a block at once, and one by one.
+    // Masks of four elements of a Philox block at once, and of single elements.
     for ([rows, width], dtype, draw) in [
         (four, DType::F32, draw(8, four[0] * four[1], 0)),
         (two, DType::F16, draw((1 << 32) - 5, 7, 19)),
@@ -138,8 +138,8 @@ fn positions(seq: usize, each: bool, device: &Device) -> Positions {
     Positions::Each(Tensor::<2, Int>::from_data(data, &device.clone().inner()))
 }
 
-/// Tests both out of place, and in place where the gradient of the output is rotated back. Heads
-/// come in groups of four, two and one, with features and heads that are copied.
+/// Tests the rotation out of place, and in place where the backward rotates the gradient. Heads are in groups of four,
+/// two and one. Some features and heads are copied.
 #[test]
 fn rope() {
     let seq = 37;

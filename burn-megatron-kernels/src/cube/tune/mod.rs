@@ -5,15 +5,13 @@
 //! call. The first launch and all later ones then use the fastest split. CubeCL caches the result
 //! as it does for matrix products: in the process, and on disk with its feature `persistence`.
 //!
-//! The kernel's default split is used for smaller launches. It is also used for a key without a
-//! measurement while a graph is captured (measuring waits for the device) or while another thread
-//! measures the key.
+//! The kernel's default split is used for smaller launches. It is also used for a key without a measurement while a
+//! graph is captured, because measuring waits for the device. The same holds while another thread measures the key.
 //!
-//! A split only assigns vectors to units: the code per vector is the same in all splits, and no
-//! unit reads the results of another. Therefore processes with different measurements compute the
-//! same bits. Settings that determine the order of a sum are not tuned here: the units of a row and
-//! the rows that a cube sums. The vector size is not tuned either: it is the largest that the sizes
-//! allow.
+//! A split only assigns vectors to units. The code per vector is the same in all splits, and no unit reads the results
+//! of another unit. Therefore processes with different measurements compute the same bits. Settings that determine the
+//! order of a sum are not tuned here: the units of a row and the rows that a cube sums. The vector size is not tuned
+//! either: it is the largest that the sizes allow.
 
 use core::fmt::{Display, Formatter};
 
@@ -119,8 +117,8 @@ pub(crate) trait Elementwise: Clone + Send + Sync + 'static {
     /// Returns the output, whose type and size are part of the key.
     fn output(&self) -> &CubeTensor;
 
-    /// Returns a launch to measure, which is repeated many times. It may write to an output that
-    /// nothing else reads, as this default does. A kernel that works in place must override it.
+    /// Returns a launch to measure, which is repeated many times. It may write to an output that no other operation
+    /// reads, as this default does. A kernel that works in place must override it.
     fn trial(&self) -> Self {
         self.clone()
     }

@@ -5,7 +5,7 @@ use cubecl::wgpu::WgpuDevice;
 
 use super::*;
 
-/// A kernel that notes its launches: those that are measured, and its own.
+/// A kernel that records its launches: the trials of the tuner, and the final launch.
 #[derive(Clone)]
 struct Counted {
     output: CubeTensor,
@@ -25,7 +25,7 @@ impl Counted {
         }
     }
 
-    /// Returns the trials and the launches of its own that a call takes.
+    /// Returns the trials and the final launches of one call.
     fn call(&self) -> [Vec<Split>; 2] {
         launch_tuned(self.clone());
         [&self.trials, &self.launches].map(|splits| core::mem::take(&mut *splits.lock().unwrap()))
@@ -65,12 +65,12 @@ impl Elementwise for Counted {
             &self.launches
         };
         splits.lock().unwrap().push(split);
-        // What takes the device's time.
+        // This copy makes the launch take device time.
         self.output.copy();
     }
 }
 
-/// The first call of a kind tries every split; the call itself, and all that follow, launch once.
+/// The first call of a kind tries every split. Each call, including the first, launches once.
 #[test]
 fn only_the_first_call_of_a_kind_measures() {
     let kernel = Counted::new(MIN_TUNED_ELEMENTS);
@@ -80,7 +80,7 @@ fn only_the_first_call_of_a_kind_measures() {
     for _ in 0..3 {
         assert_eq!(kernel.call(), [vec![], chosen.clone()]);
     }
-    // Others of a kind, before and after it was measured.
+    // Other sizes: one of another kind, and one of the kind that was already measured.
     let other = Counted::new(MIN_TUNED_ELEMENTS + 1);
     assert!(other.count()[0] >= SPLITS.len());
     assert_eq!(Counted::new(2 * MIN_TUNED_ELEMENTS).count(), [0, 1]);

@@ -12,7 +12,7 @@ pub(crate) enum MaskAlignment {
     None,
     /// Four elements use the four words of one block.
     Aligned,
-    /// Each element uses the word of its own draw.
+    /// Each element looks up the word of its draw.
     Any,
 }
 

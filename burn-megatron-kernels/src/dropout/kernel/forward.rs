@@ -1,4 +1,4 @@
-//! The output from input, bias and residual, or the gradient of the input alone.
+//! The output from input, bias and residual, or the gradient of only the input.
 
 use burn::backend::TensorMetadata;
 use burn::tensor::DType;

@@ -54,7 +54,7 @@ fn encode_batches<E: Element>(coding: Coding, values: &[E], words: &mut [u32]) {
         for (code, value) in codes.iter_mut().zip(values) {
             *code = coding.encode(value.wide().double() as f32);
         }
-        // The rest of the last word is 0.
+        // The unused bits of the last word are 0.
         codes[values.len()..].fill(0);
         for (word, codes) in words.iter_mut().zip(codes.chunks_exact(per_word)) {
             let placed = codes.iter().zip((0..).step_by(coding.bits() as usize));

@@ -14,8 +14,7 @@ use crate::cube::{RowPlan, empty, launch};
 use crate::fp8::format::{Format, Rounding};
 use crate::fp8::kernel as code;
 
-/// The number of units per cube. Units share nothing, so any number that fills a multiprocessor
-/// works.
+/// The number of units per cube. Units share no data, so any number that fills a multiprocessor works.
 const UNITS: u32 = 256;
 
 /// The distribution of values and words over units.

@@ -21,18 +21,16 @@ pub(crate) use kernel::aot_instances;
 /// The first code is in the lowest bits, and `n` is 4 for 8-bit formats and 8 for E2M1. The rest of
 /// the last word is 0.
 ///
-/// Each value is rounded to the nearest value of the format, ties to the even code. See
-/// [`Format::encode`] for saturation and NaN. `values` may be f32, f16, bf16 or, on the CPU, f64,
-/// which is rounded to f32 first. A count of 0 is valid. On devices that flush subnormal f16
-/// numbers, f16 values below 2^-14 become 0; this affects only E5M2.
+/// Each value is rounded to the nearest value of the format, ties to the even code. See [`Format::encode`] for
+/// saturation and NaN. `values` may be f32, f16, bf16 or, on the CPU, f64, which is rounded to f32 first. A count of 0
+/// is valid. On devices that flush subnormal f16 numbers, f16 values below 2^-14 become 0. This affects only E5M2.
 ///
 /// On CubeCL devices this is one launch, plus a copy if the values are not contiguous. It moves 128
 /// bits at a time if `count` is a multiple of the number of values in 128 bits.
 ///
 /// # Panics
 ///
-/// Panics with a [`KernelError`] if the values have another type, or if the device does not support
-/// their type.
+/// Panics with a [`KernelError`] if the values have a different type, or if the device does not support their type.
 ///
 /// # Example
 ///
@@ -51,16 +49,15 @@ pub fn encode(values: Tensor<1>, format: Format) -> Tensor<1, Int> {
     encode_as(values, Coding::Value(format))
 }
 
-/// Decodes the first `count` of `codes`, packed as by [`encode`], to `[count]` in `dtype`.
+/// Decodes the first `count` of `codes`, in the layout of [`encode`], to `[count]` in `dtype`.
 ///
-/// The result is exact: f32, f64, f16 and bf16 hold all values of the formats, including the
-/// infinities and NaN of E5M2 and the NaN of E4M3. Subnormal f16 numbers, which only E5M2 has,
-/// become 0 on devices that flush them.
+/// The result is exact. f32, f64, f16 and bf16 hold all values of the formats, including infinities and NaN. Subnormal
+/// f16 numbers, which only E5M2 has, become 0 on devices that flush them.
 ///
 /// # Panics
 ///
-/// Panics with a [`KernelError`] if there are fewer than `count` codes, if the codes are not u32,
-/// or if the device does not support a type.
+/// Panics with a [`KernelError`] if there are fewer than `count` codes or the codes are not u32. Also panics if the
+/// device does not support a type.
 pub fn decode(codes: Tensor<1, Int>, count: usize, format: Format, dtype: FloatDType) -> Tensor<1> {
     decode_as(codes, count, dtype, Coding::Value(format))
 }
@@ -90,8 +87,8 @@ pub fn encode_scales(values: Tensor<1>, rounding: Rounding) -> Tensor<1, Int> {
     encode_as(values, Coding::Scale(rounding))
 }
 
-/// Decodes the first `count` E8M0 `codes`, packed as by [`encode_scales`], to `[count]` in f32,
-/// exactly. The smallest value, 2^-127, is subnormal in f32.
+/// Decodes the first `count` E8M0 `codes`, in the layout of [`encode_scales`], exactly to `[count]` in f32. The
+/// smallest value, 2^-127, is subnormal in f32.
 ///
 /// # Panics
 ///

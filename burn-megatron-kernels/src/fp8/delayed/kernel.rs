@@ -15,12 +15,12 @@ use crate::launch::exactly;
 
 /// The bits of infinity. The bits of NaN are larger.
 const INFINITY: u32 = 0x7f80_0000;
-/// The bits of -1, which stands for no magnitude. Bits from the bits of -0 on are not magnitudes.
+/// The bits of -1, which stands for no magnitude. The bits of -0 and all larger bits are not magnitudes.
 const NONE: u32 = 0xbf80_0000;
 const SIGN: u32 = 0x8000_0000;
 
-/// Adds the range statistics of `elements` values to an entry of a log: the bits of the largest
-/// magnitude, and the number of values beyond the format. Only one unit may call it.
+/// Adds range statistics to an entry of a log: the bits of the largest magnitude, and the number of values beyond the
+/// format. They cover `elements` values. Only one unit may call it.
 #[cube]
 pub(in crate::fp8) fn log_entry(log: &mut [u32], slot: u32, amax: u32, beyond: f32, elements: f32) {
     let at = slot as usize * LOG_COLUMNS;
@@ -61,9 +61,8 @@ pub(super) fn log(inputs: Vec<CubeTensor>, slot: usize, elements: usize) -> Cube
     log
 }
 
-/// Returns the bits of `numerator / amax`, at most the bits of the largest float. `amax` may be
-/// subnormal, even on a device that treats subnormal numbers as 0; the quotient is then far above
-/// the largest float.
+/// Returns the bits of `numerator / amax`, at most the bits of the largest float. `amax` may be subnormal, even on a
+/// device that treats subnormal numbers as 0. The quotient is then far above the largest float.
 #[cube]
 fn quotient(numerator: u32, amax: u32) -> u32 {
     let top = f32::reinterpret(numerator);

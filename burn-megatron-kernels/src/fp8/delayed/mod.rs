@@ -30,8 +30,8 @@ mod tests;
 
 pub(super) use cpu::log_entry;
 
-/// The numbers per slot in a log: the largest magnitude, the number of values beyond the largest
-/// value of the format, and the number of values. See [`empty_log`].
+/// The numbers per slot in a log: the largest magnitude, the number of saturated values, and the number of values. A
+/// value is saturated if it is beyond the largest value of the format. See [`empty_log`].
 pub const LOG_COLUMNS: usize = 3;
 
 /// The numbers of a slot without a tensor.
@@ -165,20 +165,20 @@ pub struct NextScales {
     pub state: Tensor<1>,
     /// An empty log.
     pub log: Tensor<1>,
-    /// The counts of each slot over all ranks, `[2 * slots]` in f32: the number of values beyond
-    /// the largest value of the format, and the number of values.
+    /// The counts of each slot over all ranks, `[2 * slots]` in f32: the number of saturated values, and the number of
+    /// values.
     pub counts: Tensor<1>,
 }
 
 /// Ends a step: computes the new scales from the logs of all ranks.
 ///
-/// `logs` holds the logs one after the other, `[ranks * LOG_COLUMNS * slots]`.
+/// `logs` holds the concatenated logs, `[ranks * LOG_COLUMNS * slots]`.
 ///
 /// A slot with a tensor on any rank is updated with the largest magnitude of all ranks (NaN if a
 /// rank has NaN):
 ///
 /// ```text
-/// amax  = the last magnitude of the history, or the largest finite one of it
+/// amax  = the last magnitude of the history, or the largest finite magnitude of the history
 /// scale = numerator / amax    if the last magnitude is finite and amax above 0, else the previous scale
 /// ```
 ///
@@ -187,8 +187,7 @@ pub struct NextScales {
 /// scaling would fix the scale for the length of the history. A slot without a tensor also keeps
 /// its magnitudes.
 ///
-/// On CubeCL devices this is one launch. See [`quantize`](fn@super::quantize) for the accuracy of
-/// their division.
+/// On CubeCL devices this is one launch. See [`quantize`](fn@super::quantize) for the accuracy of the division.
 ///
 /// # Panics
 ///

@@ -37,7 +37,7 @@ fn most_recent(history: usize) -> ScaleRule {
     }
 }
 
-/// Each step's magnitude, and the scale after it.
+/// Checks the scale after each step. `script` has the magnitude of each step and the expected scale.
 #[track_caller]
 fn assert_follows(rule: ScaleRule, script: &[(f32, f32)]) {
     for (device, _) in devices() {
@@ -77,7 +77,7 @@ fn the_most_recent_magnitude_counts_alone() {
         (INF, 64.0),
         (NAN, 64.0),
         (14.0, 32.0),
-        // 448 / 1e-40 is beyond all floats.
+        // 448 / 1e-40 overflows f32.
         (1e-40, f32::MAX),
         (3.0, 448.0 / 3.0),
     ];
@@ -96,7 +96,7 @@ fn the_largest_magnitude_counts_until_it_is_forgotten() {
         (1.75, 128.0),
         (0.0, 256.0),
         (0.0, 256.0),
-        // Nothing but zeros is left: the scale stays.
+        // The history has only zeros, so the scale does not change.
         (0.0, 256.0),
         (56.0, 8.0),
     ];
@@ -145,7 +145,7 @@ fn a_small_numerator_over_a_subnormal_magnitude_is_no_infinity() {
     assert_follows(rule, &script);
 }
 
-/// More magnitudes than a cube has units; the oldest, which is the largest, is dropped.
+/// The history is longer than the number of units in a cube. The step drops the oldest magnitude, which is the largest.
 #[test]
 fn a_long_history_moves_by_one() {
     for (device, _) in devices() {
@@ -159,7 +159,7 @@ fn a_long_history_moves_by_one() {
     }
 }
 
-/// Three slots of different rules, of which one has none; three ranks, of which one has no tensor.
+/// Three slots with different rules, one of them without a rule. One of the three ranks has no tensor.
 #[test]
 fn a_slot_has_the_magnitudes_of_all_ranks() {
     for (device, _) in devices() {
@@ -184,7 +184,7 @@ fn a_slot_has_the_magnitudes_of_all_ranks() {
         let [next, counts] = step(&logs.concat());
         assert_eq!(next, [32.0, 2.0, 3.0, 7.0, 14.0, 5.0], "{device:?}");
         assert_eq!(counts, [3.0, 16.0, 3.0, 8.0, 0.0, 0.0], "{device:?}");
-        // A NaN of any rank is the largest.
+        // NaN on any rank counts as the largest magnitude.
         let [next, _] = step(&[
             [INF, 0.0, 1.0],
             absent,
@@ -198,7 +198,8 @@ fn a_slot_has_the_magnitudes_of_all_ranks() {
     }
 }
 
-/// In the log, in the copies and by the scale.
+/// [`quantize_logged`] agrees with [`quantize`] in its copies and its log. It takes the scale from an element of a
+/// tensor.
 #[test]
 fn a_logged_quantiser_is_the_other_one() {
     for (device, _) in devices() {
@@ -242,7 +243,7 @@ fn a_logged_quantiser_is_the_other_one() {
         assert_eq!(found[7..], expected[2][1..], "{device:?}");
         assert_eq!(expected[1][1], 2.0, "some values are beyond the format");
 
-        // Without a scale, and what was seen earlier.
+        // A scaling without a given scale, and statistics that were computed earlier.
         let blocks = quantize(x(3.0), Format::E4M3, &Scaling::Mx, QuantizerUsage::ROWWISE);
         let by_hand = log_magnitude(empty_log(1, &device), 0, blocks.seen, 6);
         let log = empty_log(1, &device);

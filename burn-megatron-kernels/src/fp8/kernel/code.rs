@@ -34,10 +34,9 @@ pub(crate) fn encode(value: f32, #[comptime] format: Format) -> u32 {
 
 /// Returns whether a cast to the format is one instruction of the processor.
 ///
-/// CubeCL's CUDA C++ has matrix instructions for these types if the processor has
-/// `cvt.rn.satfinite`, from compute capability 8.9 on, and casts with that instruction. It rounds
-/// to nearest, ties to even, and saturates; the code of NaN is unspecified. Other casts of CubeCL
-/// consist of float operations and depend on the rounding of the device.
+/// CubeCL's CUDA C++ has matrix instructions for these types if the processor has `cvt.rn.satfinite`, from compute
+/// capability 8.9 on, and casts with that instruction. It rounds to nearest, ties to even, and saturates. The code of
+/// NaN is unspecified. Other casts of CubeCL consist of float operations and depend on the rounding of the device.
 fn has_instruction(device: &DeviceProperties, format: Format) -> bool {
     let kind = match format {
         Format::E4M3 => FloatKind::E4M3,
@@ -57,8 +56,8 @@ fn encode_bits(value: f32, #[comptime] format: Format) -> u32 {
     // The exponent of the smallest normal value, biased as in f32.
     let least = comptime!(128 - format.bias());
 
-    // Below it, a value loses one more bit per power of two. If 25 of the 24 bits are dropped,
-    // nothing is left that could round up.
+    // Below it, a value loses one more bit per power of two. If 25 bits are dropped, none of the 24 bits is left, and
+    // nothing can round up.
     let exponent = magnitude >> 23;
     let raised = max(exponent, least);
     let dropped = min(raised - exponent + comptime!(23 - mantissa), 25u32);
@@ -73,7 +72,7 @@ fn encode_bits(value: f32, #[comptime] format: Format) -> u32 {
     code | ((bits >> 31) << comptime!(format.bits() - 1))
 }
 
-/// Returns the value of a code; higher bits are ignored. See [`Format::decode`].
+/// Returns the value of a code. Higher bits are ignored. See [`Format::decode`].
 #[cube]
 pub(crate) fn decode(code: u32, #[comptime] format: Format) -> f32 {
     let mantissa = comptime!(format.mantissa_bits());
@@ -94,7 +93,7 @@ pub(crate) fn decode(code: u32, #[comptime] format: Format) -> f32 {
     f32::reinterpret(sign | value)
 }
 
-/// Returns a word with the codes of the values from `first` on, the first code in the lowest bits.
+/// Returns a word with the codes of the values, starting at `first`. The first code is in the lowest bits.
 #[cube]
 pub(crate) fn encode_word<N: Size>(
     values: Vector<f32, N>,
@@ -202,10 +201,10 @@ pub(crate) fn e8m0_decode(code: u32) -> f32 {
     f32::reinterpret(select(code == 255, 0x7fc0_0000u32, value))
 }
 
-/// Returns two factors of `2^(127 - code)` that are not subnormal; NaN for NaN. `code` has 8 bits.
+/// Returns two factors of `2^(127 - code)` that are not subnormal, or NaN for NaN. `code` has 8 bits.
 #[cube]
 pub(crate) fn e8m0_factors(code: u32) -> (f32, f32) {
-    // The exponent is counted from -128 on, so that halving is a shift.
+    // The exponent is counted from -128, so that halving is a shift.
     let exponent = 255u32 - code;
     let half = exponent >> 1;
     let nan = code == 255;

@@ -1,4 +1,4 @@
-//! Codes of single values, on every device with kernels.
+//! Encoding of single values, on every device with kernels.
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
@@ -11,8 +11,8 @@ use crate::fp8::{Format, e8m0};
 use crate::launch::{DeviceOp, Spec, launch_one};
 use crate::testing::devices;
 
-/// Of each value: the code of the scale of its block, the two factors of its lowest 8 bits, and the
-/// words of it and the three values after it.
+/// Computes four results per value: the code of a block scale, the two factors of its lowest 8 bits, and the word of
+/// this and the next three values.
 #[cube(launch_unchecked)]
 fn probe(values: &[f32], results: &mut [u32], count: u32) {
     let at = ABSOLUTE_POS;
@@ -65,7 +65,7 @@ impl DeviceOp for Probe {
     }
 }
 
-/// Returns all exponents, with mantissas around those that are rounded, and all codes in the lowest
+/// Returns values with all exponents and mantissas near rounding limits, and values with each code in the lowest 8
 /// bits.
 fn values() -> Vec<f32> {
     let near = [0, 1, 0x40_0000, 0x5f_ffff, 0x60_0000, 0x60_0001, 0x7f_ffff];

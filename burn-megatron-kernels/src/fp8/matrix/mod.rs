@@ -18,7 +18,7 @@ mod tests;
 
 pub(super) use cpu::transposed_codes;
 
-/// The number of bytes to whose multiples rows are padded, as FP8 products on GPUs require.
+/// The alignment of rows in bytes. Rows are padded to a multiple, as FP8 products on GPUs require.
 pub const ROW_BYTES: usize = 16;
 
 /// The number of elements along the depth that share a scale in a blockwise matrix.
@@ -30,8 +30,7 @@ pub const MX_BLOCK: usize = 32;
 /// The name of the type of codes in errors.
 const CODES: &str = "type of the codes";
 
-/// A matrix `[rows, depth]` of 8-bit codes in the layout that a product reads: the summed dimension
-/// lies along each row.
+/// A matrix `[rows, depth]` of 8-bit codes in the layout that a product reads. The summed dimension is along each row.
 ///
 /// A value is its code times its scale. Rows are padded with zeros to a multiple of [`ROW_BYTES`].
 /// The zeros add nothing to a product.
@@ -80,8 +79,7 @@ impl Fp8Matrix {
         ]
     }
 
-    /// Returns the matrix with other codes and scales of the same kinds and sizes, as returned by
-    /// [`tensors`](Self::tensors).
+    /// Returns the matrix with new codes and scales, of the same kinds and sizes as [`tensors`](Self::tensors) returns.
     pub fn with_tensors(&self, [codes, scales]: [DispatchTensor; 2]) -> Self {
         let scales = match &self.scales {
             Scales::Tensor(_) => Scales::Tensor(Tensor::from_dispatch(scales)),
@@ -105,8 +103,8 @@ impl Fp8Matrix {
     ///
     /// # Panics
     ///
-    /// Panics with a [`KernelError`] for blocks of 1 x 128 and for MX, whose scales belong to the
-    /// elements of one row, and if codes and scales do not match.
+    /// Panics with a [`KernelError`] if codes and scales do not match. Also panics for blocks of 1 x 128 and for MX,
+    /// whose scales belong to the elements of one row.
     pub fn transposed(&self) -> Self {
         accept(self.check("transposed", "the matrix"));
         let scales = match &self.scales {
@@ -151,8 +149,8 @@ impl Fp8Matrix {
     ///
     /// # Panics
     ///
-    /// Panics with a [`KernelError`] if there are too few codes, if the codes are not u32, if
-    /// `descale` is not `[1]` in f32, or for [`Format::E2M1`].
+    /// Panics with a [`KernelError`] for [`Format::E2M1`], if there are too few codes or the codes are not u32, or if
+    /// `descale` is not `[1]` in f32.
     pub fn from_flat(
         codes: Tensor<1, Int>,
         [rows, depth]: [usize; 2],

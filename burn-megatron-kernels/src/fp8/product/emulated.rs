@@ -15,8 +15,8 @@ pub(super) fn multiply(
     bias: Option<Tensor<1>>,
     dtype: DType,
 ) -> Tensor<2> {
-    // Sums in f64 represent nearly every product of codes exactly, so that their order does not
-    // change what the next layer rounds to 8 bits.
+    // Sums in f64 represent nearly every product of codes exactly. Therefore their order does not change the 8-bit
+    // input of the next layer.
     let sums = wide(dtype);
     let bias = bias.map(|bias| bias.cast(sums));
     let [a, b] = [a, b].map(|factor| dequantize(factor).cast(sums));

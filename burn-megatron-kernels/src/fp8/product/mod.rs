@@ -41,9 +41,9 @@ pub enum Accumulation {
     /// Used for gradients.
     #[default]
     Exact,
-    /// Accumulation only in the accumulators of the tensor core, which is faster but on Hopper has
-    /// fewer bits than f32. Used for outputs, as in Transformer Engine. It requires a single scale;
-    /// otherwise it equals [`Exact`](Self::Exact).
+    /// Accumulation only in the accumulators of the tensor core, which is faster but on Hopper has fewer bits than f32.
+    /// Used for outputs, as in Transformer Engine. It requires a single scale per factor. With other scales it equals
+    /// [`Exact`](Self::Exact).
     Fast,
 }
 
@@ -63,7 +63,7 @@ pub enum Accumulation {
 /// # Panics
 ///
 /// Panics with a [`KernelError`](crate::KernelError) if
-/// - depths differ, or the bias has another size,
+/// - depths differ, or the bias has a different size,
 /// - codes or scales do not have the sizes that [`Fp8Matrix`] documents,
 /// - the matrices are on different devices,
 /// - the device does not support the type.
@@ -96,12 +96,12 @@ pub fn multiply(
     if let Some(product) = cuda::multiply(a, b, bias.as_ref(), dtype, accumulation) {
         return product;
     }
-    // On the CPU, sums are always exact.
+    // The emulated path ignores the accumulation.
     let _ = accumulation;
     emulated::multiply(a, b, bias, dtype.into())
 }
 
-/// Writes `a b^T`, row by row, to the elements of `flat` from `offset` on, or adds it if `add`.
+/// Writes `a b^T`, row by row, to `flat`, starting at element `offset`, or adds it if `add`.
 ///
 /// - `a`: `[m, depth]`.
 /// - `b`: `[n, depth]`.
@@ -119,7 +119,7 @@ pub fn multiply(
 ///
 /// Panics with a [`KernelError`](crate::KernelError) if
 /// - depths differ,
-/// - the range exceeds the buffer, or the buffer has another type,
+/// - the range exceeds the buffer, or the buffer has a different type,
 /// - codes or scales do not have the sizes that [`Fp8Matrix`] documents,
 /// - the tensors are on different devices.
 ///

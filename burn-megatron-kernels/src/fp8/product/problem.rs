@@ -159,7 +159,7 @@ pub(super) fn on_chip(scales: ScaleMode, chip: Chip) -> Result<(), String> {
     }
 }
 
-/// Describes in one line the scales that a GPU supports and the handling of the others.
+/// Describes in one line the scales that a GPU supports, and the handling of unsupported scales.
 pub(super) fn describe(chip: Chip) -> String {
     let kinds = [
         ("one scale", ScaleMode::Tensor),

@@ -60,28 +60,26 @@ pub struct Quantized {
 ///          2^-127 for 0, 2^127 for infinity, NaN for NaN
 /// ```
 ///
-/// The last block may be short, so all sizes are valid, including 0. Infinities saturate. NaN gets
-/// the code of NaN; with MX, all values of its block do. With 1 x 128 blocks and MX, the columnwise
-/// copy has different blocks and scales. It is therefore not the transpose of the rowwise copy.
+/// The last block may be short, so all sizes are valid, including 0. Infinities saturate. NaN gets the code of NaN.
+/// With MX, all values of a block with NaN get the code of NaN. With 1 x 128 blocks and MX, the columnwise copy has
+/// different blocks and scales. It is therefore not the transpose of the rowwise copy.
 ///
-/// MX is meant for [`Format::E4M3`]. Its scales do not use the full range of E5M2: nothing
-/// saturates, but the upper part of the range stays unused.
+/// MX is meant for [`Format::E4M3`]. With E5M2, no value saturates, but the upper part of the range stays unused.
 ///
 /// On CubeCL devices this is two launches, plus a copy if the values are not contiguous. The first
 /// launch reads `x` once, 128 bits at a time if `columns` is a multiple of the elements in 128
 /// bits. The second launch is small.
 ///
-/// The results are bit-equal to the results on the CPU. For scales that are not powers of two, this
-/// requires IEEE 754 division, as on CUDA; WebGPU allows errors of 2.5 units in the last place.
-/// Subnormal f16 numbers are 0 on devices that flush them. Subnormal f32 numbers are kept on all
-/// devices. `x` in f64 is rounded to f32 first.
+/// The results are bit-equal to the results on the CPU. For scales that are not powers of two, this requires IEEE 754
+/// division, as on CUDA. WebGPU allows errors of 2.5 units in the last place. Subnormal f16 numbers are 0 on devices
+/// that flush them. Subnormal f32 numbers are kept on all devices. `x` in f64 is rounded to f32 first.
 ///
 /// # Panics
 ///
 /// Panics with a [`KernelError`](crate::KernelError) if
 /// - the format is [`Format::E2M1`],
 /// - a given scale is not `[1]` in f32,
-/// - the matrix has another type, or a type that the device does not support,
+/// - the matrix has a different type, or a type that the device does not support,
 /// - there are more elements than [`MAX_ELEMENTS`](crate::MAX_ELEMENTS),
 /// - tensors are on different devices.
 ///
@@ -186,14 +184,12 @@ fn run(
     }
 }
 
-/// Returns the largest magnitude of a tensor in f32, f16 or bf16, `[1]` in f32. It is NaN if a
-/// value is NaN, and 0 for an empty tensor. On CubeCL devices this is two launches; the result does
-/// not depend on the device.
+/// Returns the largest magnitude of a tensor in f32, f16 or bf16, `[1]` in f32. It is NaN if a value is NaN, and 0 for
+/// an empty tensor. On CubeCL devices this is two launches. The result does not depend on the device.
 ///
 /// # Panics
 ///
-/// Panics with a [`KernelError`](crate::KernelError) if the tensor has another type or too many
-/// elements.
+/// Panics with a [`KernelError`](crate::KernelError) if the tensor has a different type or too many elements.
 pub fn amax(x: Tensor<2>) -> Tensor<1> {
     let (_, inputs) = QuantizerInput::from(x).into_inputs();
     let op = SimpleOp {

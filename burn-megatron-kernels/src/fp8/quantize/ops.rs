@@ -14,8 +14,8 @@ use super::scaling::{QuantizerUsage, ScalingKind};
 use crate::activation::FusedActivation;
 use crate::launch::{DeviceOp, Spec};
 
-/// The quantiser as a device operation. Inputs: the matrix, or the input and the bias of an
-/// activation; the scales if they are given; the log if there is one.
+/// The quantiser as a device operation. Inputs: the matrix (or the input and the bias of an activation), the scales if
+/// they are given, and the optional log.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct QuantizeOp {
     pub format: Format,

@@ -33,9 +33,9 @@ const ROUNDING: f64 = 4.0 * f32::EPSILON as f64;
 ///
 /// `x` is `[rows, depth]` as in the copy. For a columnwise copy, pass the transposed input.
 ///
-/// The function is meant for reports: it consists of a dozen launches of Burn's operations and is
-/// synchronous. Sums are in f32. For an empty matrix the ratio is infinite and all other values are
-/// 0. NaN counts as neither saturated nor flushed.
+/// The function is meant for reports. It consists of a dozen launches of Burn's operations and is synchronous. Sums are
+/// in f32. For an empty matrix, the signal-to-noise ratio is infinite and all other values are 0. NaN counts as neither
+/// saturated nor flushed.
 ///
 /// # Panics
 ///

@@ -28,7 +28,8 @@ fn of(values: [[f32; 4]; 2], scaling: &Scaling, device: &Device) -> Statistics {
 fn shares_and_noise_are_counted() {
     for (device, _) in devices() {
         let one = Scaling::Tensor(Tensor::from_floats([2.0], &device));
-        // Times 2: 448 fits, 450 does not, 2^-10 is half of the smallest and goes to 0.
+        // Times 2, 224 gives 448 and fits, 225 gives 450 and does not. `tiny` gives 2^-10, half of the smallest value,
+        // and is flushed to 0.
         let tiny = 2f32.powi(-11);
         let found = of(
             [[224.0, -225.0, 0.0, 17.0], [tiny, -tiny, 3.0 * tiny, 1.0]],
@@ -38,7 +39,7 @@ fn shares_and_noise_are_counted() {
         assert_eq!(found.amax, 225.0);
         assert_eq!(found.saturated, 1.0 / 8.0);
         assert_eq!(found.flushed, 2.0 / 7.0);
-        // 225 becomes 224, 17 * 2 = 34 becomes 32 by the tie to even; the rest is far smaller.
+        // 225 becomes 224. 17 * 2 = 34 is a tie and becomes 32. The other errors are far smaller.
         let signal = 224f64.powi(2) + 225f64.powi(2) + 17f64.powi(2) + 1.0;
         let snr = 10.0 * (signal / (1.0 + 1.0)).log10();
         assert!((found.snr - snr).abs() < 1e-3, "{} for {snr}", found.snr);

@@ -55,8 +55,8 @@ impl Algorithm {
     }
 }
 
-// SAFETY: the descriptors are plain memory of the library. Only one thread uses them: `Submitter`
-// runs both `new` and `run` on it.
+// SAFETY: the descriptors are plain memory of the library. Only one thread uses them, because `Submitter` runs both
+// `new` and `run` on it.
 unsafe impl Send for MatmulPlan {}
 unsafe impl Sync for MatmulPlan {}
 
@@ -148,7 +148,7 @@ impl Description {
     }
 }
 
-/// `CUBLASLT_MATMUL_DESC_A_SCALE_MODE`; the attribute of `B` follows.
+/// `CUBLASLT_MATMUL_DESC_A_SCALE_MODE`. The attribute of `B` follows.
 const A_SCALE_MODE: u32 = 31;
 const B_SCALE_MODE: u32 = 32;
 

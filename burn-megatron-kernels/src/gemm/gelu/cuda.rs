@@ -79,9 +79,9 @@ pub(super) fn gelu_gradient(
 
 /// A product with GELU.
 ///
-/// Forward: the inputs are `x`, the weight `[in, out]` and the bias if there is one; the outputs
-/// are GELU and its input. Gradient: the inputs are the gradient, the weight `[out, width]` and the
-/// input of GELU; the outputs are the gradients of the input of GELU and of its bias.
+/// - Forward: the inputs are `x`, the weight `[in, out]` and an optional bias. The outputs are GELU and its input.
+/// - Gradient: the inputs are the gradient, the weight `[out, width]` and the input of GELU. The outputs are the
+///   gradients of the input of GELU and of its bias.
 #[derive(Clone, Copy, Debug)]
 struct GeluOp {
     gelu: Gelu,

@@ -33,7 +33,7 @@ pub struct GeluOutput {
     pub input: Tensor<2>,
 }
 
-/// Computes `x weight + bias`, and GELU (tanh) of it.
+/// Computes `x weight + bias`, and GELU (tanh approximation) of the sum.
 ///
 /// - `x`: `[rows, in]`.
 /// - `weight`: `[in, out]`.
@@ -134,8 +134,8 @@ pub fn check_gelu_shape(dtype: DType, width: usize) -> Result<(), String> {
     }
 }
 
-/// The number of elements of which the leading dimension of cuBLASLt's auxiliary matrix is a
-/// multiple (`CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD`).
+/// The alignment of the leading dimension of cuBLASLt's auxiliary matrix, in elements
+/// (`CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD`).
 const WIDTH_MULTIPLE: usize = 8;
 
 #[cfg(feature = "cuda")]

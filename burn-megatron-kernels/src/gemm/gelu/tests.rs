@@ -1,4 +1,4 @@
-//! Both products against plain loops in f64, on every device.
+//! Both products, compared with plain loops in f64 on every device.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use insta::assert_snapshot;
@@ -6,7 +6,7 @@ use insta::assert_snapshot;
 use super::*;
 use crate::testing::{Input, devices};
 
-/// Returns a tensor of rounded values, and those values.
+/// Returns a tensor, and its rounded values in f64.
 fn leaf<const D: usize>(
     shape: [usize; D],
     phase: f64,
@@ -25,7 +25,7 @@ fn doubles<const D: usize>(tensor: &Tensor<D>) -> Vec<f64> {
     data.try_into_vec().expect("converted to f64")
 }
 
-/// `[rows, depth] [depth, columns]`.
+/// Returns the product `[rows, depth] [depth, columns]`.
 fn product(left: &[f64], right: &[f64], [rows, depth, columns]: [usize; 3]) -> Vec<f64> {
     let element = |index: usize| {
         let (row, column) = (index / columns, index % columns);
@@ -44,7 +44,7 @@ fn gelu(x: f64) -> f64 {
     0.5 * x * (1.0 + inside(x).tanh())
 }
 
-/// By the logistic function `s`: GELU is `x s(2 inside)`.
+/// Returns the derivative of GELU, from the logistic function `s`: GELU is `x s(2 inside)`.
 fn slope(x: f64) -> f64 {
     let s = 1.0 / (1.0 + (-2.0 * inside(x)).exp());
     let of_inside = (2.0 / std::f64::consts::PI).sqrt() * (1.0 + 3.0 * 0.044715 * x * x);
@@ -63,8 +63,8 @@ fn assert_near(what: &str, found: &[f64], expected: &[f64], tolerance: f64) {
     }
 }
 
-/// Returns a rounding of the result, and another of what it is computed from, relative to the
-/// largest value.
+/// Returns the tolerance relative to the largest value: one rounding of the result and one of the value from which it
+/// is computed.
 fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::F64 => 1e-13,
@@ -74,7 +74,7 @@ fn tolerance(dtype: DType) -> f64 {
     }
 }
 
-/// Rows, inputs and width; the first have no epilogue on CUDA.
+/// Rows, inputs and width. On CUDA, the first size has no fused epilogue.
 const SIZES: [[usize; 3]; 4] = [[3, 5, 7], [1, 8, 16], [65, 24, 40], [100, 70, 128]];
 
 #[test]
@@ -121,7 +121,7 @@ fn gradients_go_through_gelu_to_its_input_and_its_bias() {
                     for (gradient, x) in expected.iter_mut().zip(&of_input) {
                         *gradient *= slope(*x);
                     }
-                    // The weight as a layer holds it, and transposed in memory.
+                    // The weight as a layer stores it, and the weight transposed in memory.
                     let held = turned.clone().transpose();
                     let stored = Tensor::<2>::from_data(held.to_data(), (&device, dtype));
                     for weight in [held, stored] {

@@ -1,17 +1,17 @@
-//! Products inside of a flat buffer.
+//! Products that are written into a flat buffer.
 
 use insta::assert_snapshot;
 
 use super::*;
 
-/// Elements of a buffer behind the product.
+/// The number of elements after the product in the buffer.
 const BEHIND: usize = 5;
 
 fn vector(count: usize, phase: f64, device: &Device, dtype: DType) -> Tensor<1> {
     row(count, phase, device, dtype)
 }
 
-/// As [`assert_near`], and elements outside of the range equal to the bit.
+/// Asserts that the range is near, as [`assert_near`] does, and that all other elements are equal.
 fn assert_stretch(
     what: &str,
     actual: Tensor<1>,
@@ -64,7 +64,7 @@ fn products_go_to_any_offset_in_every_type() {
                             accumulate_weight_gradient_at(x, gradient, flat(&device), offset, add);
                         assert_eq!(sum.dtype(), own);
                         let stretch = [offset, count];
-                        // f32 sums whatever the type of the factors.
+                        // Sums are in f32 for all types of factors except f64.
                         assert_stretch(&what, sum, expected.clone(), stretch, tolerance(own));
                     }
                 }
@@ -103,7 +103,7 @@ fn what_is_written_over_is_not_read_and_nothing_sums_to_zeros() {
         for rows in [0, 9] {
             let x = |device: &Device| matrix([rows, 3], 0.1, device, DType::F32);
             let gradient = |device: &Device| matrix([rows, 4], 0.5, device, DType::F32);
-            // On the CPU: Burn's products on a GPU round factors to fewer bits.
+            // The reference is computed on the CPU. On a GPU, Burn's matmul may round the factors to fewer bits.
             let flex = Device::flex();
             let zeros = Tensor::zeros([3, 4], &flex);
             let product = composed::accumulate_weight_gradient(x(&flex), gradient(&flex), zeros);

@@ -1,10 +1,10 @@
-//! Products by the libraries that can be opened.
+//! Products by the BLAS libraries that this machine has.
 
 use burn_megatron_test_support::skipped;
 
 use super::*;
 
-/// Returns the libraries of this machine.
+/// Returns the BLAS libraries of this machine.
 fn libraries() -> Vec<Blas> {
     let mut all = vec![];
     for kind in CpuGemm::ALL {
@@ -19,7 +19,7 @@ fn libraries() -> Vec<Blas> {
     all
 }
 
-/// Also sizes that several threads share.
+/// Sizes that several threads share, and an empty size.
 const LARGE: [[usize; 3]; 3] = [[300, 200, 170], [170, 200, 301], [0, 3, 4]];
 
 #[test]
@@ -48,7 +48,7 @@ fn libraries_compute_what_the_crate_does() {
                 assert_eq!(doubles(again), doubles(y.clone()), "{what}");
                 assert_near(&what, y, expected.clone(), 2.0 * tolerance(dtype));
             }
-            // An empty result needs no call.
+            // An empty result does not call the library.
             assert_eq!(blas.calls() >= before + 6, rows > 0, "{what}");
             let dy = matrix([rows, outputs], 0.3, &flex, dtype);
             for add in [false, true] {

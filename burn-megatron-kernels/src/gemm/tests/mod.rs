@@ -24,7 +24,7 @@ fn doubles<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
     data.try_into_vec().expect("converted to f64")
 }
 
-/// Within `tolerance` of the largest value.
+/// Asserts that the values differ by at most `tolerance`, relative to the largest expected value.
 fn assert_near(what: &str, actual: Tensor<2>, expected: Tensor<2>, tolerance: f64) {
     assert_eq!(actual.dims(), expected.dims(), "{what}");
     let (actual, expected) = (doubles(actual), doubles(expected));
@@ -37,9 +37,9 @@ fn assert_near(what: &str, actual: Tensor<2>, expected: Tensor<2>, tolerance: f6
     }
 }
 
-/// Returns one rounding of the result, and sums of up to 300 terms in f32 or f64: in f32 at most
-/// 300 / 2^24, 1.8e-5, of the sum of their magnitudes; libraries and processors add in different
-/// orders.
+/// Returns the tolerance: one rounding of the result, and sums of up to 300 terms in f32 or f64. In f32, the error of
+/// the sum is at most 300 / 2^24 = 1.8e-5 of the sum of magnitudes. The order of the additions differs between
+/// libraries and processors.
 fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::F64 => 1e-13,
@@ -68,7 +68,7 @@ fn turned(x: Tensor<2>) -> Tensor<2> {
     stored.transpose()
 }
 
-/// Returns the same values inside of a larger matrix.
+/// Returns the same values as a slice of a larger matrix.
 fn framed(x: Tensor<2>) -> Tensor<2> {
     let [rows, columns] = x.dims();
     let zeros = Tensor::zeros([rows + 2, columns + 3], (&x.device(), x.dtype()));
@@ -142,7 +142,7 @@ fn weight_gradients_are_added_in_every_type() {
                 for (x, gradient, into) in forms {
                     let sum = accumulate_weight_gradient(x, gradient, into);
                     assert_eq!(sum.dtype(), own);
-                    // f32 sums whatever the type of the factors.
+                    // Sums are in f32 for all types of factors except f64.
                     assert_near(&what, sum, expected.clone(), tolerance(own));
                 }
                 assert_near(&what, into, matrix([inputs, outputs], 0.8, &flex, own), 0.0);
@@ -155,7 +155,7 @@ fn weight_gradients_are_added_in_every_type() {
 fn sums_of_16_bit_factors_are_made_in_f32() {
     for (device, dtypes) in devices() {
         for dtype in dtypes {
-            // One by one, f16 counts to 2048 and bf16 to 256.
+            // Adding ones one by one, f16 stops at 2048 and bf16 at 256.
             let ones = |sizes| Tensor::<2>::ones(sizes, (&device, dtype));
             let count = 4096;
             let y = linear(ones([3, count]), ones([count, 5]), None);
@@ -230,7 +230,7 @@ fn results_do_not_depend_on_the_number_of_threads() {
         };
         pool.expect("a pool can be built").install(work)
     };
-    // Small ones, and some that are split in every direction.
+    // Small sizes, and sizes that are split in every direction.
     for sizes in [
         [7, 9, 11],
         [300, 257, 129],
@@ -255,11 +255,11 @@ fn strides_determine_the_layout_of_a_matrix() {
     assert_eq!(matrix_of([3, 5], [8, 1]), Some((8, false)));
     assert_eq!(matrix_of([3, 5], [1, 3]), Some((3, true)));
     assert_eq!(matrix_of([3, 5], [1, 4]), Some((4, true)));
-    // Expanded, overlapping, reversed, with gaps in both directions.
+    // Expanded, overlapping, reversed, and with gaps in both directions.
     for strides in [[0, 1], [1, 0], [4, 1], [1, 2], [-5, 1], [10, 2]] {
         assert_eq!(matrix_of([3, 5], strides), None, "{strides:?}");
     }
-    // The stride of one element is irrelevant.
+    // The stride of a dimension of size one is irrelevant.
     assert_eq!(matrix_of([1, 5], [77, 1]), Some((5, false)));
     assert_eq!(matrix_of([1, 5], [1, 9]), Some((9, true)));
     assert_eq!(matrix_of([3, 1], [1, 77]), Some((1, false)));
@@ -321,7 +321,7 @@ fn the_three_products_of_a_linear_layer_in_the_terms_of_blas() {
     assert_eq!(pitched.b, operand(inputs, rows, 128, false));
 }
 
-/// What a column-major library computes from these descriptions.
+/// Returns the column-major result of a library for this description.
 fn blas(description: ColumnMajor, a: &[f64], b: &[f64]) -> Vec<f64> {
     let at = |values: &[f64], operand: Operand, row: usize, column: usize| {
         let (row, column) = if operand.transpose {
@@ -343,7 +343,7 @@ fn blas(description: ColumnMajor, a: &[f64], b: &[f64]) -> Vec<f64> {
     d
 }
 
-/// Memory in which the matrix with values `of(row, column)` lies as described.
+/// Returns the memory of a matrix with the values `of(row, column)`.
 fn stored(matrix: Matrix, of: impl Fn(usize, usize) -> f64) -> Vec<f64> {
     let lines = if matrix.transposed {
         matrix.columns
@@ -466,7 +466,8 @@ fn every_device_names_its_engine() {
     );
 }
 
-/// On the CPU a row has the same bits alone and among others, for weights that lie row by row and column by column.
+/// On the CPU, a row has the same bits alone and among other rows. This holds for weights in row-major and in
+/// column-major order.
 #[test]
 fn a_row_does_not_depend_on_the_others() {
     let device = Device::flex();

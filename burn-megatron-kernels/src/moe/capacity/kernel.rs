@@ -1,4 +1,4 @@
-//! The CubeCL kernel: a unit counts the pairs of its pair's expert that come before the pair.
+//! The CubeCL kernel. A unit computes the rank of one pair among the pairs of the same expert.
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::DType;
@@ -110,7 +110,7 @@ pub(super) fn keep(capacity: usize, mut inputs: Vec<CubeTensor>) -> CubeTensor {
     kept
 }
 
-/// Adds one instance of each; weights are in f32.
+/// Adds one instance of each kernel, with weights in f32.
 pub(crate) fn aot_instances(list: &mut AotList) {
     instance!(
         list.other("moe/keep-first"), UNITS,

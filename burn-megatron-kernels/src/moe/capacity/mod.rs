@@ -32,8 +32,8 @@ const NAME: &str = "keep_within_capacity";
 ///
 /// # Panics
 ///
-/// Panics with a [`KernelError`](crate::KernelError) if there is no expert or more than 2048, or if
-/// the weights have another shape.
+/// Panics with a [`KernelError`](crate::KernelError) if there is no expert or more than 2048, or if the weights have a
+/// different shape.
 ///
 /// # Example
 ///

@@ -3,7 +3,7 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use super::keep_within_capacity;
 use crate::testing::devices;
 
-/// Uneven choices, some of no expert, and weights of which many are equal.
+/// Returns uneven choices with many equal weights. Some choices have no valid expert.
 fn pairs(tokens: usize, k: usize, experts: usize) -> (Vec<i32>, Vec<f32>) {
     let choice = |pair: usize| match pair % 13 {
         5 => -1,
@@ -15,7 +15,7 @@ fn pairs(tokens: usize, k: usize, experts: usize) -> (Vec<i32>, Vec<f32>) {
     (all.clone().map(choice).collect(), all.map(weight).collect())
 }
 
-/// Found one by one: the best pair of the expert that is left.
+/// Returns the expected choices. For each expert, the pairs are selected one by one, the largest weight first.
 fn expected(choices: &[i32], weights: Option<&[f32]>, experts: i32, capacity: usize) -> Vec<i32> {
     let mut kept = choices.to_vec();
     for expert in 0..experts {

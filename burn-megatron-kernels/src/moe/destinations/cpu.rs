@@ -22,7 +22,7 @@ pub(super) fn destinations(ranks: &ExpertPlacement, indices: &FlexTensor) -> Fle
     tensor(found, [tokens, top_k * ranks.parts])
 }
 
-/// Returns the destination, or -1 if there is none.
+/// Returns the destination, or -1 without a destination.
 fn destination(ranks: &ExpertPlacement, choice: i32, part: usize) -> i32 {
     let expert = usize::try_from(choice)
         .ok()

@@ -11,7 +11,7 @@ use crate::cube::{empty, launch, matrix_sizes};
 /// The number of units per cube.
 const UNITS: u32 = 256;
 
-/// Returns the destination of a part of an expert, or -1 if there is none.
+/// Returns the destination of a part of an expert, or -1 without a destination.
 #[cube]
 fn destination(choice: i32, part: u32, #[comptime] ranks: ExpertPlacement) -> i32 {
     let experts = comptime!(ranks.experts as i32);

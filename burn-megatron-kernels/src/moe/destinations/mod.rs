@@ -1,10 +1,10 @@
 //! The destination ranks of each token. A rank occurs once per token, even if it has several of the
 //! token's experts.
 //!
-//! A token with choices `indices[t, j]` has `k` slots, or `k parts` slots if `parts` ranks share
-//! each expert. The first slot with a given destination holds it; later slots hold -1. A
-//! [`RowMap`](super::permutation::RowMap) of the destinations therefore has one row for each pair
-//! of a token and a destination, and [`unpermute`](super::permutation::unpermute) adds the rows.
+//! A token with choices `indices[t, j]` has `k` slots, or `k parts` slots if `parts` ranks share each expert. The first
+//! slot with a given destination holds it. Later slots with the same destination hold -1. A
+//! [`RowMap`](super::permutation::RowMap) of the destinations therefore has one row for each pair of a token and a
+//! destination, and [`unpermute`](super::permutation::unpermute) adds the rows.
 
 use burn::tensor::{DType, Int, IntDType, Tensor};
 

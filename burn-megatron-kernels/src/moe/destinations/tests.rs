@@ -14,7 +14,7 @@ const RANKS: ExpertPlacement = ExpertPlacement {
     count: 4,
 };
 
-/// Single ranks, nodes, ranks of a node, and experts on two ranks each in both orders.
+/// Returns placements on single ranks, on nodes and on ranks of a node, and experts on two ranks in both orders.
 fn cases() -> Vec<ExpertPlacement> {
     let shared = ExpertPlacement {
         parts: 2,
@@ -51,7 +51,7 @@ fn cases() -> Vec<ExpertPlacement> {
     ]
 }
 
-/// By a table of the ranks of each expert.
+/// Returns the expected destinations from a table of the ranks of each expert.
 fn expected(choices: &[i64], top_k: usize, ranks: &ExpertPlacement) -> Vec<i32> {
     let mut of_expert = vec![vec![]; ranks.experts];
     for (expert, found) in of_expert.iter_mut().enumerate() {

@@ -78,7 +78,7 @@ fn weight_gradient(
     if flat.dtype() == wide(x.dtype()) {
         accumulate_grouped_weight_gradient_at(x, gradient, sizes, flat, offset, add)
     } else {
-        // The buffer has 16 bits.
+        // The buffer has a 16-bit type.
         accumulate(flat, offset, alone(x, gradient), add)
     }
 }

@@ -13,12 +13,11 @@
 //! On the CPU, blocks of rows of all experts are multiplied in parallel, each on one thread. The
 //! result does not depend on the number of threads.
 //!
-//! On CUDA devices from compute capability 8.0 on, a product in f16 or bf16 is one launch with
-//! `mma.sync` for all experts. This requires that `in` and `out` are multiples of 8, and that the
-//! products of single experts do not fill the GPU (at least 4 result tiles of 128 by 128 per
-//! multiprocessor and expert). Otherwise, and on other CubeCL devices, the [engine](crate::gemm) of
-//! single products multiplies one expert after the other. The number of launches then grows with
-//! the number of experts that have rows.
+//! On CUDA devices with compute capability 8.0 or later, a product in f16 or bf16 is one launch with `mma.sync` for all
+//! experts. This requires that `in` and `out` are multiples of 8, and that the products of single experts do not fill
+//! the GPU. A product fills the GPU if it has at least 4 result tiles of 128 by 128 per multiprocessor. In all other
+//! cases, and on other CubeCL devices, the [engine](crate::gemm) of single products multiplies one expert after the
+//! other. The number of launches then grows with the number of experts that have rows.
 
 use std::sync::Arc;
 
@@ -124,8 +123,8 @@ pub fn grouped_weight_gradient(
     }
 }
 
-/// Writes the gradient of the weights, expert by expert and row by row, to the elements of `flat`
-/// from `offset` on, or adds it if `add`. `flat` is updated in place if it is uniquely owned.
+/// Writes the gradient of the weights to `flat`, starting at element `offset`, or adds it if `add`. The order is expert
+/// by expert and row by row. `flat` is updated in place if it is uniquely owned.
 ///
 /// - `x`: `[rows, in]`.
 /// - `gradient`: `[rows, out]`, in the type of `x`.

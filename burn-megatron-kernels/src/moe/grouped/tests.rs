@@ -4,7 +4,8 @@ use insta::assert_snapshot;
 use super::*;
 use crate::testing::{Input, assert_close, compare_within, devices, evaluate, tolerance};
 
-/// Rows of experts, in and out: equal, skewed, of several blocks, empty ones everywhere, none at all.
+/// Returns rows per expert, inputs and outputs. Cases: equal, skewed, several blocks, empty experts in all positions,
+/// no rows.
 fn cases() -> Vec<(Vec<usize>, usize, usize)> {
     vec![
         (vec![4, 4, 4], 8, 16),
@@ -50,7 +51,7 @@ fn products_and_gradients_equal_a_loop_over_experts() {
                 let product = composed::grouped_matmul(matrix(&x[0], rows), weights(&x[1]), &sizes);
                 product.reshape([rows * outputs])
             };
-            // Sums of as many terms as the widest of the three products has.
+            // The longest sums have as many terms as the largest dimension of the three products.
             let factor = (inputs.max(outputs).max(rows) as f64).sqrt();
             let name =
                 format!("groups {sizes:?} of [{inputs}, {outputs}], transposed {transposed}");
@@ -58,7 +59,8 @@ fn products_and_gradients_equal_a_loop_over_experts() {
                 compare_within(factor, &name, &leaves, ours, composed);
                 continue;
             }
-            // Elsewhere each size is tuned for, and products are those of `gemm`.
+            // Other cases run only on the CPU. On other devices, each size is tuned, and products are covered by the
+            // tests of `gemm`.
             let (cpu, types) = devices().remove(0);
             for dtype in types {
                 let expected = evaluate(&leaves, &cpu, DType::F64, dtype, &composed);
@@ -100,7 +102,7 @@ fn gradients_go_into_a_flat_buffer() {
                     false,
                 );
                 let alone = floats(alone);
-                // Of experts without rows the gradient is exactly 0.
+                // The gradient of an expert without rows is exactly 0.
                 let of_expert = alone.chunks(inputs * outputs).zip(&sizes);
                 for (gradient, _) in of_expert.filter(|(_, size)| **size == 0) {
                     assert!(gradient.iter().all(|x| *x == 0.0));
@@ -178,7 +180,7 @@ fn results_are_the_same_for_any_number_of_threads() {
     let one = run(1);
     assert_eq!(one, run(2));
     assert_eq!(one, run(3));
-    // The rows of an expert have the same bits wherever they are.
+    // The rows of an expert have the same bits at any position.
     let last = x.clone().narrow(0, 700, 90);
     let own = weights.clone().narrow(0, 2, 1);
     let alone = floats(grouped_matmul(last.clone(), own, &[90]));

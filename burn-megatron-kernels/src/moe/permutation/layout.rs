@@ -9,14 +9,14 @@ use crate::error::{check_option, check_shape};
 pub enum RowLayout {
     /// One row for each pair that is not dropped. The counts are copied to the host.
     Kept,
-    /// As [`Kept`](Self::Kept), with a total number of rows given by the caller, so that nothing is
-    /// copied. Pairs past the total are dropped, and rows past the pairs are empty.
+    /// The rows of [`Kept`](Self::Kept) with a total number given by the caller. Nothing is copied to the host. Pairs
+    /// past the total are dropped, and rows past the pairs are empty.
     Rows(usize),
-    /// As [`Kept`](Self::Kept), with empty rows up to the next multiple of this number for each
-    /// expert that has rows.
+    /// The rows of [`Kept`](Self::Kept), followed for each expert that has rows by empty rows up to the next multiple
+    /// of this number.
     Aligned(usize),
-    /// This number of rows for each expert, so that nothing is copied: the first pairs in token
-    /// order, then empty rows.
+    /// This number of rows for each expert: the first pairs in token order, then empty rows. Nothing is copied to the
+    /// host.
     Capacity(usize),
 }
 
@@ -57,7 +57,8 @@ impl RowLayout {
         }
     }
 
-    /// Returns the number of rows of each expert, if the host knows it or may read the counts.
+    /// Returns the number of rows of each expert. Calls `counts` only if needed. Returns `None` for
+    /// [`Rows`](Self::Rows).
     pub(super) fn group_sizes(
         self,
         experts: usize,

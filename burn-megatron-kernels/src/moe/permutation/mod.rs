@@ -1,19 +1,17 @@
 //! Permutation of rows into the order of their experts, and back.
 //!
-//! A token `t` with choices `indices[t, j]` has `k` pairs `(t, j)`, each of which is one row of its
-//! expert. [`RowMap`] is the stable counting sort of the pairs by expert: the rows of an expert are
-//! in the order of the tokens. A pair whose index is outside `0..experts` is dropped and has no
-//! row.
+//! A token `t` with choices `indices[t, j]` has `k` pairs `(t, j)`. Each pair is one row of its expert. [`RowMap`] is
+//! the stable counting sort of the pairs by expert: the rows of an expert are in the order of the tokens. A pair whose
+//! index is outside `0..experts` is dropped and has no row.
 //!
 //! ```text
 //! permute:    y[n] = x[token of row n]                             [tokens, h] to [rows, h]
 //! unpermute:  y[t] = sum over the rows n of t, by slot, of x[n]    [rows, h] to [tokens, h]
 //! ```
 //!
-//! Each operation is the backward of the other, and both are gathers without atomics. Sums are
-//! computed in f32 (f64 for f64) and rounded once. They do not apply weights: [`permute_weights`]
-//! returns the weights of the rows, by which an [activation](crate::activation::activate)
-//! multiplies.
+//! Each operation is the backward of the other, and both are gathers without atomics. Sums are computed in f32 (f64 for
+//! f64) and rounded once. They do not apply weights: [`permute_weights`] returns the weights of the rows, and an
+//! [activation](crate::activation::activate) multiplies by them.
 
 use burn::tensor::{DType, Int, IntDType, Tensor, TensorData};
 
@@ -44,7 +42,7 @@ pub struct RowMap {
     top_k: usize,
     experts: usize,
     rows: usize,
-    /// The number of rows of each expert, including empty rows; `None` if only the device has it.
+    /// The number of rows of each expert, including empty rows. `None` if it is only on the device.
     group_sizes: Option<Vec<usize>>,
     /// The pair `(t, j)` of each row as `t * k + j`, or -1 for an empty row, `[rows]`.
     pub(super) row_to_pair: Tensor<1, Int>,
@@ -61,8 +59,8 @@ impl RowMap {
     ///
     /// # Panics
     ///
-    /// Panics with a [`KernelError`] if there is no expert or more than 2048, if there are more
-    /// than 2^31 - 1 pairs or rows, or if an alignment is 0.
+    /// Panics with a [`KernelError`] if there is no expert or more than 2048. Also panics if an alignment is 0, or if
+    /// there are more than 2^31 - 1 pairs or rows.
     ///
     /// # Example
     ///

@@ -4,7 +4,7 @@ use insta::assert_snapshot;
 use super::*;
 use crate::testing::{Input, compare, devices};
 
-/// Choices that cover all experts unevenly and drop some pairs, with both kinds of dropped index.
+/// Returns choices that cover all experts unevenly. Some pairs are dropped, with both kinds of invalid index.
 fn choices(tokens: usize, top_k: usize, experts: usize) -> Vec<i32> {
     let choice = |pair: usize| {
         let (token, slot) = (pair / top_k, pair % top_k);
@@ -26,7 +26,7 @@ fn ints<const D: usize>(tensor: Tensor<D, Int>) -> Vec<i32> {
     tensor.into_data().iter::<i32>().collect()
 }
 
-/// Returns the pair of each row by a library sort, and the rows of each expert.
+/// Returns the pair of each row, the rows of each expert, and the counts. Pairs are found expert by expert.
 fn sorted(choices: &[i32], experts: usize, layout: RowLayout) -> (Vec<i32>, Vec<usize>, Vec<i32>) {
     let (mut rows, mut sizes, mut counts) = (vec![], vec![], vec![]);
     for expert in 0..experts {
@@ -84,7 +84,7 @@ fn assert_map(device: &Device, values: &[i32], top_k: usize, experts: usize, lay
 
 #[test]
 fn rows_are_those_of_a_stable_sort() {
-    // No multiple of a chunk, several chunks, one expert, as many choices as experts.
+    // Sizes: not a multiple of a chunk, several chunks, one expert, as many choices as experts.
     let sizes = [(1, 1, 1), (5, 2, 3), (40, 4, 4), (300, 4, 7), (700, 3, 300)];
     for (device, _) in devices() {
         for (tokens, top_k, experts) in sizes {
@@ -118,7 +118,7 @@ fn extremes_are_sorted() {
     ];
     for (device, _) in devices() {
         for layout in layouts {
-            // Every pair dropped, no token, no choice, all to one expert.
+            // All pairs dropped, no tokens, all pairs in one expert.
             assert_map(&device, &[-1, 9, -1, 5], 2, 5, layout);
             assert_map(&device, &[], 2, 3, layout);
             assert_map(&device, &[3; 1200], 1, 5, layout);
@@ -134,7 +134,7 @@ fn other_integers_are_accepted() {
     assert_eq!(ints(map.slot_to_row()), [1, -1, 0, -1]);
 }
 
-/// The golden numbers of the reference: four tokens, the best of four experts first.
+/// The golden numbers of the reference: four tokens with the top two of four experts.
 #[test]
 fn the_golden_permutation() {
     let chosen = [0, 1, 1, 0, 1, 2, 0, 1];
@@ -146,7 +146,7 @@ fn the_golden_permutation() {
     assert_eq!(ints(map.counts()), [3, 4, 1, 0]);
 }
 
-/// Returns 1 where a row is that of a pair, on the device of `like`, `[rows, pairs]`.
+/// Returns a matrix `[rows, pairs]` on the device of `like`: 1 where the row holds the pair, otherwise 0.
 fn selection(rows: &[i32], pairs: usize, like: &Tensor<1>) -> Tensor<2> {
     let mut values = vec![0.0; rows.len() * pairs];
     for (row, pair) in rows.iter().enumerate().filter(|(_, pair)| **pair >= 0) {
@@ -163,7 +163,7 @@ fn flat<const D: usize>(x: Tensor<D>) -> Tensor<1> {
 
 #[test]
 fn rows_and_sums_equal_products_with_a_selection() {
-    // Widths of one element, of no vector, and of several tasks.
+    // Widths: one element, not a multiple of a vector, several tasks.
     for (tokens, top_k, experts, width) in [(9, 2, 3, 1), (37, 3, 5, 7), (600, 4, 4, 128)] {
         let values = choices(tokens, top_k, experts);
         for layout in [RowLayout::Kept, RowLayout::Capacity(tokens / 2)] {
@@ -172,7 +172,7 @@ fn rows_and_sums_equal_products_with_a_selection() {
                 let device = x.device().inner();
                 RowMap::new(indices(&values, tokens, top_k, &device), experts, layout)
             };
-            // Token of each pair: a selection of tokens.
+            // Selects the token of each row: the product of a selection of pairs and a selection of tokens.
             let of_tokens = |x: &Tensor<1>| {
                 let pairs: Vec<i32> = (0..(tokens * top_k) as i32)
                     .map(|i| i / top_k as i32)

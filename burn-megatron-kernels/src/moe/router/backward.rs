@@ -41,7 +41,7 @@ impl Function for RouterWeights {
 /// A device operation of the router.
 #[derive(Debug)]
 pub(super) enum RouterOp {
-    /// From logits, and the bias if there is one, to indices.
+    /// From logits and an optional bias to indices.
     Choose(RouterOptions),
     /// From logits and indices to weights.
     Weights(RouterOptions),

@@ -50,14 +50,13 @@ const LOWEST: f32 = f32::MIN;
 /// - `logits`: `[tokens, experts]`.
 /// - `bias`: `[experts]`.
 ///
-/// The bias is added to the scores by which experts and groups are chosen; with
-/// [`ScoreFunction::Softmax`] these are the logits. The bias does not affect the weights of given
-/// choices and has no gradient. Only the weights are differentiable.
+/// The bias is added to the scores that select experts and groups. With [`ScoreFunction::Softmax`] these scores are the
+/// logits. The bias does not affect the weights of given choices and has no gradient. Only the weights are
+/// differentiable.
 ///
 /// # Panics
 ///
-/// Panics with a [`KernelError`] if [`RouterOptions::check`] fails, or if the bias has another
-/// length.
+/// Panics with a [`KernelError`] if [`RouterOptions::check`] fails, or if the bias has a different length.
 ///
 /// # Example
 ///
@@ -92,13 +91,12 @@ pub fn top_k_router(
 /// - `logits`: `[tokens, experts]`.
 /// - `indices`: `[tokens, k]`, as chosen by a router before.
 ///
-/// The choices of a token must differ. A choice outside `0..experts` has weight 0 and no gradient,
-/// and is not part of the sum by which the other weights are divided.
+/// The choices of a token must differ. A choice outside `0..experts` has weight 0 and no gradient, and is not part of
+/// the denominator of the other weights.
 ///
 /// # Panics
 ///
-/// Panics with a [`KernelError`] if [`RouterOptions::check`] fails, or if the indices have other
-/// sizes.
+/// Panics with a [`KernelError`] if [`RouterOptions::check`] fails, or if the indices have different sizes.
 pub fn router_weights(
     logits: Tensor<2>,
     indices: Tensor<2, Int>,

@@ -70,7 +70,7 @@ fn slope<W: Real>(score: ScoreFunction, z: W, largest: W) -> W {
         ScoreFunction::Sigmoid => sigmoid(z) * sigmoid(-z),
         ScoreFunction::SqrtSoftplus => {
             let root = numerator(score, z, largest);
-            // Both have underflowed for very negative logits.
+            // For very negative logits, the sigmoid and the root underflow to 0.
             if root == W::ZERO {
                 W::ZERO
             } else {

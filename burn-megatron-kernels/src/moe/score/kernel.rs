@@ -41,7 +41,7 @@ pub(in crate::moe) fn slope(z: f32, largest: f32, #[comptime] score: ScoreFuncti
         ScoreFunction::Sigmoid => sigmoid(z) * sigmoid(-z),
         ScoreFunction::SqrtSoftplus => {
             let root = numerator(z, largest, score);
-            // Both have underflowed for very negative logits.
+            // For very negative logits, the sigmoid and the root underflow to 0.
             let safe = select(root == 0.0f32, 1.0f32, root);
             select(root == 0.0f32, 0.0f32, sigmoid(z) / (safe + safe))
         }

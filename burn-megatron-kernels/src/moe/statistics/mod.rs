@@ -1,18 +1,18 @@
 //! Sums over tokens from which the auxiliary losses are computed.
 //!
-//! Let `s` be the scores of a token over all experts (a softmax, or sigmoids divided by their sum),
-//! and `P_e` their sum over the tokens. With the counts `c_e` of choices and the number of tokens
-//! `T` that were counted:
+//! Let `s` be the scores of a token over all experts: a softmax, or sigmoids divided by their sum. `P_e` is the sum of
+//! the scores of expert `e` over the tokens. With the counts `c_e` of choices and the number of tokens `T` that were
+//! counted:
 //!
 //! ```text
 //! load balancing    F = E / (k T^2) sum over e of P_e c_e      dF/ds_te = E c_e / (k T^2)
 //! z-loss            Z = sum over t of lse_t^2, lse = log sum over e of exp(z_te)
 //! ```
 //!
-//! `F` is 1 if all experts are used equally, and at most `E / k`. Counts have no gradient. If
-//! counts are summed over ranks while each rank's `P` covers its own tokens, the `F` of all ranks
-//! add up to the loss of all tokens. The load balancing loss is from Shazeer et al. 2017 and Fedus
-//! et al. 2021, "Switch Transformers"; the z-loss is from Zoph et al. 2022, "ST-MoE".
+//! `F` is 1 if all experts are used equally, and at most `E / k`. Counts have no gradient. Counts may be summed over
+//! ranks while each rank's `P` covers its own tokens. Then the `F` of all ranks add up to the loss of all tokens. The
+//! load balancing loss is from Shazeer et al. 2017 and Fedus et al. 2021, "Switch Transformers". The z-loss is from
+//! Zoph et al. 2022, "ST-MoE".
 //!
 //! Tokens are consecutive sequences of equal length: the sequences of a micro-batch, or a single
 //! sequence for all tokens. Everything is computed in f32 (f64 for f64), in an order that depends
@@ -44,8 +44,8 @@ const NAME: &str = "router statistics";
 ///
 /// # Panics
 ///
-/// Panics with a [`KernelError`] if there is no expert or more than 2048, or if the number of
-/// sequences is 0 or does not divide the tokens.
+/// Panics with a [`KernelError`] if there is no expert or more than 2048. Also panics if the number of sequences is 0
+/// or does not divide the tokens.
 pub fn count_experts(indices: Tensor<2, Int>, experts: usize, sequences: usize) -> Tensor<2, Int> {
     accept(check_experts(NAME, experts));
     accept(check_sequences(indices.dims()[0], sequences));
@@ -63,8 +63,7 @@ pub fn count_experts(indices: Tensor<2, Int>, experts: usize, sequences: usize) 
 ///
 /// # Panics
 ///
-/// Panics with a [`KernelError`] in the same cases as [`count_experts`], and if `valid` has another
-/// length.
+/// Panics with a [`KernelError`] in the same cases as [`count_experts`], and if `valid` has a different length.
 ///
 /// # Example
 ///
@@ -102,10 +101,9 @@ pub fn sum_squared_lse(logits: Tensor<2>, valid: Option<Tensor<1, Bool>>) -> Ten
 /// Returns the mean of the load balancing loss `F` over the sequences, `[1]` in the type of the
 /// sums.
 ///
-/// `score_sums` and `counts` are `[sequences, experts]`. The function is differentiable in the
-/// sums. The number of tokens is the sum of the counts divided by `top_k`; a sequence without
-/// counts has the loss 0. Counts may be summed over several ranks, or be the mean of several
-/// micro-batches.
+/// `score_sums` and `counts` are `[sequences, experts]`. The function is differentiable in the sums. The number of
+/// tokens is the sum of the counts divided by `top_k`. A sequence without counts has the loss 0. Counts may be summed
+/// over several ranks, or be the mean of several micro-batches.
 ///
 /// # Panics
 ///

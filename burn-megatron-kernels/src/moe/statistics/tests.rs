@@ -23,7 +23,7 @@ fn validity(tokens: usize, like: &Tensor<1>) -> Tensor<1, Bool> {
 
 #[test]
 fn sums_and_gradients_equal_the_composition() {
-    // Tokens, experts, sequences: of one strip and of several, more experts than units.
+    // Tokens, experts, sequences: one strip, several strips, more experts than units.
     let sizes = [(6, 2, 1), (36, 5, 3), (150, 70, 2), (300, 33, 1)];
     for (turn, (tokens, experts, sequences)) in sizes.into_iter().enumerate() {
         let logits = |x: &[Tensor<1>]| x[0].clone().reshape([tokens, experts]);
@@ -78,7 +78,7 @@ fn the_loss_of_sequences_is_their_mean() {
     };
     let loss = load_balancing_loss(matrix(scores), matrix(counts.concat()), top_k);
     assert!((floats(loss)[0] - expected / sequences as f64).abs() < 1e-14);
-    // Of equal use it is 1.
+    // The loss of balanced experts is 1.
     let even = matrix(vec![tokens as f64 / experts as f64; sequences * experts]);
     let counts = matrix(vec![(tokens * top_k / experts) as f64; sequences * experts]);
     assert!((floats(load_balancing_loss(even, counts, top_k))[0] - 1.0).abs() < 1e-14);

@@ -1,5 +1,5 @@
-//! The kernels of the backward: one computes the input gradient and partial sums of the parameter
-//! gradients, another only the partial sums.
+//! The kernels of the backward. One kernel computes the input gradient and partial sums of the parameter gradients. The
+//! other kernel computes only the partial sums.
 
 use cubecl::prelude::*;
 
@@ -102,8 +102,8 @@ fn reload<F: Float, N: Size>(
     }
 }
 
-/// Computes `dx = (g - mean(g) - x mean(g x)) rstd (+ so_far)`. `g` is `gradient * weight` and `x`
-/// holds the normalised values; `mean(g)` applies only if `centred`.
+/// Computes `dx = (g - mean(g) - x mean(g x)) rstd (+ so_far)`. `g` is `gradient * weight` and `x` holds the normalised
+/// values. `mean(g)` applies only if `centred`.
 ///
 /// A cube processes every `cubes`-th block of rows. It writes unrounded sums of `gradient x`, of
 /// `gradient` and of `dx` to its part of `partials` `[cubes, sums, columns]`. Gradients that are
@@ -268,8 +268,8 @@ fn write_part<N: Size>(
     }
 }
 
-/// Returns the sum over the rows of a cube to the units of its first row. All units of the cube
-/// must call it.
+/// Returns the sum over the rows of a cube. Only the units of the first row get the sum. All units of the cube must
+/// call it.
 #[cube]
 fn across_rows<N: Size>(own: Vector<f32, N>, #[comptime] layout: RowLayout) -> Vector<f32, N> {
     let lanes = comptime!(layout.lanes);

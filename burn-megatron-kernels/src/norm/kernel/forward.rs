@@ -78,10 +78,10 @@ fn first<X: Float, S: Float, B: Float, N: Size>(
 /// Normalises the rows of `source`. If there is a residual, it first writes
 /// `(x + x_bias) + residual` to `source`.
 ///
-/// The statistics of a row are the reciprocal of its deviation, and with `centred` its mean in two
-/// parts. The second part is the sum of the rest after the first part, which corrects the mean and
-/// the variance for its rounding. Without an addition `source` is only read, and `x` and `residual`
-/// are not accessed. Without biases, `bias` and `x_bias` are not accessed.
+/// The statistics of a row are the reciprocal of its deviation, and with `centred` its mean in two parts. The second
+/// part is the mean of the differences to the first part. It corrects the mean and the variance for the rounding of the
+/// first part. Without an addition `source` is only read, and `x` and `residual` are not accessed. Without biases,
+/// `bias` and `x_bias` are not accessed.
 #[cube(launch_unchecked)]
 pub(super) fn norm_forward<X: Float, S: Float, W: Float, B: Float, N: Size>(
     x: &Tensor<Vector<X, N>>,

@@ -6,8 +6,7 @@ use cubecl::prelude::*;
 
 use crate::cube::{Reduction, RowPlan, cube_sum};
 
-/// The launch of a row kernel, with `lanes` units per row and as many concurrent rows as fit in a
-/// cube.
+/// The launch of a row kernel, with `lanes` units per row. A cube processes `units / lanes` rows at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in super::super) struct RowLayout {
     /// The number of vectors per row.
@@ -112,7 +111,7 @@ impl RowLayout {
     }
 }
 
-/// Returns the sum of `value` over the units of a row to each of them. All units of the cube must
+/// Returns the sum of `value` over the units of a row. Every unit of the row gets the sum. All units of the cube must
 /// call it.
 #[cube]
 pub(super) fn row_sum(value: f32, #[comptime] layout: RowLayout) -> f32 {

@@ -54,8 +54,8 @@ const PARTIAL_UNITS: u32 = 256;
 const MULTIPROCESSORS: u32 = 32;
 /// The maximum number of resident units per multiprocessor if rows are strided over cubes.
 const RESIDENT_UNITS: u32 = 1024;
-/// The number of row elements that the resident cubes keep: the registers of a multiprocessor hold
-/// eight numbers for each. More cubes would only queue, and add partial sums.
+/// The number of row elements that the resident cubes keep. The registers of a multiprocessor hold eight numbers for
+/// each element. More cubes would only wait in the queue and add partial sums.
 const RESIDENT_ELEMENTS: usize = 8192;
 
 /// Returns the number of rows and the width of a tensor.
@@ -234,7 +234,7 @@ impl BackwardInputs {
         let units = RESIDENT_ELEMENTS / (layout.kept() * vector);
         let cubes = units.min(RESIDENT_UNITS as usize) / layout.units as usize;
         let resident = multiprocessors(&client) * cubes.max(2);
-        // At least one cube, so that the sums over no rows are written.
+        // At least one cube, so that empty sums are written too.
         let cubes = blocks.min(resident).max(1);
         let sets = if layout.in_registers {
             variant.sums()

@@ -16,14 +16,14 @@ const ZERO_CENTERED: NormOptions = NormOptions {
     zero_centered: true,
 };
 
-/// `x`, weight and bias, beside other `x` of the same shape.
+/// Returns `inputs` tensors of shape `[rows, width]`, the weight and the bias.
 fn leaves(rows: usize, width: usize, inputs: usize) -> Vec<Input> {
     let x = (0..inputs).map(|i| Input::wave([rows, width], 0.1 + 0.3 * i as f64));
     let params = (0..2).map(|i| Input::wave([width], 0.55 + 0.1 * i as f64));
     x.chain(params).collect()
 }
 
-/// Flat leaves as `[rows, width]`.
+/// Reshapes a flat leaf to `[rows, width]`.
 fn rows(leaf: &Tensor<1>, width: usize) -> Tensor<2> {
     leaf.clone().reshape([-1, width as i32])
 }
@@ -32,7 +32,7 @@ fn flat<const D: usize>(x: Tensor<D>) -> Tensor<1> {
     x.reshape([-1])
 }
 
-/// Both outputs in the type of the second, so that each has a gradient of its own.
+/// Returns both outputs in the type of the second, scaled so that their gradients differ.
 fn both(y: Tensor<2>, sum: Tensor<2>) -> Tensor<1> {
     flat(Tensor::cat(vec![y.cast(sum.dtype()), sum * 1.5], 0))
 }
@@ -143,7 +143,7 @@ fn gradients_are_those_of_differences() {
     );
 }
 
-/// Returns the type in which `t` is computed.
+/// Casts `t` to the type in which it is computed.
 fn widened<const D: usize>(t: Tensor<D>) -> Tensor<D> {
     let dtype = crate::cpu::wide(t.dtype());
     t.cast(dtype)
@@ -160,7 +160,7 @@ fn wide_parameters_and_a_wide_residual_are_taken() {
         },
         layer!(composed::layer_norm, OPTIONS),
     );
-    // Wide rows too, which the device reads twice.
+    // Includes wide rows, which a GPU kernel reads twice.
     for width in [24, 40_000] {
         compare(
             "add_rms_norm with a wide residual",
@@ -260,8 +260,8 @@ fn an_empty_batch_has_gradients_of_zero() {
     }
 }
 
-/// In f32 on every device, against f64: a mean of 1e4 beside a deviation of 1, where the difference
-/// of squares has no correct digit left and one float does not hold the mean.
+/// In f32 on every device, against f64: the mean is 1e4 and the deviation 1. The difference of squares would have no
+/// correct digit, and one float does not hold the mean.
 #[test]
 fn a_large_mean_loses_nothing() {
     let mut inputs = leaves(4, 1000, 1);
@@ -305,7 +305,7 @@ fn rows_of_zeros_large_values_and_nan_stay_apart() {
     }
 }
 
-/// Two blocks of a residual stream; `used` says which of the last outputs are in the loss.
+/// Applies three norms in a residual stream. `used` selects the last outputs that enter the loss.
 fn stream(t: &[Tensor<1>], used: [bool; 2], fused: bool) -> Tensor<1> {
     let (mut x, mut residual) = (rows(&t[0], 6), rows(&t[1], 6));
     for _ in 0..3 {
@@ -351,7 +351,7 @@ fn only_what_is_tracked_has_a_gradient() {
         let (x, residual) = (of(&device, 0.1), of(&device, 0.3));
         let (y, sum) = add_rms_norm(x.clone(), residual.clone(), weight.clone(), OPTIONS);
         assert!(!y.is_autodiff() && !sum.is_autodiff());
-        // The weight alone.
+        // Only the weight is tracked.
         let tracked = Tensor::from_inner(weight.clone()).require_grad();
         let (again, sum) = add_rms_norm(x.clone(), residual.clone(), tracked.clone(), OPTIONS);
         assert!(!sum.is_autodiff());
@@ -368,7 +368,7 @@ fn only_what_is_tracked_has_a_gradient() {
         of_weight
             .into_data()
             .assert_approx_eq(&expected.into_data(), tolerance);
-        // The residual alone.
+        // Only the residual is tracked.
         let residual = of(&autodiff, 0.3).require_grad();
         let (again, sum) = add_rms_norm(x.clone(), residual.clone(), weight.clone(), OPTIONS);
         let ours = residual.grad(&(again + sum).sum().backward()).unwrap();

@@ -1,4 +1,4 @@
-//! Threads, mistakes, and drawn cases.
+//! Threads, invalid arguments and random cases.
 
 use proptest::prelude::*;
 

@@ -2,14 +2,14 @@
 
 use super::*;
 
-/// `x`, a residual, a weight, a bias and a bias of `x`.
+/// Returns `x`, a residual, a weight, a bias and a bias of `x`.
 fn biased_leaves(count: usize, width: usize) -> Vec<Input> {
     let mut inputs = leaves(count, width, 2);
     inputs.push(Input::wave([width], 0.85));
     inputs
 }
 
-/// Returns the bias of the norm, if it has one.
+/// Returns the bias of the norm, or `None` for RMS norm.
 fn bias(kind: NormKind, t: &[Tensor<1>]) -> Option<Tensor<1>> {
     (kind == NormKind::Layer).then(|| t[3].clone())
 }
@@ -26,7 +26,7 @@ fn unfused(kind: NormKind, t: &[Tensor<1>]) -> [Tensor<2>; 2] {
     composed::add_normalise(kind, x, x_bias, residual, weight, bias(kind, t), OPTIONS).into()
 }
 
-/// Rows of a plane, of a cube, and rows that are read twice.
+/// Row counts and widths: rows of a plane, rows of a cube, and rows that are read twice.
 const WIDTHS: [(usize, usize); 7] = [
     (37, 7),
     (5, 33),
@@ -99,7 +99,7 @@ fn either_output_alone_has_all_gradients() {
     }
 }
 
-/// The sum is that of `bias_dropout_add`; the norm and the gradients are those of a norm of it.
+/// On the CPU, the fused form has the same bits as `bias_dropout_add` followed by a norm, for outputs and gradients.
 #[test]
 fn on_the_cpu_the_bits_are_those_of_two_operations() {
     let inputs = biased_leaves(60, 24);
@@ -143,7 +143,7 @@ fn a_bias_of_another_type_has_a_gradient_of_its_own() {
             let gradients = (y + sum).sum().backward();
             let of_bias = x_bias.grad(&gradients).unwrap();
             assert_eq!(of_bias.dtype(), DType::F32);
-            // A row of equal elements has a norm of equal ones, whatever they are.
+            // The norm of a row of equal elements is a row of ones, so the gradient of its input is close to 0.
             let expected = Tensor::<1>::ones([8], &device.clone().inner()) * 2.0;
             let tolerance = burn::tensor::Tolerance::<f32>::rel_abs(1e-2, 1e-2);
             of_bias

@@ -18,9 +18,8 @@ pub(super) fn in_vectors(mla: MlaDims, plan: RopePlan) -> MlaDims {
     }
 }
 
-/// Computes queries and keys. For each token, the first `queries` units process the queries. The
-/// next units rotate the shared key and write it to all heads. The last units copy the own parts of
-/// the keys.
+/// Computes queries and keys. For each token, the first `queries` units process the queries. The next units rotate the
+/// shared key and write it to all heads. The last units copy the parts of the keys that are not shared.
 #[cube(launch_unchecked)]
 pub(super) fn mla_forward_kernel<F: Float, N: Size, T: Size>(
     q: &Tensor<Vector<F, N>>,
@@ -82,9 +81,8 @@ pub(super) fn mla_forward_kernel<F: Float, N: Size, T: Size>(
     }
 }
 
-/// Computes the gradients. For each token, some units sum the shared key's gradient over the heads
-/// in order and rotate it back. The other units copy the own parts of the heads and fill the
-/// gradient of the values with 0.
+/// Computes the gradients. For each token, some units sum the shared key's gradient over the heads in order and rotate
+/// it back. The other units copy the key parts that are not shared, and fill the gradient of the values with 0.
 #[cube(launch_unchecked)]
 pub(super) fn mla_backward_kernel<F: Float, N: Size, T: Size>(
     dk: &Tensor<Vector<F, N>>,

@@ -58,8 +58,7 @@ struct RopePlan {
 }
 
 impl RopePlan {
-    /// Creates a plan with the longest vectors that the device and all widths allow, including
-    /// `others`.
+    /// Creates a plan with the longest vectors that the device and all widths allow. `others` are additional widths.
     fn new(client: &Client, dtype: DType, heads: RotaryHeads, others: &[usize]) -> Self {
         let rotated_units = match heads.pairing {
             Pairing::Halves => heads.width / 2,

@@ -61,8 +61,8 @@ pub(super) fn cosines<N: Size, T: Size>(
     angles
 }
 
-/// Returns the factors of the partners of the elements of an item's first vector: the negative
-/// sine, or the sine for the second element of a pair.
+/// Returns the factors for the partners of the elements of an item's first vector. The factor is the negative sine, or
+/// the sine for the second element of a pair.
 #[cube]
 pub(super) fn sines<N: Size, T: Size>(
     table: &Tensor<Vector<f32, T>>,

@@ -2,7 +2,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::*;
 
-/// Asserts that fused and composed form panic with this message, on every device.
+/// Asserts that the fused and the composed form panic with this message on every device.
 fn refused(message: &str, call: impl Fn(&Device, bool)) {
     for (device, _) in devices() {
         for fused in [true, false] {
@@ -75,7 +75,7 @@ fn positions_that_do_not_fit() {
     );
 }
 
-/// Rows of long sequences do not continue into the rows of short ones.
+/// Positions past the rows of long sequences do not continue in the rows of short sequences.
 #[test]
 fn sequences_longer_than_their_rows() {
     let with = |row: usize| {
@@ -111,7 +111,7 @@ fn tables_that_do_not_fit() {
         "rope: x is F32 and the table F64: expected a table made for F32",
         |device, fused| {
             let x = Tensor::zeros([2, 4, 3, 8], device);
-            // f64 is no type of every device; the check comes before the one of the device.
+            // Not every device supports f64. The type is checked before the device.
             let table = RopeTable::new(&config(6, 5), &Device::flex(), DType::F64).unwrap();
             call(
                 fused,

@@ -5,7 +5,7 @@ use crate::testing::{assert_gradients, compare, evaluate};
 
 type Outputs = (Tensor<4>, Tensor<4>, Tensor<4>);
 
-/// One call.
+/// A call to [`rotate_mla`].
 #[derive(Clone, Copy, Debug)]
 struct Case {
     batch: usize,
@@ -125,7 +125,7 @@ fn gradients_are_those_of_differences() {
     }
 }
 
-/// Each output alone, so that the steps of the others never run backward.
+/// The loss uses one output at a time, so the backward of the other outputs does not run.
 #[test]
 fn each_output_has_its_gradients_alone() {
     let inputs = CASE.inputs();
@@ -153,7 +153,7 @@ fn each_output_has_its_gradients_alone() {
     }
 }
 
-/// Inputs that are tracked no further than one of them.
+/// Only one input is tracked.
 #[test]
 fn untracked_inputs_are_constants() {
     for (device, _) in devices() {
@@ -173,7 +173,7 @@ fn untracked_inputs_are_constants() {
             let apart = (gradient(true) - gradient(false)).abs().max();
             assert!(apart.into_scalar::<f32>() < 1e-5, "input {tracked}");
         }
-        // None at all, on a device without autodiff.
+        // On a device without autodiff, no input is tracked.
         let leaves: Vec<_> = CASE
             .inputs()
             .iter()
@@ -185,7 +185,7 @@ fn untracked_inputs_are_constants() {
     }
 }
 
-/// Moving even features to the front, as Megatron-LM's fused form does, changes no product.
+/// Moving even features to the front, as Megatron-LM's fused form does, does not change the products.
 #[test]
 fn products_do_not_depend_on_the_places_of_interleaved_features() {
     let case = Case {
@@ -201,7 +201,7 @@ fn products_do_not_depend_on_the_places_of_interleaved_features() {
     }
     let product = |(q, k, _): Outputs| q.swap_dims(1, 2).matmul(k.swap_dims(1, 2).transpose());
     let kept = product(case.run(true, &leaves));
-    // Even features first, then the rotation of halves.
+    // Even features first, followed by the rotation of halves.
     let split = |x: Tensor<1>, width: usize, from: usize| {
         let x: Tensor<2> = x.reshape([-1, width as i32]);
         let order: Vec<i64> = (0..from)

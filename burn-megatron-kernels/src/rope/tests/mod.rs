@@ -17,13 +17,13 @@ fn config(width: usize, max_positions: usize) -> RopeConfig {
     }
 }
 
-/// Returns a table for `x`, on its device and of its type.
+/// Returns a table for the device and type of `x`.
 fn table<const D: usize>(x: &Tensor<D>, width: usize, max_positions: usize) -> RopeTable {
     let config = config(width, max_positions);
     RopeTable::new(&config, &x.device(), x.dtype()).unwrap()
 }
 
-/// Positions of `[batch, seq]` tokens, scattered over `0..max`.
+/// Returns positions of `[batch, seq]` tokens, scattered over `0..max`.
 fn scattered(batch: usize, seq: usize, max: usize, device: &Device) -> Positions {
     let values: Vec<i32> = (0..batch * seq).map(|i| (i * 7 % max) as i32).collect();
     let data = TensorData::new(values, [batch, seq]);

@@ -7,7 +7,7 @@ type Operation = fn(Tensor<4>, &RopeTable, &Positions, &RopeOptions) -> Tensor<4
 
 const BOTH: [Pairing; 2] = [Pairing::Halves, Pairing::Interleaved];
 
-/// One call: what is rotated of `[batch, seq, heads, features]`, and the positions.
+/// A call: the shape `[batch, seq, heads, features]`, the rotated part, and the positions.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     shape: [usize; 4],
@@ -52,7 +52,7 @@ fn case(shape: [usize; 4], width: usize) -> Case {
     }
 }
 
-/// Rotated widths that divide into vectors in every way, with features before and after.
+/// Rotated widths with all vector sizes, and features before and after the rotated part.
 #[test]
 fn all_widths_agree_with_the_composition() {
     for pairing in BOTH {
@@ -113,7 +113,7 @@ fn only_the_first_heads_are_rotated() {
     }
 }
 
-/// Every pair is a complex number, multiplied by a power of `e^(i frequency)`.
+/// Each pair is a complex number, multiplied by a power of `e^(i frequency)`.
 #[test]
 fn a_rotation_is_a_product_of_complex_numbers() {
     let (shape, width, max) = ([2, 4, 3, 6], 6, 11);
@@ -169,7 +169,7 @@ fn gradients_are_those_of_differences() {
     }
 }
 
-/// A narrow of a joint projection, and a transposed tensor.
+/// A slice of a joint projection, and a transposed tensor.
 #[test]
 fn strided_and_sliced_inputs_are_taken() {
     let run = |operation: Operation, leaves: &[Tensor<1>]| {
@@ -208,7 +208,7 @@ fn an_empty_batch_is_taken() {
     }
 }
 
-/// A tensor that another handle shares is not modified; a uniquely owned one gives the same result.
+/// A tensor that another handle shares is not modified. A uniquely owned tensor gives the same result.
 #[test]
 fn a_shared_tensor_is_not_written_to() {
     for (device, _) in devices() {
@@ -229,14 +229,14 @@ fn a_shared_tensor_is_not_written_to() {
         let y = rotated(held.clone());
         held.to_data().assert_eq(&before, true);
         rotated(fresh()).into_data().assert_eq(&y.into_data(), true);
-        // A slice shares its memory with the whole.
+        // A slice shares the memory of the complete tensor.
         let slice = held.clone().narrow(0, 1, 1);
         rotated(slice);
         held.to_data().assert_eq(&before, true);
     }
 }
 
-/// Infinite and NaN features stay in their pair; the largest numbers do not overflow on the way.
+/// Infinity and NaN stay in their pair. Large values do not overflow in intermediate results.
 #[test]
 fn extreme_values_stay_in_their_pair() {
     for (device, _) in devices() {
@@ -254,7 +254,7 @@ fn extreme_values_stay_in_their_pair() {
     }
 }
 
-/// As documented: positions outside of the table are those at its ends.
+/// Positions outside of the table are clamped to its ends, as documented.
 #[test]
 fn positions_of_tokens_are_clamped() {
     for (device, _) in devices() {

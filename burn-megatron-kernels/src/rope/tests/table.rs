@@ -1,6 +1,6 @@
 use super::*;
 
-/// Before, in and after the smoothed range, which is pairs 29 to 34.
+/// Frequencies before, in and after the smoothed range, which is pairs 29 to 34.
 const LLAMA: [(usize, f64); 7] = [
     (0, 1.0),
     (28, 0.003_211_445_994_752_591_3),
@@ -11,7 +11,7 @@ const LLAMA: [(usize, f64); 7] = [
     (63, 3.068_925_988_914_512_7e-7),
 ];
 
-/// `10000^(-2i / 64)`, and a fortieth of it from pair 23 on. Pair 16 is 0.01 * (6 / 40 + 7) / 13.
+/// `10000^(-2i / 64)`, divided by 40 from pair 23. Pair 16 is 0.01 * (6 / 40 + 7) / 13.
 const YARN: [(usize, f64); 7] = [
     (0, 1.0),
     (10, 0.056_234_132_519_034_905),
@@ -22,7 +22,7 @@ const YARN: [(usize, f64); 7] = [
     (31, 3.333_803_580_408_31e-6),
 ];
 
-/// Of gpt-oss, in f64 by a formula of its own.
+/// Frequencies of gpt-oss in f64, from an independent formula.
 const GPT_OSS: [(usize, f64); 9] = [
     (1, 6.890443058881632e-01),
     (8, 5.081327481546147e-02),
@@ -48,8 +48,8 @@ fn assert_frequencies(config: &RopeConfig, expected: &[(usize, f64)]) {
     }
 }
 
-/// Llama 3.1's published setting. Pair 32 by hand: 500000^-0.5 is 1 / 707.1, so 8192 positions make
-/// 1.8438 turns, a mixture of 0.28128 of the frequency and 0.71872 of an eighth of it.
+/// The published setting of Llama 3.1. Pair 32 by hand: 500000^-0.5 is 1 / 707.1, so 8192 positions make 1.8438 turns.
+/// The result is 0.28128 of the frequency plus 0.71872 of an eighth of the frequency.
 #[test]
 fn llama_3_frequencies_are_the_known_ones() {
     let scaling = Scaling::Llama3 {
@@ -68,8 +68,8 @@ fn llama_3_frequencies_are_the_known_ones() {
     assert_eq!(config.concentration(), 1.0);
 }
 
-/// DeepSeek-V2's published setting: the ramp goes from pair 10 (10.47 rounded down) to pair 23
-/// (22.51 rounded up), as by hand from `64 ln(4096 / (2 pi r)) / (2 ln 10000)` for 32 and 1 turns.
+/// The published setting of DeepSeek-V2. The ramp goes from pair 10 (10.47 rounded down) to pair 23 (22.51 rounded up).
+/// By hand, these are `64 ln(4096 / (2 pi r)) / (2 ln 10000)` for 32 and 1 turns.
 #[test]
 fn yarn_frequencies_are_the_known_ones() {
     let scaling = |mscale, mscale_all_dim| Scaling::Yarn {
@@ -94,7 +94,7 @@ fn yarn_frequencies_are_the_known_ones() {
     assert!((only - 1.368_887_945_411_393_7).abs() < 1e-15, "{only}");
 }
 
-/// gpt-oss, whose ramp goes from 8.0928 to 17.3980, and Gemma 3.
+/// The settings of gpt-oss, whose ramp goes from 8.0928 to 17.3980, and of Gemma 3.
 #[test]
 fn a_ramp_that_is_not_rounded_and_a_divisor_of_all() {
     let config = RopeConfig {
@@ -143,7 +143,8 @@ fn long_rope(max_positions: usize) -> RopeConfig {
     }
 }
 
-/// The numbers are position 15 of `LlamaRotaryEmbedding` of `transformers` 5.24, in f32, for sequences of 16 and 17 tokens.
+/// The numbers are position 15 of `LlamaRotaryEmbedding` in `transformers` 5.24, in f32, for sequences of 16 and 17
+/// tokens.
 #[test]
 fn the_length_of_a_sequence_chooses_the_factors_of_long_rope() {
     let short = [
@@ -178,7 +179,7 @@ fn the_length_of_a_sequence_chooses_the_factors_of_long_rope() {
     assert_eq!(moved.short_rows(), Some(40..56));
 }
 
-/// The table against complex powers: position `p` is the `p`-th power of `e^(i frequency)`.
+/// Compares the table with complex powers: position `p` is the `p`-th power of `e^(i frequency)`.
 #[test]
 fn the_table_is_powers_of_complex_numbers() {
     let scaling = Scaling::Yarn {

@@ -60,7 +60,7 @@ fn gradient_kernel<F: Float, N: Size>(
             }
         }
         let total = cube_sum(lane_sum(partial), units, planes);
-        // Before the loop, which then holds one value less.
+        // Written before the loop, so that the loop holds one value less.
         #[comptime]
         match (share, sink) {
             (ComptimeOption::Some(share), ComptimeOption::Some(sink)) => {

@@ -66,7 +66,7 @@ fn visible<N: Size>(
     let mut low = 0usize.runtime();
     let mut high = layout.keys;
     if comptime!(span == KeyRangeKind::Window) {
-        // `queries` is added on both sides, so that nothing is negative.
+        // `queries` is added on both sides, so that no number is negative.
         let at = row % layout.queries + layout.keys;
         let reach = at + layout.right + 1;
         let past = layout.queries + layout.left;
@@ -112,8 +112,7 @@ impl From<KeyRange> for KeyRangeKind {
     }
 }
 
-/// Returns the number of vectors of a row per unit. Returns 0 if it exceeds `most`; the row is then
-/// read twice.
+/// Returns the number of vectors of a row per unit. Returns 0 if the number exceeds `most`. The row is then read twice.
 fn register_vectors(plan: &RowPlan, most: usize) -> usize {
     let each = plan.columns.div_ceil(plan.units as usize);
     if each <= most { each } else { 0 }

@@ -1,4 +1,4 @@
-//! The shardings of a timed schedule.
+//! Tries the shardings of a timed schedule.
 
 use super::super::super::fit;
 use super::super::super::memory::MemoryByKind;
@@ -14,7 +14,7 @@ use super::timed::{Timed, ranked};
 use burn_megatron::data_parallel::DataParallelConfig;
 use burn_megatron::mesh::{Axis, Grid, Mesh, ParallelConfig, ScheduleSource};
 
-/// A sharding with a share of the optimizer state on the host.
+/// A sharding, with a share of the optimizer state on the host.
 #[derive(Default)]
 struct Offloaded<'s> {
     share: f64,
@@ -33,7 +33,7 @@ pub(super) struct Needed {
 }
 
 impl Needed {
-    /// The most that a rank of any class needs, with a share of the optimizer state on the host.
+    /// Returns the maximum over the classes of ranks, with a share of the optimizer state on the host.
     pub(super) fn new(classes: &[RankClass], states: &[MemoryByKind], offload: f64) -> Self {
         let mut most = Self::default();
         for (class, state) in classes.iter().zip(states) {
@@ -63,7 +63,8 @@ impl<'s> Visit<'s> {
         needed.device.total() <= *memory_limit && needed.host <= host
     }
 
-    /// The smallest share of the optimizer state on the host with which a sharding fits, or the largest share if none fits.
+    /// Returns the smallest share of the optimizer state on the host with which a sharding fits, or the largest share
+    /// if none fits.
     fn offload(
         &self,
         timed: &Timed,
@@ -98,7 +99,8 @@ impl<'s> Visit<'s> {
         found
     }
 
-    /// Tries the shardings of a schedule; returns those that do not fit with all optimizer state on the device.
+    /// Tries the shardings of a schedule. Returns the shardings that do not fit with the whole optimizer state on the
+    /// device.
     pub(super) fn shard(
         &mut self,
         timed: &Timed,
@@ -120,7 +122,7 @@ impl<'s> Visit<'s> {
                 refuted.count(&mut self.found.counts);
                 continue;
             }
-            // A plan that is too large for the host alone counts as too large for the device.
+            // A plan that exceeds only the memory of the host also counts as too large.
             if !fits && self.is_too_large(memory.total().max(self.search.config.memory_limit + 1)) {
                 self.found.counts.add(Rejection::Memory, 1, None);
                 continue;
@@ -168,7 +170,7 @@ impl<'s> Visit<'s> {
         }
     }
 
-    /// Returns the time that the data axis adds, for the rank where it is the longest.
+    /// Returns the time that the data axis adds, for the rank with the longest time.
     fn data(&self, timed: &Timed, sharing: &DataParallelConfig, offloaded: f64) -> DataExchange {
         let (entry, search) = (self.entry, self.search);
         let [dense, expert] = data_sizes(entry.links.mesh());
@@ -220,13 +222,13 @@ impl<'s> Visit<'s> {
         }
     }
 
-    /// The seconds of all micro-batches in the pipeline.
+    /// Returns the seconds of all micro-batches in the pipeline.
     fn total(&self, timed: &Timed) -> f64 {
         let Search { config, rates, .. } = self.search;
         let micro_batches = self.entry.micro_batches;
         let seconds = match &timed.pipeline {
             None => timed.seconds.bound(rates, micro_batches),
-            // Times of a profile are finite.
+            // The times of a profile are finite.
             Some(pipeline) => {
                 let times = timed.seconds.stage_times();
                 pipeline.seconds(&times).unwrap_or(f64::INFINITY)
@@ -238,7 +240,7 @@ impl<'s> Visit<'s> {
             .on_cores(seconds, micro_batches, hardware, config.devices)
     }
 
-    /// The bytes of the rank that sends the most in its layers.
+    /// Returns the bytes that the layers of a rank send, for the rank that sends the most.
     fn bytes(&self, timed: &Timed) -> AxisBytes {
         let ranks = timed.layout.pipeline;
         let kind = timed.layout.schedule.clone().unwrap_or_default();
@@ -261,7 +263,7 @@ impl<'s> Visit<'s> {
     }
 }
 
-/// The ranks of the data axes of the dense and the expert grid.
+/// Returns the sizes of the data axes of the dense and the expert grid.
 pub(super) fn data_sizes(mesh: &Mesh) -> [usize; 2] {
     let dense = mesh.size(Grid::Dense, Axis::Data) * mesh.size(Grid::Dense, Axis::Context);
     [dense, mesh.size(Grid::Expert, Axis::Data)]

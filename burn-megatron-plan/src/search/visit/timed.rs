@@ -1,4 +1,4 @@
-//! The schedules of an entry: their times, and what ranks hold.
+//! Times the schedules of an entry, and computes the memory of its ranks.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use burn_megatron::mesh::stages::StageLayout;
 pub(super) struct Timed {
     pub(super) settings: PipelineSettings,
     pub(super) recompute: Recompute,
-    /// By sharding and class.
+    /// The state, indexed by sharding and class.
     pub(super) states: Vec<Vec<MemoryByKind>>,
     pub(super) layout: ParallelConfig,
     pub(super) stages: Arc<Vec<StageLayout>>,
@@ -30,7 +30,7 @@ pub(super) struct Timed {
 }
 
 impl Visit<'_> {
-    /// The entry with a schedule: its stages, their times, and what they keep.
+    /// Times an entry with a schedule: computes its stages, their times, and their memory.
     pub(super) fn time(
         &self,
         (recompute, seconds): &(Recompute, ModelSeconds),
@@ -57,7 +57,7 @@ impl Visit<'_> {
         let device = (&search.rates, &*entry.links);
         let seconds = seconds.pipeline(profile, &stages, ranks, rank_of, device);
         let mut bound = seconds.bound(&search.rates, entry.micro_batches);
-        // Ranks that share cores may take less time than the simulator says.
+        // Ranks that share cores may take less time than the simulated path.
         if search.config.hardware.cores.is_none() {
             bound = bound.max(seconds.path(rank_of));
         }
@@ -98,7 +98,7 @@ impl Visit<'_> {
         })
     }
 
-    /// Adds the activations and temporaries of the ranks to their state.
+    /// Computes the activations and temporary tensors of the ranks, in addition to their state.
     fn add_working(
         &self,
         classes: &mut [RankClass],
@@ -116,7 +116,7 @@ impl Visit<'_> {
             .map(|it| fit::host_bytes(profile, it, recompute));
         let [kept, on_host]: [Vec<_>; 2] = [kept.collect(), on_host.collect()];
         let in_flight = |rank: usize, bytes: &[u64]| match pipeline {
-            // A pair has two micro-batches.
+            // A pair has two micro-batches in flight.
             None if self.entry.layout.overlap_moe_expert_parallel_comm => {
                 2 * bytes.iter().sum::<u64>()
             }
@@ -140,7 +140,7 @@ impl Visit<'_> {
         }
     }
 
-    /// By sharding, the state of the ranks of each class.
+    /// Returns the state of the ranks of each class, for each sharding.
     fn states(
         &self,
         classes: &[RankClass],
@@ -164,7 +164,7 @@ impl Visit<'_> {
     }
 }
 
-/// By rank of the pipeline, its stages with their numbers.
+/// Returns the stages of each pipeline rank, each with its index.
 pub(super) fn ranked(
     stages: &[StageLayout],
     ranks: usize,
@@ -177,7 +177,7 @@ pub(super) fn ranked(
     of_ranks
 }
 
-/// The layout with a schedule and a split of the layers.
+/// Returns the layout with a schedule and a layer split.
 fn with_pipeline(
     layout: &ParallelConfig,
     settings: PipelineSettings,

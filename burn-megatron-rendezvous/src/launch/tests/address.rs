@@ -1,4 +1,4 @@
-//! Addresses.
+//! Tests of addresses.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! The full text of every error.
+//! Tests of the complete text of every error.
 
 use insta::assert_snapshot;
 

@@ -1,4 +1,4 @@
-//! Slurm's compressed formats.
+//! Tests of Slurm's compressed formats.
 
 use proptest::prelude::*;
 
@@ -52,7 +52,7 @@ fn other_formats_are_an_error() {
     }
 }
 
-/// A name with one bracket in compressed form, and its first host.
+/// Generates a name with one bracket in compressed form, and its first host.
 fn name() -> impl Strategy<Value = (String, String)> {
     let range = (0u32..2000, 0u32..30, 1usize..6);
     let ranges = prop::collection::vec(range, 1..4);

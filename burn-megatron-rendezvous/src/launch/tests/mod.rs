@@ -1,4 +1,4 @@
-//! Tests: recorded environments, every error, addresses, and host lists.
+//! Tests of recorded environments, errors, addresses and host lists.
 
 mod address;
 mod errors;
@@ -7,8 +7,8 @@ mod recorded;
 
 use super::*;
 
-/// Reads an environment of `NAME=value` lines; names of a later one replace those of an earlier one,
-/// and `NAME` alone takes one out.
+/// Reads the launch from texts with `NAME=value` lines. Later texts override earlier texts. A line with only `NAME`
+/// unsets the variable.
 fn read(texts: &[&str]) -> Result<Option<(Launch, Origins)>, LaunchEnvError> {
     let mut vars: Vec<(&str, &str)> = Vec::new();
     for line in texts.iter().flat_map(|text| text.lines()).map(str::trim) {

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// torchrun 2.15, two agents with `--rdzv-backend c10d`, the second process of the second one.
+/// torchrun 2.15, two agents with `--rdzv-backend c10d`: the second process of the second agent.
 pub const TORCHRUN: &str = "\
     GROUP_RANK=1
     GROUP_WORLD_SIZE=2
@@ -21,7 +21,7 @@ pub const TORCHRUN: &str = "\
     TORCHELASTIC_USE_AGENT_STORE=True
     WORLD_SIZE=4";
 
-/// OpenMPI 4.1.4, `mpirun -n 2` on one machine, the second process.
+/// OpenMPI 4.1.4, `mpirun -n 2` on one machine: the second process.
 pub const OPEN_MPI: &str = "\
     OMPI_APP_CTX_NUM_PROCS=2
     OMPI_COMM_WORLD_LOCAL_RANK=1
@@ -37,7 +37,7 @@ pub const OPEN_MPI: &str = "\
     PMIX_RANK=1
     PMIX_VERSION=4.2.2rc2";
 
-/// `srun` of 11 tasks on 3 nodes within a job of 4: the third task of the second node.
+/// `srun` with 11 tasks on 3 nodes, in a job with 4 nodes: the third task of the second node.
 pub const SLURM: &str = "\
     SLURM_JOB_ID=5816711
     SLURM_JOB_NODELIST=node[05-07],gpu3
@@ -56,7 +56,7 @@ pub const SLURM: &str = "\
     SLURM_STEP_TASKS_PER_NODE=4(x2),3
     SLURM_TASKS_PER_NODE=4(x2),3";
 
-/// What `srun --mpi=pmix` adds.
+/// The variables that `srun --mpi=pmix` adds.
 const PMIX: &str = "\
     PMIX_NAMESPACE=slurm.pmix.5816711.2
     PMIX_RANK=6
@@ -75,7 +75,7 @@ const BATCH: &str = "\
     SLURM_PROCID=0
     SLURM_TASKS_PER_NODE=4(x2)";
 
-/// What the shell of `salloc` adds, as a reserved step of Slurm.
+/// The variables that the shell of `salloc` adds, as a reserved step of Slurm.
 const INTERACTIVE: &str = "\
     PMIX_NAMESPACE=slurm.pmix.5816711.4294967290
     PMIX_RANK=0
@@ -168,25 +168,25 @@ fn without_a_launcher_ranks_are_threads() {
     assert_eq!(read(&[""]), Ok(None));
     assert_eq!(read(&[BATCH]), Ok(None));
     assert_eq!(read(&[BATCH, INTERACTIVE]), Ok(None));
-    // An address is not a rank.
+    // An address without a rank does not describe a launch.
     let place = "MASTER_ADDR=node1\nMASTER_PORT=29500\nLOCAL_RANK=0\nBURN_MEGATRON_RENDEZVOUS=a:1";
     assert_eq!(read(&[place]), Ok(None));
 }
 
 #[test]
 fn the_innermost_launcher_counts() {
-    // A Slurm task for each node, in which a daemon of mpirun starts the ranks.
+    // One Slurm task per node runs a daemon of mpirun, which starts the ranks.
     let daemon = "SLURM_NTASKS=3\nSLURM_STEP_NUM_TASKS=3\nSLURM_PROCID=2";
     assert_eq!(launch(&[SLURM, daemon, OPEN_MPI]), launch(&[OPEN_MPI]));
     assert_eq!(launch(&[SLURM, daemon, TORCHRUN]), launch(&[TORCHRUN]));
-    // mpirun starts a torchrun for each node; its variables are handed down.
+    // mpirun starts one torchrun per node, which inherits the variables of mpirun.
     let node = "OMPI_COMM_WORLD_RANK=0\nOMPI_COMM_WORLD_SIZE=1\nPMIX_RANK=0";
     assert_eq!(launch(&[OPEN_MPI, node, TORCHRUN]), launch(&[TORCHRUN]));
     assert_eq!(launch(&[SLURM, OWN]), launch(&[OWN]));
-    // mpirun in the script or the shell of a job.
+    // mpirun runs in the script or the shell of a job.
     assert_eq!(launch(&[BATCH, OPEN_MPI]), launch(&[OPEN_MPI]));
     assert_eq!(launch(&[BATCH, INTERACTIVE, OPEN_MPI]), launch(&[OPEN_MPI]));
-    // By hand in the shell of a job, whose rank in PMIx is not ours.
+    // Manual launch in the shell of a job. The PMIx rank of the shell is not the rank of the process.
     let by_hand = launch(&[BATCH, INTERACTIVE, BY_HAND]);
     assert_eq!((by_hand.launcher, by_hand.rank), (Launcher::Manual, 1));
 }
@@ -213,7 +213,7 @@ fn by_hand_the_local_numbers_may_be_left_out_on_one_machine() {
         assert_eq!((found.local_rank, found.local_world_size), (1, 3));
         assert_eq!(origins.local_world_size, "WORLD_SIZE=3, all on one machine");
     }
-    // Local numbers that are set are used.
+    // Local variables are used if they are set.
     let set = launch(&[BY_HAND, "MASTER_ADDR=localhost"]);
     assert_eq!((set.local_rank, set.local_world_size), (0, 1));
     let alone = launch(&["RANK=0\nWORLD_SIZE=1\nMASTER_ADDR=node1\nMASTER_PORT=1"]);
@@ -255,7 +255,7 @@ fn torchruns_own_port_is_left_alone_only_where_its_agent_listens() {
     assert_eq!(place("TORCHELASTIC_USE_AGENT_STORE=True"), 40_996);
     assert_eq!(place("TORCHELASTIC_USE_AGENT_STORE=False"), 40_995);
     assert_eq!(place("TORCHELASTIC_USE_AGENT_STORE"), 40_995);
-    // Outside of torchrun the variable means nothing.
+    // The variable has no effect outside of torchrun.
     let by_hand = launch(&[BY_HAND, "TORCHELASTIC_USE_AGENT_STORE=True"]);
     assert_eq!(by_hand.rendezvous.unwrap().port, 29_500);
     assert_eq!(launch(&[TORCHRUN, "TORCHELASTIC_RUN_ID=none"]).job, None);
@@ -266,7 +266,7 @@ fn runs_derive_ports_of_their_own() {
     let port = |texts: &[&str]| launch(texts).rendezvous.unwrap().port;
     let other = "PMIX_NAMESPACE=1949368321\nOMPI_MCA_ess_base_jobid=1949368321";
     assert_ne!(port(&[OPEN_MPI]), port(&[OPEN_MPI, other]));
-    // A name without PMIx is as good, and every rank derives the same.
+    // The name without PMIx works too, and every rank derives the same port.
     assert_eq!(port(&[OPEN_MPI]), port(&[OPEN_MPI, "PMIX_NAMESPACE"]));
     let first = "OMPI_COMM_WORLD_RANK=0\nOMPI_COMM_WORLD_LOCAL_RANK=0\nPMIX_RANK=0";
     assert_eq!(port(&[OPEN_MPI]), port(&[OPEN_MPI, first]));

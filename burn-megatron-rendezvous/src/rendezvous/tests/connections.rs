@@ -1,4 +1,4 @@
-//! Coordinator and clients over TCP.
+//! Tests of the coordinator and clients over TCP.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -67,7 +67,7 @@ pub fn join(
     RendezvousClient::join(&[address], request(rank, size), provider)
 }
 
-/// Joins all ranks at once, as they wait for each other.
+/// Joins all ranks at once, because they wait for each other.
 pub fn clients(address: SocketAddr, size: usize) -> Vec<Arc<RendezvousClient>> {
     let join = |rank| thread::spawn(move || join(address, rank, size).unwrap());
     let joining: Vec<_> = (0..size).map(join).collect();
@@ -159,7 +159,7 @@ fn a_failure_is_sent_to_all_with_the_positions() {
 fn a_closed_connection_is_detected_before_the_heartbeat_timeout() {
     let server = coordinator(2, TIMEOUT, 2 * TIMEOUT);
     let clients = clients(server.address(), 2);
-    // As the operating system does when a process is killed.
+    // The operating system does the same when a process is killed.
     clients[1]
         .stream
         .lock()
@@ -246,7 +246,7 @@ fn the_rendezvous_of_another_run_refuses_the_rank() {
     let other = Coordinator::host(anywhere(), 1, None, &token(), TIMEOUT, TIMEOUT).unwrap();
     let error = join(other.address(), 0, 1).unwrap_err();
     assert!(error.to_string().contains("another run"), "{error}");
-    // The other one goes on.
+    // The other rendezvous continues.
     assert!(join(server.address(), 0, 1).is_ok());
     assert_eq!(other.failure_report(), None);
 }

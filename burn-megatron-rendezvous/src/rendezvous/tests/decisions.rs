@@ -1,4 +1,4 @@
-//! The registry alone, with simulated time.
+//! Tests of the registry alone, with simulated time.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ pub fn hello(rank: usize, size: usize) -> Hello {
     }
 }
 
-/// A registry that all ranks have joined.
+/// Creates a registry that all ranks have joined.
 pub fn full(size: usize) -> Registry {
     let mut registry = Registry::new(size, 7, TIMEOUTS);
     for rank in 0..size {
@@ -61,7 +61,7 @@ pub fn failed(kind: FailureKind, message: &str) -> RankMessage {
     }
 }
 
-/// The number of the query that was sent to these ranks.
+/// Returns the number of the query, which must have been sent to these ranks.
 pub fn asked(outgoing: &[(Recipient, CoordinatorMessage)], ranks: &[usize]) -> u64 {
     let recipients: Vec<_> = outgoing.iter().map(|(recipient, _)| *recipient).collect();
     let expected: Vec<_> = ranks.iter().map(|rank| Recipient::Rank(*rank)).collect();
@@ -211,7 +211,7 @@ fn ranks_that_never_join_are_named() {
 fn a_rank_that_ends_before_it_joins_is_not_waited_for() {
     let mut registry = Registry::new(2, 7, TIMEOUTS);
     registry.join(hello(0, 2), ZERO).unwrap();
-    // A rank that joined has its connection.
+    // A rank that has joined reports its failure on its own connection.
     assert_eq!(
         registry.process_ended(0, "ended with exit code 1", ZERO),
         []
@@ -242,7 +242,7 @@ fn a_query_finds_missing_ranks_and_the_calls_of_the_others() {
     };
     let outgoing = registry.handle(0, find(), ZERO);
     let question = asked(&outgoing, &[0, 1, 2]);
-    // The others that ask wait for the same query.
+    // Other ranks that ask wait for the same query.
     assert_eq!(registry.handle(2, find(), ZERO), []);
     let answer = |joined, call: Option<&str>| RankMessage::Status {
         question,
@@ -272,7 +272,7 @@ fn a_query_finds_missing_ranks_and_the_calls_of_the_others() {
         (Recipient::Rank(rank), answer)
     };
     assert_eq!(outgoing, [answer(0), answer(2)]);
-    // A recent answer is given again.
+    // A recent answer is reused.
     assert_eq!(registry.handle(1, find(), ZERO), [answer(1)]);
     registry.tick(Duration::from_secs(2));
     asked(&registry.handle(1, find(), ZERO), &[0, 1, 2]);
@@ -349,7 +349,7 @@ fn the_world_ends_when_all_have_returned() {
         outgoing,
         [(Recipient::All, CoordinatorMessage::AllReturned)]
     );
-    // A disconnect after that is not a failure.
+    // A disconnect after the return of a rank is not a failure.
     assert_eq!(registry.disconnected(0, ZERO), []);
     assert!(registry.all_returned() && !registry.all_disconnected());
     registry.disconnected(1, ZERO);

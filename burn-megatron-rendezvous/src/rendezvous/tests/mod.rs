@@ -1,4 +1,4 @@
-//! The registry with simulated time; coordinator and clients over TCP.
+//! Tests of the registry with simulated time, and of the coordinator and clients over TCP.
 
 mod connections;
 mod decisions;

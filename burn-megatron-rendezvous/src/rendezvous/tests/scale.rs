@@ -1,4 +1,4 @@
-//! How the number of messages grows with the number of ranks.
+//! Tests that count the messages as the number of ranks grows.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use crate::rendezvous::message::{CallId, CoordinatorMessage, FailureKind, RankMe
 use crate::rendezvous::registry::{Outgoing, Recipient, Registry};
 use burn_megatron_test_support::TIMEOUT;
 
-/// The number of messages, by their purpose.
+/// The number of messages by purpose.
 struct Counted {
     join: usize,
     heartbeats: usize,
@@ -23,8 +23,8 @@ struct Counted {
     joined_after: Duration,
 }
 
-/// Ranks as threads join, send heartbeats for a second, all ask which ranks have not joined a call of the world, and one of
-/// them fails. Returns the messages that were sent.
+/// Runs ranks as threads. They join and send heartbeats for a second. Then all ranks query which ranks have not joined
+/// a call of the world, and one rank fails. Returns the number of messages of each phase.
 fn count(size: usize) -> Counted {
     let coordinator = coordinator(size, TIMEOUT, 2 * TIMEOUT);
     let began = Instant::now();
@@ -51,7 +51,7 @@ fn count(size: usize) -> Counted {
             scope.spawn(|| assert_eq!(client.missing_ranks(call, &all).absent.0.len(), 1));
         }
     });
-    // Heartbeats go on meanwhile.
+    // Heartbeats continue in the meantime.
     let beats = |seconds: f64| (heartbeats as f64 * seconds) as usize;
     let missing = since().saturating_sub(beats(began.elapsed().as_secs_f64()));
     let began = Instant::now();
@@ -77,7 +77,7 @@ fn count(size: usize) -> Counted {
     }
 }
 
-/// The most messages per rank and doubling of the number of ranks, of any of these.
+/// The maximum number of messages per rank and per doubling of the number of ranks, for each phase.
 const MOST: f64 = 3.0;
 
 fn check(sizes: &[usize]) {
@@ -107,14 +107,14 @@ fn messages_grow_no_faster_than_n_log_n() {
     check(&[8, 32, 128]);
 }
 
-/// Needs two file descriptors for each rank, and more. A hard limit of 4096 (`ulimit -H -n`) is enough.
+/// Needs more than two file descriptors per rank. A hard limit of 4096 (`ulimit -H -n`) is enough.
 #[test]
 #[ignore = "slow: run by hand"]
 fn messages_grow_no_faster_than_n_log_n_up_to_1024_ranks() {
     check(&[8, 64, 256, 512, 1024]);
 }
 
-/// The number of messages, where one to all ranks counts as many.
+/// Returns the number of messages. A message to all ranks counts once per rank.
 fn lines(outgoing: &Outgoing, size: usize) -> usize {
     let of = |recipient: &Recipient| match recipient {
         Recipient::All => size,
@@ -123,8 +123,8 @@ fn lines(outgoing: &Outgoing, size: usize) -> usize {
     outgoing.iter().map(|(recipient, _)| of(recipient)).sum()
 }
 
-/// The decisions for 16,384 ranks, of which each group of eight waits in vain and then one fails: a number of messages per rank,
-/// in a few seconds.
+/// Decisions for 16,384 ranks. Each group of eight ranks waits in vain, and then one rank fails. The registry sends a
+/// few messages per rank and needs a few seconds.
 #[test]
 fn the_registry_of_16384_ranks_sends_a_few_messages_to_each() {
     let size = 16_384;

@@ -1,4 +1,4 @@
-//! Clients without the token, and input of clients that have it.
+//! Tests of clients without the token, and of invalid input from clients with the token.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -26,13 +26,13 @@ fn hello(rank: usize, version: &str, host: &str) -> String {
     serde_json::to_string(&hello).unwrap()
 }
 
-/// Connects, sends a line at once, and returns the whole answer.
+/// Connects, sends a line at once, and returns the complete answer.
 fn send_line(server: &Coordinator, line: &[u8]) -> Vec<u8> {
     let mut stream = TcpStream::connect(server.address()).unwrap();
     stream.set_read_timeout(Some(TIMEOUT)).unwrap();
     stream.write_all(line).unwrap();
     let mut answer = Vec::new();
-    // A connection that is reset has been closed too.
+    // A reset connection has been closed too.
     let _ = stream.read_to_end(&mut answer);
     answer
 }
@@ -54,7 +54,7 @@ fn with(token: Option<Token>, rank: usize) -> JoinRequest {
 fn a_hello_without_the_token_is_refused_and_has_no_effect() {
     let server = coordinator(2, TIMEOUT, TIMEOUT);
     let version = env!("CARGO_PKG_VERSION");
-    // A rank, an incompatible one, invalid JSON, and an HTTP request.
+    // The hello of a rank, the hello of an incompatible rank, invalid JSON, and an HTTP request.
     let lines = [
         format!("{{\"Hello\":{}}}\n", hello(0, version, "unknown")),
         format!("{{\"Hello\":{}}}\n", hello(0, "0.0.1", "unknown")),
@@ -63,7 +63,7 @@ fn a_hello_without_the_token_is_refused_and_has_no_effect() {
     ];
     for line in lines {
         let answer = send_line(&server, line.as_bytes());
-        // The greeting, and at most the byte for a wrong token.
+        // The answer is the greeting and at most the byte for a wrong token.
         assert!(answer.len() <= 49, "{answer:?}");
     }
     let clients = both_join(&server);
@@ -109,7 +109,7 @@ fn sixty_slow_connections_do_not_block_the_ranks() {
     drop(slow);
 }
 
-/// An authenticated connection with any hello.
+/// Creates an authenticated connection with this hello.
 fn authenticated(server: &Coordinator, hello: &str) -> TcpStream {
     let stream = TcpStream::connect(server.address()).unwrap();
     client_handshake(&stream, Some(&token()), hello, TIMEOUT).unwrap();
@@ -175,7 +175,7 @@ fn another_version_is_reported_only_to_clients_with_the_token() {
     assert!(report.contains("rank 0 runs version 0.0.1"), "{report}");
 }
 
-/// Ports that this process listens on, from the system's own table.
+/// Reads the ports that this process listens on from the system's table.
 #[cfg(target_os = "linux")]
 #[test]
 fn one_machine_without_a_token_is_bound_to_loopback() {

@@ -62,7 +62,7 @@ struct ShapeGraph {
     captured: Option<CapturedMicroBatch>,
 }
 
-/// A graph, and the data for the operations outside of it.
+/// A graph, and the data for the operations outside the graph.
 struct CapturedMicroBatch {
     graph: CudaGraph,
     /// The tensor into which the graph writes the loss.

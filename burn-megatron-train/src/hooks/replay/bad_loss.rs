@@ -205,8 +205,8 @@ fn batches_of<M: LanguageModel>(
     plan.batches((step, before), data_rank, decision.samples)
 }
 
-/// Returns the number of data-parallel ranks by which samples move, so that other devices with the same weights compute
-/// them. The ranks of a replica of the experts move together. `None` if there is no other replica.
+/// Returns the offset in data-parallel ranks that moves samples to other devices with the same weights. The ranks of a
+/// replica of the experts move together. Returns `None` if there is no other replica.
 fn shift(mesh: &Mesh) -> Option<usize> {
     let data = mesh.size(Grid::Dense, Axis::Data);
     let moved = |rank: usize, by: usize| {

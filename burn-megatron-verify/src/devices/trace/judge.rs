@@ -1,4 +1,4 @@
-//! The limit of an operation, and its difference.
+//! Compares an operation with its limit.
 
 use burn::tensor::TensorData;
 use burn_ir::{ModuleOperationIr, OperationIr, TensorIr};
@@ -8,7 +8,7 @@ use super::super::report::{FirstDifference, ReplayMode};
 use super::super::step::floats;
 use super::{Node, Trace, What};
 
-/// The limit of a difference: at most `bound`, relative to the largest output or `scale`, whichever is larger.
+/// The limit of a difference: at most `bound`, relative to the largest output or to `scale`, whichever is larger.
 #[derive(Default)]
 pub(super) struct Limit {
     pub(super) scale: f64,
@@ -60,7 +60,7 @@ impl Trace {
         };
         let has_floats = expected.iter().any(|data| data.dtype().is_float());
         let pairs = expected.iter().zip(found);
-        // Indices of equal values can be others: the values tell.
+        // Indices may differ between equal values, so only the values are compared.
         let pairs = pairs.filter(|(data, _)| data.dtype().is_float() || !has_floats);
         let Limit { scale, bound } = if has_floats {
             limit(node)
@@ -80,7 +80,7 @@ fn floats_have_nan(data: TensorData) -> bool {
 }
 
 impl Node {
-    /// The longest sum it can have: the largest dimension, or the inputs of one output.
+    /// Returns the longest sum that the operation can have: the largest dimension, or the number of inputs per output.
     pub(super) fn longest_sum(&self) -> usize {
         let elements = |tensor: &TensorIr| tensor.shape.num_elements();
         let outputs = self.outputs.iter().map(elements).max().unwrap_or(1).max(1);
@@ -90,7 +90,7 @@ impl Node {
             .flat_map(|input| input.shape.iter().copied());
         let ratios = self.inputs.iter().map(|input| elements(input) / outputs);
         let windows = match &self.what {
-            // The weights of one output.
+            // The number of weights per output.
             What::Operation(OperationIr::Module(ModuleOperationIr::Conv2d(conv))) => {
                 elements(&conv.weight) / conv.weight.shape[0].max(1)
             }
@@ -103,7 +103,8 @@ impl Node {
             .max(1)
     }
 
-    /// Whether an output is a sum of terms that grow with the inputs, so that its value on absolute inputs bounds the terms.
+    /// Returns whether an output is a sum of terms that grow with the inputs. Its value on absolute inputs then bounds
+    /// the terms.
     pub(super) fn is_sum(&self) -> bool {
         let sums = [
             "Sum",

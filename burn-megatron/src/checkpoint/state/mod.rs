@@ -44,7 +44,7 @@ pub struct RunState {
     pub samples: u64,
     /// The seed of the run, which determines dropout and the order of samples.
     pub seed: u64,
-    /// The state of the dynamic loss scale, if there is one.
+    /// The state of the dynamic loss scale, or `None` without one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_scaler: Option<LossScalerState>,
     /// The last losses and gradient norms, if spikes are skipped.
@@ -60,7 +60,7 @@ impl RunState {
     ///
     /// # Errors
     ///
-    /// [`StateError::InvalidRunState`] if there is none, as in a checkpoint that only has weights.
+    /// [`StateError::InvalidRunState`] if the checkpoint has no run state, for example if it only has weights.
     pub fn of(checkpoint: &Checkpoint) -> Result<Self, StateError> {
         let state = serde_json::from_value(checkpoint.metadata().state.clone());
         state.map_err(|error| StateError::InvalidRunState {

@@ -1,4 +1,4 @@
-//! Packed u32, of which every bit is preserved.
+//! Collectives preserve every bit of packed u32 values.
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 

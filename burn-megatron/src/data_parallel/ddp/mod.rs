@@ -41,6 +41,29 @@ mod step;
 /// The module itself holds placeholders. Its layers get the parameters through their hooks, by calling
 /// [`Param::val`](burn::module::Param::val). [`to_module`](Self::to_module) returns a module that holds the
 /// parameters.
+///
+/// ```
+/// use burn::nn::LinearConfig;
+/// use burn::tensor::{Device, Tensor};
+/// use burn_megatron::nn::ParallelModule;
+/// use burn_megatron::prelude::*;
+///
+/// let layout = ParallelConfig::new().with_data(2);
+/// let samples = World::threads(2)?.run(|rank| {
+///     let groups = ParallelContext::new(&layout, &rank)?;
+///     let model = ParallelModule::replicated(LinearConfig::new(4, 1).init(&Device::flex()));
+///     let mut ddp = DistributedDataParallel::new(model, &groups)?;
+///     let device = Device::flex().autodiff();
+///     let x = Tensor::<2>::ones([3, 4], &device);
+///     let loss = ddp.forward(&device, |model| model.forward(x).sum());
+///     ddp.backward_last(loss);
+///     let gradients = ddp.reduce(3)?; // 3 samples on this rank
+///     ddp.check_replicas()?;
+///     Ok::<_, AnyError>(gradients.tokens)
+/// })?;
+/// assert_eq!(samples, [6, 6]);
+/// # Ok::<(), AnyError>(())
+/// ```
 #[derive(Debug)]
 pub struct DistributedDataParallel<M> {
     module: M,

@@ -98,7 +98,8 @@ impl BufferBuilder<'_> {
         (all <= self.limit()).then_some(start..end)
     }
 
-    /// Pads and closes the open bucket, if there is one. Its size was checked when it was filled.
+    /// Pads and closes the open bucket, or does nothing without an open bucket. The size was checked when the bucket
+    /// was filled.
     fn close(&mut self) {
         if let Some(mut open) = self.open.take() {
             open.range.end += open.used().next_multiple_of(self.multiple);

@@ -6,7 +6,7 @@ use crate::data_parallel::layout::{Bucket, BufferKey, FlatBuffer};
 use crate::data_parallel::precision::Moments;
 use crate::mesh::ZeroStage;
 
-/// The training state per parameter, and the sharded part of it.
+/// The training state per parameter, and the part of the state that is sharded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryRules {
     /// The sharded state.

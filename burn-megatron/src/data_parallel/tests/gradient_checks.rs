@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Blocks in a list, some of which a forward may skip.
+/// Blocks in a list. A forward may skip some of the blocks.
 #[derive(Module, Debug)]
 pub(super) struct Blocks {
     pub blocks: Vec<Linear>,

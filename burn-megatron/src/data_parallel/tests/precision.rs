@@ -83,8 +83,8 @@ fn place(value: Tensor<1>) -> usize {
     flex.expect("the tensor is on Flex").bytes().as_ptr() as usize
 }
 
-/// Without sharding, the copy is written to the same address, unless a value of it is still held, which then
-/// keeps its bits.
+/// Without sharding, the copy is written to the same address. If a value of the copy is still held, that value keeps
+/// its bits and the copy gets a new address.
 #[test]
 fn the_copy_stays_in_place_unless_it_is_held() {
     let mut ddp = wrapped(&ParallelContext::single(), &half(Precision::Bf16, 0));

@@ -68,8 +68,8 @@ impl ExchangeProblem {
         }
     }
 
-    /// Returns the requested exchange, or the [best](Self::choose) exchange if none is requested. `fused` tells
-    /// whether attention is fused.
+    /// Returns the requested exchange, or the [best](Self::choose) exchange if none is requested. `fused` is true if
+    /// attention is fused.
     ///
     /// # Errors
     ///

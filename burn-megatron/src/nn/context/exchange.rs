@@ -55,8 +55,8 @@ impl OuterGroup {
 /// Ring attention: blocks are sent around the ring. While a rank computes with a block, it receives the next block.
 ///
 /// Each rank sends `context - 1` blocks in the forward. In the backward the blocks are sent again, followed one step
-/// later by the sums of their gradients, which also arrive at their owner after `context - 1` steps. A rank adds the
-/// gradients of its own queries last. All sums are in f32 (f64 for f64) and in a fixed order.
+/// later by the sums of their gradients, which also arrive at their owner after `context - 1` steps. Each rank adds the
+/// gradients from its queries last. All sums are in f32 (f64 for f64) and in a fixed order.
 #[derive(Clone, Debug)]
 pub struct Ring(pub OuterGroup);
 

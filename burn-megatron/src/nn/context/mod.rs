@@ -45,9 +45,9 @@ use super::{BuildError, ModelBuilder};
 use crate::mesh::{ContextExchange, LayoutError};
 
 impl ContextAttention {
-    /// Creates the exchanges of a layer with these heads on a tensor rank and sequences of up to `tokens` tokens.
-    /// There is one exchange for each number of ranks that share a batch: none without context parallelism, and
-    /// several with hybrid context parallelism. `fused` tells whether attention is fused.
+    /// Creates the exchanges of a layer with these heads on a tensor rank and sequences of up to `tokens` tokens. There
+    /// is one exchange for each number of ranks that share a batch: none without context parallelism, and several with
+    /// hybrid context parallelism. `fused` is true if attention is fused.
     ///
     /// The first call is collective over the context axis, or over all ranks of the stage with hybrid context
     /// parallelism. Call it on all ranks, in the same order.

@@ -23,6 +23,18 @@ pub(in crate::nn) type Members = Range<usize>;
 /// Tokens are numbered in the concatenated rows, from 0 to `batch * seq`. A token attends to the earlier tokens of
 /// its document, which form a contiguous range. In any ascending list of keys they are contiguous too
 /// ([`KeyRanges`]).
+///
+/// ```
+/// use burn_megatron::mesh::ContextSplit;
+/// use burn_megatron::nn::context::SequenceShard;
+///
+/// // Rank 0 of 2 has the first and the last of 4 chunks, as with `--cp 2`.
+/// let shard = SequenceShard::new([1, 8], None, ContextSplit::Zigzag, (0, 2))?;
+/// assert_eq!(shard.tokens(), [0, 1, 6, 7]);
+/// assert_eq!(shard.local_shape(), [1, 4]);
+/// assert_eq!(shard.part(b"abcdefgh"), b"abgh");
+/// # Ok::<(), burn_megatron::mesh::ContextSplitError>(())
+/// ```
 #[derive(Debug)]
 pub struct SequenceShard {
     shape: [usize; 2],

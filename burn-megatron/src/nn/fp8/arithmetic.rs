@@ -41,8 +41,8 @@ pub(in crate::nn) struct Fp8Arithmetic {
 }
 
 impl Fp8Arithmetic {
-    /// Creates the arithmetic. `can_save_codes` tells whether the backward multiplies the same input as the forward.
-    /// This is not the case if the weight has no gradient, or if the rank gathers the sequence again.
+    /// Creates the arithmetic. `can_save_codes` is true if the backward multiplies the same input as the forward. This
+    /// is not the case if the weight has no gradient, or if the rank gathers the sequence again.
     pub fn new(layer: &Fp8Layer, is_recorded: bool, can_save_codes: bool) -> Self {
         Self {
             saves_codes: is_recorded && can_save_codes && layer.shared.save_activations,
@@ -125,8 +125,8 @@ impl Fp8Arithmetic {
         [input, next(Operand::Weight)]
     }
 
-    /// Returns the number of scales that a forward saves (see [`scales_of`](Self::scales_of)). `has_copies` tells
-    /// whether both copies of the weight were available.
+    /// Returns the number of scales that a forward saves (see [`scales_of`](Self::scales_of)). `has_copies` is true if
+    /// both copies of the weight were available.
     pub fn saved_scales(&self, has_copies: bool) -> usize {
         if self.layer.has_one_scale() {
             usize::from(!self.saves_codes) + usize::from(!has_copies)

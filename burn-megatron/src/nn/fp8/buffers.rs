@@ -27,7 +27,7 @@ struct Buffers {
     state: Option<(ScaleRules, Tensor<1>)>,
     /// The log on the device. `None` if no tensor was recorded in this step.
     log: Option<Tensor<1>>,
-    /// The state on the host, by slot. `is_stale` tells whether the device has a newer state.
+    /// The state on the host, by slot. `is_stale` is true if the device has a newer state.
     host: Vec<ScaleState>,
     is_stale: bool,
 }

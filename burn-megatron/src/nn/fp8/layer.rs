@@ -72,7 +72,7 @@ pub(super) struct ModelFp8 {
 /// The host state of one operand.
 #[derive(Default)]
 pub(super) struct OperandState {
-    /// The last measured quantization error. `is_measured` tells whether it was measured in this step.
+    /// The last measured quantization error. `is_measured` is true if it was measured in this step.
     pub report: Option<OperandReport>,
     pub is_measured: bool,
     /// Whether a warning has been given since the saturation was last below the limit.

@@ -57,8 +57,8 @@ pub struct MultiLatentAttentionConfig {
     /// The epsilon of the norms of latents.
     #[config(default = 1e-6)]
     pub norm_epsilon: f64,
-    /// The factor by which scores are multiplied. `None`: `1 / sqrt(nope_width + rope_width)`. YaRN multiplies the
-    /// default by the square of `0.1 mscale_all_dim ln(factor) + 1`.
+    /// The scale factor of the scores. `None`: `1 / sqrt(nope_width + rope_width)`. YaRN multiplies the default by the
+    /// square of `0.1 mscale_all_dim ln(factor) + 1`.
     pub scale: Option<f64>,
     /// The dropout probability of the attention probabilities.
     #[config(default = 0.0)]
@@ -74,6 +74,26 @@ pub struct MultiLatentAttentionConfig {
 /// Causal multi-head latent attention, without biases.
 ///
 /// Each rank of the tensor axis holds an equal part of the heads.
+///
+/// ```
+/// use burn::tensor::{DType, Device, Tensor};
+/// use burn_megatron::kernels::rope::{RopeConfig, RopeTable, Scaling};
+/// use burn_megatron::nn::{AttentionContext, MultiLatentAttentionConfig};
+/// use burn_megatron::prelude::*;
+///
+/// let device = Device::flex();
+/// let builder = ModelBuilder::new(&ParallelContext::single(), &device);
+/// // 2 heads, a latent of 5 features, and head widths of 3 (nope), 4 (rope) and 2 (value).
+/// let config = MultiLatentAttentionConfig::new(8, 2, 5, 3, 4, 2).with_q_rank(Some(6));
+/// let attention = config.init(&builder)?;
+/// assert_eq!(attention.down.weight.val().dims(), [8, 6 + 5 + 4]);
+/// let rope = RopeConfig { width: 4, max_positions: 16, base: 10_000.0, scaling: Scaling::None };
+/// let rotary = RopeTable::new(&rope, &device, DType::F32)?;
+/// let x = Tensor::ones([1, 3, 8], &device);
+/// let y = attention.forward(x, &rotary, AttentionContext::Rows);
+/// assert_eq!(y.dims(), [1, 3, 8]);
+/// # Ok::<(), AnyError>(())
+/// ```
 #[derive(Module, Debug)]
 pub struct MultiLatentAttention {
     /// The projection of queries `[hidden, heads * (nope + rope)]`, if there is no latent of queries.

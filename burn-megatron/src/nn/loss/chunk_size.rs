@@ -124,7 +124,7 @@ mod tests {
         assert_eq!(chunks(huge, None), (1, 7));
     }
 
-    /// 1 GiB holds 3533 tokens, and the weight gradient takes as much memory as 2000 tokens.
+    /// 1 GiB holds 3533 tokens, and the weight gradient takes the memory of 2000 tokens.
     #[test]
     fn the_default_takes_no_more_memory_than_one_chunk() {
         let of = |tokens| LogitsShape {

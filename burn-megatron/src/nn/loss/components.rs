@@ -12,7 +12,7 @@ pub(super) struct LossComponents {
     pub loss: Tensor<1>,
     /// The cross-entropy.
     pub plain: Tensor<1>,
-    /// The weighted z-loss, if there is one.
+    /// The weighted z-loss, or `None` without a z-loss.
     pub z_loss: Option<Tensor<1>>,
 }
 

@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Device, Tensor};
 
-/// The factor by which a loss is multiplied before its backward, such as a loss scale. It must not be 0.
+/// A factor that is applied to a loss before its backward, such as a loss scale. It must not be 0.
 #[derive(Clone, Debug)]
 pub enum LossFactor {
     /// A number.

@@ -33,6 +33,26 @@ use crate::nn::{OutputLayer, VocabParallelEmbedding};
 ///
 /// With a single chunk, or with an unfused loss, the backward computes the gradients of hidden states and weight like
 /// [`OutputLayer`].
+///
+/// ```
+/// use burn::tensor::{Device, Int, Tensor};
+/// use burn_megatron::nn::{
+///     LinearCrossEntropy, OutputLayerConfig, VocabParallelCrossEntropy, Vocabulary,
+/// };
+/// use burn_megatron::prelude::*;
+///
+/// let (groups, device) = (ParallelContext::single(), Device::flex());
+/// let vocabulary = Vocabulary { tokens: 8, padded: 8 };
+/// let output = OutputLayerConfig::new(vocabulary, 6).init(&ModelBuilder::new(&groups, &device))?;
+/// let loss = VocabParallelCrossEntropy::new(vocabulary, groups.tensor());
+/// // The logits of at most 2 tokens are in memory at once.
+/// let loss = LinearCrossEntropy::new(loss, Some(2));
+/// let x = Tensor::<3>::zeros([1, 4, 6], &device);
+/// let targets = Tensor::<2, Int>::from_data([[0, 3, 5, 7]], &device);
+/// let losses = loss.losses(x, &output, None, targets).objective;
+/// assert!((losses.mean().into_scalar::<f32>() - 8f32.ln()).abs() < 1e-5);
+/// # Ok::<(), AnyError>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct LinearCrossEntropy {
     loss: VocabParallelCrossEntropy,

@@ -45,6 +45,25 @@ use fused::FusedLoss;
 ///
 /// [`losses`](Self::losses) returns the cross-entropy `-log p[t]` and the [terms](Self::terms) in addition to their
 /// sum. They are computed from the log-sum-exp and the target logit of the loss, without reading the logits again.
+///
+/// ```
+/// use burn::tensor::{Device, Int, Tensor};
+/// use burn_megatron::nn::{VocabParallelCrossEntropy, Vocabulary};
+/// use burn_megatron::prelude::*;
+///
+/// let layout = ParallelConfig::new().with_tensor(2);
+/// let losses = World::threads(2)?.run(|rank| {
+///     let (groups, device) = (ParallelContext::new(&layout, &rank)?, Device::flex());
+///     let vocabulary = Vocabulary { tokens: 8, padded: 8 };
+///     let loss = VocabParallelCrossEntropy::new(vocabulary, groups.tensor());
+///     // This rank has the logits of 4 of the 8 tokens.
+///     let logits = Tensor::<3>::zeros([1, 2, 4], &device);
+///     let targets = Tensor::<2, Int>::from_data([[0, 7]], &device);
+///     Ok::<_, AnyError>(loss.forward(logits, targets).mean().into_scalar::<f32>())
+/// })?;
+/// assert!(losses.iter().all(|loss| (loss - 8f32.ln()).abs() < 1e-5));
+/// # Ok::<(), AnyError>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct VocabParallelCrossEntropy {
     comm: Comm,

@@ -130,6 +130,27 @@ impl ModelBuilder {
     /// Freezes the parameters of the model and adds adapters to its layers. `None` changes nothing. Call it on the
     /// root builder.
     ///
+    /// ```
+    /// use burn::tensor::Device;
+    /// use burn_megatron::nn::lora::LoraConfig;
+    /// use burn_megatron::nn::{Activation, ParallelMlpConfig};
+    /// use burn_megatron::prelude::*;
+    ///
+    /// let lora = LoraConfig {
+    ///     rank: 2,
+    ///     target_modules: vec!["up_proj".into(), "down_proj".into()],
+    ///     ..LoraConfig::default()
+    /// };
+    /// let builder = ModelBuilder::new(&ParallelContext::single(), &Device::flex());
+    /// let builder = builder.with_lora(Some(&lora))?;
+    /// let mlp = ParallelMlpConfig::new(8, 12, Activation::GeluTanh).init(&builder)?;
+    /// let model = builder.finish(mlp)?;
+    /// model.lora.unwrap().check_whole_model()?;
+    /// // Each of the two adapters has a matrix of 8 x 2 and a matrix of 12 x 2 elements.
+    /// assert_eq!(model.table.filtered(false).num_elements(), 2 * 2 * (8 + 12));
+    /// # Ok::<(), AnyError>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`BuildError::Config`] for invalid settings. [`LoraLayers::check_targets`] checks later that the model has
@@ -262,8 +283,8 @@ impl ModelBuilder {
         &self.shared.attention_logits
     }
 
-    /// Returns the FP8 arithmetic of the linear layer, if it has a recipe. `split` tells which operands are split
-    /// over the tensor axis.
+    /// Returns the FP8 arithmetic of the linear layer, if it has a recipe. `split` describes the operands that are
+    /// split over the tensor axis.
     pub(in crate::nn) fn fp8_layer(
         &self,
         split: SplitOperands,
@@ -277,9 +298,9 @@ impl ModelBuilder {
         Ok(fp8.layer(&self.path, self.device(), self.groups.tensor(), owner)?)
     }
 
-    /// Returns the FP8 arithmetic of each expert of the model in the product `name`, if it has a recipe. The number
-    /// of an expert is the last part of its path. The result covers the experts of all ranks, so that the states do
-    /// not depend on the layout. `split` tells which operands are split over the expert-tensor axis.
+    /// Returns the FP8 arithmetic of each expert of the model in the product `name`, if it has a recipe. The number of
+    /// an expert is the last part of its path. The result covers the experts of all ranks, so that the states do not
+    /// depend on the layout. `split` describes the operands that are split over the expert-tensor axis.
     pub(in crate::nn) fn fp8_expert_layers(
         &self,
         name: &str,

@@ -58,6 +58,14 @@ impl Capacity {
 
     /// Returns the maximum number of tokens that an expert takes from `tokens` tokens with `k` choices of `experts`
     /// experts. It is at most `tokens`, because a token chooses an expert only once.
+    ///
+    /// ```
+    /// use burn_megatron::nn::moe::{Capacity, KeepPolicy};
+    ///
+    /// let capacity = Capacity { factor: 1.5, keep: KeepPolicy::LargestWeights, pad: false };
+    /// // 8 tokens choose 2 of 4 experts: an equal share is 4 tokens per expert.
+    /// assert_eq!(capacity.of(8, 2, 4), 6);
+    /// ```
     pub fn of(&self, tokens: usize, k: usize, experts: usize) -> usize {
         let share = (tokens as f64 * k as f64 / experts as f64 * self.factor).ceil();
         (share as usize).min(tokens)

@@ -10,7 +10,7 @@ use crate::collective::Comm;
 use crate::comm::{Buffer, raise};
 use crate::nn::{AxisRank, DropoutPosition};
 
-/// The method by which a router selects the experts of a token. The weights and their gradients are always computed
+/// The method that a router uses to select the experts of a token. The weights and their gradients are always computed
 /// from the scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]

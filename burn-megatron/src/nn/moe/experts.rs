@@ -55,10 +55,10 @@ pub struct ExpertRows {
 /// shapes, `e` is the number of experts of this rank and `f` is its part of their width.
 ///
 /// With FP8 each expert of the model is a separate layer in each of the two products: `up.3` is expert 3 in the first
-/// product. Every rank has the layers of all experts, and therefore all scales and histories. It only computes with
-/// the layers of its own experts. A scale covers all rows that an expert processes together, from all ranks that send
-/// it tokens. With [delayed](crate::nn::fp8::Fp8Recipe::Delayed) scaling the scales do not depend on the layout. With
-/// other recipes they do if these ranks have different micro-batches.
+/// product. Every rank has the layers of all experts, and therefore all scales and histories. It only computes with the
+/// layers of the experts that it holds. A scale covers all rows that an expert processes together, from all ranks that
+/// send it tokens. With [delayed](crate::nn::fp8::Fp8Recipe::Delayed) scaling the scales do not depend on the layout.
+/// With other recipes they do if these ranks have different micro-batches.
 #[derive(Module, Debug)]
 pub struct Experts {
     /// The up projection `[e, hidden, f]`, or `[e, hidden, 2 f]` with gate and value for a gated activation.

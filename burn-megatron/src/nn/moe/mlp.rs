@@ -68,6 +68,27 @@ pub struct MoeMlpConfig {
 /// expert-tensor axis. The ranks of these axes read different samples or have different parts of the sequence. Tensor
 /// ranks without sequence parallelism have the same tokens. Each of them routes a part of the sequence, and they
 /// gather the results.
+///
+/// Without tensor and context ranks, the gradients of experts have the same bits on 1, 2 and 4 expert ranks of one node.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_megatron::nn::Activation;
+/// use burn_megatron::nn::moe::{MoeMlpConfig, RouterConfig};
+/// use burn_megatron::prelude::*;
+///
+/// // Two data-parallel ranks share 4 experts. Each token chooses 2 experts.
+/// let layout = ParallelConfig::new().with_data(2).with_expert(2);
+/// let config = MoeMlpConfig::new(RouterConfig::new(8, 4, 2), 6, Activation::SwiGlu);
+/// let shapes = World::threads(2)?.run(|rank| {
+///     let groups = ParallelContext::new(&layout, &rank)?;
+///     let moe = config.init(&ModelBuilder::new(&groups, &Device::flex()))?;
+///     let y = moe.forward(Tensor::ones([1, 4, 8], &Device::flex()));
+///     Ok::<_, AnyError>((moe.experts.up.val().dims(), y.dims()))
+/// })?;
+/// assert_eq!(shapes, [([2, 8, 2 * 6], [1, 4, 8]); 2]);
+/// # Ok::<(), AnyError>(())
+/// ```
 #[derive(Module, Debug)]
 pub struct MoeMlp {
     /// The router, which selects the experts.

@@ -80,10 +80,10 @@ pub struct RouterConfig {
     /// several experts, except with [`ScoreFunction::PreSoftmax`]. With one expert the weight would be constant, and
     /// the router would have no gradient.
     pub normalized: Option<bool>,
-    /// The factor by which weights are multiplied.
+    /// The scale factor of the weights.
     #[config(default = 1.0)]
     pub factor: f64,
-    /// The method by which experts are selected.
+    /// The method of selecting experts.
     #[config(default = "RouterChoice::Scores")]
     pub choice: RouterChoice,
     /// Limits the choice to groups of experts.
@@ -112,6 +112,21 @@ pub struct RouterConfig {
 ///
 /// Every rank has the complete gate. Each tensor rank routes its part of the sequence, so the gradient is summed over
 /// the tensor axis.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_megatron::nn::moe::{RoutedTokens, RouterConfig};
+/// use burn_megatron::prelude::*;
+///
+/// let builder = ModelBuilder::new(&ParallelContext::single(), &Device::flex());
+/// let router = RouterConfig::new(8, 4, 2).init(&builder)?;
+/// let x = Tensor::<3>::ones([1, 3, 8], &Device::flex());
+/// let routing = router.forward(x, None, &RoutedTokens::rows([1, 3]));
+/// assert_eq!(routing.indices.dims(), [3, 2]);
+/// // The weights of the 2 chosen experts of a token add up to 1.
+/// assert!((routing.weights.sum().into_scalar::<f32>() - 3.0).abs() < 1e-4);
+/// # Ok::<(), AnyError>(())
+/// ```
 #[derive(Module, Debug)]
 pub struct Router {
     /// The weight of the gate: `[hidden, experts]`.

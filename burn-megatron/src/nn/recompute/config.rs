@@ -110,6 +110,19 @@ pub struct RecomputeConfig {
 
 impl RecomputeConfig {
     /// Creates settings that recompute the given parts of layers.
+    ///
+    /// ```
+    /// use burn_megatron::nn::{RecomputeConfig, RecomputeMethod, RecomputeModule};
+    ///
+    /// // Keep the inputs of norms and activations instead of their outputs.
+    /// let selective = RecomputeConfig::selective([RecomputeModule::Norm, RecomputeModule::Activation]);
+    /// selective.check()?;
+    /// // Recompute the first 8 layers of each stage. A stage needs at least 8 layers.
+    /// let full = RecomputeConfig::full(RecomputeMethod::Block, 8);
+    /// full.check_stages(&[16, 16])?;
+    /// assert!(full.check_stages(&[4, 4]).is_err());
+    /// # Ok::<(), burn_megatron::nn::RecomputeError>(())
+    /// ```
     pub fn selective(modules: impl IntoIterator<Item = RecomputeModule>) -> Self {
         Self {
             granularity: RecomputeGranularity::Selective,

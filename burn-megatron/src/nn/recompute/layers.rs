@@ -72,7 +72,8 @@ impl RecomputeConfig {
         kept == 0 || micro_batch % in_flight.max(1) >= kept
     }
 
-    /// Returns the runs of the layers of a stage. `matches` tells which layers match a [pattern](Self::patterns).
+    /// Returns the runs of the layers of a stage. `matches` has one flag per layer: whether it matches a
+    /// [pattern](Self::patterns).
     pub(crate) fn runs(&self, stage: usize, matches: &[bool]) -> Vec<LayerRun> {
         let layers = matches.len();
         let n = self.layers.clone().unwrap_or_default().of(stage);

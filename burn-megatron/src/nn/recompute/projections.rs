@@ -18,8 +18,8 @@ use crate::nn::schedule_nodes::new_anchor;
 
 impl RecomputeRegion {
     /// Returns the attention `[batch, queries, heads, value width]` of the queries, keys and values returned by
-    /// `project`. If the region is [active](Self::is_active), the backward calls `project` again. It keeps `inputs`,
-    /// one of which must be tracked, and the output with its statistics.
+    /// `project`. If the region is [active](Self::is_active), the backward calls `project` again. It keeps `inputs` and
+    /// the output with its statistics. At least one of `inputs` must be tracked.
     ///
     /// # Panics
     ///

@@ -32,7 +32,7 @@ pub struct NumSplitsError {
 /// `bytes`. The result is `given`, or else:
 ///
 /// - in bulk: the divisor `c` of the tokens from 4 to 16 with the least exposed time
-///   `bytes / c / bandwidth + c * latency`. If there is none, 2 or 3. The speeds are the speeds of an H100 with
+///   `bytes / c / bandwidth + c * latency`. Without such a divisor, 2 or 3. The speeds are the speeds of an H100 with
 ///   NVLink;
 /// - in a ring, which already has a chunk for each rank: the smallest number with at least 4 chunks in total, or 1 if
 ///   the tokens cannot be split.
@@ -123,7 +123,7 @@ pub fn sequence_multiple(layout: &ParallelConfig) -> usize {
 /// Returns the time for which a rank waits in an exchange of `transfer` seconds that overlaps products of `product`
 /// seconds.
 ///
-/// A ring overlaps all of the exchange with the products of all chunks except one. Bulk overlaps all of it except the
+/// A ring overlaps all of the exchange with the products of all chunks except one. Bulk overlaps everything except the
 /// first chunk.
 pub fn exposed(layout: &ParallelConfig, transfer: f64, product: f64) -> f64 {
     let Some(method) = layout.tp_comm_overlap else {

@@ -187,6 +187,21 @@ pub fn check(groups: &[ParameterGroup]) -> Result<(), GroupError> {
 /// so ranks that replicate a parameter agree. A pattern that matches none of `parameters` is not an error,
 /// because they may be the parameters of only one pipeline stage: see [`unmatched`].
 ///
+/// ```
+/// use burn_megatron::optim::ParameterGroup;
+/// use burn_megatron::optim::groups::resolve;
+///
+/// let group = ParameterGroup {
+///     pattern: "blocks.*.mlp.**".into(),
+///     learning_rate: Some(0.5),
+///     ..ParameterGroup::default()
+/// };
+/// let multipliers = resolve(&[group], [("blocks.0.mlp.up.weight", true), ("norm.weight", false)])?;
+/// assert_eq!((multipliers[0].rate, multipliers[0].decay), (0.5, 1.0));
+/// assert_eq!((multipliers[1].rate, multipliers[1].decay), (1.0, 0.0));
+/// # Ok::<(), burn_megatron::optim::GroupError>(())
+/// ```
+///
 /// # Errors
 ///
 /// See [`check`].

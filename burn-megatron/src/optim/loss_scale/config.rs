@@ -39,9 +39,9 @@ pub struct LossScaleConfig {
     pub initial: f64,
     /// The lower bound of the scale, from 2^-126 to `initial`.
     pub min: f64,
-    /// The factor by which the scale grows, above 1.
+    /// The growth factor of the scale, above 1.
     pub growth: f64,
-    /// The factor by which the scale shrinks at an overflow, between 0 and 1.
+    /// The factor that is applied to the scale after an overflow, between 0 and 1.
     pub backoff: f64,
     /// The number of consecutive steps without an overflow after which the scale grows, at least 1.
     pub growth_interval: u32,

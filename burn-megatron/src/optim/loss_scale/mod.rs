@@ -64,6 +64,24 @@ pub struct LossScalerState {
 /// ```
 ///
 /// The scaler does not communicate: ranks that record the same overflows have the same scale.
+///
+/// ```
+/// use burn_megatron::optim::{LossScale, LossScaleConfig, LossScaler, ScaleChange};
+///
+/// let config = LossScaleConfig {
+///     initial: 1024.0,
+///     growth_interval: 2,
+///     hysteresis: 1,
+///     ..LossScaleConfig::default()
+/// };
+/// let mut scaler = LossScaler::new(&LossScale::Dynamic(config))?;
+/// assert_eq!(scaler.update(true), ScaleChange::BackedOff);
+/// assert_eq!(scaler.scale(), 512.0);
+/// assert_eq!(scaler.update(false), ScaleChange::Unchanged);
+/// assert_eq!(scaler.update(false), ScaleChange::Grown);
+/// assert_eq!(scaler.scale(), 1024.0);
+/// # Ok::<(), burn_megatron::optim::LossScaleError>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct LossScaler {
     setting: LossScale,

@@ -16,8 +16,8 @@ fn dynamic(config: LossScaleConfig) -> LossScaler {
     LossScaler::new(&LossScale::Dynamic(config)).expect("fits")
 }
 
-/// Runs the steps of `text`, where `x` is an overflow and `.` is none. Returns each step with the scale, and
-/// `=` unchanged, `+` grown, `-` backed off, or `_` at the minimum.
+/// Runs the steps of `text`, where `x` is an overflow and `.` is a step without overflow. Returns each step with the
+/// scale, and `=` unchanged, `+` grown, `-` backed off, or `_` at the minimum.
 fn run(scaler: &mut LossScaler, text: &str) -> String {
     let after = text.chars().map(|step| {
         let mark = match scaler.update(step == 'x') {

@@ -12,6 +12,17 @@ const EPSILON: f64 = 1e-7;
 /// Returns a matrix with the singular vectors of `matrix` and singular values between about 0.7 and 1.2. It
 /// starts with `x = matrix / norm` and iterates `x = a x + (b (x x^T) + c (x x^T)^2) x` `steps` times, in the
 /// type of the matrix. 5 steps are usual. A zero matrix stays zero.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_megatron::optim::orthogonalize;
+///
+/// let matrix = Tensor::<2>::eye(4, &Device::flex()).mul_scalar(7.0);
+/// let update = orthogonalize(matrix, 5);
+/// // The singular values of a multiple of the identity are its diagonal.
+/// let largest = update.max().into_scalar::<f32>();
+/// assert!((0.6..1.3).contains(&largest));
+/// ```
 pub fn orthogonalize(matrix: Tensor<2>, steps: usize) -> Tensor<2> {
     let [rows, columns] = matrix.dims();
     let transposes = rows > columns;

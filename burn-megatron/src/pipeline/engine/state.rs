@@ -213,7 +213,7 @@ impl<'a> EngineState<'a> {
         beside
     }
 
-    /// Prepares the backward of an action without running any of it.
+    /// Prepares the backward of an action without running it.
     fn begin_backward(&mut self, action: &Action) -> StageBackward {
         let key = (action.stage, action.micro_batch);
         let StageGraph {

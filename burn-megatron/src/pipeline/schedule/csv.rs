@@ -43,6 +43,17 @@ impl Schedule {
     /// F 1 0,B 1 0,F 1 1,B 1 1
     /// ```
     ///
+    /// ```
+    /// use burn_megatron::pipeline::schedule::{Schedule, validate};
+    ///
+    /// let schedule = Schedule::from_csv("mine", "F 0 0,F 0 1,B 0 0,B 0 1\nF 1 0,B 1 0,F 1 1,B 1 1")?;
+    /// validate(&schedule)?;
+    /// assert_eq!((schedule.ranks(), schedule.micro_batches()), (2, 2));
+    /// // Rank 1 waits for a forward that rank 0 never runs.
+    /// assert!(Schedule::from_csv("wrong", "F 0 0,B 0 0\nF 1 0,B 1 0,F 1 1,B 1 1").is_err());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`ScheduleError::Csv`] with the row, the column and the text. [`ScheduleError::Invalid`] if the table

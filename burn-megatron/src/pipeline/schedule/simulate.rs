@@ -201,6 +201,20 @@ pub(in super::super) fn idle_fraction(busy: f64, total: f64) -> f64 {
 /// sum of their times; they follow each other in the timeline. Reductions of gradients take no time, because
 /// their transfers over the data axis overlap with the computations.
 ///
+/// ```
+/// use burn_megatron::pipeline::schedule::{
+///     ScheduleConfig, ScheduleKind, StageTimes, generate, simulate, validate,
+/// };
+///
+/// // 1F1B with 2 ranks and 4 micro-batches. A backward takes twice the time of a forward.
+/// let schedule = generate(&ScheduleConfig::new(ScheduleKind::OneFOneB, 2, 4))?;
+/// assert_eq!(validate(&schedule)?.peak_activations, [2, 1]);
+/// let simulation = simulate(&schedule, &StageTimes::uniform(2, 1.0, 1.0, 1.0, 0.0))?;
+/// assert_eq!(simulation.total(), 15.0);
+/// assert!((simulation.bubble() - 0.2).abs() < 1e-12);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Errors
 ///
 /// [`ScheduleError::Invalid`] for an invalid schedule; [`ScheduleError::TimesCount`] and

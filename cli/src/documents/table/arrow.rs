@@ -1,4 +1,4 @@
-//! The rows of an Arrow file or stream.
+//! Rows of an Arrow file or stream.
 
 use std::fs::File;
 use std::io::{self, BufReader};
@@ -18,17 +18,17 @@ use crate::documents::error::InputError;
 
 type Batches = Box<dyn Iterator<Item = Result<RecordBatch, ArrowError>> + Send>;
 
-/// The rows of an Arrow file, batch by batch.
+/// Iterator over the rows of an Arrow file, batch by batch.
 pub struct ArrowRows {
     batches: Batches,
-    /// The columns of the keys, by their number.
+    /// The column index of each key.
     columns: Vec<usize>,
-    /// The batch that is read, and its next row.
+    /// The current batch and its next row.
     batch: Option<(RecordBatch, usize)>,
 }
 
 impl ArrowRows {
-    /// Reads the schema of a file, which has an index at its end.
+    /// Opens an Arrow file, which has an index at its end, and reads its schema.
     pub fn open_file(
         path: &Path,
         keys: &[String],
@@ -40,7 +40,7 @@ impl ArrowRows {
         Self::new(path, Box::new(file), &schema, keys)
     }
 
-    /// Reads the schema of a stream.
+    /// Opens an Arrow stream, and reads its schema.
     pub fn open_stream(
         path: &Path,
         keys: &[String],
@@ -104,7 +104,7 @@ fn open(path: &Path, read: &Arc<AtomicU64>) -> Result<BufReader<CountingReader<F
     Ok(BufReader::new(CountingReader { from, read }))
 }
 
-/// The text of a row, if it is not null.
+/// Returns the text of a row, or `None` if it is null.
 fn text(column: &dyn Array, row: usize) -> Option<Vec<u8>> {
     if column.is_null(row) {
         return None;
@@ -117,14 +117,14 @@ fn text(column: &dyn Array, row: usize) -> Option<Vec<u8>> {
     Some(text.as_bytes().to_vec())
 }
 
-/// The number of the column of text of this name.
+/// Returns the index of the text column of this name.
 fn column(schema: &Schema, key: &str) -> Option<usize> {
     let (column, field) = schema.column_with_name(key)?;
     let texts = [DataType::Utf8, DataType::LargeUtf8, DataType::Utf8View];
     texts.contains(field.data_type()).then_some(column)
 }
 
-/// The names of the columns.
+/// Lists the names of the columns.
 fn describe(schema: &Schema) -> String {
     let columns = schema.fields().iter();
     let names: Vec<_> = columns

@@ -1,7 +1,7 @@
-//! The rows of Parquet and Arrow files, of which only the columns of text are read.
+//! Rows of Parquet and Arrow files. Only the requested text columns are read.
 //!
-//! One page of a column, or one batch of rows, is in memory at a time. With the feature `parquet`; without it such files
-//! are errors.
+//! One page of a column, or one batch of rows, is in memory at a time. Requires the feature `parquet`. Without it,
+//! such files cause an error.
 
 #[cfg(feature = "parquet")]
 mod arrow;
@@ -15,19 +15,19 @@ use std::sync::atomic::AtomicU64;
 
 use super::error::InputError;
 
-/// The format of a table.
+/// Format of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TableFormat {
-    /// Parquet.
+    /// A Parquet file.
     Parquet,
-    /// An Arrow file, which Feather is too.
+    /// An Arrow file. Feather files have this format too.
     ArrowFile,
-    /// A stream of Arrow, as `datasets` writes it.
+    /// An Arrow stream. `datasets` writes this format.
     ArrowStream,
 }
 
 impl TableFormat {
-    /// Its name.
+    /// Returns the name of the format.
     pub fn name(self) -> &'static str {
         match self {
             Self::Parquet => "Parquet",
@@ -36,16 +36,16 @@ impl TableFormat {
     }
 }
 
-/// The texts of a row, one for each key, where it is not null.
+/// The texts of a row, one per key. A null value is `None`.
 pub type Row = Vec<Option<Vec<u8>>>;
 
-/// The rows of a table, in order.
+/// Iterator over the rows of a table, in order.
 pub type Rows = Box<dyn Iterator<Item = io::Result<Row>> + Send>;
 
-/// Opens a table, and reads the columns `keys` of its rows; `read` counts bytes of the file.
+/// Opens a table, and returns the columns `keys` of its rows. `read` counts the bytes of the file that were read.
 ///
 /// # Errors
-/// [`InputError::Io`], [`InputError::Column`].
+/// Returns [`InputError::Io`] or [`InputError::Column`].
 #[cfg(feature = "parquet")]
 pub fn open(
     path: &Path,
@@ -60,10 +60,10 @@ pub fn open(
     })
 }
 
-/// An error that tells how to build what reads tables.
+/// Returns an error that explains how to build with table support.
 ///
 /// # Errors
-/// Always [`InputError::NotBuilt`].
+/// Always returns [`InputError::NotBuilt`].
 #[cfg(not(feature = "parquet"))]
 pub fn open(
     path: &Path,

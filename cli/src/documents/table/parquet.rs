@@ -1,4 +1,4 @@
-//! The rows of a Parquet file.
+//! Rows of a Parquet file.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -18,24 +18,24 @@ use parquet::schema::types::{ColumnDescriptor, SchemaDescriptor};
 use super::Row;
 use crate::documents::error::InputError;
 
-/// Rows that are decoded at once.
+/// The number of rows that are decoded at once.
 const ROWS: usize = 64;
 
-/// The rows of a Parquet file, row group by row group.
+/// Iterator over the rows of a Parquet file, row group by row group.
 pub struct ParquetRows {
     file: SerializedFileReader<File>,
-    /// The columns of the keys, by their number.
+    /// The column index of each key.
     columns: Vec<usize>,
     /// The row group to open next.
     group: usize,
-    /// The readers of the columns in the row group that is read; none before and after it.
+    /// The column readers of the current row group. Empty before the first group and after the last.
     readers: Vec<ColumnReaderImpl<ByteArrayType>>,
     decoded: VecDeque<Row>,
     read: Arc<AtomicU64>,
 }
 
 impl ParquetRows {
-    /// Reads the schema.
+    /// Opens a file, and reads its schema.
     pub fn open(path: &Path, keys: &[String], read: &Arc<AtomicU64>) -> Result<Self, InputError> {
         let failed = |source| InputError::io("read", path, source);
         let file = regular_file::open(path).map_err(failed)?;
@@ -58,7 +58,7 @@ impl ParquetRows {
         })
     }
 
-    /// Decodes the next rows; there are none left if it decodes none.
+    /// Decodes the next rows. If it decodes none, there are no more rows.
     fn decode(&mut self) -> Result<(), ParquetError> {
         while self.decoded.is_empty() {
             if self.readers.is_empty() {
@@ -112,7 +112,7 @@ impl Iterator for ParquetRows {
     }
 }
 
-/// The next texts of a column, at most [`ROWS`], where they are not null.
+/// Returns the next texts of a column, at most [`ROWS`]. A null value is `None`.
 fn texts(
     column: &mut ColumnReaderImpl<ByteArrayType>,
 ) -> Result<Vec<Option<Vec<u8>>>, ParquetError> {
@@ -120,7 +120,7 @@ fn texts(
     let (rows, ..) = column.read_records(ROWS, Some(&mut levels), None, &mut values)?;
     let mut values = values.iter().map(|value| value.data().to_vec());
     if levels.is_empty() {
-        // A column that has no nulls.
+        // The column is required, so it has no nulls.
         return Ok(values.map(Some).collect());
     }
     let texts = levels.iter().take(rows).map(|level| match level {
@@ -130,7 +130,7 @@ fn texts(
     Ok(texts.collect())
 }
 
-/// The number of the column of text of this name.
+/// Returns the index of the text column of this name.
 fn column(schema: &SchemaDescriptor, key: &str) -> Option<usize> {
     schema.columns().iter().position(|column| {
         let is_key = matches!(column.path().parts(), [name] if name == key);
@@ -145,7 +145,7 @@ fn is_text(column: &ColumnDescriptor) -> bool {
         && texts.contains(&column.logical_type_ref())
 }
 
-/// The names of the columns.
+/// Lists the names of the columns.
 fn describe(schema: &SchemaDescriptor) -> String {
     let columns = schema.root_schema().get_fields().iter();
     let names: Vec<_> = columns

@@ -11,10 +11,10 @@ use super::args::{LaunchArgs, LaunchEngine, MAX_RANKS};
 use super::error::LaunchError;
 use super::{mpirun, program};
 
-/// Variables that only the process of a rank has.
+/// Variables that only exist in the process of a rank.
 const RANK_VARIABLES: [&str; 3] = ["RANK", "BURN_MEGATRON_RENDEZVOUS", "OMPI_COMM_WORLD_RANK"];
 
-/// A launch that can be started.
+/// Launch that can be started.
 #[derive(Clone, Debug)]
 pub struct LaunchPlan {
     /// The program of each rank and its arguments.
@@ -23,29 +23,29 @@ pub struct LaunchPlan {
     pub ranks: usize,
     /// The program that starts the ranks.
     pub starter: Starter,
-    /// The token with which ranks authenticate.
+    /// The token that authenticates the ranks.
     pub token: Token,
 }
 
-/// The program that starts the ranks.
+/// Program that starts the ranks.
 #[derive(Clone, Debug)]
 pub enum Starter {
-    /// This process alone.
+    /// This process starts the ranks directly.
     Spawn {
-        /// The port of the rendezvous; 0 for any free one.
+        /// The port of the rendezvous, or 0 for any free port.
         port: u16,
     },
-    /// This process, with the variables of mpirun.
+    /// This process starts the ranks with the variables of mpirun.
     Mpirun {
-        /// Open MPI's mpirun.
+        /// The path of Open MPI's mpirun.
         mpirun: PathBuf,
-        /// Further arguments.
+        /// Additional arguments for mpirun.
         arguments: Vec<String>,
     },
 }
 
 impl LaunchPlan {
-    /// The plan that `args` ask for; `variable` reads the environment.
+    /// Creates the plan for `args`. `variable` reads the environment.
     pub fn new(
         args: &LaunchArgs,
         variable: &dyn Fn(&str) -> Option<OsString>,
@@ -70,7 +70,7 @@ impl LaunchPlan {
         })
     }
 
-    /// The name of the communication engine.
+    /// Returns the name of the communication engine.
     pub fn engine(&self) -> &'static str {
         match self.starter {
             Starter::Spawn { .. } => "nccl",
@@ -79,7 +79,7 @@ impl LaunchPlan {
     }
 }
 
-/// The token that was given, or a new one.
+/// Returns the given token, or a new token.
 fn token(
     args: &LaunchArgs,
     variable: &dyn Fn(&str) -> Option<OsString>,
@@ -93,7 +93,7 @@ fn token(
     }
 }
 
-/// NCCL where the command has `--device cuda`, else MPI.
+/// Returns NCCL if the command has `--device cuda`, else MPI.
 fn default_engine(command: &[OsString]) -> LaunchEngine {
     let pairs = command.windows(2);
     let is_cuda = command.iter().any(|word| word == "--device=cuda")
@@ -120,7 +120,7 @@ fn check_flags(args: &LaunchArgs, engine: LaunchEngine) -> Result<(), LaunchErro
         ("--mpirun", args.mpirun.is_some()),
         ("--mpirun-args", args.mpirun_args.is_some()),
     ];
-    // The flags of the other engine.
+    // The flags that belong to the other engine.
     let (flags, engine, chosen) = match engine {
         LaunchEngine::Mpi => (&of_nccl[..], "nccl", "mpi"),
         _ => (&of_mpi[..], "mpi", "nccl"),
@@ -137,7 +137,7 @@ fn check_flags(args: &LaunchArgs, engine: LaunchEngine) -> Result<(), LaunchErro
 
 fn spawn_starter(args: &LaunchArgs) -> Result<Starter, LaunchError> {
     let port = args.master_port.unwrap_or(0);
-    // Checked here too, before the output folder is created.
+    // The port is checked here too, before the output folder is created.
     let bound = TcpListener::bind((Ipv4Addr::LOCALHOST, port));
     bound.map_err(|source| LaunchError::PortTaken { port, source })?;
     Ok(Starter::Spawn { port })
@@ -151,7 +151,7 @@ fn mpirun_starter(args: &LaunchArgs) -> Result<Starter, LaunchError> {
     })
 }
 
-/// The program of each rank and its arguments.
+/// Returns the program of each rank and its arguments.
 fn command(args: &LaunchArgs) -> Result<Vec<OsString>, LaunchError> {
     let program = match &args.program {
         Some(program) => program::find(program)?,

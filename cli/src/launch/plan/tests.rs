@@ -1,4 +1,4 @@
-//! What can be started, and what is refused before anything is.
+//! Tests which launches can be started, and which are refused before anything is started.
 
 use std::ffi::OsString;
 use std::fs::Permissions;
@@ -44,7 +44,7 @@ fn the_device_chooses_the_engine() {
             "{plan:?}"
         );
     }
-    // Whether or not mpirun is here, it is what is looked for.
+    // The plan needs mpirun, whether or not it is installed here.
     match plan_in("--ranks 2 -- pretrain --data cuda", &[]) {
         Ok(plan) => assert!(matches!(plan.starter, Starter::Mpirun { .. })),
         Err(error) => assert!(matches!(error, LaunchError::NoMpirun), "{error}"),

@@ -1,4 +1,4 @@
-//! The job that is started again: `pretrain`, from the newest checkpoint of its run folder, or another program.
+//! The job that is restarted: `pretrain` from the newest checkpoint of its run folder, or another program.
 
 use std::ffi::OsString;
 use std::fs;
@@ -21,7 +21,7 @@ use crate::pretrain::resolve::replica;
 use crate::recipe::Recipe;
 use crate::resume_mode::ResumeMode;
 
-/// A run of `pretrain`.
+/// Run of `pretrain`.
 pub struct PretrainJob {
     folder: PathBuf,
     /// The resolved recipe in TOML, for later attempts.
@@ -30,20 +30,21 @@ pub struct PretrainJob {
     skip: Vec<u64>,
 }
 
-/// The progress of a run before an attempt, from its folder.
+/// Progress of a run before an attempt, read from its folder.
 #[derive(Clone, Copy)]
 pub struct Progress {
-    /// The step of the newest checkpoint, 0 for none.
+    /// The step of the newest checkpoint, or 0 without a checkpoint.
     pub saved: u64,
     /// The length of the metrics file, which grows with each attempt that reaches its first step.
     metrics_bytes: u64,
 }
 
 impl PretrainJob {
-    /// The job of these arguments; `None` for a program that resumes by itself.
+    /// Returns the job for these arguments, or `None` for a program that resumes automatically.
     ///
     /// # Errors
-    /// A command that cannot be started again, and why; what `pretrain` itself refuses.
+    /// Returns an error with the reason if the command cannot be restarted. Also returns the errors of `pretrain`
+    /// itself.
     pub fn of(
         args: &LaunchArgs,
         families: &Families,
@@ -104,16 +105,16 @@ impl PretrainJob {
         })
     }
 
-    /// The run folder, which may not exist yet.
+    /// Returns the run folder, which may not exist yet.
     pub fn folder(&self) -> &PathBuf {
         &self.folder
     }
 
-    /// Writes the resolved recipe to a file for the next attempt. Each attempt has a new file, because files in the folder for
-    /// temporary files may be removed while a run lasts for weeks.
+    /// Writes the resolved recipe to a file for the next attempt. Each attempt gets a new file, because old temporary
+    /// files may be removed during a run of several weeks.
     ///
     /// # Errors
-    /// A folder for temporary files that cannot be written.
+    /// Returns an error if the temporary folder is not writable.
     pub fn write_recipe(&self) -> Result<NamedTempFile, Error> {
         let failed = |error: io::Error| format!("cannot write the recipe of a restart: {error}");
         let mut builder = tempfile::Builder::new();
@@ -123,7 +124,7 @@ impl PretrainJob {
         Ok(file)
     }
 
-    /// The words of a restart: the words `given`, with the file of the recipe and the run folder that go on.
+    /// Returns the arguments of a restart: the `given` arguments, with the recipe file and the run folder.
     pub fn restart_command(&self, given: &[OsString], recipe: &Path) -> Vec<OsString> {
         let restart = [
             "--restart".into(),
@@ -133,10 +134,11 @@ impl PretrainJob {
         given.iter().cloned().chain(restart).collect()
     }
 
-    /// The step of the newest complete checkpoint, from which the next attempt resumes; `None` if there is none.
+    /// Returns the step of the newest complete checkpoint, from which the next attempt resumes. Returns `None`
+    /// without a complete checkpoint.
     ///
     /// # Errors
-    /// A checkpoint that cannot be read now.
+    /// Returns an error if a checkpoint is currently unreadable.
     pub fn saved(&self) -> Result<Option<u64>, Error> {
         let checkpoints = self
             .folder
@@ -151,10 +153,10 @@ impl PretrainJob {
         Ok(newest.map(|newest| newest.metadata().step))
     }
 
-    /// Returns the progress of the run, from which the next attempt begins.
+    /// Returns the progress of the run, from which the next attempt starts.
     ///
     /// # Errors
-    /// As [`saved`](Self::saved).
+    /// See [`saved`](Self::saved).
     pub fn progress(&self) -> Result<Progress, Error> {
         let saved = self.saved()?.unwrap_or(0);
         let (_, metrics_bytes) = self.metrics().unwrap_or_default();
@@ -164,7 +166,8 @@ impl PretrainJob {
         })
     }
 
-    /// The step after which an attempt ended that began at `before`: the step of its checkpoint, if it made none.
+    /// Returns the last step of an attempt that began at `before`. If the attempt completed no step, returns the step
+    /// of its checkpoint.
     pub fn last_step(&self, before: Progress) -> u64 {
         match self.metrics() {
             Some((steps, bytes)) if bytes != before.metrics_bytes => steps.max(before.saved),
@@ -172,7 +175,7 @@ impl PretrainJob {
         }
     }
 
-    /// The steps in the metrics file, and its length; `None` if there is no run.
+    /// Returns the number of steps in the metrics file and the length of the file, or `None` if there is no run.
     fn metrics(&self) -> Option<(u64, u64)> {
         let path = RunFolder::open(&self.folder).ok()?.metrics();
         let records = read_metrics(&path).unwrap_or_default();
@@ -185,7 +188,7 @@ impl PretrainJob {
     }
 }
 
-/// Replaces `--dp auto` by the number that follows from the ranks.
+/// Replaces `--dp auto` by the number of data-parallel ranks that follows from the total number of ranks.
 fn follow_ranks(
     args: &mut PretrainArgs,
     ranks: usize,
@@ -196,7 +199,7 @@ fn follow_ranks(
     args.settings.set_data(1);
     let one = Recipe::resolve(args, families, default_recipe)?.recipe;
     args.micro_batches = micro_batches;
-    // The ranks refuse a number that is not a multiple.
+    // The ranks reject a number that is not a multiple.
     let data = ranks / replica(&one.parallel).max(1);
     args.settings.set_data(data.max(1));
     Ok(())
@@ -236,7 +239,7 @@ mod tests {
         let words: Vec<_> = words.iter().map(|word| word.to_str().unwrap()).collect();
         let mut args: PretrainArgs = crate::flags::parse(&words).unwrap();
         args.follow_restart();
-        // Before there is a run folder, it starts as the first time.
+        // While there is no run folder, the job starts as in the first attempt.
         assert_eq!(ResumeMode::of(&args).unwrap(), ResumeMode::Fresh);
         assert_eq!(resolve(&args), first);
         assert!(args.inject.is_empty() && args.ranks.deadline == 7.0);

@@ -1,7 +1,7 @@
-//! Starts a job again after a failure that may pass: `--max-restarts`.
+//! Restarts a job after a transient failure: `--max-restarts`.
 //!
-//! Each attempt is a world of its own, with another token and id, and begins after all processes of the one before have
-//! ended. [`verdict`] says why a world ended, [`policy`] what follows.
+//! Each attempt has its own world, with a new token and id. It begins after all processes of the previous attempt
+//! have ended. [`verdict`] determines why a world ended, and [`policy`] decides whether to restart.
 
 pub mod job;
 mod policy;
@@ -24,10 +24,10 @@ use policy::{Decision, Failure, RestartPolicy};
 use record::{AttemptLog, AttemptRecord};
 use verdict::Verdict;
 
-/// The time before the first restart, by default.
+/// The default time before the first restart.
 const DEFAULT_DELAY: Duration = Duration::from_secs(1);
 
-/// Runs the worlds of a job until it is complete or must not be started again; returns the exit code.
+/// Runs the worlds of a job until it is complete or must not be restarted. Returns the exit code.
 pub fn run(
     args: &LaunchArgs,
     plan: LaunchPlan,
@@ -53,7 +53,7 @@ pub fn run(
 
 struct Restarts<'a> {
     args: &'a LaunchArgs,
-    /// `None` for a program that resumes by itself.
+    /// The job, or `None` for a program that resumes automatically.
     job: Option<&'a PretrainJob>,
     signals: &'a TerminationSignals,
     policy: RestartPolicy,
@@ -64,7 +64,7 @@ impl Restarts<'_> {
     fn run(&mut self, mut plan: LaunchPlan) -> Result<u8, LaunchError> {
         let mut attempt = Attempt::first();
         let given = plan.command[1..].to_vec();
-        // The file of the recipe exists as long as the attempt that reads it.
+        // Keeps the recipe file while the attempt that reads it is running.
         let mut recipe: Option<NamedTempFile> = None;
         loop {
             let before = self.job.map(PretrainJob::progress).transpose()?;
@@ -106,7 +106,7 @@ impl Restarts<'_> {
                 return Ok(RankExitStatus::Signal(signal).exit_code());
             }
             attempt.number += 1;
-            // What is left of the world before, if anything, cannot join this one.
+            // With a new token, leftover processes of the previous world cannot join the new world.
             plan.token =
                 Token::random().map_err(LaunchError::system("no token can be generated"))?;
             if let Some(job) = self.job {
@@ -118,8 +118,8 @@ impl Restarts<'_> {
         }
     }
 
-    /// Decides what follows the end of a world after the step `to_step`, and prints why. Also returns the step of the newest
-    /// checkpoint, if there is one.
+    /// Decides whether to restart after a world that ended after the step `to_step`, and prints the reason. Also
+    /// returns the step of the newest checkpoint.
     fn decide(
         &mut self,
         result: &RunResult,

@@ -1,43 +1,43 @@
-//! Decides whether a job that failed is started again, and when. Pure: no processes, no clock.
+//! Decides whether and when a failed job is restarted. This is pure logic, without processes or clocks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::verdict::Verdict;
 
-/// The failures of one step after which the job is not started again.
+/// The number of failures at the same step after which the job is not restarted.
 const STEP_FAILURES: usize = 3;
-/// The longest time before a restart, unless the first is longer.
+/// The maximum delay before a restart, unless the first delay is longer.
 const MAX_DELAY: Duration = Duration::from_secs(60);
 
-/// A failure, as the decision sees it.
+/// Failure, as input of the decision.
 #[derive(Clone, Copy, Debug)]
 pub struct Failure<'a> {
     pub verdict: Verdict,
     /// The report of the rank that failed.
     pub message: &'a str,
-    /// The step that failed, from 1, where it is known.
+    /// The step that failed, from 1, if it is known.
     pub step: Option<u64>,
-    /// The step of the newest checkpoint; `None` if there is none.
+    /// The step of the newest checkpoint, or `None` without a checkpoint.
     pub saved: Option<u64>,
 }
 
-/// The consequence of a failure.
+/// Decision after a failure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// The restart of this number, from 1, after this time.
+    /// Restart with this number, from 1, after this delay.
     Restart { number: usize, delay: Duration },
-    /// No restart, for this reason.
+    /// Do not restart, for this reason.
     Stop(String),
 }
 
-/// The restarts of a job.
+/// Policy for the restarts of a job.
 #[derive(Debug)]
 pub struct RestartPolicy {
     max: usize,
     first_delay: Duration,
     made: usize,
-    /// The restarts since the last one that followed a new checkpoint.
+    /// The number of consecutive restarts without a new checkpoint.
     without_progress: u32,
     saved: Option<u64>,
     failed_steps: BTreeMap<u64, usize>,
@@ -45,8 +45,8 @@ pub struct RestartPolicy {
 }
 
 impl RestartPolicy {
-    /// At most `max` restarts, the first after `first_delay`. The time is doubled with each restart that follows without
-    /// a new checkpoint.
+    /// Creates a policy with at most `max` restarts, the first after `first_delay`. The delay doubles with each
+    /// further restart without a new checkpoint.
     pub fn new(max: usize, first_delay: Duration) -> Self {
         Self {
             max,
@@ -59,7 +59,7 @@ impl RestartPolicy {
         }
     }
 
-    /// Decides what follows a failure.
+    /// Decides whether to restart after a failure.
     pub fn decide(&mut self, failure: &Failure) -> Decision {
         let times = failure.step.map(|step| {
             let times = self.failed_steps.entry(step).or_default();
@@ -98,7 +98,7 @@ impl RestartPolicy {
     }
 }
 
-/// A message without its numbers: a panic at the same place may tell other sizes.
+/// Removes the numbers from a message, because a panic at the same place may report other sizes.
 fn without_numbers(message: &str) -> String {
     message.replace(|c: char| c.is_ascii_digit(), "")
 }
@@ -157,7 +157,7 @@ mod tests {
         }
         let third = policy.decide(&failure(Verdict::Lost, 13, 10));
         stops(third, "step 13 has failed 3 times");
-        // A program of another kind has no steps.
+        // A program other than `pretrain` has no steps.
         let unknown = Failure {
             step: None,
             saved: None,

@@ -1,4 +1,4 @@
-//! The record of the attempts at a job: `restarts.jsonl` in the run folder, and the closing table.
+//! Records the attempts at a job: `restarts.jsonl` in the run folder, and the closing table.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -10,42 +10,43 @@ use serde::Serialize;
 
 use crate::terminal;
 
-/// The file in the run folder.
+/// The name of the file in the run folder.
 const FILE: &str = "restarts.jsonl";
 
-/// One attempt at the job, after its end.
+/// Record of an attempt at the job, after its end.
 #[derive(Clone, Debug, Serialize)]
 pub struct AttemptRecord {
-    /// Its number, from 0.
+    /// The number of the attempt, from 0.
     pub attempt: usize,
-    /// The id of its world.
+    /// The id of the world.
     pub job: String,
     pub ranks: usize,
-    /// The step after which it began and that after which it ended, where they are known.
+    /// The step after which the attempt began. `to_step` is the step after which it ended. Both are `None` if
+    /// unknown.
     pub from_step: Option<u64>,
     pub to_step: Option<u64>,
-    /// The duration.
+    /// The duration in seconds.
     pub seconds: f64,
-    /// The verdict on its end.
+    /// The verdict on the end of the attempt.
     pub verdict: &'static str,
     /// The exit status of the rank that failed first.
     pub cause: String,
-    /// The text of its report.
+    /// The failure report of that rank.
     pub report: Option<String>,
-    /// The consequence.
+    /// The decision after the attempt.
     pub next: String,
 }
 
-/// The attempts at a job.
+/// Log of the attempts at a job.
 pub struct AttemptLog {
     folder: Option<PathBuf>,
     attempts: Vec<AttemptRecord>,
-    /// The number of attempts that are in the file.
+    /// The number of attempts that are already in the file.
     written: usize,
 }
 
 impl AttemptLog {
-    /// The log of a job, in its run folder if it has one.
+    /// Creates the log of a job. It is written to the run folder, if the job has one.
     pub fn new(folder: Option<&Path>) -> Self {
         Self {
             folder: folder.map(Path::to_owned),
@@ -54,10 +55,10 @@ impl AttemptLog {
         }
     }
 
-    /// Adds an attempt. Where the file cannot be written, the job goes on, with a warning.
+    /// Adds an attempt. If the file cannot be written, prints a warning and continues.
     pub fn add(&mut self, attempt: AttemptRecord) {
         self.attempts.push(attempt);
-        // Before there is a run in the folder, `pretrain` would refuse a folder that is not empty.
+        // If the folder contains no run yet, do not write to it: `pretrain` refuses a folder that is not empty.
         let begun = |folder: &&PathBuf| folder.join("config.toml").is_file();
         let Some(path) = self
             .folder
@@ -73,7 +74,7 @@ impl AttemptLog {
         }
     }
 
-    /// The table of all attempts, if there are several.
+    /// Returns a table of all attempts if there are several.
     pub fn summary(&self) -> Option<String> {
         if self.attempts.len() < 2 {
             return None;

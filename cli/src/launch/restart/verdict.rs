@@ -1,4 +1,4 @@
-//! Why a world ended, and whether its job may be started again.
+//! Determines why a world ended, and whether its job may be restarted.
 
 use std::fmt;
 
@@ -9,16 +9,16 @@ use crate::launch::exit_status::RankExitStatus;
 use crate::launch::supervise::JobFailure;
 use crate::launch::world::RunResult;
 
-/// Why a world ended.
+/// Reason why a world ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Every rank succeeded.
     Complete,
-    /// By SIGINT, SIGTERM or SIGHUP, which the launcher or a rank received.
+    /// The launcher or a rank received SIGINT, SIGTERM or SIGHUP.
     Interrupted,
     /// A process was ended by a signal.
     Signal,
-    /// A rank does not answer: no heartbeat, a deadline has passed, or its connection broke.
+    /// A rank does not respond: a heartbeat is missing, a deadline has passed, or a connection was lost.
     Lost,
     /// A rank panicked.
     Panic,
@@ -26,13 +26,13 @@ pub enum Verdict {
     Usage,
     /// A check of a step found a wrong result.
     Step(StepVerdict),
-    /// A rank ended with an error, which would occur again: of its settings or files, a run that diverged, calls of two ranks
-    /// that differ.
+    /// A rank ended with an error that would occur again: invalid settings or files, a run that diverged, or
+    /// different calls on two ranks.
     Error,
 }
 
 impl Verdict {
-    /// The verdict on a world.
+    /// Returns the verdict on a world.
     pub fn of(end: &RunResult) -> Self {
         if end.interrupted.is_some() {
             return Self::Interrupted;
@@ -40,7 +40,7 @@ impl Verdict {
         match &end.failure {
             None => Self::Complete,
             Some(JobFailure::Rank { status, .. }) => Self::of_rank(status, end.kind),
-            // mpirun refuses its arguments.
+            // mpirun rejected its arguments.
             Some(JobFailure::Starter(RankExitStatus::Code(_))) if !end.has_started => Self::Usage,
             Some(JobFailure::Starter(RankExitStatus::Signal(_))) => Self::Signal,
             Some(JobFailure::Guard(RankExitStatus::Signal(_))) => Self::Signal,
@@ -50,7 +50,7 @@ impl Verdict {
         }
     }
 
-    /// The verdict on the rank that failed first; `kind` is what the rendezvous knows of the failure.
+    /// Returns the verdict on the rank that failed first. `kind` is the kind of failure that the rendezvous recorded.
     fn of_rank(status: &RankExitStatus, kind: Option<FailureKind>) -> Self {
         let code = match status {
             RankExitStatus::Signal(libc::SIGINT) => return Self::Interrupted,
@@ -65,11 +65,11 @@ impl Verdict {
         if let Some(step) = step {
             return Self::Step(step);
         }
-        // As a shell reports a command that a signal ended.
+        // A shell reports a command that was ended by a signal with 128 + the signal.
         let signal = code - 128;
         match u8::try_from(code).unwrap_or(u8::MAX) {
             WorldError::EXIT_PANIC => Self::Panic,
-            // The rank that they lost has no exit code of its own.
+            // This rank lost another rank, which has no exit code.
             WorldError::EXIT_PEER_FAILED | WorldError::EXIT_NO_RENDEZVOUS => Self::Lost,
             WorldError::EXIT_OWN_ERROR if kind.is_some_and(is_lost) => Self::Lost,
             2 | 126 | 127 => Self::Usage,
@@ -79,7 +79,7 @@ impl Verdict {
         }
     }
 
-    /// Whether the fault may pass, so that the job is started again.
+    /// Returns whether the failure may be transient, so that the job is restarted.
     pub fn may_pass(self) -> bool {
         match self {
             Self::Signal | Self::Lost | Self::Panic => true,
@@ -88,7 +88,7 @@ impl Verdict {
         }
     }
 
-    /// A short name, for the record.
+    /// Returns a short name for the record.
     pub fn name(self) -> &'static str {
         match self {
             Self::Complete => "complete",
@@ -107,7 +107,7 @@ impl Verdict {
     }
 }
 
-/// Whether a failure means that another rank, or the way to it, was lost.
+/// Returns whether the failure means that another rank or the connection to it was lost.
 fn is_lost(kind: FailureKind) -> bool {
     match kind {
         FailureKind::ProcessExited
@@ -172,7 +172,7 @@ mod tests {
             (Code(1), Some(FailureKind::Mismatch), Verdict::Error),
             (Code(1), Some(FailureKind::Timeout), Verdict::Lost),
             (Code(1), Some(FailureKind::Transport), Verdict::Lost),
-            // The run diverged: all ranks had returned.
+            // The run diverged after all ranks had returned.
             (Code(1), None, Verdict::Error),
             (Code(2), own, Verdict::Usage),
             (Code(3), Some(FailureKind::NoHeartbeat), Verdict::Lost),

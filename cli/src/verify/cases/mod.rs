@@ -26,7 +26,7 @@ use crate::recipe::Recipe;
 use crate::recipe::merge::RecipeLayers;
 use settings::{IN_16_BITS, SETTINGS, SettingCase, apply};
 
-/// A case: a model with the settings of a recipe, in some layouts. One table of the report.
+/// Case of `verify`: a model with the settings of a recipe, in some layouts. Each case is one table of the report.
 #[derive(Clone)]
 pub struct VerifyCase {
     pub name: String,
@@ -37,10 +37,10 @@ pub struct VerifyCase {
     pub packed: bool,
 }
 
-/// The seeds of `--all`.
+/// The seeds for `--all`.
 const SEEDS: [u64; 3] = [1, 2, 3];
 
-/// The cases of the flags.
+/// Returns the cases for the flags.
 pub fn cases(
     args: &VerifyArgs,
     families: &Families,
@@ -65,7 +65,7 @@ pub fn cases(
     Ok(cases)
 }
 
-/// The cases of `--models`, without the other flags.
+/// Returns the cases for `--models`, without applying the other flags.
 fn of_models(args: &VerifyArgs, families: &Families) -> Result<Vec<VerifyCase>, Error> {
     let usual = usual();
     let (transformers, models) = selected(&args.models, families)?;
@@ -81,7 +81,7 @@ fn of_models(args: &VerifyArgs, families: &Families) -> Result<Vec<VerifyCase>, 
     for model in &transformers {
         let layouts = match &args.layouts[..] {
             [] => model.layouts(),
-            // Of models that were not asked for, those that have none of the layouts are left out.
+            // Models that were not requested are skipped if they support none of the layouts.
             given if args.models.is_empty() => {
                 let family = Model::transformer(model.config());
                 match supported(&family, given) {
@@ -119,8 +119,8 @@ fn of_models(args: &VerifyArgs, families: &Families) -> Result<Vec<VerifyCase>, 
     Ok(cases)
 }
 
-/// The small transformers and the families of these names. Without names: the transformers where their families are
-/// registered, and all other families.
+/// Returns the small transformers and the families of these names. Without names, returns the transformers if a
+/// transformer family is registered, and all other registered families.
 fn selected(
     names: &[String],
     families: &Families,
@@ -158,7 +158,7 @@ fn selected(
     Ok((transformers, models))
 }
 
-/// The layouts that a model supports; how many it does not is printed.
+/// Returns the layouts that a model supports. Prints the number of unsupported layouts.
 fn supported(model: &Model, layouts: &[Layout]) -> Result<Vec<Layout>, Error> {
     let (mut fitting, mut reason) = (vec![], None);
     for layout in layouts {
@@ -181,8 +181,8 @@ fn supported(model: &Model, layouts: &[Layout]) -> Result<Vec<Layout>, Error> {
     }
 }
 
-/// Every transformer with every seed, setting, type and 8-bit scaling recipe. Where values are rounded otherwise than
-/// on one rank, a router may choose other experts: models with experts are left out there.
+/// Returns cases of every transformer with every seed, setting, type and FP8 scaling recipe. If values are rounded
+/// differently from one rank, a router may choose other experts. Such cases therefore contain no models with experts.
 fn all_transformers(models: &[VerifyModel]) -> Result<Vec<VerifyCase>, Error> {
     let mut cases = vec![];
     for model in models {
@@ -223,7 +223,7 @@ fn all_transformers(models: &[VerifyModel]) -> Result<Vec<VerifyCase>, Error> {
     Ok(cases)
 }
 
-/// A family with every seed and type.
+/// Returns cases of a family with every seed and type.
 fn all_of_family(model: &Model, layouts: &[Layout]) -> Result<Vec<VerifyCase>, Error> {
     let layouts = supported(model, layouts)?;
     let (seeds, types) = (SEEDS.into_iter(), [VerifyType::F32, VerifyType::Bf16]);
@@ -241,7 +241,7 @@ fn all_of_family(model: &Model, layouts: &[Layout]) -> Result<Vec<VerifyCase>, E
     Ok(all.map(case).collect())
 }
 
-/// A small transformer.
+/// Returns a case of a small transformer.
 fn small(model: VerifyModel, seed: u64, layouts: &[Layout]) -> VerifyCase {
     let name = format!("{model:?}");
     case(
@@ -252,7 +252,7 @@ fn small(model: VerifyModel, seed: u64, layouts: &[Layout]) -> VerifyCase {
     )
 }
 
-/// A model, with gradient clipping at every step.
+/// Returns a case of a model, with gradient clipping at every step.
 fn case(name: &str, model: Model, seed: u64, layouts: Vec<Layout>) -> VerifyCase {
     let usual = VerifyOptions::default();
     VerifyCase {
@@ -274,7 +274,8 @@ fn case(name: &str, model: Model, seed: u64, layouts: Vec<Layout>) -> VerifyCase
     }
 }
 
-/// A setting of a model, in those of its layouts that the model supports; in none if the model cannot have the setting.
+/// Returns a case for a setting of a model, in the layouts of the setting that the model supports. The case has no
+/// layouts if the model cannot have the setting.
 fn set(setting: &SettingCase, model: VerifyModel, seed: u64) -> Result<VerifyCase, Error> {
     let (name, _, layouts, keys) = setting;
     let layouts: Result<Vec<Layout>, _> = layouts.iter().map(|name| name.parse()).collect();
@@ -295,7 +296,7 @@ fn set(setting: &SettingCase, model: VerifyModel, seed: u64) -> Result<VerifyCas
     Ok(case)
 }
 
-/// A recipe in its own layout, or in those of the flags.
+/// Returns a case for a recipe, in its own layout or in the layouts of the flags.
 fn of_recipe(name: &str, recipe: Recipe, args: &VerifyArgs) -> Result<VerifyCase, Error> {
     let layouts = if args.layouts.is_empty() {
         vec![own_layout(&recipe)?]
@@ -312,7 +313,7 @@ fn of_recipe(name: &str, recipe: Recipe, args: &VerifyArgs) -> Result<VerifyCase
     })
 }
 
-/// The layout of a recipe.
+/// Returns the layout of a recipe.
 fn own_layout(recipe: &Recipe) -> Result<Layout, Error> {
     recipe.plan()?;
     let parallel = &recipe.parallel;
@@ -417,7 +418,7 @@ impl VerifyCase {
         Ok(())
     }
 
-    /// The settings of the subject, without its model.
+    /// Returns the settings of the subject, without its model.
     pub fn subject(&self) -> ModelSubject<()> {
         let (recipe, train) = (&self.recipe, &self.recipe.train);
         ModelSubject {
@@ -433,7 +434,7 @@ impl VerifyCase {
         }
     }
 
-    /// The options of `verify`.
+    /// Returns the options for `verify`.
     pub fn options(&self, args: &VerifyArgs) -> VerifyOptions {
         let usual = VerifyOptions::default();
         VerifyOptions {
@@ -441,7 +442,7 @@ impl VerifyCase {
             tolerance: args.tolerance.unwrap_or(usual.tolerance),
             train: TrainConfig {
                 data_parallel: DataParallelConfig {
-                    // Both are set by the layout.
+                    // The layout sets `hsdp`.
                     hsdp: None,
                     ..self.recipe.sharing()
                 },

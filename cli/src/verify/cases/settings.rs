@@ -1,4 +1,4 @@
-//! Settings that `verify` tries on its small transformers.
+//! Settings that `verify` tests on its small transformers.
 
 use toml::Table;
 
@@ -7,7 +7,8 @@ use crate::error::Error;
 use crate::recipe::Recipe;
 use crate::settings::keys::remove;
 
-/// Settings that must not change the result: a name, a model and layouts in which they have an effect, and their keys in TOML.
+/// Settings that must not change the result: a name, a model and layouts in which they have an effect, and their keys
+/// in TOML.
 pub type SettingCase = (
     &'static str,
     VerifyModel,
@@ -231,7 +232,7 @@ pub const SETTINGS: [SettingCase; 30] = [
     ),
 ];
 
-/// On one node and on two.
+/// Layouts on one node and on several nodes.
 const FP8_DISPATCH_LAYOUTS: &[&str] = &[
     "ep2-dp2-mb2",
     "tp2-sp-ep2-etp2-dp2-mb2",
@@ -240,7 +241,7 @@ const FP8_DISPATCH_LAYOUTS: &[&str] = &[
     "ep4-pp2-dp4-mb1-z1-node2/1f1b",
 ];
 
-/// Sets the keys of a case in a recipe. Models without experts stay as they are.
+/// Sets the keys of a case in a recipe. For models without experts, the keys of experts are ignored.
 pub fn apply(recipe: &Recipe, keys: &str) -> Result<Recipe, Error> {
     let mut keys: Table = keys.parse()?;
     let has_experts = recipe
@@ -253,7 +254,7 @@ pub fn apply(recipe: &Recipe, keys: &str) -> Result<Recipe, Error> {
     recipe.with_keys(&keys)
 }
 
-/// Settings for 16-bit types, for `--all`.
+/// Settings for 16-bit types with `--all`.
 pub const IN_16_BITS: [SettingCase; 1] = [(
     "reduce_in_16_bits, moments = bf16",
     VerifyModel::Llama,

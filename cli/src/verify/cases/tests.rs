@@ -12,7 +12,7 @@ fn args(flags: &str) -> VerifyArgs {
     parse_text(flags).unwrap()
 }
 
-/// The case of a recipe in a file, with these flags.
+/// Returns the case of a recipe with these flags.
 fn of(recipe: &str, flags: &str) -> Result<VerifyCase, Error> {
     let recipe = crate::recipe::parsed(recipe).unwrap();
     let args = args(flags);
@@ -141,7 +141,7 @@ fn what_cannot_be_honoured_is_named() {
     assert_refused(&recipe, "", "parallel.schedule = ");
 }
 
-/// Each setting is valid in the layouts in which it is tried.
+/// Checks that each setting is valid in its layouts.
 #[test]
 fn every_setting_fits_its_layouts() {
     let named = |args: &VerifyArgs| cases(args, &Families::transformers(), "").unwrap();
@@ -150,11 +150,13 @@ fn every_setting_fits_its_layouts() {
     let all = named(&args("--all"));
     let dense = 3 + SETTINGS.len() + 2 + IN_16_BITS.len() + 4;
     let with_experts = 3 + SETTINGS.len() + 1 + 1;
-    // A ring cannot serve the two GPTs, which drop probabilities of attention, Gemma, whose scores have a soft cap, and
-    // DeepSeek, which gathers latents; those without experts have neither exchanges of them nor sums of their gradients. Hybrid
-    // context parallelism serves neither these nor the four others with experts. With experts there is neither GELU as an
-    // epilogue nor a CUDA graph, and three dense models have another activation. Three models normalize queries and keys,
-    // which rules out QK-Clip.
+    // Combinations that are not supported:
+    // - A ring does not support the two GPTs (attention dropout), Gemma (soft cap of the scores) and DeepSeek
+    //   (gathers latents).
+    // - Models without experts have no expert exchanges, and no gradient sums of experts.
+    // - Hybrid context parallelism supports none of these models, nor the four other models with experts.
+    // - Models with experts have no GELU epilogue and no CUDA graph. Three dense models have another activation.
+    // - Three models normalize queries and keys, which rules out QK-Clip.
     let (without, with) = (5 * (dense - 4), 5 * (with_experts - 2));
     assert_eq!(all.len(), without + with - 3 - 4 - 8 - 3);
     for case in plain.iter().chain(&all) {
@@ -172,7 +174,7 @@ fn every_setting_fits_its_layouts() {
     assert_eq!(named(&args("--models llama --layouts dp2")).len(), 1);
 }
 
-/// A case that cannot run would be an error in the middle of `verify --all`, which takes minutes.
+/// Finds invalid cases early. Otherwise they would be errors in the middle of `verify --all`, which takes minutes.
 #[test]
 fn every_model_can_be_trained_with_its_settings() {
     let all = cases(&args("--all"), &Families::transformers(), "").unwrap();
@@ -188,7 +190,7 @@ fn every_model_can_be_trained_with_its_settings() {
                 precision: Precision::F64,
                 ..DataParallelConfig::default()
             },
-            // `verify` runs the micro-batches of a graph without one.
+            // `verify` runs the micro-batches of a CUDA graph without the graph.
             cuda_graph: false,
             ..case.recipe.train.clone()
         };
@@ -200,7 +202,7 @@ fn every_model_can_be_trained_with_its_settings() {
     assert!(count > 30, "{count}");
 }
 
-/// Every feature of a model is in one of the small ones.
+/// Checks that every model feature occurs in one of the small models.
 #[test]
 fn the_small_models_have_every_feature() {
     let models = VerifyModel::ALL.map(VerifyModel::config);
@@ -225,11 +227,11 @@ fn the_small_models_have_every_feature() {
     assert!(some(|model| !model.layer_windows.is_empty()));
 }
 
-/// Without names a command verifies its own families, in the layouts that each supports.
+/// Checks that, without names, a command verifies its own families in the layouts that each family supports.
 #[test]
 fn a_registered_family_is_verified_where_it_can_run() {
     let mut families = Families::none();
-    // Two heads: no layout with tensor 4.
+    // With two heads, no layout with tensor 4 is supported.
     let small = burn_megatron_models::TransformerConfig {
         heads: 2,
         hidden: 8,

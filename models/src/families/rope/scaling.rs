@@ -6,7 +6,7 @@ use super::{Around, yarn};
 use crate::RotaryScaling;
 use crate::hf::{ConfigKeys, HfConfigError};
 
-/// Reads the base and the scaling in an object, if there is one.
+/// Reads the base and the scaling from `inner`. Returns no base and no scaling if `inner` is `None`.
 pub(super) fn read(
     inner: Option<ConfigKeys>,
     around: Around,

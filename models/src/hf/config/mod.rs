@@ -120,6 +120,18 @@ impl<F: HfFamily> HfConfig<F> {
 
     /// Returns the content of its `config.json`, for `transformers` 4 and 5.
     ///
+    /// ```
+    /// use burn_megatron_models::TransformerConfig;
+    /// use burn_megatron_models::hf::{HfConfig, ModelFamily};
+    ///
+    /// let json = HfConfig::<ModelFamily>::of(&TransformerConfig::llama())?.to_json()?;
+    /// let config = HfConfig::<ModelFamily>::parse(json.as_bytes())?;
+    /// assert_eq!(config.family, ModelFamily::Llama);
+    /// assert_eq!(config.model.hidden, 128);
+    /// assert!(HfConfig::<ModelFamily>::parse(br#"{"model_type": "bert"}"#).is_err());
+    /// # Ok::<(), burn_megatron_models::hf::HfConfigError>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// See [`check`](Self::check).

@@ -69,7 +69,7 @@ pub(super) fn read(path: &Path) -> Result<LoraConfig, HfError> {
     config.map_err(|source| HfError::Config { path, source })
 }
 
-/// Returns the path in `base_model_name_or_path`, if there is one.
+/// Returns the path in `base_model_name_or_path`, or `None` without a path.
 ///
 /// # Errors
 ///

@@ -148,7 +148,7 @@ fn write_tensors(path: &Path, tensors: Stored) {
     fs::write(path, file).unwrap();
 }
 
-/// Returns the part of a tensor in a slice of it.
+/// Returns the data of a slice of a tensor.
 fn cut(all: &[u8], shape: &[usize], slice: &TensorSlice, size: usize) -> Vec<u8> {
     let runs = slice.runs(shape).into_iter();
     runs.flat_map(|run| all[run.in_tensor * size..(run.in_tensor + run.len) * size].to_vec())

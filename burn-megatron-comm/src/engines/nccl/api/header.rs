@@ -1,4 +1,5 @@
-//! The functions, layouts and numbers of this engine are those of `nccl.h`: assertions in C that a compiler checks.
+//! Tests that the functions, layouts and numbers of this engine match `nccl.h`. The tests are C assertions that a
+//! compiler checks.
 
 use std::fmt::Write;
 use std::mem::offset_of;
@@ -13,10 +14,10 @@ use super::*;
 use crate::buffer::DType;
 use crate::call::ReduceOp;
 
-/// The variable with the path of a header; `cargo xtask check-nccl` sets it.
+/// The environment variable with the path of the header. `cargo xtask check-nccl` sets it.
 const VARIABLE: &str = "BURN_MEGATRON_TEST_NCCL_H";
 
-/// The header includes those of CUDA, of which it needs a few types.
+/// The parts of the CUDA headers that `nccl.h` needs.
 const CUDA: &str = "#include <stddef.h>\n#include <limits.h>\n#define CUDART_VERSION 12080\n\
                     #define __CUDA_BF16_TYPES_EXIST__\ntypedef struct CUstream_st* cudaStream_t;\n\
                     typedef struct CUevent_st* cudaEvent_t;\n";
@@ -34,7 +35,7 @@ fn the_header_agrees() {
         text.contains(&format!("{MAGIC:#x}")),
         "another magic number"
     );
-    // The compiler finds what is wrong.
+    // The compiler reports wrong declarations.
     let wrong = [
         equal("offsetof(ncclConfig_t, maxCTAs)", 24, Version::MIN),
         prototype("ncclCommDestroy", &["*mut RawComm"], "Code", Version::MIN),
@@ -45,7 +46,7 @@ fn the_header_agrees() {
     }
 }
 
-/// Whether C after the header compiles, and what the compiler says.
+/// Compiles C code after the header. Returns whether it compiles, and the output of the compiler.
 fn compile(header: &str, c: &str) -> (bool, String) {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
@@ -144,7 +145,7 @@ fn assertions() -> String {
     c.concat()
 }
 
-/// Asserts that a constant of the header has this value, in versions that have it.
+/// Asserts that a constant of the header has this value, in versions that have the constant.
 fn equal(constant: &str, value: i64, since: Version) -> String {
     let assertion = format!("_Static_assert(({constant}) == ({value}), \"{constant}\");");
     with(&assertion, since)
@@ -171,7 +172,7 @@ fn with(line: &str, since: Version) -> String {
     c
 }
 
-/// A type of [`Api`] in C.
+/// Converts a type of [`Api`] to C.
 fn c_type(name: &str) -> String {
     if let Some(target) = name.strip_prefix("*mut ") {
         return format!("{}*", c_type(target));

@@ -23,18 +23,18 @@ pub(super) struct CudaBufferProvider {
     submitter: Submitter,
     context_events: Option<ContextEvents>,
     order: StreamOrder,
-    /// Why the order is not a faster one.
+    /// The reasons why a faster order is not available.
     reasons: Vec<String>,
-    /// The first error on the thread that submits; every later call fails with it.
+    /// The first error on the thread that submits work. Every later call fails with this error.
     failure: Arc<Mutex<Option<String>>>,
 }
 
 impl CudaBufferProvider {
-    /// Provides the memory of tensors on the device `index`, in the given order, or the one that the environment
-    /// selects, or the best that is available.
+    /// Creates the provider for tensors on the device `index`. Uses `order`, or the order that the environment selects,
+    /// or the best available order.
     ///
     /// # Errors
-    /// Why the selected order is not available.
+    /// The reason why the selected order is not available.
     pub fn new(
         index: usize,
         driver: &Arc<CudaDeviceDriver>,
@@ -66,7 +66,7 @@ impl CudaBufferProvider {
     }
 }
 
-/// Whether the stream of a small tensor can be found.
+/// Checks that the stream of a small tensor can be found.
 fn try_stream(index: usize, submitter: &Submitter) -> Result<(), String> {
     let look = || {
         let pair = TensorPair::new(Tensor::ones([1], &Device::cuda(index)), 1)?;
@@ -198,7 +198,7 @@ fn provide_after_host(
     };
     buffers.resolve(Ok(ready().map_err(error)?));
     wake();
-    // The buffers are marked as launched only when the device is done, so nothing is left to wait for.
+    // The buffers are marked as launched only after the device has executed the call, so there is nothing to wait for.
     Ok(Box::new(move || Ok(pair.into_output())))
 }
 

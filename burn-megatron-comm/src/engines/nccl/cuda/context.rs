@@ -1,4 +1,4 @@
-//! Events of a whole context, which drivers have since CUDA 12.5.
+//! Events of a whole context, which drivers support since CUDA 12.5.
 
 use std::ffi::{c_int, c_void};
 
@@ -6,8 +6,8 @@ use super::super::driver::Event;
 
 type ContextEventFn = unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_int;
 
-/// `cuCtxRecordEvent` and `cuCtxWaitEvent`, looked up by name, as the bindings have them only if they were built
-/// on a machine with a new CUDA.
+/// `cuCtxRecordEvent` and `cuCtxWaitEvent`. They are looked up by name, because the bindings contain them only if they
+/// were built on a machine with a new CUDA version.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ContextEvents {
     record: ContextEventFn,
@@ -16,10 +16,10 @@ pub(super) struct ContextEvents {
 }
 
 impl ContextEvents {
-    /// The events of `context`.
+    /// Loads the functions for events of `context`.
     ///
     /// # Errors
-    /// If the driver has no such functions.
+    /// If the driver does not have these functions.
     pub fn of(context: *mut c_void) -> Result<Self, String> {
         let name = if cfg!(windows) {
             "nvcuda.dll"
@@ -28,7 +28,7 @@ impl ContextEvents {
         };
         let missing =
             |error| format!("the CUDA driver has no context events, CUDA 12.5 has ({error})");
-        // SAFETY: the driver is open already, and both functions take a context and an event.
+        // SAFETY: the driver is already loaded, and both functions take a context and an event.
         unsafe {
             let driver = libloading::Library::new(name).map_err(missing)?;
             let record = *driver.get(b"cuCtxRecordEvent").map_err(missing)?;
@@ -43,7 +43,7 @@ impl ContextEvents {
         }
     }
 
-    /// Records all work that was submitted to the device so far.
+    /// Records all work that has been submitted to the device so far.
     pub fn record(&self, event: Event) -> Result<(), String> {
         self.call("cuCtxRecordEvent", self.record, event)
     }

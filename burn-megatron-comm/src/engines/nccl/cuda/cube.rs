@@ -1,7 +1,7 @@
-//! The only module of this crate that uses internals of CubeCL and of Burn's fusion: the memory of a tensor, and
-//! the stream that computes it.
+//! Accesses the memory of a tensor and the stream that computes the tensor. This is the only module of this crate that
+//! uses internals of CubeCL and of Burn's fusion.
 //!
-//! None of this is documented by CubeCL; it holds for the version that the workspace pins.
+//! CubeCL does not document these internals. The code is valid for the version that the workspace pins.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -27,7 +27,7 @@ use crate::world::from_panic;
 type Server = <CudaRuntime as Runtime>::Server;
 type Primitive = <Cube as burn::backend::BackendTypes>::FloatTensorPrimitive;
 
-/// The index of a CUDA device; `None` for any other one.
+/// Returns the index of a CUDA device, or `None` for any other device.
 pub(super) fn cuda_index(device: &Device) -> Option<usize> {
     match device.as_dispatch() {
         DispatchDevice::Cube(CubeDevice::Cuda(device)) => Some(device.index),
@@ -42,7 +42,7 @@ pub(super) struct TensorPair {
     fusion: FusionClient,
 }
 
-/// A client that turns a primitive back into a fusion tensor.
+/// A client that converts a primitive back into a fusion tensor.
 #[cfg(not(feature = "fusion"))]
 struct FusionClient;
 
@@ -52,10 +52,10 @@ struct FusionClient(
 );
 
 impl TensorPair {
-    /// `input`, computed and contiguous, and an output of `output` elements of its type.
+    /// Creates the pair of `input`, made contiguous, and an output with `output` elements of the type of `input`.
     ///
-    /// With fusion, the operations that compute `input` are submitted to the device here: so the calls of all ranks
-    /// have the order of their programs, whatever is fused.
+    /// With fusion, this submits the operations that compute `input` to the device. The calls of all ranks thus have
+    /// the order of their programs, whatever is fused.
     pub fn new(input: Tensor<1>, output: usize) -> Result<Self, String> {
         let primitive = input
             .try_into_primitive::<Cube>()
@@ -71,12 +71,12 @@ impl TensorPair {
         })
     }
 
-    /// The output as a tensor.
+    /// Converts the output into a tensor.
     pub fn into_output(self) -> Tensor<1> {
         Tensor::from_primitive::<Cube>(register_fusion(self.output, self.fusion))
     }
 
-    /// The memory of the input and of the output; none where there are no elements.
+    /// Returns the memory of the input and of the output. `None` for a tensor without elements.
     pub fn handles(&self) -> [Option<Handle>; 2] {
         [&self.input, &self.output].map(|tensor| {
             let some = tensor.meta.shape().num_elements() > 0;
@@ -126,10 +126,10 @@ fn register_fusion(tensor: CubeTensor, FusionClient(client): FusionClient) -> Pr
     given.remove(0)
 }
 
-/// Addresses, and the value that keeps their memory alive.
+/// Addresses, and a value that keeps their memory alive.
 pub(super) type HeldAddresses = (Addresses, Box<dyn Any + Send>);
 
-/// The thread that submits the work of a device.
+/// Submits work to the thread of a device.
 #[derive(Clone, Debug)]
 pub(super) struct Submitter(CudaDevice);
 
@@ -142,8 +142,8 @@ impl Submitter {
         DeviceHandle::new(self.0.to_id())
     }
 
-    /// Calls `then` with the memory of `handles` and the stream that computes them, in order with what this thread
-    /// has submitted before. Does not wait.
+    /// Calls `then` with the memory of `handles` and with the stream that computes them. This is ordered after the work
+    /// that this thread has submitted before. Does not wait.
     pub fn resolve(
         &self,
         handles: [Option<Handle>; 2],
@@ -152,12 +152,12 @@ impl Submitter {
         let bindings = handles.map(|handle| handle.map(Handle::binding));
         let device = self.handle();
         device.submit(move |server: &mut Server| then(caught(|| found(server, &bindings))));
-        // Submissions are batched until more arrive, and a rank that waits for its peers submits no more.
+        // Submissions are batched until more arrive, but a rank that waits for its peers submits no more work.
         device.flush_queue();
     }
 
-    /// Calls `then` with the stream of the pair's output and that of this thread, in order with what this thread
-    /// submits. Does not wait.
+    /// Calls `then` with the stream of the pair's output and the stream of this thread. This is ordered with the work
+    /// that this thread submits. Does not wait.
     pub fn streams(
         &self,
         pair: &TensorPair,
@@ -169,7 +169,7 @@ impl Submitter {
         });
     }
 
-    /// Whether the streams can be found.
+    /// Checks that the streams can be found.
     pub fn try_streams(&self, pair: &TensorPair) -> Result<(), String> {
         let bindings = on_streams(pair);
         let found = self
@@ -178,8 +178,8 @@ impl Submitter {
         found.map_err(|error| format!("{error:?}"))?.map(drop)
     }
 
-    /// As [`resolve`](Self::resolve), through CubeCL's documented interface: waits until all that this thread has
-    /// submitted is on the device, and returns no stream.
+    /// Same as [`resolve`](Self::resolve), but uses CubeCL's documented interface. Waits until all work that this
+    /// thread has submitted is on the device, and returns no stream.
     pub fn fetch(pair: &TensorPair) -> Result<HeldAddresses, String> {
         let mut addresses = [0; 2];
         let mut held: Vec<Box<dyn Any + Send>> = vec![];
@@ -200,14 +200,14 @@ impl Submitter {
     }
 }
 
-/// Runs `find`, and returns its panic as an error: CubeCL only logs a panic on this thread, and the call would wait for
+/// Runs `find` and converts a panic into an error. CubeCL only logs a panic on this thread, and the call would wait for
 /// its memory until its deadline.
 fn caught<T>(find: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     let panicked = |payload| Err(from_panic(payload).to_string());
     catch_unwind(AssertUnwindSafe(find)).unwrap_or_else(panicked)
 }
 
-/// The output, and some memory of the stream that this thread computes on.
+/// Returns the memory of the output, and some memory of the stream on which this thread computes.
 fn on_streams(pair: &TensorPair) -> [BufferBinding; 2] {
     let current = pair.output.client.empty(1);
     [pair.output.handle.clone(), current].map(Handle::binding)
@@ -240,7 +240,7 @@ fn found(
     Ok(((addresses, Box::new(held)), stream))
 }
 
-/// The stream that memory was created on, made to wait for the other streams that use the bindings.
+/// Returns the stream on which memory was created. The stream waits for the other streams that use `bindings`.
 fn stream_of(
     server: &mut Server,
     of: &BufferBinding,

@@ -1,4 +1,4 @@
-//! The device, through CUDA's driver.
+//! Implements the device driver interface with the CUDA driver.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use cudarc::driver::{CudaContext, DriverError};
 
 use super::super::driver::{Allocation, DeviceDriver, Event, Priority, Stream};
 
-/// A device in its primary context, which CubeCL uses too.
+/// A device with its primary context, which CubeCL uses too.
 #[derive(Debug)]
 pub(super) struct CudaDeviceDriver {
     context: Arc<CudaContext>,
@@ -20,10 +20,10 @@ pub(super) struct CudaDeviceDriver {
 }
 
 impl CudaDeviceDriver {
-    /// The device `index`.
+    /// Opens the device `index`.
     ///
     /// # Errors
-    /// If there is no driver, or the driver's error.
+    /// If there is no driver, or if the driver returns an error.
     pub fn new(index: usize) -> Result<Arc<Self>, String> {
         // SAFETY: loads the driver, which has no harmful side effects.
         if !unsafe { sys::is_culib_present() } {
@@ -33,7 +33,7 @@ impl CudaDeviceDriver {
         Ok(Arc::new(Self { context, index }))
     }
 
-    /// The context of the device.
+    /// Returns the context of the device.
     pub fn context(&self) -> sys::CUcontext {
         self.context.cu_ctx()
     }
@@ -43,7 +43,7 @@ fn check<T>(name: &str, result: Result<T, DriverError>) -> Result<T, String> {
     result.map_err(|error| format!("{name}: {error:?}"))
 }
 
-/// Logs an error that cannot be handled: a handle or some memory is lost.
+/// Logs an error that cannot be handled. A handle or some memory is leaked.
 fn warn_on_error(name: &str, result: Result<(), DriverError>) {
     if let Err(reason) = check(name, result) {
         tracing::warn!("{reason}");
@@ -58,7 +58,7 @@ fn event_of(event: Event) -> CUevent {
     event.0 as CUevent
 }
 
-// In all of these, streams and events are alive: the callers own them.
+// In all methods, streams and events are alive because the callers own them.
 impl DeviceDriver for CudaDeviceDriver {
     fn name(&self) -> String {
         format!("cuda:{}", self.index)
@@ -71,7 +71,7 @@ impl DeviceDriver for CudaDeviceDriver {
 
     fn ignore_captures(&self) -> Result<(), String> {
         let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        // SAFETY: the mode before is written before the call returns.
+        // SAFETY: the previous mode is written before the call returns.
         let set = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) };
         check("cuThreadExchangeStreamCaptureMode", set.result())
     }
@@ -83,7 +83,7 @@ impl DeviceDriver for CudaDeviceDriver {
     }
 
     fn create_stream(&self, priority: Priority) -> Result<Stream, String> {
-        // The greatest priority has the least number.
+        // The highest priority has the lowest number.
         let (least, greatest) = check("cuCtxGetStreamPriorityRange", stream::get_priority_range())?;
         let priority = match priority {
             Priority::Normal => least,
@@ -96,7 +96,7 @@ impl DeviceDriver for CudaDeviceDriver {
     }
 
     fn destroy_stream(&self, stream: Stream) {
-        // SAFETY: as above; pending work on it is executed first.
+        // SAFETY: as above. Pending work on the stream is executed first.
         warn_on_error("cuStreamDestroy", unsafe {
             stream::destroy(stream_of(stream))
         });
@@ -108,7 +108,7 @@ impl DeviceDriver for CudaDeviceDriver {
     }
 
     fn destroy_event(&self, event: Event) {
-        // SAFETY: as above; pending waits for it are still released.
+        // SAFETY: as above. Pending waits for the event are still released.
         warn_on_error("cuEventDestroy", unsafe { event::destroy(event_of(event)) });
     }
 
@@ -134,8 +134,8 @@ impl DeviceDriver for CudaDeviceDriver {
     }
 
     fn allocate(&self, bytes: usize, stream: Stream) -> Result<u64, String> {
-        // SAFETY: as above. A stream-ordered allocation does not wait for the device, as `cuMemAlloc` may: that would wait for
-        // collectives too.
+        // SAFETY: as above. A stream-ordered allocation does not wait for the device. `cuMemAlloc` may wait for the
+        // device, and thus for collectives too.
         let address = unsafe { result::malloc_async(stream_of(stream), bytes) };
         check("cuMemAllocAsync", address)
     }
@@ -143,7 +143,7 @@ impl DeviceDriver for CudaDeviceDriver {
     fn allocation(&self, address: u64) -> Result<Allocation, String> {
         let (mut start, mut bytes, mut id) = (0, 0, 0u64);
         let attribute = CUpointer_attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID;
-        // SAFETY: the results are written before the calls return; the attribute has 8 bytes.
+        // SAFETY: the results are written before the calls return. The attribute has 8 bytes.
         let (range, attribute) = unsafe {
             (
                 sys::cuMemGetAddressRange_v2(&mut start, &mut bytes, address),
@@ -160,17 +160,17 @@ impl DeviceDriver for CudaDeviceDriver {
     }
 
     fn free(&self, address: u64, stream: Stream) {
-        // SAFETY: of `allocate`, and freed once.
+        // SAFETY: the address was returned by `allocate` and is freed once.
         let freed = unsafe { result::free_async(address, stream_of(stream)) };
         warn_on_error("cuMemFreeAsync", freed);
     }
 
     unsafe fn copy_to_device(&self, to: u64, from: &[u8], stream: Stream) -> Result<(), String> {
         let stream = stream_of(stream);
-        // SAFETY: required of the caller.
+        // SAFETY: guaranteed by the caller.
         let copied = unsafe { result::memcpy_htod_async(to, from, stream) };
         check("cuMemcpyHtoDAsync", copied)?;
-        // Whether pageable memory has been read when the call returns depends on its size.
+        // The call may return before it has read the pageable memory, depending on the size.
         // SAFETY: as above.
         check("cuStreamSynchronize", unsafe {
             stream::synchronize(stream)
@@ -179,7 +179,7 @@ impl DeviceDriver for CudaDeviceDriver {
 
     unsafe fn copy_to_host(&self, to: &mut [u8], from: u64, stream: Stream) -> Result<(), String> {
         let stream = stream_of(stream);
-        // SAFETY: required of the caller.
+        // SAFETY: guaranteed by the caller.
         let copied = unsafe { result::memcpy_dtoh_async(to, from, stream) };
         check("cuMemcpyDtoHAsync", copied)?;
         // SAFETY: as above.
@@ -195,7 +195,7 @@ impl DeviceDriver for CudaDeviceDriver {
         bytes: usize,
         stream: Stream,
     ) -> Result<(), String> {
-        // SAFETY: required of the caller.
+        // SAFETY: guaranteed by the caller.
         let copied = unsafe { result::memcpy_dtod_async(to, from, bytes, stream_of(stream)) };
         check("cuMemcpyDtoDAsync", copied)
     }

@@ -23,24 +23,24 @@ mod tests;
 /// Options of the engine.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct NcclOptions {
-    /// The settings of a run.
+    /// The NCCL settings of a run.
     pub config: NcclConfig,
-    /// The order of calls and of the computation on the device; by default the order that `BURN_MEGATRON_NCCL_ORDER`
-    /// selects, else the best available order.
+    /// The order of calls and of the computation on the device. If `None`, uses the order in
+    /// `BURN_MEGATRON_NCCL_ORDER`, or else the best available order.
     pub order: Option<StreamOrder>,
-    /// A world of one rank uses NCCL too, for tests.
+    /// Whether a world of one rank uses NCCL too. For tests.
     pub use_for_one_rank: bool,
 }
 
 impl NcclTransport {
-    /// Opens the engine for the rank `rank` of `size` on the CUDA device `device`. Collective: call on all ranks.
+    /// Opens the engine for the rank `rank` of `size` ranks on the CUDA device `device`. Collective: call on all ranks.
     ///
-    /// Every rank needs a device of its own, unless NCCL allows otherwise (`NCCL_MULTI_RANK_GPU_ENABLE=1` of newer
-    /// versions). Rank 0 publishes the unique id of the world in the store; each rank waits at most `timeout` for
-    /// that, and for the others.
+    /// Every rank needs its own device, unless NCCL allows otherwise (`NCCL_MULTI_RANK_GPU_ENABLE=1` in newer
+    /// versions). Rank 0 publishes the unique id of the world in the store. Each rank waits up to `timeout` for the id
+    /// and for the other ranks.
     ///
     /// # Errors
-    /// [`CommError::Engine`] if no usable NCCL or no such device exists, or after the timeout.
+    /// [`CommError::Engine`] if there is no usable NCCL or no such device, or after the timeout.
     pub fn open(
         device: usize,
         rank: usize,

@@ -1,5 +1,5 @@
-//! What needs a GPU: run with BURN_MEGATRON_TEST_CUDA=1 on a machine that has one, and with `emulated` for
-//! its value by `cargo xtask emulate nccl`.
+//! Tests that need a GPU. They run with BURN_MEGATRON_TEST_CUDA=1 on a machine that has a GPU. `cargo xtask emulate
+//! nccl` runs them with the value `emulated`.
 
 use std::any::Any;
 use std::env;
@@ -27,13 +27,13 @@ use crate::nccl_config::{NcclConfig, RegisteredBuffers};
 use crate::process::{MemoryStore, Transport};
 use crate::{Buffer, CommError, Communicator, ReduceOp, World, probe, sum_parts_in_f32};
 
-/// Set where there is a GPU.
+/// Set on machines with a GPU.
 const CUDA: &str = "BURN_MEGATRON_TEST_CUDA";
 
-/// GPUs are shared by the tests of a process.
+/// The tests of a process share the GPUs.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// The devices for ranks; `None`, and the reason, where the tests do not run.
+/// Returns the devices for the ranks. If the tests do not run, reports the reason and returns `None`.
 fn devices() -> Option<Vec<usize>> {
     if env::var(CUDA).is_err() {
         skipped(format!("{CUDA}=1 is not set"));
@@ -43,7 +43,7 @@ fn devices() -> Option<Vec<usize>> {
     Some((0..driver.devices).collect())
 }
 
-/// Worlds to test: one rank, two on one device where NCCL allows that, and one per device.
+/// Returns the worlds to test: one rank, two ranks on one device if NCCL allows that, and one rank per device.
 fn worlds() -> Vec<Vec<usize>> {
     let Some(devices) = devices() else {
         return vec![];
@@ -60,7 +60,7 @@ fn worlds() -> Vec<Vec<usize>> {
     worlds
 }
 
-/// Runs `f` on a rank for each of `devices`.
+/// Runs `f` on one rank per device.
 fn over<T: Send>(
     devices: &[usize],
     options: NcclOptions,
@@ -99,7 +99,7 @@ fn over<T: Send>(
     results.unwrap_or_else(|reason| panic!("{reason}"))
 }
 
-/// Why a rank ended. A failed call ends it with its error.
+/// Returns the reason why a rank ended. A failed call ends the rank with the error of the call.
 fn reason(payload: Box<dyn Any + Send>) -> String {
     match payload.downcast::<CommError>() {
         Ok(error) => error.to_string(),
@@ -111,8 +111,8 @@ fn floats(x: Tensor<1>) -> Vec<f32> {
     x.cast(DType::F32).into_data().try_into_vec().unwrap()
 }
 
-/// The steps of the next test, and the size of its matrices: an emulated device takes minutes for what a GPU
-/// does in a second.
+/// Returns the number of steps of the next test and the size of its matrices. An emulated device takes minutes for the
+/// work that a GPU does in a second.
 fn effort() -> (usize, usize) {
     if env::var(CUDA).is_ok_and(|value| value == "emulated") {
         (20, 64)
@@ -121,7 +121,7 @@ fn effort() -> (usize, usize) {
     }
 }
 
-/// A kernel, a collective on its result, a kernel on that result: many times, with nothing read before the end.
+/// Runs a kernel, a collective on its result, and a kernel on that result, many times. Nothing is read before the end.
 /// Memory is reused, and other kernels run concurrently.
 fn kernels_and_collectives(comm: &dyn Communicator, device: &Device) {
     let (rank, ranks) = (comm.rank(), comm.size());
@@ -130,7 +130,7 @@ fn kernels_and_collectives(comm: &dyn Communicator, device: &Device) {
     let mut x = Tensor::<1>::zeros([ranks << 18], device);
     let mut beside = Tensor::<2>::ones([side, side], device);
     for step in 0..steps {
-        // A different number on each rank; their sum is `ranks`.
+        // Each rank adds a different number. The sum of these numbers is `ranks`.
         let own = x + (2.0 * rank as f32 + 1.0) / ranks as f32;
         let sum = match step % 2 {
             0 => {
@@ -150,7 +150,7 @@ fn kernels_and_collectives(comm: &dyn Communicator, device: &Device) {
         x = (sum - ranks as f32) / ranks as f32 + 1.0;
     }
     let found = floats(x);
-    // Exact where the number of ranks is a power of two.
+    // Exact if the number of ranks is a power of two.
     let near = |x: &f32| (x - steps as f32).abs() < 0.5;
     assert!(found.iter().all(near), "{:?}", &found[..8]);
     assert_eq!(beside.sum().into_scalar::<f32>(), (side * side) as f32);
@@ -160,8 +160,8 @@ fn kernels_and_collectives(comm: &dyn Communicator, device: &Device) {
 fn streams_keep_their_order() {
     for devices in worlds() {
         for order in [StreamOrder::Stream, StreamOrder::Context, StreamOrder::Host] {
-            // Ranks of one process on one device share a context: each would wait for work that the other
-            // has not submitted yet.
+            // Ranks of one process on one device share a context. Each rank would wait for work that the other rank has
+            // not submitted yet.
             if order == StreamOrder::Context && devices.len() > 1 && devices[0] == devices[1] {
                 continue;
             }
@@ -194,8 +194,8 @@ fn receives_are_posted_ahead_by_both_neighbours() {
     }
 }
 
-/// Buckets of a data group in flight, while collectives of a tensor group and kernels follow each other on a stream of
-/// high priority.
+/// Has buckets of a data group in flight, while collectives of a tensor group and kernels follow each other on a
+/// high-priority stream.
 fn buckets_beside_tensor_groups(comm: &TestComm, device: &Device) {
     let (ranks, all) = (comm.size(), vec![(0..comm.size()).collect::<Vec<_>>()]);
     let [data, tensor] = ["data", "tensor"].map(|name| comm.split(name, &all).unwrap());
@@ -250,7 +250,8 @@ fn registered_memory_keeps_the_order_too() {
     }
 }
 
-/// A capture in global mode, which forbids every other thread to poll and to allocate, unless it ignores captures.
+/// A stream capture in global mode. It does not allow any other thread to poll or allocate, unless that thread ignores
+/// captures.
 struct GlobalCapture(sys::CUstream);
 
 impl GlobalCapture {
@@ -269,7 +270,7 @@ impl GlobalCapture {
     /// Fails if the capture was broken.
     fn end(self) {
         let mut graph = std::ptr::null_mut();
-        // SAFETY: of `begin`, on the same thread; the graph is written before the call returns.
+        // SAFETY: the stream was passed to `begin` on the same thread. The graph is written before the call returns.
         unsafe {
             let ended = sys::cuStreamEndCapture(self.0, &mut graph);
             ended.result().unwrap();
@@ -292,7 +293,7 @@ fn collectives_go_on_while_a_stream_is_captured() {
             let capture = (comm.rank() == 0).then(|| GlobalCapture::begin(&device));
             comm.barrier().unwrap();
             sum(&*comm);
-            // A new communicator allocates too.
+            // A new communicator allocates memory too.
             let all = vec![(0..comm.size()).collect::<Vec<_>>()];
             sum(&*comm.split("beside", &all).unwrap());
             comm.barrier().unwrap();
@@ -301,7 +302,8 @@ fn collectives_go_on_while_a_stream_is_captured() {
     }
 }
 
-/// The programs of the fake library, within rounding: the order of NCCL's sums and averages is its own.
+/// Runs the programs of the fake library. Results match within rounding, because NCCL chooses the order of its sums and
+/// averages.
 #[test]
 fn programs_are_those_of_threads() {
     for devices in worlds() {
@@ -346,7 +348,7 @@ fn close(a: &Buffer, b: &Buffer) -> bool {
     }
 }
 
-/// Sums of 16-bit gradients in 32 bits have the bits of the host's.
+/// Sums of 16-bit gradients in 32 bits are bit-equal to the sums on the host.
 #[test]
 fn wide_sums_are_those_of_threads() {
     for devices in worlds() {

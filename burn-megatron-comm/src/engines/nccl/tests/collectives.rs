@@ -1,4 +1,5 @@
-//! Collectives and messages on flat tensors through the communicator's device interface, and tensors as buffers.
+//! Collectives and messages on flat tensors through the device interface of a communicator. Also converts between
+//! tensors and buffers.
 
 use std::collections::VecDeque;
 
@@ -10,7 +11,7 @@ use crate::call::{Call, ReduceOp};
 use crate::communicator::Communicator;
 use crate::device::DevicePending;
 
-/// Starts `call` on each of `xs` as one launch.
+/// Starts `call` on each of `xs` in one launch.
 pub fn start_each(xs: Vec<Tensor<1>>, call: &Call, comm: &dyn Communicator) -> Vec<DevicePending> {
     let calls = xs.into_iter().map(|x| (call.clone(), x)).collect();
     let device = comm.on_device().expect("the engine takes tensors");
@@ -32,7 +33,7 @@ pub fn start_reduce_scatter_coalesced(
     start_each(xs, &Call::ReduceScatter(ReduceOp::Sum), comm)
 }
 
-/// An even all-to-all.
+/// Returns an all-to-all call with even counts.
 pub fn even_all_to_all(len: usize, ranks: usize) -> Call {
     let counts = vec![len / ranks; ranks];
     Call::AllToAll {
@@ -41,8 +42,8 @@ pub fn even_all_to_all(len: usize, ranks: usize) -> Call {
     }
 }
 
-/// The reduce-scatter of a 16-bit tensor with every addition in f32: an all-to-all, then a sum of the received
-/// parts on the device, neighbours first.
+/// Runs the reduce-scatter of a 16-bit tensor with all additions in f32. It is an all-to-all, followed by a sum of the
+/// received parts on the device, neighbors first.
 pub fn reduce_scatter_in_f32(x: Tensor<1>, comm: &dyn Communicator) -> Tensor<1> {
     let ranks = comm.size();
     let call = even_all_to_all(x.dims()[0], ranks);
@@ -58,7 +59,7 @@ pub fn reduce_scatter_in_f32(x: Tensor<1>, comm: &dyn Communicator) -> Tensor<1>
     sums.remove(0)
 }
 
-/// The elements of a float tensor.
+/// Converts a float tensor into a buffer.
 pub fn to_buffer(x: Tensor<1>) -> Buffer {
     let dtype = x.dtype();
     let data = x.into_data();
@@ -71,7 +72,7 @@ pub fn to_buffer(x: Tensor<1>) -> Buffer {
     }
 }
 
-/// A float tensor on `device`.
+/// Converts a buffer into a float tensor on `device`.
 pub fn from_buffer(buffer: Buffer, device: &Device, dtype: DType) -> Tensor<1> {
     let shape = [buffer.len()];
     let data = match buffer {
@@ -84,8 +85,9 @@ pub fn from_buffer(buffer: Buffer, device: &Device, dtype: DType) -> Tensor<1> {
     Tensor::from_data(data, (device, dtype))
 }
 
-/// Tensors to and from both neighbours in a ring, with `ahead` receives posted before the one that is waited for: all ranks
-/// post before any sends, and send before they wait. With a collective in between, and each message of its own.
+/// Sends tensors to both neighbors in a ring, with `ahead` receives posted before the receive that is waited for. All
+/// ranks post receives before any rank sends, and send before they wait. Runs with a collective in between, and with
+/// separate launches of the messages.
 pub fn receives_ahead(comm: &dyn Communicator, device: &Device, ahead: usize) {
     const MESSAGES: usize = 8;
     let (rank, ranks) = (comm.rank(), comm.size());

@@ -1,4 +1,4 @@
-//! The engine with the rendezvous, communicators and the conformance suite on top of it.
+//! Tests of the engine with the rendezvous, communicators and the conformance suite.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::report::flight_recorder::{Deadlines, FlightRecorder};
 use crate::{Communicator, DType, Token};
 use burn_megatron_rendezvous::{Coordinator, JoinRequest, RendezvousClient};
 
-/// Runs `f` on `size` ranks that met at a rendezvous, each with its part of the engine.
+/// Runs `f` on `size` ranks that meet at a rendezvous, each with its own transport.
 fn over_all<T: Send>(
     size: usize,
     deadline: Duration,
@@ -81,7 +81,7 @@ fn the_engine_conforms() {
     }
 }
 
-/// Calls on tensors run on the device, are numbered with those on host buffers, and are logged.
+/// Calls on tensors run on the device. They share numbers with the calls on host buffers, and they are logged.
 #[test]
 fn tensors_and_buffers_share_one_order() {
     let size = 3;
@@ -121,7 +121,7 @@ fn tensors_and_buffers_share_one_order() {
     }
 }
 
-/// Nobody waits on the host for a call on the device; its deadline is watched all the same.
+/// No thread waits on the host for a call on the device, but its deadline is still checked.
 #[test]
 fn a_rank_that_stays_away_is_found_though_nobody_waits() {
     let failures = over_all(2, Duration::from_secs(1), |comm, world| {

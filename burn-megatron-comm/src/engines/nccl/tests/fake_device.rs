@@ -1,4 +1,4 @@
-//! A device in host memory, with concurrent streams.
+//! A fake device in host memory, with concurrent streams.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -12,22 +12,22 @@ use super::random::Rng;
 
 type Task = Box<dyn FnOnce() + Send>;
 
-/// What is allocated, by address, with its number.
+/// The allocations by address. Each has its contents and a number.
 type Allocations = HashMap<u64, (Vec<u8>, usize)>;
 
-/// Handles are the addresses of leaked objects: this is for tests.
+/// Handles are the addresses of leaked objects, which is acceptable in tests.
 #[derive(Debug, Default)]
 pub struct FakeDevice {
     memory: Arc<Mutex<Allocations>>,
     pub allocated: AtomicUsize,
-    /// How many streams have high priority.
+    /// The number of high-priority streams.
     pub high_priority: AtomicUsize,
 }
 
-/// A thread that runs tasks in order, until it is closed.
+/// A thread that runs tasks in order until it is closed.
 pub struct FakeStream(Mutex<Option<Sender<Task>>>);
 
-/// A thread that runs tasks after a delay. Shared by all tests, as some of them count the threads of the
+/// A thread that runs tasks after a delay. All tests share the thread, because some tests count the threads of the
 /// process.
 pub struct DelayedTasks(Duration, Mutex<Sender<(Instant, Task)>>);
 
@@ -58,10 +58,10 @@ impl DelayedTasks {
     }
 }
 
-/// The state of the random delays; 0 without them.
+/// The state of the random delays, or 0 without random delays.
 static RANDOM: AtomicU64 = AtomicU64::new(0);
 
-/// Makes each delayed task late by a time of its own, up to a millisecond, so that they overtake each other.
+/// Delays each task by a different time, up to a millisecond, so that tasks overtake each other.
 pub fn delay_at_random(seed: Option<u64>) {
     RANDOM.store(seed.map_or(0, |seed| (seed << 32) + 1), Ordering::SeqCst);
 }
@@ -85,7 +85,7 @@ struct FakeEvent {
 
 impl FakeStream {
     pub fn of(raw: usize) -> &'static Self {
-        // SAFETY: made by `stream` below and never freed.
+        // SAFETY: created by `stream` below and never freed.
         unsafe { &*(raw as *const Self) }
     }
 
@@ -96,7 +96,7 @@ impl FakeStream {
         }
     }
 
-    /// Puts a task there and waits for it.
+    /// Runs a task on the stream and waits for it.
     pub fn run(&self, task: impl FnOnce() + Send + 'static) {
         let (done, ended) = mpsc::channel();
         self.put(move || {
@@ -109,13 +109,13 @@ impl FakeStream {
 
 impl FakeEvent {
     fn of(event: Event) -> &'static Self {
-        // SAFETY: made by `event` below and never freed.
+        // SAFETY: created by `event` below and never freed.
         unsafe { &*(event.0 as *const Self) }
     }
 }
 
 impl FakeDevice {
-    /// The memory that is not freed.
+    /// Returns the number of allocations that have not been freed.
     pub fn held(&self) -> usize {
         self.memory.lock().unwrap().len()
     }
@@ -169,7 +169,7 @@ impl DeviceDriver for FakeDevice {
         Ok(())
     }
 
-    /// As on a real device, a wait for an event that was never recorded returns at once.
+    /// A wait for an event that was never recorded returns at once, as on a real device.
     fn stream_wait_event(&self, stream: Stream, event: Event) -> Result<(), String> {
         let event = FakeEvent::of(event);
         let number = event.recorded.load(Ordering::SeqCst);
@@ -242,19 +242,23 @@ impl DeviceDriver for FakeDevice {
     }
 }
 
+/// Reads memory of the device.
+///
 /// # Safety
-/// `from` has this many bytes.
+/// `from` must be valid for `bytes` bytes.
 pub unsafe fn read<'a>(from: u64, bytes: usize) -> &'a [u8] {
     match bytes {
         0 => &[],
-        // SAFETY: required of the caller.
+        // SAFETY: guaranteed by the caller.
         _ => unsafe { std::slice::from_raw_parts(from as *const u8, bytes) },
     }
 }
 
+/// Writes memory of the device.
+///
 /// # Safety
-/// `to` has room for the bytes.
+/// `to` must have room for `bytes`.
 pub unsafe fn write(to: u64, bytes: &[u8]) {
-    // SAFETY: required of the caller.
+    // SAFETY: guaranteed by the caller.
     unsafe { std::ptr::copy(bytes.as_ptr(), to as *mut u8, bytes.len()) }
 }

@@ -16,7 +16,7 @@ use crate::buffer::Buffer;
 use crate::error::CommError;
 use crate::process::device_type;
 
-/// The delay until a tensor's values and its addresses are there.
+/// The delay until the values and the addresses of a tensor are available.
 const DELAY: Duration = Duration::from_micros(500);
 static LOANS: LazyLock<DelayedTasks> = LazyLock::new(|| DelayedTasks::new(DELAY));
 
@@ -26,7 +26,7 @@ pub struct FakeBufferProvider {
     driver: Arc<dyn DeviceDriver>,
     compute: Stream,
     order: StreamOrder,
-    /// Whether the memory of its tensors cannot be resolved.
+    /// Whether resolving the memory of tensors fails.
     pub breaks: bool,
 }
 
@@ -86,7 +86,7 @@ impl DeviceBufferProvider for FakeBufferProvider {
         let addresses = [bytes(&input).len(), out_bytes]
             .map(|len| driver.allocate(len.max(1), compute).unwrap());
         let held = addresses.map(|at| Arc::new(Held(self.device.clone(), at, compute)));
-        // The tensor owns the memory of the result, whether the call is complete or not.
+        // The tensor owns the memory of the result, even if the call is not complete.
         let kept = held[1].clone();
         // The kernel that computes the input is late.
         FakeStream::of(compute.0).put(move || {
@@ -102,7 +102,7 @@ impl DeviceBufferProvider for FakeBufferProvider {
             Some(RecordedEvent::record(compute, &driver).unwrap())
         };
         let (filled, breaks) = (buffers.clone(), self.breaks);
-        // And so do the addresses.
+        // The addresses are late too.
         LOANS.put(move || {
             filled.resolve(if breaks {
                 Err("the memory is gone".into())

@@ -1,4 +1,4 @@
-//! Faults are reported, and nothing hangs.
+//! Tests that faults are reported and that no rank hangs.
 
 use std::sync::Barrier;
 use std::sync::atomic::Ordering;
@@ -42,7 +42,7 @@ fn an_id_that_is_never_published_is_reported() {
             ..TestSetup::default()
         },
     );
-    // Rank 0 would publish it; either the store or the engine reports it, whichever is first.
+    // Rank 0 would publish the id. Either the store or the engine reports the error, whichever is first.
     let message = run.start(1).unwrap_err().to_string();
     assert!(
         message.contains("nccl/world") || message.contains("all 2 ranks"),
@@ -50,7 +50,7 @@ fn an_id_that_is_never_published_is_reported() {
     );
 }
 
-/// The others are in a collective that rank 1 never calls.
+/// The other ranks are in a collective that rank 1 never calls.
 #[test]
 fn an_abort_ends_what_waits_and_leaves_its_slots_empty() {
     let run = TestRun::new(3, TestSetup::default());
@@ -66,13 +66,13 @@ fn an_abort_ends_what_waits_and_leaves_its_slots_empty() {
             drop((pending, message, tensor));
         }
         let began = Instant::now();
-        // From any thread, and more than once.
+        // Any thread may abort, and more than once.
         thread::scope(|scope| {
             for _ in 0..3 {
                 scope.spawn(|| transport.abort());
             }
         });
-        // Far from the deadline of any call.
+        // Well before the deadline of any call.
         assert!(began.elapsed() < TIMEOUT / 2);
         let slot = comm.start_barrier().unwrap();
         drop(slot);
@@ -129,7 +129,7 @@ fn memory_that_cannot_be_resolved_is_reported() {
     });
 }
 
-/// A call is still in flight at the close.
+/// A call is still in flight during the close.
 #[test]
 fn a_close_ends_by_its_deadline() {
     let run = TestRun::new(2, TestSetup::default());
@@ -149,7 +149,7 @@ fn a_close_ends_by_its_deadline() {
     assert_eq!(ALIVE.load(Ordering::SeqCst), 0);
 }
 
-/// A message that is never received does not keep the sender from closing.
+/// A message that is never received does not prevent the sender from closing.
 #[test]
 fn a_transport_that_is_dropped_leaves_no_communicator() {
     let run = TestRun::new(2, TestSetup::default());

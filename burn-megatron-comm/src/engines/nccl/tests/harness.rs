@@ -1,4 +1,4 @@
-//! Ranks as threads over the engine, on a fake device with a fake NCCL.
+//! Runs ranks as threads over the engine, on a fake device with a fake NCCL.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -31,10 +31,10 @@ use crate::process::{
 use burn_megatron_rendezvous::GroupId;
 use burn_megatron_test_support::wait_until;
 
-/// How long a test waits for what must happen.
+/// The time that a test waits for an event that must happen.
 pub const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The fake library is global, so its counters are only right for one world at a time.
+/// The fake library is global, so its counters are only correct for one world at a time.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 #[derive(Clone, Copy)]
@@ -64,7 +64,7 @@ impl Default for TestSetup {
     }
 }
 
-/// What the ranks of one run share.
+/// The state that the ranks of one run share.
 pub struct TestRun {
     setup: TestSetup,
     size: usize,
@@ -110,12 +110,12 @@ impl TestRun {
         NcclTransport::connect(parts, rank, self.size, self.setup.timeout)
     }
 
-    /// The fake world below the communicator of all ranks.
+    /// Returns the fake world of the communicator of all ranks.
     pub fn world(&self) -> Arc<fake_nccl::FakeWorld> {
         fake_nccl::world(&self.store.read("nccl/world", Duration::ZERO).unwrap())
     }
 
-    /// Runs `f` on every rank, without closing.
+    /// Runs `f` on every rank without closing the world.
     pub fn on_all<T: Send>(
         &self,
         f: impl Fn(Arc<NcclTransport>, Arc<TestComm>) -> T + Sync,
@@ -137,7 +137,7 @@ impl TestRun {
     }
 }
 
-/// Runs `f` on `size` ranks and closes them; then checks that nothing is left.
+/// Runs `f` on `size` ranks, closes them, and checks that no memory is left.
 pub fn over<T: Send>(
     size: usize,
     setup: TestSetup,
@@ -160,18 +160,18 @@ pub fn over<T: Send>(
         "communicators aborted"
     );
     assert_eq!(fake_nccl::live_allocations(), 0, "registered memory left");
-    // The last frees are on their streams.
+    // The last frees are still on their streams.
     wait_until("no memory is left", || run.device.held() == 0);
     results
 }
 
-/// A minimal communicator over a transport: it numbers and checks calls and waits for their slots.
+/// A minimal communicator over a transport. It numbers and checks calls, and waits for their slots.
 #[derive(Debug)]
 pub struct TestComm {
     transport: Arc<NcclTransport>,
     group: Arc<Group>,
     id: GroupId,
-    /// The number of the next collective; the engine does not use those of messages.
+    /// The number of the next collective. The engine does not use the numbers of messages.
     next: AtomicU64,
 }
 

@@ -1,4 +1,4 @@
-//! Libraries that cannot be used, and a real one.
+//! Tests of libraries that cannot be used, and of a real NCCL library.
 
 use std::env;
 use std::thread;
@@ -35,7 +35,7 @@ fn a_library_that_is_missing_says_where_to_get_it() {
     );
 }
 
-/// The C library exists wherever this runs, and is not NCCL.
+/// The C library exists on every test machine and is not NCCL.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_library_without_a_function_names_it() {
@@ -76,7 +76,7 @@ fn ctas_that_a_version_does_not_have_are_refused() {
     assert!(error.ends_with(expected), "{error}");
 }
 
-/// A real NCCL, whose path is in the variable: opening needs no GPU.
+/// Opens a real NCCL library, whose path is in the variable. This needs no GPU.
 #[test]
 fn the_real_library_has_all_functions() {
     let Ok(path) = env::var("BURN_MEGATRON_TEST_LIBNCCL") else {
@@ -97,7 +97,7 @@ fn the_real_library_has_all_functions() {
         skipped_in_part("this machine has a GPU: a communicator would be created");
         return;
     }
-    // Without a GPU there are ids, but no communicator.
+    // Without a GPU, unique ids can be created, but communicators cannot.
     let id = library.unique_id().unwrap();
     assert_ne!(id, library.unique_id().unwrap());
     let message = init_without_gpu(&library, id);
@@ -106,7 +106,7 @@ fn the_real_library_has_all_functions() {
     assert!(!message.contains('\n'), "{message}");
 }
 
-/// The error of a communicator of one rank.
+/// Returns the error of initializing a communicator of one rank.
 fn init_without_gpu(library: &Library, id: UniqueId) -> String {
     let slot = opening::slot();
     let request = InitRequest {

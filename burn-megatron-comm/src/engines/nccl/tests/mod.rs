@@ -1,4 +1,4 @@
-//! The engine with a fake NCCL over a fake device, compared with the engine of threads.
+//! Tests of the engine with a fake NCCL on a fake device. Results are compared with the thread engine.
 
 pub mod collectives;
 mod end_to_end;

@@ -1,4 +1,4 @@
-//! Which calls wait for which.
+//! Tests of the order of calls: which calls wait for other calls.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,7 +17,7 @@ use crate::process::Transport;
 use crate::{Buffer, Call, Communicator, DType, DevicePending, ReduceOp};
 use burn_megatron_test_support::wait_until;
 
-/// A message that nobody receives yet blocks neither the sender nor its collectives.
+/// A message that no rank receives yet blocks neither the sender nor the sender's collectives.
 #[test]
 fn a_send_blocks_nothing() {
     over(2, TestSetup::default(), |comm| {
@@ -32,8 +32,8 @@ fn a_send_blocks_nothing() {
     });
 }
 
-/// The first message between two ranks connects them in its launch, which waits for the other's. Before 2.27.3 a thread can
-/// launch nothing else meanwhile.
+/// The launch of the first message between two ranks connects them, and waits for the launch on the other rank. Before
+/// 2.27.3, a thread cannot launch anything else in the meantime.
 #[test]
 fn ranks_that_send_before_they_receive_do_not_wait_for_each_other() {
     let versions: [extern "C" fn(*mut c_int) -> c_int; 3] = [v2_17, v2_20, v2_27];
@@ -61,7 +61,7 @@ fn messages_pass_a_collective_that_waits() {
         let rank = comm.rank();
         let sum = match rank {
             2 => {
-                // Calls the collective when the others have exchanged their messages.
+                // Calls the collective after the other ranks have exchanged their messages.
                 comm.receive(0, DType::U8, 1).unwrap();
                 comm.start_all_reduce(vec![1f32].into(), ReduceOp::Sum)
             }
@@ -93,7 +93,7 @@ fn all_ranks_get_what_rank_0_shares() {
     assert_eq!(shared, vec![b"127.0.0.1:15000".to_vec(); 3]);
 }
 
-/// A start returns at once, though another rank is late.
+/// A start returns at once, even if another rank is late.
 #[test]
 fn a_start_does_not_wait() {
     let started = AtomicBool::new(false);
@@ -113,11 +113,11 @@ fn a_start_does_not_wait() {
     });
 }
 
-/// Calls that are started together are one launch, and launches are in the order of the program, however late ids,
-/// inputs, ranks and the device are.
+/// Calls that are started together are launched together. Launches have the order of the program, even if ids, inputs,
+/// ranks or the device are late.
 #[test]
 fn calls_are_coalesced_in_program_order_under_random_delays() {
-    // The calls of each launch with the length of their inputs: tensors, then buffers, and so on.
+    // The calls of each launch with the lengths of their inputs. Launches alternate between tensors and host buffers.
     const PROGRAM: [&[(Call, usize)]; 6] = [
         &[(Call::AllReduce(ReduceOp::Sum), 6), (Call::AllGather, 4)],
         &[(Call::AllReduce(ReduceOp::Sum), 2)],
@@ -167,7 +167,7 @@ fn calls_are_coalesced_in_program_order_under_random_delays() {
             transport.close(TIMEOUT).unwrap();
             results
         });
-        // The first result: the sums of both ranks.
+        // The first result is the sum over both ranks.
         let sums: Vec<f32> = values(0, 0, 6)
             .iter()
             .zip(values(1, 0, 6))
@@ -189,7 +189,7 @@ fn calls_are_coalesced_in_program_order_under_random_delays() {
     }
 }
 
-/// The collectives of a tensor group run though one of the data group, which was started before, waits for a rank.
+/// Collectives of a tensor group run although a data group's collective, which was started earlier, waits for a rank.
 #[test]
 fn tensor_groups_pass_buckets() {
     let run = TestRun::new(2, TestSetup::default());
@@ -215,8 +215,8 @@ fn tensor_groups_pass_buckets() {
     assert_eq!(run.device.high_priority.load(Ordering::SeqCst), 2);
 }
 
-/// The communicators of calls that are started together are created in one group, with the settings of their groups;
-/// those of no call are not created.
+/// The communicators of calls that are started together are created in one group, with the settings of their groups.
+/// Communicators without a call are not created.
 #[test]
 fn communicators_are_created_at_the_first_call() {
     const GROUPS: [(NcclGroup, NcclGroupConfig); 2] = [
@@ -256,14 +256,14 @@ fn communicators_are_created_at_the_first_call() {
         });
         let mut opened = fake_nccl::OPENED.lock().unwrap().clone();
         opened.sort();
-        // Six directions with both ends, the tensor group, and the groups of all.
+        // Six directions with both ends, the tensor group, and the groups of all ranks.
         let mut expected = vec![(2, [2, 64]); 12];
         expected.extend([(2, [4, 16]); 2]);
         let of_all = if eager_init { 6 } else { 3 };
         expected.extend(vec![(3, undefined); of_all]);
         expected.sort();
         assert_eq!(opened, expected);
-        // Four directions of each rank.
+        // Each rank has four directions.
         assert_eq!(fake_nccl::IN_GROUPS.load(Ordering::SeqCst), 12);
     }
 }

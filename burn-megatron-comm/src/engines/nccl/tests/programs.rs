@@ -1,4 +1,4 @@
-//! Whole programs have the results that they have over threads.
+//! Tests that whole programs have the same results as over threads.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,7 +13,7 @@ use burn_megatron_test_support::wait_until;
 
 type Comm = Arc<dyn Communicator>;
 
-/// Small integers that differ by rank, call and position.
+/// Returns small integers that differ by rank, call and position.
 pub fn values(dtype: DType, rank: usize, seed: usize, len: usize) -> Buffer {
     let number = move |i: usize| (i * 7 + seed * 3 + rank * 11) % 23;
     let all = 0..len;
@@ -34,7 +34,7 @@ pub fn values(dtype: DType, rank: usize, seed: usize, len: usize) -> Buffer {
     }
 }
 
-/// Runs a program on both engines and compares what every rank gets.
+/// Runs a program on both engines and compares the results of every rank.
 pub fn same(ranks: usize, setup: TestSetup, program: impl Fn(Comm) -> Vec<Buffer> + Sync) {
     let run = |rank: crate::Rank| Ok::<_, CommError>(program(rank.communicator()));
     let expected = World::threads(ranks).unwrap().run(run).unwrap();
@@ -42,7 +42,7 @@ pub fn same(ranks: usize, setup: TestSetup, program: impl Fn(Comm) -> Vec<Buffer
     assert_eq!(found, expected);
 }
 
-/// Every collective of every type and some lengths.
+/// Runs every collective with every type and several lengths.
 pub fn collectives(comm: Comm) -> Vec<Buffer> {
     let (size, rank) = (comm.size(), comm.rank());
     let mut results = vec![];
@@ -66,7 +66,7 @@ pub fn collectives(comm: Comm) -> Vec<Buffer> {
     results
 }
 
-/// All-to-alls with uneven counts, some of them zero.
+/// Runs all-to-alls with uneven counts, including zeros.
 pub fn uneven(comm: Comm) -> Vec<Buffer> {
     let (size, rank) = (comm.size(), comm.rank());
     let count = |from: usize, to: usize, seed: usize| match (from + to * 2 + seed) % 4 {
@@ -80,7 +80,7 @@ pub fn uneven(comm: Comm) -> Vec<Buffer> {
         comm.all_to_all(input, send, receive).unwrap()
     };
     let mut results: Vec<Buffer> = (0..6).map(exchange).collect();
-    // Everything to rank 0, and nothing at all.
+    // All elements go to rank 0, and then no elements at all.
     let to = |rank: usize, to: usize| if to == 0 { rank + 1 } else { 0 };
     let send: Vec<usize> = (0..size).map(|other| to(rank, other)).collect();
     let receive: Vec<usize> = (0..size).map(|other| to(other, rank)).collect();
@@ -92,11 +92,11 @@ pub fn uneven(comm: Comm) -> Vec<Buffer> {
     results
 }
 
-/// Both directions at once, sends waited for before any receive, and messages around collectives.
+/// Sends messages in both directions at once, waits for sends before any receive, and mixes messages with collectives.
 pub fn messages(comm: Comm) -> Vec<Buffer> {
     let (size, rank) = (comm.size(), comm.rank());
     if size == 1 {
-        // The messages of a rank to itself do not reach an engine.
+        // Messages of a rank to itself do not reach an engine.
         return vec![];
     }
     let (next, before) = ((rank + 1) % size, (rank + size - 1) % size);
@@ -115,7 +115,7 @@ pub fn messages(comm: Comm) -> Vec<Buffer> {
         results.push(comm.receive(before, DType::F32, 10 + seed).unwrap());
         results.push(comm.receive(next, DType::I64, 3).unwrap());
     }
-    // Receives started before the sends, with a collective in between.
+    // Receives that are started before the sends, with a collective in between.
     let wanted = comm.start_receive(next, DType::U8, 4).unwrap();
     let empty = comm.start_receive(next, DType::F32, 0).unwrap();
     let sum = comm.start_all_gather(vec![rank as i32].into()).unwrap();
@@ -127,7 +127,7 @@ pub fn messages(comm: Comm) -> Vec<Buffer> {
     results
 }
 
-/// Messages that are started as one, among collectives.
+/// Starts messages together, in between collectives.
 pub fn together(comm: Comm) -> Vec<Buffer> {
     let (size, rank) = (comm.size(), comm.rank());
     if size == 1 {
@@ -157,7 +157,7 @@ pub fn together(comm: Comm) -> Vec<Buffer> {
         .collect()
 }
 
-/// Process groups of several sizes and orders, used at the same time and split again.
+/// Uses process groups of several sizes and orders at the same time, and splits them again.
 pub fn splits(comm: Comm) -> Vec<Buffer> {
     let (size, rank) = (comm.size(), comm.rank());
     let alone: Vec<Vec<usize>> = (0..size).map(|rank| vec![rank]).collect();
@@ -199,7 +199,7 @@ fn collectives_are_those_of_threads() {
     }
 }
 
-/// One rank through NCCL, as on a machine with one GPU.
+/// Runs one rank through NCCL, as on a machine with one GPU.
 #[test]
 fn a_rank_alone_may_use_the_library() {
     let setup = TestSetup {
@@ -232,7 +232,8 @@ fn calls_that_are_started_as_one_are_those_of_threads() {
     }
 }
 
-/// Created at the first call; with the group by `ncclCommSplit`; or with it, one by one.
+/// Communicators are created at the first call, together with the group by `ncclCommSplit`, or together with the group
+/// one by one.
 #[test]
 fn splits_are_those_of_threads() {
     for (version, eager_init) in [(v2_27 as _, false), (v2_20 as _, true), (v2_17 as _, true)] {
@@ -247,7 +248,7 @@ fn splits_are_those_of_threads() {
     }
 }
 
-/// Many calls in flight at once, waited for in reverse.
+/// Starts many calls and waits for them in reverse order.
 #[test]
 fn calls_may_be_waited_for_in_any_order() {
     same(3, TestSetup::default(), |comm| {
@@ -261,7 +262,7 @@ fn calls_may_be_waited_for_in_any_order() {
     });
 }
 
-/// Calls whose handles are dropped take place.
+/// Calls whose handles are dropped are executed.
 #[test]
 fn calls_whose_handle_is_dropped_take_place() {
     same(2, TestSetup::default(), |comm| {
@@ -270,7 +271,7 @@ fn calls_whose_handle_is_dropped_take_place() {
     });
 }
 
-/// Inputs return to the pool, and results come from it.
+/// Inputs return to the pool, and results are taken from the pool.
 #[test]
 fn host_memory_is_reused() {
     over(2, TestSetup::default(), |comm| {
@@ -296,7 +297,7 @@ fn small_host_collectives_reuse_the_memory_of_earlier_ones() {
         for _ in 0..50 {
             assert_eq!(sum(8).unwrap(), vec![3.0f32; 8].into());
         }
-        // 32 KiB fit into the block; a larger input and its output are allocated.
+        // 32 KiB fit into the block. For a larger input, input and output are allocated.
         assert_eq!(sum(8 << 10).unwrap().len(), 8 << 10);
         assert_eq!(sum((8 << 10) + 1).unwrap().len(), (8 << 10) + 1);
         transport.close(TIMEOUT).unwrap();
@@ -306,7 +307,7 @@ fn small_host_collectives_reuse_the_memory_of_earlier_ones() {
     wait_until("no memory is left", || run.device.held() == 0);
 }
 
-/// More calls than blocks are kept for.
+/// Starts more calls than the number of kept blocks.
 #[test]
 fn small_host_collectives_in_flight_together_have_memory_each() {
     let run = TestRun::new(2, TestSetup::default());

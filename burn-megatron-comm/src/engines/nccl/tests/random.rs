@@ -1,4 +1,4 @@
-//! Random programs, the same on every rank.
+//! Random programs that are equal on every rank.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ impl Rng {
     }
 }
 
-/// The world, its even and odd ranks, and its ranks backwards.
+/// Returns the world, its even and odd ranks, and its ranks in reverse order.
 fn groups(comm: &Comm) -> Vec<Comm> {
     let ranks = 0..comm.size();
     let (even, odd): (Vec<_>, Vec<_>) = ranks.clone().partition(|rank| rank % 2 == 0);
@@ -33,7 +33,7 @@ fn groups(comm: &Comm) -> Vec<Comm> {
     ]
 }
 
-/// One call of a group, of which every rank draws the same numbers.
+/// Starts one call of a group. Every rank draws the same numbers for the call.
 fn call(group: &Comm, rng: &mut Rng, seed: usize) -> Pending {
     let (rank, size) = (group.group().world_rank(), group.size());
     let dtype = [DType::F32, DType::BF16, DType::I64, DType::U8][rng.below(4)];
@@ -54,7 +54,7 @@ fn call(group: &Comm, rng: &mut Rng, seed: usize) -> Pending {
             let len = send.iter().sum();
             group.start_all_to_all(input(len), send, receive)
         }
-        // The messages of a rank to itself do not reach an engine.
+        // Messages of a rank to itself do not reach an engine.
         _ if size == 1 => group.start_all_reduce(input(len), op),
         _ => {
             let distance = 1 + root % (size - 1);
@@ -74,7 +74,7 @@ fn program(comm: &Comm, seed: u64) -> Vec<Buffer> {
     for step in 0..40 {
         let group = &groups[rng.below(groups.len())];
         waiting.push(call(group, &mut rng, step));
-        // Now and then some are waited for, not the oldest.
+        // From time to time, waits for some call that need not be the oldest.
         if rng.below(5) == 0 {
             let at = rng.below(waiting.len());
             results.push(waiting.swap_remove(at).wait().unwrap());

@@ -1,4 +1,4 @@
-//! Tensors that stay on the device.
+//! Tests of tensors that stay on the device.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ fn floats(x: Tensor<1>) -> Vec<f32> {
     x.cast(DType::F32).into_data().try_into_vec().unwrap()
 }
 
-/// The sum of what all ranks give.
+/// Returns the sum of the tensors of all ranks.
 fn sum(ranks: usize, seed: usize, len: usize) -> Vec<f32> {
     let all = (0..ranks).map(|rank| flat(rank, seed, len));
     floats(all.reduce(|a, b| a + b).unwrap())
@@ -38,7 +38,7 @@ fn part(whole: &[f32], rank: usize, ranks: usize) -> Vec<f32> {
     whole[rank * len..(rank + 1) * len].to_vec()
 }
 
-/// Some collectives in a row, each on the result of the one before.
+/// Runs several collectives in a row. Each collective uses the result of the previous one.
 fn chains(comm: Arc<dyn Communicator>, len: usize) {
     let (rank, ranks): (usize, usize) = (comm.rank(), comm.size());
     let comm = &*comm;
@@ -47,7 +47,7 @@ fn chains(comm: Arc<dyn Communicator>, len: usize) {
             .wait()
             .unwrap();
         assert_eq!(floats(summed.clone()), sum(ranks, seed, len));
-        // A host buffer between two tensors keeps the order.
+        // A host buffer between two tensors keeps its place in the order.
         comm.barrier().unwrap();
         let parts =
             start_reduce_scatter_coalesced(vec![summed.clone(), flat(rank, seed, len)], comm);
@@ -147,7 +147,7 @@ fn registered_memory_gives_the_same() {
         (
             v2_27 as _,
             Windows,
-            // Two groups, five chains of each, with four calls of 2, 1.5, 1.5 and 1.5 MiB.
+            // Two groups with five chains each. Each chain has four calls of 2, 1.5, 1.5 and 1.5 MiB.
             "on (symmetric windows; 2 copies on the device for each collective on a tensor of at least 1 MiB: 80 so \
              far, of 65.0 MiB)",
         ),
@@ -172,7 +172,7 @@ fn registered_memory_gives_the_same() {
         let ranks = 2;
         let run = TestRun::new(ranks, setup);
         let used = run.on_all(|transport, comm| {
-            // Below and above the least that is staged.
+            // Below and above the minimum size of registered memory.
             chains(comm.clone(), 24);
             chains(comm.clone(), MIN_REGISTERED_BYTES / 4);
             let part = comm.split("back", &[vec![1, 0]]).unwrap();
@@ -187,7 +187,7 @@ fn registered_memory_gives_the_same() {
         });
         for (windows, all) in used {
             match (registered, line.contains("on (")) {
-                // Two groups of two ranks with two windows at a time, reused.
+                // Two groups of two ranks with two windows at a time, which are reused.
                 (Windows, true) => assert_eq!((windows, all), (8, 8)),
                 (Allocations, true) => assert!(windows == 0 && all > 0),
                 (_, false) => assert_eq!((windows, all), (0, 0)),

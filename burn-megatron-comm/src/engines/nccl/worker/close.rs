@@ -1,4 +1,4 @@
-//! Closing: communicators are finalized and destroyed.
+//! Closes the engine: finalizes and destroys the communicators.
 
 use std::mem;
 use std::sync::mpsc::SyncSender;
@@ -38,13 +38,13 @@ impl NcclWorker {
             Ok(false) => Err(self.timeout_reason(request.finalizing)),
             Err(reason) => Err(reason),
         };
-        // The rest is aborted.
+        // The remaining communicators are aborted.
         self.abort();
-        // The caller may have given up.
+        // The caller may have stopped waiting.
         let _ = request.reply.send(ended);
     }
 
-    /// Whether everything is complete and closed.
+    /// Returns whether all calls are complete and all communicators are closed.
     fn try_close(&mut self, finalizing: &mut bool) -> Result<bool, String> {
         if self.aborted_at.is_some() {
             return Err("it was aborted before".into());
@@ -75,11 +75,11 @@ impl NcclWorker {
         }
     }
 
-    /// Starts to finalize every communicator; registered memory is released before. Those whose other ranks never called
-    /// are aborted.
+    /// Releases registered memory and starts to finalize every communicator. Communicators whose other ranks never made
+    /// a call are aborted.
     fn finalize(&mut self) -> Result<(), String> {
         let shared = &self.shared;
-        // Nothing waits for these any more.
+        // No call waits for these communicators anymore.
         self.communicators.retain(|key, unused| {
             let is_opening = matches!(unused.state, CommState::Opening);
             if is_opening && matches!(key, CommKey::Message { .. }) {
@@ -102,7 +102,7 @@ impl NcclWorker {
         shared.library.finalize(&ready)
     }
 
-    /// Whether every communicator is finalized; they are then destroyed, with their streams.
+    /// Returns whether every communicator is finalized. If so, destroys the communicators and their streams.
     fn finalized(&mut self) -> Result<bool, String> {
         let (library, driver) = (&self.shared.library, &self.shared.driver);
         let comms = self

@@ -1,4 +1,4 @@
-//! Creating communicators.
+//! Creates communicators.
 
 use super::super::api::NO_COLOUR;
 use super::super::buffers::empty_result;
@@ -12,8 +12,9 @@ use super::{Arc, NcclWorker, ResultSlot, WorkItem};
 use crate::nccl_config::NcclGroup;
 
 impl NcclWorker {
-    /// Begins to create what waiting calls need and does not exist. Those of calls that are launched together are created
-    /// together; those of others on their own, as one that waits for its peers must not keep another.
+    /// Starts to create the missing communicators of waiting calls. The communicators of calls that are launched
+    /// together are created together. Other communicators are created separately, because a communicator that waits for
+    /// its peers must not block another.
     pub(super) fn open_missing(&mut self) {
         if self.shared.first_error().is_some() {
             return;
@@ -44,7 +45,7 @@ impl NcclWorker {
         }
     }
 
-    /// Begins to create communicators together.
+    /// Starts to create communicators together.
     pub(super) fn open(&mut self, openings: Vec<Opening>, reply: Option<Arc<ResultSlot>>) {
         let streams = openings.iter().map(|opening| self.stream_of(opening));
         let streams: Result<Vec<_>, String> = streams.collect();
@@ -62,7 +63,8 @@ impl NcclWorker {
         }
     }
 
-    /// The stream of a communicator's calls: that of its collectives, or a new one for its messages.
+    /// Returns the stream of a communicator's calls: the stream of the group's collectives, or a new stream for
+    /// messages.
     fn stream_of(&self, opening: &Opening) -> Result<Stream, String> {
         match opening.key {
             CommKey::Group(_) => Ok(self.collective_stream(opening.group)),
@@ -111,7 +113,7 @@ impl NcclWorker {
                 ready.fulfil(result);
             }
         }
-        // The slot is kept until the library has written it.
+        // The slot is kept until the library has written to it.
         self.empty_splits.retain(|(parent, _slot, reply)| {
             let result = match library.poll(*parent) {
                 Ok(Progress::Running) => return true,
@@ -123,10 +125,10 @@ impl NcclWorker {
         });
     }
 
-    /// Whether the communicator is ready.
+    /// Returns whether the communicator is ready.
     ///
     /// # Errors
-    /// Why it never will be.
+    /// The reason why the communicator cannot become ready.
     pub(super) fn communicator_ready(&self, key: CommKey) -> Result<bool, String> {
         match self.communicators.get(&key).map(|comm| &comm.state) {
             Some(CommState::Ready(_)) => Ok(true),

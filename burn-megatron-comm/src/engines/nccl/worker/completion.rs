@@ -1,4 +1,4 @@
-//! Completing calls.
+//! Completes calls.
 
 use std::collections::HashSet;
 use std::mem;
@@ -11,7 +11,7 @@ use super::{
 };
 
 impl NcclWorker {
-    /// Completes calls that the device has executed, in the order of their queues.
+    /// Completes the calls that the device has executed, in the order of their queues.
     pub(super) fn complete_calls(&mut self) {
         let over = |at: Instant| at.elapsed() > ABORT_DRAIN_TIMEOUT;
         let leak = self.aborted_at.is_some_and(over);
@@ -40,7 +40,7 @@ impl NcclWorker {
     }
 
     fn finish(&mut self, entry: InFlightCall) {
-        // Its error was reported, or the worker has aborted.
+        // The error of the call was reported, or the worker has aborted.
         if entry.failed || self.aborted_at.is_some() {
             entry.call.discard(&mut self.staging);
         } else if let Err(error) = entry.call.finish(&mut self.staging, &self.shared.pool) {

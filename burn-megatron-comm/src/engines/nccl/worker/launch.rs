@@ -1,4 +1,4 @@
-//! Launching calls.
+//! Launches calls.
 
 use std::collections::{HashMap, HashSet};
 use std::mem;
@@ -10,8 +10,8 @@ use super::super::library::{Comm, Progress};
 use super::registered::WindowsInUse;
 use super::{Arc, COLLECTIVES, InFlightCall, Instant, NcclWorker, WorkItem, distinct};
 
-/// The communicator and stream of a call, and the copy that follows it, if any: destination address, source
-/// address, bytes.
+/// The communicator and stream of a call. If a copy follows the call: its destination address, source address and
+/// number of bytes.
 #[derive(Clone, Copy)]
 pub(super) struct LaunchTarget {
     pub comm: Comm,
@@ -19,11 +19,11 @@ pub(super) struct LaunchTarget {
     pub copy_back: Option<(u64, u64, usize)>,
 }
 
-/// A call that was passed to NCCL.
+/// A call that has been passed to NCCL.
 pub(super) type LaunchedCall = (NcclCall, LaunchTarget);
 
 impl NcclWorker {
-    /// Launches from the front of every queue.
+    /// Launches calls from the front of every queue.
     pub(super) fn launch_ready_calls(&mut self) {
         if let Some(failure) = self.shared.first_error() {
             for work in mem::take(&mut self.waiting) {
@@ -53,7 +53,7 @@ impl NcclWorker {
         }
     }
 
-    /// The queues whose last launch or split is in progress.
+    /// Returns the queues whose last launch or split is in progress.
     fn busy(&self) -> HashSet<CallQueue> {
         let calls = self.launching.iter().flatten();
         let mut busy: HashSet<CallQueue> = calls.map(|(call, _)| call.queue).collect();
@@ -68,16 +68,16 @@ impl NcclWorker {
         communicators.any(NcclCommunicator::is_splitting) || !self.empty_splits.is_empty()
     }
 
-    /// Whether this thread may start another group of NCCL calls: older versions have one for each thread.
+    /// Returns whether this thread may start another group of NCCL calls. Older versions allow one group per thread.
     fn may_start_group(&self) -> bool {
         let in_progress = !self.launching.is_empty() || self.is_splitting();
         !in_progress || self.shared.library.has_concurrent_groups()
     }
 
-    /// Whether everything that the work item needs is ready; starts what is missing.
+    /// Returns whether everything that the work item needs is ready. Starts to create what is missing.
     ///
     /// # Errors
-    /// Why it never will be.
+    /// The reason why the work item cannot become ready.
     fn ready(&mut self, work: &WorkItem) -> Result<bool, String> {
         let calls = match work {
             WorkItem::Split(split) => return self.communicator_ready(split.parent),
@@ -104,7 +104,7 @@ impl NcclWorker {
         }
     }
 
-    /// Enqueues calls as one group; NCCL may still be launching when this returns.
+    /// Enqueues calls as one group. NCCL may still be launching them when this method returns.
     fn enqueue(&mut self, calls: &mut [NcclCall]) -> Result<Vec<LaunchTarget>, String> {
         let shared = self.shared.clone();
         let library = &shared.library;
@@ -132,7 +132,8 @@ impl NcclWorker {
         for ((call, addresses), target) in calls.iter().zip(addresses).zip(&targets) {
             let (plan, comm, stream) = (&call.plan, target.comm, target.stream);
             for step in &plan.steps {
-                // SAFETY: the memory has the lengths of the plan, and is kept until the stream has executed it.
+                // SAFETY: the memory has the lengths of the plan, and is kept until the stream has executed the
+                // operation.
                 let step = || unsafe { library.run(*step, plan, addresses, comm, stream) };
                 enqueued = enqueued.and_then(|()| step());
             }
@@ -141,7 +142,7 @@ impl NcclWorker {
         enqueued.and(ended).map(|_| targets)
     }
 
-    /// Moves on the calls that NCCL has put on their streams.
+    /// Moves calls that NCCL has put on their streams to the calls in flight.
     pub(super) fn poll_launches(&mut self) {
         for launched in mem::take(&mut self.launching) {
             match self.all_launched(&launched) {
@@ -184,7 +185,7 @@ impl NcclWorker {
         }
     }
 
-    /// Enqueues the copies out of registered memory, and records an event on every stream.
+    /// Enqueues the copies from registered memory, and records an event on every stream.
     fn record_events(
         &self,
         launched: &[LaunchedCall],
@@ -192,7 +193,7 @@ impl NcclWorker {
         let driver = &self.shared.driver;
         for (_, target) in launched {
             if let Some((to, from, bytes)) = target.copy_back {
-                // SAFETY: as for the copy into it.
+                // SAFETY: as for the copy into registered memory.
                 unsafe { driver.copy_on_device(to, from, bytes, target.stream) }?;
                 self.shared.copies.add(bytes);
             }

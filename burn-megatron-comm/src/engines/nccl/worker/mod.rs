@@ -1,8 +1,9 @@
-//! The one thread that calls NCCL for a rank, but for the [creation](super::opening) of communicators.
+//! The single thread that calls NCCL for a rank. Only the [creation](super::opening) of communicators uses other
+//! threads.
 //!
-//! Collectives run on one stream, or on [two](super::collective_streams), in the order in which they were started. A
-//! message may be sent long before it is received, so nothing may be queued behind it: each direction between two ranks
-//! has a communicator and a stream of its own.
+//! Collectives run on one stream or on [two](super::collective_streams), in the order in which they were started. A
+//! message may be sent long before it is received, so no other call may be queued behind it. Therefore each direction
+//! between two ranks has a separate communicator and a separate stream.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::c_void;
@@ -29,16 +30,17 @@ mod completion;
 mod launch;
 mod registered;
 
-/// The time that the thread polls without sleeping after progress: about as long as NCCL takes to launch a collective.
+/// The time for which the thread polls without sleeping after progress. NCCL takes about this time to launch a
+/// collective.
 const SPIN: Duration = Duration::from_micros(50);
-/// The time that the thread sleeps between two polls while something is in flight.
+/// The sleep time between two polls while calls are in flight.
 const POLL_INTERVAL: Duration = Duration::from_micros(20);
-/// The same after no progress for [`IDLE_AFTER`].
+/// The sleep time after [`IDLE_AFTER`] without progress.
 const IDLE_POLL_INTERVAL: Duration = Duration::from_micros(200);
 const IDLE_AFTER: Duration = Duration::from_millis(100);
 /// The interval between two polls of the communicators for asynchronous errors.
 const ERROR_CHECK_INTERVAL: Duration = Duration::from_millis(20);
-/// The time that memory is kept for a device that does not complete aborted work.
+/// The time for which memory is kept if a device does not complete aborted work.
 const ABORT_DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The queues of collectives.
@@ -47,26 +49,26 @@ const COLLECTIVES: [CallQueue; 2] = [
     CallQueue::Collectives(Priority::High),
 ];
 
-/// The most commands that are handled before anything else.
+/// The maximum number of commands that are handled before other work.
 const MAX_COMMANDS_AT_ONCE: usize = 64;
 
 pub(super) struct NcclWorker {
     shared: Arc<EngineState>,
     self_sender: Sender<WorkerCommand>,
     communicators: BTreeMap<CommKey, NcclCommunicator>,
-    /// The stream of collectives, and the stream of collectives of high priority, which may be the same.
+    /// The streams of normal and of high-priority collectives, which may be the same stream.
     collective_stream: Stream,
     high_priority_stream: Stream,
-    /// The stream of the copies of host buffers.
+    /// The stream for copies of host buffers.
     copy_stream: Stream,
     staging: Staging,
-    /// Not launched, in the order in which they were started.
+    /// Work that is not launched yet, in the order in which it was started.
     waiting: VecDeque<WorkItem>,
-    /// Passed to NCCL, which is not done with the launch.
+    /// Calls that NCCL is still launching.
     launching: Vec<Vec<LaunchedCall>>,
-    /// On their streams.
+    /// Calls that are on their streams.
     in_flight: VecDeque<InFlightCall>,
-    /// Splits in which this rank is in no new communicator, with their parent.
+    /// Splits in which this rank is in no new communicator, with the parent communicator.
     empty_splits: Vec<(Comm, Box<AtomicPtr<c_void>>, Arc<ResultSlot>)>,
     closing: Option<CloseRequest>,
     errors_checked_at: Instant,
@@ -84,7 +86,7 @@ struct InFlightCall {
     call: NcclCall,
     comm: Comm,
     done: Arc<RecordedEvent>,
-    /// Whether its error was reported.
+    /// Whether the error of the call was reported.
     failed: bool,
 }
 
@@ -124,7 +126,7 @@ impl NcclWorker {
         })
     }
 
-    /// Runs until it gets `Quit`.
+    /// Runs until the command `Quit`.
     pub fn run(mut self, commands: &Receiver<WorkerCommand>) {
         end_sleeps_in_time();
         let mut quit = false;
@@ -157,7 +159,7 @@ impl NcclWorker {
         self.staging.clear();
     }
 
-    /// Returns the next command, or `None` if something else must be polled first.
+    /// Returns the next command, or `None` if other work must be polled first.
     fn next(&self, commands: &Receiver<WorkerCommand>) -> Option<WorkerCommand> {
         let received = match pause_after(self.last_progress.elapsed()) {
             None => {
@@ -190,7 +192,7 @@ impl NcclWorker {
             WorkerCommand::Close { until, reply } => {
                 self.closing = Some(CloseRequest::new(until, reply))
             }
-            // Later commands are dropped, like those that were waiting.
+            // Later commands are dropped, like the waiting commands.
             _ if self.aborted_at.is_some() => {}
             WorkerCommand::Open { opening, reply } => self.open(vec![opening], Some(reply)),
             WorkerCommand::Opened { key, result } => self.opened(key, result),
@@ -200,7 +202,7 @@ impl NcclWorker {
         }
     }
 
-    /// Aborts every communicator; waiting calls are dropped, and their slots stay empty.
+    /// Aborts every communicator. Waiting calls are dropped, and their slots stay empty.
     fn abort(&mut self) {
         if self.aborted_at.is_some() {
             return;
@@ -212,7 +214,7 @@ impl NcclWorker {
         for (call, _) in self.launching.drain(..).flatten() {
             call.leak();
         }
-        // The library may still write to their slots.
+        // The library may still write to the slots.
         for (_, slot, _) in self.empty_splits.drain(..) {
             Box::leak(slot);
         }
@@ -224,7 +226,8 @@ impl NcclWorker {
     }
 }
 
-/// Returns how long the thread sleeps before it polls again, `quiet` after the last progress; `None` for not at all.
+/// Returns the sleep time before the next poll, given the time since the last progress. Returns `None` if the thread
+/// should not sleep.
 fn pause_after(quiet: Duration) -> Option<Duration> {
     match quiet {
         _ if quiet < SPIN => None,
@@ -233,10 +236,10 @@ fn pause_after(quiet: Duration) -> Option<Duration> {
     }
 }
 
-/// Ends the sleeps of this thread when they are over. Linux prolongs a sleep by up to 50 us otherwise, to save power.
+/// Makes the sleeps of this thread end on time. By default, Linux prolongs a sleep by up to 50 us to save power.
 #[cfg(target_os = "linux")]
 fn end_sleeps_in_time() {
-    // If the number of nanoseconds cannot be set, sleeps are longer.
+    // If the timer slack cannot be set, sleeps are longer.
     let _ = nix::sys::prctl::set_timerslack(1);
 }
 

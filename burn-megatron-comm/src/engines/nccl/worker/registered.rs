@@ -1,4 +1,4 @@
-//! Which calls use registered memory, and which each uses.
+//! Selects the registered memory of calls.
 
 use std::collections::HashSet;
 
@@ -9,11 +9,12 @@ use super::super::registered::{RegisteredWindow, Registration, is_registered, wi
 use super::NcclWorker;
 use crate::nccl_config::RegisteredBuffers;
 
-/// Destination address, source address, bytes.
+/// Destination address, source address and number of bytes of a copy.
 type CopyBack = (u64, u64, usize);
 
 impl NcclWorker {
-    /// Whether the windows of these calls are ready, where they use any; registers what is missing.
+    /// Returns whether the windows of these calls are ready, if the calls use windows. Starts to register missing
+    /// windows.
     pub(super) fn windows_ready(&mut self, calls: &[NcclCall]) -> bool {
         if !self.uses(RegisteredBuffers::Windows) {
             return true;
@@ -32,7 +33,7 @@ impl NcclWorker {
             };
             let registered = match in_use.next(call.key, bytes, &communicator.windows) {
                 Some(at) => Ok(at),
-                // The ranks of a group register one window at a time, in one order.
+                // The ranks of a group register one window at a time, in the same order.
                 None if !ready => return false,
                 None => RegisteredWindow::begin(bytes, comm, &shared.library).map(|window| {
                     let at = communicator.windows.len();
@@ -58,7 +59,7 @@ impl NcclWorker {
         self.shared.registration() == Registration::On(kind)
     }
 
-    /// The addresses of the call: its own memory, or a window with a copy before and after.
+    /// Returns the addresses of the call: its own memory, or a window with a copy before and a copy after the call.
     pub(super) fn through_window(
         &self,
         call: &NcclCall,
@@ -76,13 +77,13 @@ impl NcclWorker {
         let used = window.addresses(&call.plan, call.group.index());
         let [input, output] = call.plan.bytes();
         let driver = &self.shared.driver;
-        // SAFETY: both have this length, and the stream executes in order.
+        // SAFETY: both addresses have this length, and the stream executes in order.
         unsafe { driver.copy_on_device(used[0], own[0], input, communicator.stream) }?;
         self.shared.copies.add(input);
         Ok((used, Some((own[1], used[1], output))))
     }
 
-    /// Registers the allocations of a call on a large tensor, if that was requested.
+    /// Registers the allocations of a call on a large tensor, if this is requested.
     pub(super) fn register_allocations(
         &mut self,
         call: &NcclCall,
@@ -107,12 +108,12 @@ impl NcclWorker {
     }
 }
 
-/// The windows that calls of one launch use.
+/// The windows that the calls of one launch use.
 #[derive(Default)]
 pub(super) struct WindowsInUse(HashSet<(CommKey, usize)>);
 
 impl WindowsInUse {
-    /// The first unused window of this size.
+    /// Returns the first unused window of this size.
     fn next(&mut self, key: CommKey, bytes: usize, windows: &[RegisteredWindow]) -> Option<usize> {
         let mut fitting = (0..windows.len()).filter(|at| windows[*at].bytes() == bytes);
         let at = fitting.find(|at| !self.0.contains(&(key, *at)))?;
@@ -121,7 +122,7 @@ impl WindowsInUse {
     }
 }
 
-/// The size of the window that a call uses; only tensors use one.
+/// Returns the size of the window of a call. Only tensors use windows.
 fn bytes_for(call: &NcclCall) -> Option<usize> {
     match call.memory {
         CallMemory::Tensor(_) => window_bytes(&call.plan),

@@ -1,4 +1,4 @@
-//! A minimal communicator over a transport, for tests: it numbers the calls and waits for their slots.
+//! A minimal communicator over a transport for tests. It numbers the calls and waits for their slots.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,7 +10,7 @@ use crate::process::{Job, ResultSlot, Transport, part_id};
 use crate::{Buffer, BufferPool, CommError, Communicator, DType, Group, Pending};
 use burn_megatron_rendezvous::GroupId;
 
-/// How long a call waits.
+/// The timeout of a call.
 #[derive(Clone, Copy, Debug)]
 pub struct CallTimeout(pub Duration);
 
@@ -21,7 +21,7 @@ pub struct TestCommunicator {
     id: GroupId,
     timeout: CallTimeout,
     collectives: AtomicU64,
-    /// By peer, and whether the message is sent or received.
+    /// The numbers of messages, by peer and direction (sent or received).
     messages: Mutex<HashMap<(usize, bool), u64>>,
 }
 
@@ -42,7 +42,7 @@ impl TestCommunicator {
         })
     }
 
-    /// The group of all ranks.
+    /// Creates the group of all ranks.
     pub fn world(
         transport: Arc<dyn Transport>,
         rank: usize,

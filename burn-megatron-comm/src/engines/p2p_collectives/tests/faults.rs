@@ -1,4 +1,4 @@
-//! Ranks that never call, broken transports, aborted worlds.
+//! Tests of ranks that never call, broken transports, and aborted worlds.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
@@ -109,7 +109,7 @@ fn a_close_that_times_out_names_the_ranks_that_have_not_closed() {
             return;
         }
         let wanted = "memory: the world is not closed after 0.2 s: rank 1 has not closed the world";
-        // Until the other rank closes, it is named too.
+        // The error also names the other rank until that rank closes.
         wait_until("rank 1 alone is named", || {
             this.engine.close(SHORT).unwrap_err().to_string() == wanted
         });

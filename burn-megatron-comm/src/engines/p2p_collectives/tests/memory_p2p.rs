@@ -1,4 +1,4 @@
-//! A transport in memory, which delays and reorders what MPI may delay and reorder.
+//! An in-memory transport that delays and reorders messages as MPI is allowed to.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,11 +15,11 @@ type QueuedPayload = (Vec<u8>, Arc<AtomicBool>);
 /// The messages in flight between the ranks.
 #[derive(Default)]
 struct NetworkState {
-    /// By receiver and sender.
+    /// The control messages, by receiver and sender.
     notes: Vec<BTreeMap<usize, VecDeque<Vec<u8>>>>,
-    /// By sender, receiver and tag.
+    /// The payloads, by sender, receiver and tag.
     payloads: HashMap<(usize, usize, Tag), VecDeque<QueuedPayload>>,
-    /// The longest payload that was seen.
+    /// The longest payload so far.
     longest: usize,
 }
 
@@ -28,9 +28,9 @@ struct NetworkState {
 pub struct MemoryNetwork {
     state: Arc<Mutex<NetworkState>>,
     size: usize,
-    /// How many times in four a transport delays something that it could deliver.
+    /// The number of times in four that a transport delays a message that it could deliver.
     delay_rate: u64,
-    /// Fails every poll from then on.
+    /// If set, every poll fails.
     pub broken: Arc<AtomicBool>,
 }
 
@@ -66,7 +66,7 @@ impl MemoryNetwork {
         }
     }
 
-    /// The control messages and payloads that nobody has received.
+    /// Returns the number of control messages and payloads that were not received.
     pub fn left(&self) -> usize {
         let state = self.state.lock().unwrap();
         let notes = state.notes.iter().flat_map(BTreeMap::values);
@@ -74,7 +74,7 @@ impl MemoryNetwork {
         notes.map(VecDeque::len).chain(payloads).sum()
     }
 
-    /// The longest payload that was sent separately, in bytes.
+    /// Returns the size of the longest payload that was sent separately, in bytes.
     pub fn longest(&self) -> usize {
         self.state.lock().unwrap().longest
     }
@@ -93,7 +93,7 @@ impl MemoryP2p {
         self.random() % 4 < self.network.delay_rate
     }
 
-    /// The control messages that are delivered, those of one sender in order.
+    /// Returns the control messages that are delivered now. The messages of one sender are in order.
     fn notes(&mut self) -> Vec<P2pEvent> {
         let network = self.network.clone();
         let mut state = network.state.lock().unwrap();

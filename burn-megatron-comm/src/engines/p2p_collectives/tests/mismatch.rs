@@ -1,4 +1,4 @@
-//! Ranks that make different calls get an error that names both calls.
+//! Tests that ranks with different calls get an error that names both calls.
 
 use super::*;
 use crate::{Call, CommError, ReduceOp};
@@ -14,13 +14,13 @@ fn errors_of(
         thread::sleep(Duration::from_millis(delay(this.rank)));
         let (call, input) = parts[this.rank].clone();
         let result = this.world.start(call, input).unwrap().wait();
-        // What was sent for the call is received all the same: nothing blocks the close.
+        // Payloads that were sent for the call are still received, so nothing blocks the close.
         this.engine.close(TIMEOUT).unwrap();
         result
     })
 }
 
-/// All ranks get a mismatch that names rank 1 and one of the others, with their calls.
+/// Checks that all ranks get a mismatch that names rank 1 and another rank, with their calls.
 #[track_caller]
 fn assert_mismatch(right: Part, wrong: Part, calls: [&str; 2], wanted: &str) {
     for late in 0..3 {
@@ -139,8 +139,9 @@ fn mismatch_of_counts() {
         part([2, 2, 2], [1999, 2, 2]),
         part([2, 2, 2], [2, 2, 2]),
     ];
-    // Rank 1 calls when it has heard from rank 0, and rank 2 when it has heard from rank 1: it gets the error
-    // although it agrees with both. Control messages of one rank arrive in order, so a message proves the call.
+    // Rank 1 calls after it has received a message from rank 0, and rank 2 after a message from rank 1. Rank 2 gets the
+    // error although its call matches both calls. Control messages of one rank arrive in order, so the message proves
+    // that the sender has made its call.
     let results = run(3, 1, |this| {
         let (own, comm) = (this.rank, &this.world);
         if own > 0 {
@@ -228,7 +229,7 @@ fn a_message_mismatch_fails_the_receiver_alone() {
                     return None;
                 }
                 let error = comm.receive(0, dtype, len).unwrap_err();
-                // The next message is unaffected.
+                // The next message is not affected.
                 assert_eq!(comm.receive(0, DType::F32, 3).unwrap(), zeros(3));
                 Some(error.to_string())
             });

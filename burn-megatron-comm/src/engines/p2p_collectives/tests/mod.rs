@@ -1,4 +1,4 @@
-//! The collectives over a transport in memory. Tests of other engines use some of this too.
+//! Tests of the collectives over an in-memory transport. Tests of other engines use parts of this module too.
 
 mod faults;
 mod memory_p2p;
@@ -22,14 +22,14 @@ use memory_p2p::MemoryNetwork;
 /// Long enough for every test that must succeed.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// One rank of a world in memory.
+/// One rank of an in-memory world.
 struct TestRank {
     rank: usize,
     world: Arc<dyn Communicator>,
     engine: Arc<P2pCollectives>,
 }
 
-/// The engines of a world.
+/// Creates the engines of a world.
 fn engines(network: &MemoryNetwork, size: usize) -> Vec<Arc<P2pCollectives>> {
     let open = |rank| {
         let transport = network.clone();
@@ -44,7 +44,7 @@ fn engines(network: &MemoryNetwork, size: usize) -> Vec<Arc<P2pCollectives>> {
     (0..size).map(open).collect()
 }
 
-/// Runs `f` on every rank, without closing anything.
+/// Runs `f` on every rank without closing the world.
 fn run_open<R: Send>(
     network: &MemoryNetwork,
     size: usize,
@@ -69,7 +69,7 @@ fn run_open<R: Send>(
     })
 }
 
-/// Runs `f` on every rank, closes the world and checks that nothing was left behind.
+/// Runs `f` on every rank, closes the world, and checks that no message is left.
 fn run<R: Send>(size: usize, delay_rate: u64, f: impl Fn(&TestRank) -> R + Sync) -> Vec<R> {
     let network = MemoryNetwork::new(size, delay_rate);
     let results = run_open(&network, size, TIMEOUT, |this| {

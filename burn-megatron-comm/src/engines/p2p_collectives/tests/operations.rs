@@ -1,11 +1,12 @@
-//! Every operation against a simple reference.
+//! Tests of every operation against a simple reference.
 
 use super::programs::{contribution, expected};
 use super::*;
 use crate::engines::p2p_collectives::control::MAX_INLINE_BYTES;
 use crate::{Call, CommError, ReduceOp};
 
-/// Lengths around what fits a control message, fewer than ranks, and longer than a short broadcast.
+/// Lengths close to the limit of a control message, shorter than the number of ranks, and longer than a short
+/// broadcast.
 const LENGTHS: [usize; 9] = [0, 1, 3, 7, 991, 992, 993, 4000, 40_003];
 
 #[test]
@@ -46,7 +47,7 @@ fn collectives_give_what_the_reference_gives() {
 
 #[test]
 fn uneven_counts_reach_their_ranks() {
-    // Nothing, one way only, short and long.
+    // No elements, one direction only, short, and long.
     let count = |from: usize, to: usize| [0, 1, 3000, 70_000][(from * 2 + to) % 4];
     for size in [2, 3, 4] {
         run(size, 1, |this| {

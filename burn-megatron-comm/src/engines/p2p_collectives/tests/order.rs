@@ -1,4 +1,4 @@
-//! Calls of several groups in any order, early messages, splits, dropped handles.
+//! Tests of calls of several groups in any order, early messages, splits, and dropped handles.
 
 use super::*;
 use crate::{Call, CommError, ReduceOp};
@@ -58,7 +58,7 @@ fn a_slow_rank_receives_what_arrived_before_its_calls() {
             comm.start_all_gather(vec![(this.rank * 100 + n) as i32; 2000].into())
                 .unwrap()
         };
-        // The others started all these calls long before rank 2.
+        // The other ranks started all these calls long before rank 2.
         if this.rank == 2 {
             thread::sleep(Duration::from_millis(100));
         }
@@ -90,7 +90,7 @@ fn a_part_may_be_used_before_the_others_have_split() {
             again.group().to_string(),
             format!("again [{}, {first}]", first + 1)
         );
-        // The same name again is another group.
+        // A second split with the same name creates another group.
         let twin = half
             .split("again", &[half.group().ranks().to_vec()])
             .unwrap();
@@ -138,8 +138,8 @@ fn unwanted_results_return_to_the_pool() {
         }
         pool.allocated()
     });
-    // An input, a message out, a message in, a result, and what was still in flight at a barrier; not two
-    // for each round.
+    // One input, one outgoing message, one incoming message, one result, and the buffers in flight at a barrier. Not
+    // two buffers per round.
     assert!(allocated[0] <= 10, "{allocated:?}");
 }
 

@@ -7,7 +7,7 @@ use half::bf16;
 use crate::engines::reduce::reduce_range;
 use crate::{Buffer, Call, CommError, Communicator, DType, Pending, ReduceOp};
 
-/// The same numbers on every rank.
+/// Random numbers that are equal on every rank.
 pub struct Random(pub u64);
 
 impl Random {
@@ -20,7 +20,7 @@ impl Random {
     }
 }
 
-/// Elements that differ by rank, call and position, with sums that depend on their order.
+/// Returns elements that differ by rank, call and position. The sums of these elements depend on the order.
 pub fn contribution(dtype: DType, len: usize, rank: usize, call: usize) -> Buffer {
     let value = |i: usize| {
         let mut random = Random((rank * 7919 + call * 104_729 + i * 31 + 1) as u64);
@@ -47,7 +47,7 @@ pub fn contribution(dtype: DType, len: usize, rank: usize, call: usize) -> Buffe
     }
 }
 
-/// What the member `index` gets from a call, given the inputs of all members.
+/// Returns the expected result of a call for the member `index`, given the inputs of all members.
 pub fn expected(call: &Call, index: usize, inputs: &[Buffer]) -> Buffer {
     let (dtype, len) = (inputs[index].dtype(), inputs[index].len());
     let all: Vec<&Buffer> = inputs.iter().collect();
@@ -69,7 +69,7 @@ pub fn expected(call: &Call, index: usize, inputs: &[Buffer]) -> Buffer {
     }
 }
 
-/// One call that all ranks of a program know.
+/// One call of a program, equal on all ranks.
 struct ProgramStep {
     group: usize,
     call: Call,
@@ -120,7 +120,7 @@ struct Started {
     what: String,
 }
 
-/// Starts a step on the group `comm`; `number` is that of the step.
+/// Starts step `number` on the group `comm`.
 fn start(
     comm: &Arc<dyn Communicator>,
     step: &ProgramStep,
@@ -144,7 +144,7 @@ fn start(
                 Call::Broadcast { .. } => Call::Broadcast {
                     root: number % size,
                 },
-                // Chunks of the largest group fit those of a smaller one.
+                // The chunks of the largest group fit into the chunks of a smaller group.
                 call => call.clone(),
             };
             let len = match call {
@@ -179,8 +179,8 @@ fn start(
     })
 }
 
-/// Runs a random program of `steps` calls with up to `longest` elements over the world, its halves and its
-/// even and odd ranks. Each rank waits in an order of its own.
+/// Runs a random program of `steps` calls with up to `longest` elements over the world, its halves, and its even and
+/// odd ranks. Each rank waits in a different order.
 pub fn run(
     world: &Arc<dyn Communicator>,
     seed: u64,

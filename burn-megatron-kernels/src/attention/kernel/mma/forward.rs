@@ -1,5 +1,4 @@
-//! Output, log-sum-exp and largest score. Queries are the resident tile; keys and values are
-//! streamed.
+//! Output, log-sum-exp and largest score. Queries are the resident tile. Keys and values are streamed.
 
 use cubecl::prelude::*;
 
@@ -15,9 +14,9 @@ use crate::cube::mma::swizzle::lane_row;
 /// Computes the output for `shape.rows()` queries of one head per cube, `shape.warp_rows()` of them
 /// per warp.
 ///
-/// The cubes with the last queries come first, because with causal attention they have the most
-/// keys. While a tile of keys and values is processed, the next tile is copied. Exponentials have
-/// base 2; the factor `log2(e)` is part of the factor of the scores.
+/// The cubes with the last queries come first, because with causal attention they have the most keys. While a tile of
+/// keys and values is processed, the next tile is copied. Exponentials have base 2. The factor `log2(e)` is part of the
+/// factor of the scores.
 #[cube(launch_unchecked)]
 pub(crate) fn mma_forward<F: Float, N: Size>(
     q: &[Vector<F, N>],

@@ -1,5 +1,4 @@
-//! The gradients of keys and values. Keys and values are resident; queries and the gradient of the
-//! output are streamed.
+//! The gradients of keys and values. Keys and values are resident. Queries and the gradient of the output are streamed.
 
 use cubecl::prelude::*;
 
@@ -16,12 +15,12 @@ use crate::cube::mma::swizzle::lane_column;
 
 /// Computes `dv = p^T dout` and `dk = scale * ds^T q`.
 ///
-/// One cube processes `shape.rows()` keys of one group and all heads of the group, one after the
-/// other. `sizes.mask_range` holds the queries that see a key. `flat` tells whether `gradients` are
-/// pairs of f32, and `add` tells for `dk` and `dv` whether to add to the existing values.
+/// One cube processes `shape.rows()` keys of one group and all heads of the group, one after the other.
+/// `sizes.mask_range` holds the queries to which a key is visible. `flat` is true if `gradients` are pairs of f32.
+/// `add` selects, for `dk` and `dv`, whether to add to the existing values.
 ///
-/// Scores are computed transposed, with a row per key. Weights and score gradients are then left
-/// operands of the sums without leaving their registers.
+/// Scores are computed transposed, with a row per key. Weights and score gradients can then stay in registers as left
+/// operands of the sums.
 #[cube(launch_unchecked)]
 pub(crate) fn mma_keys<F: Float, N: Size, G: Float, M: Size>(
     q: &[Vector<F, N>],
@@ -159,9 +158,8 @@ fn write<G: Float, M: Size>(
     }
 }
 
-/// Starts to copy queries of a head from `at` on, the gradient of their output, and both statistics
-/// to one stage. Rows past the last query are zeros, so that their weights stay finite and multiply
-/// zeros.
+/// Starts to copy queries of a head, the gradient of their output, and both statistics to one stage, starting at query
+/// `at`. Rows past the last query are zeros, so that their weights stay finite and multiply zeros.
 #[cube]
 fn copy_queries<F: Float, N: Size>(
     q: &[Vector<F, N>],

@@ -2,9 +2,9 @@
 //! with sums in f32. `cp.async` copies the next tiles while the current tiles are processed. Scores
 //! and weights stay in registers.
 //!
-//! The kernels match the kernels of the parent module, with other tiles. The backward has one
-//! kernel over blocks of keys and one over blocks of queries, so that every sum has a fixed order.
-//! The parent module's kernels compute delta and the gradient of the sink.
+//! The kernels correspond to the kernels of the parent module, with different tiles. The backward has one kernel over
+//! blocks of keys and one over blocks of queries, so that every sum has a fixed order. The parent module's kernels
+//! compute delta and the gradient of the sink.
 
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;

@@ -9,7 +9,7 @@ use super::super::plan::TilePlan;
 use crate::cube::mma::swizzle::Swizzle;
 use crate::cube::mma::{CHUNK, PAIR, WARP};
 
-/// The number of features per step of a product. Widths are multiples of it.
+/// The number of features per step of a product. Widths are multiples of this number.
 pub(crate) const STEP: usize = 16;
 
 /// The number of warps per cube.
@@ -30,7 +30,7 @@ const WIDE: usize = 128;
 /// The width up to which queries stay in registers in the forward.
 const MAX_KEPT: usize = 192;
 
-/// The maximum number of features of a key and a value together whose sums stay in registers.
+/// The maximum sum of key width and value width for which the sums of both stay in registers.
 const MAX_SUMMED: usize = 320;
 
 /// The sizes of a kernel's tiles.
@@ -55,7 +55,7 @@ pub(crate) struct MmaShape {
     pub sums_keys: bool,
     /// Whether the kernel sums the gradients of values. Used only by the keys kernel.
     pub sums_values: bool,
-    /// Whether the type is bf16; otherwise it is f16.
+    /// Whether the type is bf16. Otherwise it is f16.
     pub bf16: bool,
 }
 

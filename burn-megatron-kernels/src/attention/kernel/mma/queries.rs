@@ -1,5 +1,4 @@
-//! The gradient of the queries. Queries and the gradient of the output are resident; keys and
-//! values are streamed.
+//! The gradient of the queries. Queries and the gradient of the output are resident. Keys and values are streamed.
 
 use cubecl::prelude::*;
 

@@ -109,7 +109,7 @@ impl<'a, F: Float, N: Size> KeyStages<'a, F, N> {
         self.stages + comptime!(self.shape.bytes(self.shape.columns) as u32) + stage
     }
 
-    /// Starts to copy the keys from `at` on, and their values, to a stage.
+    /// Starts to copy keys and their values, starting at key `at`, to a stage.
     pub(crate) fn copy(&self, at: i32, stage: u32) {
         let (at, columns) = (at as usize, comptime!(self.shape.columns));
         let (keys, values) = (self.key_tile(stage), self.value_tile(stage));
@@ -228,8 +228,7 @@ pub(crate) fn accumulate(
     }
 }
 
-/// Returns two adjacent tiles of sums as the left operand of a product. A lane holds the same
-/// places of both tiles.
+/// Returns two adjacent tiles of sums as the left operand of a product. A lane holds the same elements of both tiles.
 #[cube]
 fn operand(
     first: Vector<f32, Quad>,
@@ -250,9 +249,8 @@ fn operand(
     packed
 }
 
-/// Stores this warp's sums, with row `index` multiplied by `factors[index]`, to the rows of a head
-/// from `first` on. The sums are staged in the warp's rows of a resident tile, which is not read
-/// afterwards.
+/// Stores this warp's sums, with row `index` multiplied by `factors[index]`, to the rows of a head, starting at row
+/// `first`. The sums are staged in the warp's rows of a resident tile, which is not read afterwards.
 #[cube]
 pub(crate) fn store<F: Float, N: Size>(
     sums: &Array<Vector<f32, Quad>>,

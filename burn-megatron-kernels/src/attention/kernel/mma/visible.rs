@@ -41,12 +41,12 @@ pub(crate) fn visible_columns(
 
 #[cube]
 impl VisibleColumns {
-    /// Returns whether a row sees some of the columns `at..at + columns`.
+    /// Returns whether the columns `at..at + columns` overlap the columns that are visible to some row.
     pub(crate) fn some(&self, at: i32, #[comptime] columns: usize) -> bool {
         at < self.to && at + columns as i32 > self.from
     }
 
-    /// Returns whether every row sees all of the columns `at..at + columns`.
+    /// Returns whether all columns `at..at + columns` are visible to all rows.
     pub(crate) fn all(&self, at: i32, #[comptime] columns: usize) -> bool {
         at >= self.all_from && at + columns as i32 <= self.all_to
     }

@@ -1,10 +1,10 @@
-//! Codes and values by other implementations; `tests/fixtures/fp8/make.py` writes them.
+//! Codes and values from other implementations, written by `tests/fixtures/fp8/make.py`.
 
-/// The known answers of a format.
+/// The known values and codes of a format.
 pub(super) struct Fixture {
-    /// The bits of the value of each code.
+    /// Bits of the value of each code.
     pub decode: Vec<u32>,
-    /// The bits of a value and its codes: one, or for E8M0 the nearest and the upper one.
+    /// Bits of a value, and its codes: one code, or for E8M0 the nearest code and the code rounded up.
     pub encode: Vec<(u32, Vec<u8>)>,
 }
 

@@ -24,7 +24,7 @@ fn known_scales() -> Fixture {
     Fixture::parse(include_str!("../../../../tests/fixtures/fp8/e8m0.txt"))
 }
 
-/// Returns all codings, each with its fixture and the column of its codes.
+/// Returns all codings, each with its fixture and the column of its codes in the fixture.
 fn codings() -> Vec<(Coding, Fixture, usize)> {
     let values = FORMATS.map(|format| (Coding::Value(format), known(format), 0));
     let scales = [(Rounding::Nearest, 0), (Rounding::Up, 1)];
@@ -32,7 +32,7 @@ fn codings() -> Vec<(Coding, Fixture, usize)> {
     values.into_iter().chain(scales).collect()
 }
 
-/// Returns a tensor of the values that these bits are in f32, f16 or bf16.
+/// Returns a tensor from bit patterns of f32, f16 or bf16.
 fn bits(values: Vec<u32>, dtype: DType, device: &Device) -> Tensor<1> {
     let shape = [values.len()];
     let halves = values.iter().map(|bits| *bits as u16);
@@ -62,7 +62,7 @@ fn integers(words: Vec<u32>, device: &Device) -> Tensor<1, Int> {
     Tensor::from_data(TensorData::new(words, shape), (device, DType::U32))
 }
 
-/// Returns the words of these codes.
+/// Returns the words that hold these codes.
 fn packed(coding: Coding, codes: &[u8]) -> Vec<u32> {
     let bits = coding.bits() as usize;
     let mut words = vec![0; codes.len().div_ceil(32 / bits)];
@@ -72,7 +72,7 @@ fn packed(coding: Coding, codes: &[u8]) -> Vec<u32> {
     words
 }
 
-/// Returns the bits of a tensor's values; in 16 bits the payload of a NaN is not distinguished.
+/// Returns the bits of a tensor's values. In 16-bit types, all NaNs have the same bits.
 fn bits_of(tensor: Tensor<1>) -> Vec<u32> {
     let half = |nan: bool, bits: u16| if nan { u32::MAX } else { u32::from(bits) };
     match tensor.dtype() {
@@ -107,7 +107,7 @@ fn assert_same(what: &str, actual: &[u32], expected: &[u32]) {
     }
 }
 
-/// Returns the devices with the types of 32 and 16 bits that each has.
+/// Returns each device with each of its 32-bit and 16-bit types.
 fn devices_with_types() -> Vec<(Device, DType)> {
     let each = |(device, has): (Device, Vec<DType>)| {
         let narrow = has.into_iter().filter(|dtype| *dtype != DType::F64);
@@ -123,7 +123,7 @@ fn tensors_have_the_codes_of_other_implementations() {
     for (device, _) in devices() {
         for (coding, known, column) in codings() {
             let codes = known.codes(column);
-            // The sign bit and the NaN of a value come through as well as its magnitude.
+            // Sign bits and NaN are encoded too.
             let encoded = encode_as(floats(&known.values(), &device), coding);
             let what = format!("{coding:?} on {device:?}");
             assert_same(&what, &words(encoded), &packed(coding, &codes));
@@ -135,7 +135,7 @@ fn tensors_have_the_codes_of_other_implementations() {
 fn tensors_have_the_values_of_other_implementations() {
     for (device, dtype) in devices_with_types() {
         for (coding, known, _) in codings() {
-            // 2^-127 is subnormal in bf16, and most scales are not in f16 at all.
+            // 2^-127 is subnormal in bf16, and f16 does not hold most scales.
             if dtype != DType::F32 && matches!(coding, Coding::Scale(_)) {
                 continue;
             }
@@ -154,7 +154,7 @@ fn tensors_have_the_values_of_other_implementations() {
     }
 }
 
-/// Returns the bits of these f32 in another type, as [`bits_of`] gives them.
+/// Returns the bits of f32 values converted to `dtype`, as [`bits_of`] returns them.
 fn floats_in(dtype: DType, values: &[u32]) -> Vec<u32> {
     let tensor = bits(values.to_vec(), DType::F32, &Device::flex());
     let exact: Vec<u32> = bits_of(tensor.clone().cast(FloatDType::from(dtype)));
@@ -189,7 +189,7 @@ fn every_value_of_16_bits_has_the_code_of_the_same_f32() {
     }
 }
 
-/// Returns a value for each position: all exponents, both signs, no value twice in a row.
+/// Returns one value per position, with all exponents and both signs. Adjacent values differ.
 fn spread(count: usize) -> Vec<f32> {
     let value = |at: usize| {
         let random = (at as u32).wrapping_mul(0x9E37_79B9) ^ 0x1234_5678;
@@ -212,7 +212,7 @@ fn any_count_of_values_round_trips_as_single_values_do() {
                 assert_same(&what, &words(encoded.clone()), &packed(coding, &codes));
                 let decoded = codes.iter().map(|code| coding.decode(*code).to_bits());
                 let expected: Vec<u32> = decoded.collect();
-                // All of them, and fewer than there are codes.
+                // All values, and fewer values than there are codes.
                 for count in [count, count / 3] {
                     let decoded = decode_as(encoded.clone(), count, FloatDType::F32, coding);
                     assert_same(&what, &bits_of(decoded), &expected[..count]);
@@ -258,7 +258,7 @@ fn values_may_have_any_strides() {
                 assert_eq!(encoded, packed(coding, &codes), "{coding:?} on {device:?}");
             }
         }
-        // What lies behind the last value is not 0.
+        // The memory after the last value is not 0.
         for count in 24..40 {
             let part = floats(&values, &device).narrow(0, 0, count);
             for (coding, ..) in codings() {
@@ -269,7 +269,7 @@ fn values_may_have_any_strides() {
                 assert_same(&what, &encoded, &packed(coding, &codes));
             }
         }
-        // Codes that are a part of others.
+        // Codes that are a slice of a tensor of codes.
         let codes = encode(floats(&values, &device), Format::E4M3).narrow(0, 3, 5);
         let decoded = bits_of(decode(codes, 18, Format::E4M3, FloatDType::F32));
         let expected = values[12..30]

@@ -1,4 +1,4 @@
-//! Error messages, on every device.
+//! Error messages are the same on every device.
 
 use insta::assert_snapshot;
 

@@ -1,4 +1,4 @@
-//! One value at a time.
+//! Encoding and decoding of single values.
 
 use super::*;
 
@@ -40,8 +40,8 @@ fn higher_bits_of_a_code_are_ignored() {
     }
 }
 
-/// `amax / 448` is exact enough in f64 to be compared with powers of two: only a quotient that is one
-/// has no rounding, and no other comes within 2^-24 of one.
+/// In f64, `amax / 448` is precise enough to compare with powers of two. A quotient that is a power of two is exact,
+/// and no other quotient is within 2^-24 of one.
 #[test]
 fn the_scale_of_a_block_is_its_largest_value_by_448_rounded_up() {
     let exponents = (0..255u32).map(|exponent| exponent << 23);
@@ -67,7 +67,7 @@ fn the_scale_of_a_block_is_its_largest_value_by_448_rounded_up() {
     assert_eq!(e8m0::of_amax(f32::NAN), e8m0::NAN);
 }
 
-/// Returns all finite values of a format, from the smallest to the largest, each with its code.
+/// Returns all finite values of a format in ascending order, each with its code.
 fn ladder(format: Format) -> Vec<(f64, u8)> {
     let sign = 1u8 << (format.bits() - 1);
     let codes = (0..=format.max_code()).flat_map(|code| [code, sign | code]);
@@ -82,7 +82,7 @@ fn any_format() -> impl Strategy<Value = Format> {
     prop::sample::select(&FORMATS[..])
 }
 
-/// Values of all sizes that a format tells apart, and any bits.
+/// Values with exponents near the range of the formats, and arbitrary bits.
 fn any_value() -> impl Strategy<Value = f32> {
     let near =
         (any::<bool>(), 100u32..146, 0u32..1 << 23).prop_map(|(sign, exponent, mantissa)| {
@@ -106,7 +106,7 @@ proptest! {
             ladder.iter().filter(|at| distance(at) == least).map(|at| at.1).collect();
         let code = format.encode(value);
         prop_assert!(nearest.contains(&code), "{value:e} is {code:#x}, not of {nearest:?}");
-        // Of two that are equally near, the even one; -0 and 0 are one value.
+        // A tie goes to the even code. -0 and 0 count as one value.
         let tie = nearest.iter().any(|near| format.decode(*near) != format.decode(code));
         prop_assert!(!tie || code & 1 == 0, "{value:e} is {code:#x} of {nearest:?}");
     }

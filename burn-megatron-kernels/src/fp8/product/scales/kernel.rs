@@ -10,8 +10,7 @@ use super::{ScaleOrder, TILE};
 use crate::cube::instance::{AotList, instance};
 use crate::cube::{empty, launch};
 
-/// The number of units per cube. Units share nothing, so any number that fills a multiprocessor
-/// works.
+/// The number of units per cube. Units share no data, so any number that fills a multiprocessor works.
 const UNITS: u32 = 256;
 
 /// Returns the source row of the word at `at`.

@@ -16,8 +16,8 @@ const TILE: usize = 128;
 /// Returns the scales of a matrix `[rows, depth]` in the order in which cuBLASLt reads them:
 ///
 /// - Single scale: unchanged, `[1]` in f32.
-/// - 1 x 128 blocks: the scales of all rows for the first block of the depth, then for the second
-///   block, and so on, `[ceil(depth / 128) rows]` in f32.
+/// - 1 x 128 blocks: column by column, `[ceil(depth / 128) rows]` in f32. A column has the scales of all rows for one
+///   block of the depth.
 /// - 128 x 128 blocks: row by row, each row of blocks padded with zeros to a multiple of 4,
 ///   `[ceil(rows / 128) 4 ceil(depth / 512)]` in f32.
 /// - MXFP8: tiles of 128 rows and 4 blocks of the depth, one row of tiles after the other, `[128

@@ -1,4 +1,4 @@
-//! Requests to cuBLASLt, checked without the library.
+//! Requests to cuBLASLt. These tests do not need the library.
 
 use insta::assert_snapshot;
 
@@ -42,7 +42,8 @@ const ONE: ScaleMode = ScaleMode::Tensor;
 fn factors_are_k_major_and_change_places() {
     let request = problem(ONE, ONE).request();
     let layout = request.layout;
-    // D is 48 x 32, op(A) = b 48 x 64 and op(B) = a^T 64 x 32: "TN", both 64 deep in memory.
+    // D is 48 x 32, op(A) = b is 48 x 64, and op(B) = a^T is 64 x 32. This is layout "TN": both operands have 64 rows
+    // in memory.
     assert_eq!(
         [layout.m, layout.n, layout.k, layout.leading],
         [48, 32, 64, 48]
@@ -107,7 +108,7 @@ fn sums_are_fast_where_asked_and_with_one_scale_alone() {
         let modes = |modes, fast| Some(Scaled { modes, fast });
         assert_eq!(scaled(ONE, ONE), modes([ONE; 2], fast));
         let (rows, squares, mx) = (ScaleMode::Rows, ScaleMode::Squares, ScaleMode::Mx);
-        // The scales of b come first, as b does.
+        // The scales of b come first, because b is the first operand.
         assert_eq!(scaled(rows, squares), modes([squares, rows], false));
         assert_eq!(scaled(rows, rows), modes([rows, rows], false));
         assert_eq!(scaled(mx, mx), modes([mx, mx], false));

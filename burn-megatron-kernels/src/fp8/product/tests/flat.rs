@@ -1,14 +1,14 @@
-//! Products inside of a flat buffer.
+//! Products that are written into a flat buffer.
 
 use super::*;
 
-/// Returns the types of a buffer.
+/// Returns the types of a flat buffer that a device supports.
 fn wide(has: &[DType]) -> Vec<DType> {
     let wide = [DType::F32, DType::F64].into_iter();
     wide.filter(|dtype| has.contains(dtype)).collect()
 }
 
-/// Elements of a buffer behind the product.
+/// The number of elements after the product in the buffer.
 const BEHIND: usize = 5;
 
 #[test]

@@ -11,7 +11,7 @@ mod numbers;
 mod order;
 mod refused;
 
-/// Kinds of scales.
+/// The kind of scales of a matrix.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum ScalesKind {
     Tensor,
@@ -35,12 +35,12 @@ struct Case {
 struct TestValues {
     format: Format,
     kind: ScalesKind,
-    /// Whether values are few whole numbers times powers of two, so that sums are exact in f32.
+    /// Whether values are small integers times powers of two, so that sums are exact in f32.
     exact: bool,
     seed: u32,
 }
 
-/// Numbers that follow no pattern.
+/// Returns a generator of pseudorandom numbers.
 fn noise(seed: u32) -> impl FnMut() -> u32 {
     let mut state = seed.wrapping_mul(0x9e37_79b9) | 1;
     move || {
@@ -120,7 +120,7 @@ impl TestValues {
     }
 }
 
-/// Bytes `[rows, columns]`, each row in `words` words.
+/// Packs bytes `[rows, columns]` into rows of `words` words.
 fn packed(
     bytes: &[u8],
     [rows, columns]: [usize; 2],
@@ -136,7 +136,7 @@ fn packed(
     Tensor::from_data(data, (device, DType::U32))
 }
 
-/// `a b^T` of the values, and `|a| |b|^T`, which bounds the errors.
+/// Returns `a b^T` of the values, and `|a| |b|^T`, which bounds the errors.
 fn product(a: &Case, b: &Case) -> (Vec<f64>, Vec<f64>) {
     let depth = a.matrix.depth;
     let row = |case: &Case, row: usize| case.values[row * depth..(row + 1) * depth].to_vec();
@@ -161,7 +161,7 @@ fn doubles<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
     data.try_into_vec().expect("converted to f64")
 }
 
-/// Rows of the factors, and the depth; the last ones are such as a GPU's library takes.
+/// Rows of both factors, and the depth. cuBLASLt supports the last three sizes.
 const SIZES: [[usize; 3]; 7] = [
     [1, 1, 1],
     [3, 5, 7],

@@ -1,4 +1,4 @@
-//! The order of scales against a direct transcription of cuBLASLt's documentation.
+//! The order of scales, compared with a direct transcription of cuBLASLt's documentation.
 
 use super::*;
 
@@ -24,7 +24,7 @@ fn floats(matrix: &Fp8Matrix) -> Vec<f32> {
     scales.into_data().try_into_vec().unwrap()
 }
 
-/// Returns the scale of a row of blocks and a block of the depth, as it lies in the matrix.
+/// Returns the block scales in the order of the matrix, and the number of blocks per row.
 fn blocks(matrix: &Fp8Matrix) -> (Vec<f32>, usize) {
     let Scales::Blocks { scales, .. } = &matrix.scales else {
         panic!("the matrix has blocks")
@@ -74,7 +74,7 @@ fn scales_of_squares_are_padded_to_columns_of_a_multiple_of_four() {
                 assert_eq!(given, scales[block * columns + at], "[{rows}, {depth}]");
             }
         }
-        // The rest belongs to no block.
+        // The remaining elements are padding.
         assert!(arranged.iter().all(|left| *left == 0.0));
     });
 }

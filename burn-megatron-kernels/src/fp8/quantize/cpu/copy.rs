@@ -124,8 +124,7 @@ impl<E: Element> CopyTask<'_, E> {
         }
     }
 
-    /// Quantises the rows from `top` on into `codes`. Returns their scales and the range of their
-    /// values.
+    /// Quantises the rows into `codes`, starting at row `top`. Returns their scales and the range of their values.
     #[inline(always)]
     fn row_block(
         &self,
@@ -164,8 +163,7 @@ impl<E: Element> CopyTask<'_, E> {
         (scales, seen)
     }
 
-    /// Quantises rows of up to [`BLOCK`] values. `lines` holds values and codes; the scales go to
-    /// `scales`.
+    /// Quantises rows of up to [`BLOCK`] values. `lines` holds values and codes. The scales go to `scales`.
     #[inline(always)]
     fn tile<'t>(
         &self,

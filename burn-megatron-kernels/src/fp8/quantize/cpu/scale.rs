@@ -34,7 +34,7 @@ pub(super) fn current(amax: f32, format: Format, options: CurrentScale) -> f32 {
     }
 }
 
-/// Returns two factors of `2^(127 - code)` that are not subnormal; NaN for NaN.
+/// Returns two factors of `2^(127 - code)` that are not subnormal, or NaN for NaN.
 pub(super) fn factors(code: u8) -> [f32; 2] {
     if code == e8m0::NAN {
         return [f32::NAN; 2];

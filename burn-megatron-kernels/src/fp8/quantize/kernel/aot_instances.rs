@@ -67,7 +67,7 @@ pub(crate) fn aot_instances(list: &mut AotList) {
             amax_kernel::AmaxKernel [_ _ _] (vector, true, dtype)
         );
     }
-    // A word of codes for 128 bits of values.
+    // One word of codes per 128 bits of values.
     for (scaling, kind) in KINDS {
         let reading = DequantizeVariant {
             kind,

@@ -25,7 +25,7 @@ fn scaled(value: f32, scale: u32, #[comptime] plan: QuantizePlan) -> f32 {
     }
 }
 
-/// Returns 1 for values beyond the largest value of the format, and 0 for other values and NaN.
+/// Returns 1 if the value is beyond the largest value of the format, otherwise 0. NaN gives 0.
 #[cube]
 fn exceeds_max(value: f32, #[comptime] plan: QuantizePlan) -> u32 {
     if comptime!(plan.flushes) {
@@ -39,7 +39,7 @@ fn exceeds_max(value: f32, #[comptime] plan: QuantizePlan) -> u32 {
     }
 }
 
-/// Returns the codes from `at` on of a line that ends at `end`, with zeros past it. The codes there
+/// Returns `word`, the codes starting at `at` of a line that ends at `end`, with zeros past the end. The codes there
 /// are 0 anyway, except for MX, whose scale may be NaN.
 #[cube]
 fn inside(word: u32, at: usize, end: usize, #[comptime] plan: QuantizePlan) -> u32 {
@@ -54,10 +54,10 @@ fn inside(word: u32, at: usize, end: usize, #[comptime] plan: QuantizePlan) -> u
 
 /// Quantises one tile of 128 x 128 per cube.
 ///
-/// `bias` is the bias of an activation. Copies that [`QuantizePlan::usage`] does not request are
-/// neither read nor written. Only with [`ScalingKind::Tensor`] the scale is `given[index]`. Scales
-/// are written as bits. `partials` `[cubes, 2]` receives the bits of the largest magnitude of the
-/// tile, and the number of its values beyond the format.
+/// `bias` is the bias of an activation. Copies that [`QuantizePlan::usage`] does not request are neither read nor
+/// written. With [`ScalingKind::Tensor`], the scale is `given[index]`. Other kinds do not read `given`. Scales are
+/// written as bits. `partials` `[cubes, 2]` receives the bits of the largest magnitude of the tile, and the number of
+/// its values beyond the format.
 #[cube(launch_unchecked)]
 pub(super) fn quantize_kernel<F: Float, N: Size, W: Size, Q: Size>(
     x: &[Vector<F, N>],
@@ -112,7 +112,7 @@ pub(super) fn quantize_kernel<F: Float, N: Size, W: Size, Q: Size>(
             }
         }
         let amax = cube_total(most, false, plan.planes);
-        // Not together with the count, so that no register holds it until then.
+        // Written before the count is known, so that no register holds it until then.
         if UNIT_POS == 0 {
             partials[tile * 2] = amax;
         }

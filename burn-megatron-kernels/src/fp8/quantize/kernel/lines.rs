@@ -18,7 +18,7 @@ pub(super) fn slot(line: usize, block: usize, #[comptime] columns: bool) -> usiz
     (line + comptime!(if columns { BLOCK } else { 0 })) * LINE_BLOCKS + block
 }
 
-/// Returns a value held by a unit, whose patches are stacked in `line`s.
+/// Returns one value of a unit. The patches of the unit are stacked, so `line` counts the rows of all patches.
 #[cube]
 pub(super) fn value<F: Float, N: Size>(
     kept: &Array<Vector<F, N>>,
@@ -125,7 +125,7 @@ fn gather(
     sync_cube();
 }
 
-/// Returns the bits of `2^(127 - code)`; NaN for NaN. Only the last value is subnormal.
+/// Returns the bits of `2^(127 - code)`, or NaN for NaN. Only the last value is subnormal.
 #[cube]
 fn factor(code: u32) -> u32 {
     let power = select(

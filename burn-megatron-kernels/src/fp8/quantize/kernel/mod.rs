@@ -217,7 +217,7 @@ pub(super) fn amax(x: CubeTensor) -> CubeTensor {
 pub(super) fn scale_of(amax: CubeTensor, format: Format, options: CurrentScale) -> CubeTensor {
     let client = amax.client.clone();
     let scale = empty(&amax, [1], DType::F32);
-    // As bits, a -0 would be the largest of all.
+    // Compared as bits, -0 would be larger than every positive number.
     let epsilon = options.epsilon.abs();
     // SAFETY: one unit reads and writes one word.
     unsafe {

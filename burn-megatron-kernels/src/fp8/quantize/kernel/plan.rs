@@ -139,8 +139,8 @@ impl RowLoads {
     }
 }
 
-/// Returns whether the device is a CUDA device. The CUDA compilers, as called here, keep subnormal
-/// floats; shading languages may flush them to 0.
+/// Returns whether the device is a CUDA device. The CUDA compilers, as called here, keep subnormal floats. Shading
+/// languages may flush them to 0.
 pub(super) fn is_cuda(like: &CubeTensor) -> bool {
     #[cfg(test)]
     if FORCED.get() {

@@ -7,8 +7,8 @@ use crate::fp8::delayed::kernel::log_entry;
 use crate::fp8::format::Format;
 use crate::fp8::kernel::tile::UNITS;
 
-/// Returns the largest `value` over the units of a cube, or their sum with `add`, to every unit.
-/// All units of the cube must call it.
+/// Returns the largest `value` over the units of a cube, or the sum with `add`. Every unit gets the result. All units
+/// of the cube must call it.
 #[cube]
 pub(in crate::fp8) fn cube_total(
     value: u32,

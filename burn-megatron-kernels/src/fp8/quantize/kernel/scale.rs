@@ -76,13 +76,13 @@ pub(crate) fn reciprocal(scale: u32, #[comptime] power_of_two: bool) -> u32 {
     }
 }
 
-/// Returns the reciprocal of a number from 2^126 on, which is subnormal. Divides bit by bit,
-/// rounding to nearest even.
+/// Returns the reciprocal of a number of at least 2^126, which is subnormal. Divides bit by bit, rounding to nearest
+/// even.
 #[cube]
 fn small_reciprocal(scale: u32) -> u32 {
     let divisor = (scale & 0x007f_ffff) | 0x0080_0000;
-    // The quotient of 2^23, which is not above the divisor, and then of one more bit at a time, up
-    // to the exponent at which a unit is the smallest float.
+    // Starts with the quotient of 2^23, which is at most the divisor. Each step of the loop adds one bit, until a unit
+    // of the quotient is the smallest float.
     let mut quotient = u32::cast_from(divisor == 0x0080_0000);
     let mut rest = 0x0080_0000u32 - quotient * 0x0080_0000u32;
     for _bit in 0..276u32 - (scale >> 23) {

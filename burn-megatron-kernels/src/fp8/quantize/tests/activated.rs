@@ -1,4 +1,4 @@
-//! An activation that is quantised as it is computed has the bits of one that is written and read.
+//! A fused activation and quantization has the same bits as the two separate operations.
 
 use super::*;
 use crate::activation::{Activation, ActivationOptions, activate};
@@ -46,8 +46,8 @@ fn check(device: &Device, case: &Case, kind: ScalingKind, activation: Activation
     }
 }
 
-/// Returns the codes of a copy; without the signs of zeros where WGSL computed them, which may
-/// ignore these ("Floating point evaluation").
+/// Returns the codes of a copy. On WebGPU devices, a code of -0 becomes 0, because WGSL may ignore the signs of zeros
+/// ("Floating point evaluation").
 fn codes(copy: &Copy, device: &Device) -> Vec<u32> {
     if cfg!(not(feature = "wgpu")) || *device == Device::flex() {
         return copy.codes.clone();
@@ -75,7 +75,7 @@ fn the_bits_are_those_of_the_activation_and_the_quantiser() {
             }
         }
     }
-    // No rows, and a type that no kernel has.
+    // A matrix without rows, and a type without kernels.
     let device = Device::flex();
     check(
         &device,

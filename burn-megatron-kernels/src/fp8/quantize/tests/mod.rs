@@ -15,7 +15,7 @@ pub(crate) mod transcription;
 pub(crate) use refusals::message;
 use transcription::Copy;
 
-/// Every way of scaling; the first with the scale that is given beside it.
+/// All kinds of scaling. The first takes a given scale.
 const KINDS: [ScalingKind; 6] = [
     ScalingKind::Tensor,
     ScalingKind::Mx,
@@ -40,7 +40,7 @@ const USAGES: [QuantizerUsage; 3] = [
 ];
 const SIZES: [usize; 10] = [0, 1, 7, 31, 32, 33, 127, 128, 129, 1000];
 
-/// A matrix as the devices get it.
+/// A matrix, rounded to its type.
 #[derive(Clone, Debug)]
 struct Case {
     sizes: [usize; 2],
@@ -64,7 +64,7 @@ impl Case {
         }
     }
 
-    /// Values of both signs over some powers of two, and zeros.
+    /// Returns values of both signs over several powers of two, and zeros.
     fn ordinary(sizes: [usize; 2], dtype: DType) -> Self {
         Self::new(sizes, dtype, |at| {
             let draw = noise(at);
@@ -78,7 +78,7 @@ impl Case {
         })
     }
 
-    /// Blocks that are all zero, subnormal, tiny or huge, and some with infinities and NaN.
+    /// Returns blocks that are all zero, subnormal, tiny or huge. Some blocks have infinities or NaN.
     fn extreme(sizes: [usize; 2], dtype: DType) -> Self {
         let columns = sizes[1].max(1);
         Self::new(sizes, dtype, |at| {
@@ -88,7 +88,7 @@ impl Case {
             let part = (draw >> 8) as f32 / (1 << 24) as f32;
             sign * match (row / 32 + column / 32 * 3) % 8 {
                 0 => 0.0,
-                // Subnormal numbers, and some of those just above.
+                // Subnormal numbers, and some numbers slightly above them.
                 1 => f32::from_bits(draw >> 8),
                 2 => f32::from_bits(draw >> 9),
                 3 => part * 1e-37,
@@ -149,7 +149,7 @@ struct Expected {
     seen: Vec<u32>,
 }
 
-/// Bits of a float; of a NaN only that it is one.
+/// Returns the bits of a float. All NaNs have the same bits.
 fn bits(value: f32) -> u32 {
     if value.is_nan() {
         0x7fc0_0000
@@ -162,7 +162,7 @@ fn floats<const D: usize>(tensor: &Tensor<D>) -> Vec<f32> {
     tensor.to_data().try_into_vec().expect("f32")
 }
 
-/// Returns a matrix as words and bits.
+/// Returns codes and scales of a matrix as bits.
 pub(crate) fn parts(matrix: &Fp8Matrix) -> Copy {
     let words = |tensor: &Tensor<2, burn::tensor::Int>| {
         let data = tensor.to_data();
@@ -193,7 +193,7 @@ fn scaling(kind: ScalingKind, given: f32, device: &Device) -> Scaling {
     }
 }
 
-/// Asserts that a device gives what the transcription does, and its values again.
+/// Asserts that the codes, scales, statistics and dequantized values match the transcription.
 fn check(
     case: &Case,
     device: &Device,
@@ -230,7 +230,7 @@ fn check(
         let values = floats(&dequantize(&copy));
         let expected = transcription::values(&expected, sizes, format, kind);
         for (at, (value, expected)) in values.iter().zip(&expected).enumerate() {
-            // The one thing that devices may differ in.
+            // Devices may flush subnormal values to zero. No other difference is allowed.
             let lost = *device != Device::flex() && *value == 0.0 && expected.is_subnormal();
             assert!(
                 bits(*value) == bits(*expected) || lost,
@@ -277,7 +277,7 @@ fn assert_words(what: &str, expected: &[u32], actual: &[u32]) {
     }
 }
 
-/// Runs `work` with each form of the reductions that a device has.
+/// Runs `work` with each form of reductions that the device supports.
 fn with_reductions(device: &Device, work: impl Fn()) {
     if *device == Device::flex() {
         return work();
@@ -302,7 +302,7 @@ fn every_size_and_scaling_is_the_transcription_bit_for_bit_on_the_cpu() {
             for (k, kind) in KINDS.into_iter().enumerate() {
                 let turn = i + j * 3 + k;
                 let (format, dtype) = (FORMATS[turn % 2], all[turn % 4]);
-                // Large ones in one way alone, for the time that the transcription takes.
+                // Large matrices use one usage only, because the transcription is slow.
                 let usages = if rows * columns > 40_000 {
                     &USAGES[..1]
                 } else {
@@ -338,7 +338,7 @@ fn every_size_and_scaling_is_the_transcription_bit_for_bit_on_devices() {
             for (j, columns) in SIZES.into_iter().enumerate() {
                 for (k, kind) in KINDS.into_iter().enumerate() {
                     let turn = i + j + k;
-                    // Kernels of one type and format: the others are in the next test.
+                    // Kernels of one type and format. The next test covers the others.
                     let case = match turn % 2 {
                         0 => Case::ordinary([rows, columns], has[0]),
                         _ => Case::extreme([rows, columns], has[0]),
@@ -363,7 +363,7 @@ fn every_kernel_is_the_transcription_bit_for_bit_with_both_reductions() {
         for dtype in has {
             for (k, kind) in KINDS.into_iter().enumerate() {
                 for (w, usage) in USAGES.into_iter().enumerate() {
-                    // Loads of all widths and both formats, in turn.
+                    // Cycles through loads of all widths and both formats.
                     let sizes = [[160, 264], [131, 35], [70, 130]][(k + w) % 3];
                     let format = FORMATS[(k / 3 + w) % 2];
                     with_reductions(&device, || {
@@ -393,7 +393,7 @@ fn the_forms_for_cuda_are_the_transcription_too() {
                 );
             });
         }
-        // One NaN, and a block that ends within a word.
+        // One NaN, and a block that ends inside a word.
         let case = Case::new([6, 70], has[0], |at| if at == 69 { f32::NAN } else { 2.5 });
         kernel::with_cuda_forms(|| {
             check(
@@ -465,7 +465,7 @@ proptest! {
  } else { Case::ordinary([rows, columns], dtype)
  };
         check(&case, &device, FORMATS[format], KINDS[kind], given, USAGES[usage]);
-        // On devices the kernels of one type, format and pair of copies.
+        // Other devices run only the kernels of one type, one format and both copies.
         for (device, _) in devices().into_iter().skip(1) {
             let case = Case::new([rows, columns], DType::F32, |at| case.values[at]);
             check(&case, &device, Format::E4M3, KINDS[kind], given, QuantizerUsage::BOTH);

@@ -1,9 +1,9 @@
-//! Accuracy of the scalings.
+//! Accuracy of the kinds of scaling.
 
 use super::*;
 use crate::fp8::statistics;
 
-/// Independent values of a normal distribution.
+/// Returns independent values from a normal distribution.
 fn normal(sizes: [usize; 2]) -> Case {
     Case::new(sizes, DType::F32, |at| {
         let uniform = |at| (f64::from(noise(at)) + 0.5) / 2f64.powi(32);
@@ -46,7 +46,7 @@ fn normal_values_keep_the_precision_of_the_format() {
 #[test]
 fn small_blocks_save_what_one_scale_loses() {
     let device = Device::flex();
-    // Rows of very different sizes.
+    // Rows with very different magnitudes.
     let noise = normal([128, 128]);
     let x = Case::new([128, 128], DType::F32, |at| {
         noise.values[at] * 10f32.powi((at / 128) as i32 % 12 - 6)

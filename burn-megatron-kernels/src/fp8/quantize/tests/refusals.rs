@@ -1,4 +1,4 @@
-//! Error messages, the same on every device.
+//! Error messages are the same on every device.
 
 use insta::{allow_duplicates, assert_snapshot};
 

@@ -1,9 +1,9 @@
-//! Scales of chosen magnitudes, and what NaN and infinities do.
+//! Scales for given magnitudes, and the effect of NaN and infinities.
 
 use super::*;
 use crate::fp8::{MX_BLOCK, e8m0};
 
-/// Largest magnitudes with the E8M0 code of their block's scale.
+/// Largest magnitudes, with the E8M0 code of the block scale.
 const TABLE: [(f32, u8); 22] = [
     (0.0, 0),
     (f32::from_bits(1), 0),
@@ -44,12 +44,12 @@ fn scales_of_mx_follow_the_table() {
             let copy = quantize(x, Format::E4M3, &Scaling::Mx, QuantizerUsage::ROWWISE);
             let scales = parts(&copy.rowwise.unwrap()).scales;
             for ((amax, code), word) in TABLE.into_iter().zip(scales) {
-                // The second block is zeros, the others are not there.
+                // The second block is all zeros. The other two blocks do not exist.
                 assert_eq!(word, u32::from(code), "{amax:e} on {device:?}");
             }
         });
     }
-    // Up to a power of two, and no further: the block fits, and would not with half the scale.
+    // The scale is the smallest power of two that fits: half the scale would overflow.
     for (amax, code) in TABLE {
         let fits = |code: u8| f64::from(amax) <= 448.0 * 2f64.powi(i32::from(code) - 127);
         if amax.is_finite() {
@@ -116,7 +116,7 @@ fn the_current_scale_follows_the_formula_on_every_device() {
     let mut magnitudes: Vec<f32> = TABLE.iter().map(|(amax, _)| *amax).collect();
     magnitudes.extend((0..40).map(|at| f32::from_bits(noise(at) >> 1)));
     magnitudes.extend([57_344.0, 60_000.0, 1e-36, 1.32e-36, 3e-38, 1.7e-34, -0.0]);
-    // Mantissas around that of the largest values.
+    // Mantissas near the mantissa of the largest values.
     magnitudes.extend((0..8).map(|at| f32::from_bits(0x3fdf_fffc + at)));
     for (device, _) in devices() {
         for format in FORMATS {
@@ -163,7 +163,7 @@ fn a_scale_that_would_be_infinite_is_the_largest_float() {
                 copy.codes[0],
                 u32::from_le_bytes([codes[0], codes[1], 0, 0])
             );
-            // One over it is subnormal, and still there.
+            // The reciprocal is subnormal but not flushed to zero.
             assert_eq!(copy.scales, [(1.0 / f32::MAX).to_bits()]);
         }
     }
@@ -173,7 +173,7 @@ fn a_scale_that_would_be_infinite_is_the_largest_float() {
 fn one_over_a_scale_is_rounded_once() {
     for (device, _) in devices() {
         let x = Tensor::<2>::zeros([1, 1], &device);
-        // From 2^125 on, with mantissas of all kinds.
+        // Values from 2^125, with arbitrary mantissas.
         let drawn = (0..200).map(|at| 0x7e00_0000 | noise(at) & 0x01ff_ffff);
         let edges = [
             0x7e7f_ffff,

@@ -1,18 +1,19 @@
-//! The formulas, one value after the other.
+//! A scalar transcription of the formulas.
 
 use super::super::scaling::ScalingKind;
 use super::super::{CurrentScale, Format};
 use crate::fp8::matrix::{mx_words, words};
 use crate::fp8::{BLOCK, MX_BLOCK, e8m0};
 
-/// A copy as words and bits.
+/// Codes and scales of a copy, as bits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Copy {
     pub codes: Vec<u32>,
     pub scales: Vec<u32>,
 }
 
-/// Returns a copy `[rows, depth]` of the values `at`, and how many of them were beyond the largest.
+/// Returns a copy `[rows, depth]` of the values `at(row, column)`, and the number of values beyond the largest of the
+/// format.
 pub(super) fn copy(
     at: &dyn Fn(usize, usize) -> f32,
     [rows, depth]: [usize; 2],
@@ -75,7 +76,7 @@ pub(super) fn copy(
     (Copy { codes, scales }, beyond)
 }
 
-/// `value * 2^(127 - code)`, rounded once; NaN for NaN.
+/// Returns `value * 2^(127 - code)`, rounded once, or NaN if the code is NaN.
 fn times(value: f32, code: u8) -> f32 {
     match code {
         e8m0::NAN => f32::NAN,
@@ -83,7 +84,7 @@ fn times(value: f32, code: u8) -> f32 {
     }
 }
 
-/// Returns the largest magnitude: NaN if there is one, as its bits are above all others.
+/// Returns the largest magnitude. The result is NaN if any value is NaN, because NaN has the largest bits.
 pub(super) fn largest(values: impl Iterator<Item = f32>) -> f32 {
     let bits = values.map(|value| value.to_bits() & 0x7fff_ffff);
     f32::from_bits(bits.max().unwrap_or(0))
@@ -107,7 +108,7 @@ pub(super) fn current(amax: f32, format: Format, options: CurrentScale) -> f32 {
     }
 }
 
-/// Returns the values of a copy.
+/// Returns the dequantized values of a copy.
 pub(super) fn values(
     copy: &Copy,
     [rows, depth]: [usize; 2],

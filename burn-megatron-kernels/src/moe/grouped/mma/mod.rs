@@ -1,10 +1,9 @@
 //! The products of all experts in one launch, with `mma.sync` of 16 by 8 by 16 and sums in f32.
 //!
-//! A cube computes 128 by 128 elements of the result of one expert, and each of its four warps
-//! computes 64 by 64. The host has the number of rows of each expert, so it lists the rows of the
-//! cubes and uploads the list. This takes one launch and one copy for any number of experts, and no
-//! cube is without work. Each sum is computed by one warp in the order of its terms, so that two
-//! runs give the same bits.
+//! A cube computes 128 by 128 elements of the result of one expert, and each of its four warps computes 64 by 64. The
+//! host has the number of rows of each expert, so it lists the rows of the cubes and uploads the list. This takes one
+//! launch and one copy for any number of experts, and every cube has work. Each sum is computed by one warp in the
+//! order of its terms, so that two runs give the same bits.
 
 use burn::tensor::DType;
 use burn_cubecl::ops::permute;

@@ -70,7 +70,7 @@ impl Factor {
 pub(super) struct Factors {
     pub left: Factor,
     pub right: Factor,
-    /// Whether the type is bf16; otherwise it is f16.
+    /// Whether the type is bf16. Otherwise it is f16.
     pub bf16: bool,
 }
 
@@ -141,10 +141,10 @@ fn flatten(triples: impl IntoIterator<Item = [usize; 3]>) -> Vec<i32> {
 /// Returns whether one launch computes the products of all experts. Otherwise the
 /// [engine](crate::gemm) of single products launches each of them.
 ///
-/// `launches` is the number of single products and `[rows, columns]` the average size of their
-/// results. Engines of single products are faster for a large product, because they use
-/// instructions such as Hopper's `wgmma`. With fewer than [`BUSY`] tiles per multiprocessor, that
-/// gain is smaller than the loss from the idle part of the GPU at the end of each product.
+/// `launches` is the number of single products and `[rows, columns]` the average size of their results. Engines of
+/// single products are faster for a large product, because they use instructions such as Hopper's `wgmma`. With fewer
+/// than [`BUSY`] tiles per multiprocessor, this gain is smaller than the loss from the part of the GPU that is idle at
+/// the end of each product.
 pub(super) fn in_one_launch(
     launches: usize,
     [rows, columns]: [usize; 2],
@@ -180,7 +180,7 @@ mod tests {
             assert_eq!(rows % pass, 0);
             assert_eq!(pass % 8, 0);
             assert_eq!(factor.bytes() % 128, 0);
-            // A warp's part begins with a complete group of chunks.
+            // A warp's part starts at a complete group of chunks.
             assert_eq!(factor.warp_bytes() % 128, 0);
         }
     }
@@ -204,7 +204,8 @@ mod tests {
     #[test]
     fn small_products_of_several_experts_are_one_launch() {
         let h100 = |launches, sizes| in_one_launch(launches, sizes, 132);
-        // 64 experts of width 1408 for 4,096 tokens with 8 each; its gradients; 8 rows each.
+        // 64 experts of width 1408 with 512 rows each: 4,096 tokens with 8 choices. Then gradients, then 8 rows per
+        // expert.
         assert!(h100(64, [512, 2816]));
         assert!(h100(64, [2048, 2816]));
         assert!(h100(64, [8, 2816]));

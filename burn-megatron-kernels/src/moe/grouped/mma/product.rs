@@ -18,8 +18,8 @@ const STORED: Swizzle = Swizzle {
 /// Computes `y_e = x_e w_e`. One cube computes a tile of [`row_tiles`](super::plan::row_tiles) and
 /// [`TILE`] columns.
 ///
-/// Cubes of the same rows are next to each other, so that concurrent cubes share weights and rows
-/// in the cache. Strides are in chunks of 16 bytes, sizes in elements.
+/// Cubes with the same rows are adjacent, so that concurrent cubes share weights and rows in the cache. Strides are in
+/// chunks of 16 bytes, sizes in elements.
 #[cube(launch_unchecked)]
 pub(crate) fn grouped_product<F: Float, N: Size>(
     x: &[Vector<F, N>],

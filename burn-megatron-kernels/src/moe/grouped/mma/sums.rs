@@ -21,7 +21,7 @@ pub(super) struct Part {
     pub start: usize,
     /// The stride between rows.
     pub stride: usize,
-    /// The extent of the dim that is not summed: rows, or chunks if rows are summed.
+    /// The size of the dim that is not summed: rows, or chunks if rows are summed.
     pub across: u32,
 }
 
@@ -37,9 +37,8 @@ pub(super) fn warp_column() -> u32 {
     UNIT_POS / comptime!(WARP as u32) % comptime!(WARPS as u32)
 }
 
-/// Returns the sums over `depth` terms of this warp's part of the result, in the order of the
-/// terms. `memory` is the start of shared memory. `needed` tells whether this warp's part overlaps
-/// the result.
+/// Returns the sums over `depth` terms of this warp's part of the result, in the order of the terms. `memory` is the
+/// start of shared memory. `needed` is true if this warp's part overlaps the result.
 #[cube]
 pub(super) fn sum_products<F: Float, N: Size>(
     left: &[Vector<F, N>],

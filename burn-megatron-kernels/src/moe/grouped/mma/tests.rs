@@ -5,7 +5,8 @@ use super::*;
 use crate::cube::cube_device;
 use crate::testing::{Input, assert_close, devices, evaluate, tolerance};
 
-/// Rows of experts, in and out: several tiles, empty experts, all rows to one, no multiples of a tile.
+/// Returns rows per expert, inputs and outputs. Cases: several tiles, empty experts, all rows in one expert, and sizes
+/// that are not a multiple of a tile.
 fn cases() -> Vec<(Vec<usize>, usize, usize)> {
     vec![
         (vec![4, 4, 4], 8, 16),
@@ -16,7 +17,7 @@ fn cases() -> Vec<(Vec<usize>, usize, usize)> {
     ]
 }
 
-/// Returns each device and type with matrix units; what is left out is printed.
+/// Returns each device and type with matrix units. Prints why others are left out.
 fn matrix_units() -> Vec<(Device, DType)> {
     let mut all = vec![];
     for (device, types) in devices() {
@@ -43,7 +44,7 @@ fn doubles<const D: usize>(x: Tensor<D>) -> Vec<f64> {
     x.into_data().iter::<f64>().collect()
 }
 
-/// Returns the product of rows and weights, both flat; the weights `transposed` in memory or not.
+/// Returns the product of flat rows and flat weights. The weights may be `transposed` in memory.
 fn product(
     x: &[Tensor<1>],
     (sizes, inputs, outputs): &(Vec<usize>, usize, usize),
@@ -72,7 +73,7 @@ fn one_launch_equals_the_composition_and_the_loop_over_experts() {
                 Input::wave([rows, *inputs], 0.2),
                 Input::wave([experts, *inputs, *outputs], 0.5),
             ];
-            // Sums of as many terms as the widest of the three products has.
+            // The longest sums have as many terms as the largest dimension of the three products.
             let terms = rows.max(*inputs).max(*outputs) as f64;
             let tolerance = terms.sqrt() * tolerance(dtype);
             for transposed in [false, true] {
@@ -95,7 +96,7 @@ fn one_launch_equals_the_composition_and_the_loop_over_experts() {
     }
 }
 
-/// Gradients in f32 are exact up to the order of their sums: products of two 16-bit values are.
+/// Gradients in f32 are exact up to the order of their sums, because products of two 16-bit values are exact in f32.
 #[test]
 fn gradients_are_written_and_added_in_f32() {
     for (device, dtype) in matrix_units() {
@@ -126,7 +127,7 @@ fn gradients_are_written_and_added_in_f32() {
                         "{sizes:?} in {dtype:?}, add {add}: {i}: {actual} and {expected}"
                     );
                 }
-                // What surrounds the gradient, and what of it has no rows, is exact.
+                // Elements outside of the gradient are exact, and so are the gradients of experts without rows.
                 let of_expert = inputs * outputs;
                 for (i, (actual, expected)) in actual.iter().zip(&expected).enumerate() {
                     let expert = i.checked_sub(offset).map(|i| i / of_expert);

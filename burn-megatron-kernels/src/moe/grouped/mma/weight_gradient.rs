@@ -8,8 +8,8 @@ use crate::cube::mma::CHUNK;
 use crate::cube::mma::ptx::{Quad, shared_address};
 use crate::cube::mma::swizzle::{lane_column, lane_row};
 
-/// Computes `dw_e = x_e^T dy_e`, expert by expert and row by row, from element `offset` of `flat`
-/// on. It overwrites the existing elements, or adds to them if `add`.
+/// Computes `dw_e = x_e^T dy_e`, expert by expert and row by row, starting at element `offset` of `flat`. It overwrites
+/// the existing elements, or adds to them if `add`.
 ///
 /// One cube computes [`TILE`] by [`TILE`] weights of an expert of
 /// [`summed_rows`](super::plan::summed_rows). Sizes are in elements, `offset` in vectors of `flat`.

@@ -81,7 +81,7 @@ pub(super) fn gather(sizes: GatherSizes, shape: &[usize], inputs: Vec<CubeTensor
 pub(crate) fn aot_instances(list: &mut AotList) {
     for (name, dtype, vector) in types() {
         for vector in [vector, 1] {
-            // Rows are gathered: their indices are read one by one.
+            // Rows are gathered, so their indices are read one by one.
             instance!(
                 list.other("moe/gather/{name}/{vector}"), UNITS,
                 gather_kernel::GatherKernel [_ _ _ _ _ _ _] (vector, dtype)

@@ -16,8 +16,7 @@ pub(crate) mod kernel;
 
 const NAME: &str = "permute";
 
-/// Gathers `x`, `[tokens, hidden]`, to `[rows, hidden]`: the token of each row, and zeros in empty
-/// rows.
+/// Gathers `x`, `[tokens, hidden]`, to `[rows, hidden]`. A row is a copy of its token. Empty rows are zero.
 ///
 /// The backward is [`unpermute`].
 ///

@@ -209,7 +209,7 @@ pub(super) fn count(experts: usize, sizes: &LayoutSizes, indices: CubeTensor) ->
     vec![before, counts, offsets]
 }
 
-/// Places the pairs; see [`place`](super::place). `fills` tells whether each row has a pair.
+/// Places the pairs; see [`place`](super::place). `fills` is true if each row has a pair.
 pub(super) fn place(rows: usize, fills: bool, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
     let [indices, before, offsets] = exactly(inputs);
     let client = indices.client.clone();

@@ -13,7 +13,7 @@ mod cpu;
 #[cfg(feature = "cubecl")]
 pub(crate) mod kernel;
 
-/// The maximum number of experts: a cube keeps a number for each expert in shared memory.
+/// The maximum number of experts. A cube keeps a number for each expert in shared memory.
 pub const MAX_EXPERTS: usize = 2048;
 
 /// The number of pairs that are counted together.
@@ -28,7 +28,7 @@ pub(in crate::moe) fn check_experts(
     check_option(operation, fits, "experts", experts, "1 to 2048")
 }
 
-/// Returns the expert of an index, if there is one.
+/// Returns the expert of an index, or `None` for an index outside the experts.
 pub(in crate::moe) fn expert(index: i32, experts: usize) -> Option<usize> {
     usize::try_from(index)
         .ok()

@@ -64,7 +64,7 @@ pub(super) fn permute_words(sizes: &WordSizes, inputs: Vec<CubeTensor>) -> CubeT
 
 /// Adds one instance for any widths.
 pub(crate) fn aot_instances(list: &mut AotList) {
-    // Rows are gathered: their indices are read one by one.
+    // Rows are gathered, so their indices are read one by one.
     instance!(
         list.other("moe/permute_words"), UNITS,
         permute_words_kernel::PermuteWordsKernel [_ _ _ _ _ _ _ _] ()

@@ -14,8 +14,8 @@ mod tests;
 
 const NAME: &str = "permute_words";
 
-/// Gathers the words of two tensors, such as codes and their scales, to `[rows, a + b]`: the words
-/// of the token of each row, and zeros in empty rows.
+/// Gathers the words of two tensors, such as codes and their scales, to `[rows, a + b]`. A row has the words of its
+/// token from both tensors. Empty rows are zero.
 ///
 /// - `left`: `[tokens, a]` in U32.
 /// - `right`: `[tokens, b]` in U32.

@@ -9,13 +9,13 @@ fn words(values: Vec<u32>, width: usize, device: &Device) -> Tensor<2, Int> {
     Tensor::from_data(TensorData::new(values, [rows, width]), (device, DType::U32))
 }
 
-/// A row is the words of its token, of both parts. Widths are no multiple of a vector, a token has no row, and one row is
-/// empty.
+/// A row has the words of its token from both parts. Widths are not a multiple of a vector. Some tokens have no row,
+/// and one row is empty.
 #[test]
 fn rows_have_the_words_of_both_parts() {
     const TOKENS: usize = 700;
     let (a, b) = (7, 3);
-    // Tokens go to the experts `t % 3` and `t % 5` of six; multiples of 7 to none.
+    // Tokens go to experts `t % 3` and `t % 5 + 1` of six. Multiples of 7 go to no expert.
     let choice = |token: i64, slot: i64| match token % 7 {
         0 => -1,
         _ => token % (3 + 2 * slot) + slot,

@@ -32,7 +32,7 @@ fn before(other: f32, i: u32, score: f32, at: u32) -> bool {
     other > score || (other == score && i < at)
 }
 
-/// Returns the number of values that come before the one at `at`, among the first `count` values of `list`.
+/// Returns the number of values before the value at `at`, among `count` values of `list`, starting at `first`.
 #[cube]
 fn place(list: &Shared<[f32]>, first: u32, count: u32, at: u32) -> u32 {
     let score = list[at as usize];
@@ -43,8 +43,8 @@ fn place(list: &Shared<[f32]>, first: u32, count: u32, at: u32) -> u32 {
     place
 }
 
-/// Returns the sum of the `terms` largest values among `count` values from `first` on, added from
-/// the largest.
+/// Returns the sum of the `terms` largest values among `count` values, starting at `first`. The largest value is added
+/// first.
 #[cube]
 fn sum_of_best(list: &Shared<[f32]>, first: u32, count: u32, terms: u32) -> f32 {
     let mut sum = 0.0f32;

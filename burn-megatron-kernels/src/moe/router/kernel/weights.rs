@@ -131,7 +131,7 @@ fn router_weights_gradient_kernel<F: Float>(
         let start = token * experts as usize;
         let slots = token * top_k as usize;
         let shared = denominator::<F>(logits, indices, start, slots, experts, top_k, variant);
-        // The mean of the gradients by weight, before the factor.
+        // The mean of the gradients, weighted by the router weights before scaling.
         let mut mean = 0.0f32;
         if comptime!(variant.normalizes) {
             for slot in 0..top_k {

@@ -1,8 +1,8 @@
-//! Numbers that were computed apart, in f64.
+//! Reference values that were computed independently in f64.
 
 use super::*;
 
-/// Logits of four tokens and experts.
+/// Logits of four tokens for four experts.
 pub(in crate::moe) const LOGITS: [f64; 16] = [
     2.0, 1.0, 0.0, -1.0, 1.0, 2.0, 0.0, 0.5, 0.0, 3.0, 1.0, -2.0, 1.5, 1.0, 0.5, 0.0,
 ];

@@ -29,7 +29,7 @@ fn matrix(values: Vec<f64>, columns: usize, device: &Device, dtype: DType) -> Te
     Tensor::from_data(data, (device, dtype))
 }
 
-/// Indices by decreasing value, the smaller first where values are equal.
+/// Returns the indices in order of decreasing value. Equal values are in order of their indices.
 fn order(values: &[f64]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..values.len()).collect();
     order.sort_by(|a, b| {
@@ -40,7 +40,7 @@ fn order(values: &[f64]) -> Vec<usize> {
     order
 }
 
-/// Returns the choices of one token by sorting.
+/// Returns the choices of one token, found by sorting.
 fn sorted_choice(logits: &[f64], bias: &[f64], options: &RouterOptions) -> Vec<i32> {
     let sum: f64 = logits.iter().map(|z| z.exp()).sum();
     let score = |z: &f64| match options.score {
@@ -94,7 +94,7 @@ fn indices(values: Vec<i32>, top_k: usize, device: &Device) -> Tensor<2, Int> {
     Tensor::from_data(TensorData::new(values, shape), (device, DType::I32))
 }
 
-/// Options to test, with their experts.
+/// Returns options to test, each with a number of experts.
 fn cases() -> Vec<(usize, RouterOptions)> {
     let mut cases = vec![];
     for score in SCORES {
@@ -105,7 +105,7 @@ fn cases() -> Vec<(usize, RouterOptions)> {
             scaling_factor,
             groups,
         };
-        // The weights of several experts as they are. A single normalized weight is constant.
+        // The weights of several experts, not normalized. A single normalized weight would be constant.
         let normalized = Some(false);
         let options_of_three = options(3, 1.5, None);
         cases.push((
@@ -137,7 +137,7 @@ fn choices_are_those_of_a_sort() {
     for (device, dtypes) in devices() {
         for dtype in dtypes {
             for (experts, options) in cases() {
-                // Steps of 1/64 are exact in all types, and several experts have the same logit.
+                // Multiples of 1/64 are exact in all types, and several experts have the same logit.
                 let values: Vec<f64> = Input::wave([tokens, experts], 0.2).values;
                 let values: Vec<f64> = values.iter().map(|z| (z * 64.0).round() / 64.0).collect();
                 let bias: Vec<f64> = (0..experts).map(|e| (e % 4) as f64 / 8.0).collect();
@@ -219,7 +219,7 @@ fn a_choice_without_an_expert_has_no_part() {
                 let first = weights.clone().narrow(1, top_k - 1, 1).sum().backward();
                 (floats(weights), floats(logits.grad(&first).unwrap()))
             };
-            // Two real choices, of which the last one's weight is the loss.
+            // Two valid choices. The loss is the weight of the last one.
             let (three, of_three) = of(vec![-1, 2, 0], 3);
             let (two, of_two) = of(vec![2, 0], 2);
             assert_eq!(three, [vec![0.0], two].concat(), "{score:?} on {device:?}");
@@ -241,7 +241,7 @@ fn extreme_logits_have_finite_weights() {
             let logits = matrix(values, 4, &device.clone().autodiff(), DType::F32).require_grad();
             let (chosen, weights) = top_k_router(logits.clone(), &options, None);
             let chosen = ints(chosen);
-            // Of a softmax over all experts, all scores but the largest are 0: the first is next.
+            // With a softmax over all experts, all scores but the largest are 0. The lowest index comes next.
             let second = if score == ScoreFunction::PreSoftmax {
                 1
             } else {

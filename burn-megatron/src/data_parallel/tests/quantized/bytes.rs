@@ -26,8 +26,8 @@ fn calls(recipe: Recipe, config: &DataParallelConfig) -> Vec<(&'static str, usiz
     over(1, 2, run).unwrap().remove(0)
 }
 
-/// The second bucket contains the shift, 128 elements with padding. The weights have 1920 elements (the first
-/// weight) and 3840 elements (the others, the second of which starts at element 384).
+/// The second bucket contains the shift, 128 elements with padding. The first weight has 1920 elements. The other
+/// weights have 3840 elements, and the second of them starts at element 384.
 #[test]
 fn one_byte_is_communicated_per_element() {
     let config = with_fp8_gather(&small(DataParallelConfig {

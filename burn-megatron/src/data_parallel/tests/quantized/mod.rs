@@ -24,7 +24,7 @@ struct TrainingRecord {
     masters: Vec<Vec<u32>>,
 }
 
-/// Runs steps of two micro-batches, one of which is skipped.
+/// Runs steps of two micro-batches and skips one of the micro-batches.
 fn train(
     groups: &ParallelContext,
     recipe: Recipe,

@@ -130,7 +130,7 @@ impl LayerCase {
         [wave(0.1), wave(0.9)]
     }
 
-    /// Runs the layer on one rank, with the tokens of a shard if there is one.
+    /// Runs the layer on one rank, with the tokens of a shard if a shard is given.
     fn run(
         &self,
         groups: &ParallelContext,

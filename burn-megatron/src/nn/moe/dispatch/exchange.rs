@@ -41,8 +41,8 @@ impl Exchanges<'_> {
         }
     }
 
-    /// Runs a part of the backward of another micro-batch, if there is one. A dispatcher calls it before it waits for
-    /// row counts.
+    /// Runs a part of the backward of another micro-batch, or does nothing without one. A dispatcher calls it before it
+    /// waits for row counts.
     pub fn cover_counts(&self) {
         if let Some(nodes) = self.nodes {
             nodes.cover_counts();

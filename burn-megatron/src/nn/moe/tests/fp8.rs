@@ -55,7 +55,7 @@ fn current_scales_are_those_of_all_rows_of_an_expert() {
     );
 }
 
-/// The rows of an expert are quantized once for the batch, or once for each half of it.
+/// The rows of an expert are quantized once for the whole batch, or once for each half of the batch.
 #[test]
 fn current_scales_of_parts_of_the_batch_are_others() {
     let config = config(router());

@@ -5,6 +5,8 @@
 //! to the host, unless the budget is used up. While the backward of a block runs, it fetches the `prefetch` inputs
 //! before its own. At most one input is being copied to the host at a time. Otherwise a forward that is faster than
 //! its copies would keep the memory that the copies should free.
+//!
+//! Copying the input of a pipeline stage frees nothing, because the device keeps this input for its gradient.
 
 mod store;
 #[cfg(test)]
@@ -23,6 +25,17 @@ use crate::host_link::HostTraffic;
 pub(super) use store::ActivationStore;
 
 /// Settings of the offload of saved inputs of recomputed blocks to the host. Requires recomputed blocks.
+///
+/// ```
+/// use burn_megatron::nn::{ActivationOffload, RecomputeConfig, RecomputeMethod};
+///
+/// let offload = ActivationOffload { bytes: 8 << 30, ..ActivationOffload::default() };
+/// let config = RecomputeConfig { offload, ..RecomputeConfig::full(RecomputeMethod::Uniform, 1) };
+/// config.check()?;
+/// // Without recomputed blocks there are no inputs to offload.
+/// assert!(RecomputeConfig { offload, ..RecomputeConfig::default() }.check().is_err());
+/// # Ok::<(), burn_megatron::nn::RecomputeError>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ActivationOffload {

@@ -58,7 +58,7 @@ struct Input {
 #[derive(Debug)]
 enum Place {
     Device(Tensor<1>),
-    /// The input is being copied to the host. The flag tells whether it must return immediately.
+    /// The input is being copied to the host. The flag is set if it must return immediately.
     Leaving(bool),
     Host(Tensor<1>),
     Returning,

@@ -281,9 +281,9 @@ impl Reparameterizer for Attach {
     }
 }
 
-/// With and without FP8, the graph contains nothing of the weights, and their gradients may be computed later. The
-/// first use overwrites, even if an expert has no rows, and later uses add. Weights are quantized once, even if an
-/// evaluation is first.
+/// With and without FP8, the graph does not contain the weights, and their gradients may be computed later. The first
+/// use overwrites, even if an expert has no rows, and later uses add. Weights are quantized once, even if an evaluation
+/// is first.
 #[test]
 fn gradients_go_into_the_flat_buffer() {
     let plain = Fp8Config::default();

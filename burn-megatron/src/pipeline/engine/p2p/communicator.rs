@@ -131,8 +131,8 @@ impl<'a> P2pCommunicator<'a> {
         self.post_ahead(to)
     }
 
-    /// Posts the receive `action` from rank `from`, unless it is already posted, and further receives ahead of
-    /// it. `action` must be the next receive from this rank.
+    /// Posts the receive `action` from rank `from`, unless it is already posted, and receives that follow it. `action`
+    /// must be the next receive from this rank.
     pub fn start_receive(&mut self, from: usize, action: &Action) -> Result<(), CommError> {
         if !self.posted.contains_key(action) {
             if self.known_spec(action).is_none() {

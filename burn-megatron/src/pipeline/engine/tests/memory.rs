@@ -28,7 +28,7 @@ fn no_more_activations_are_kept_than_the_validator_says() {
 
 type Watched = Box<dyn Fn() -> bool + Send>;
 
-/// Returns a handle that tells whether the memory of a tensor is still allocated.
+/// Returns a handle that reports whether the memory of a tensor is still allocated.
 fn watch(tensor: &Tensor<3>) -> Watched {
     let primitive = tensor.clone().inner().try_into_primitive::<Flex>().unwrap();
     let weak = Arc::downgrade(&primitive.data_arc());

@@ -1,4 +1,4 @@
-//! The calls of an NCCL group, and their execution.
+//! The calls of an NCCL group and their execution.
 
 use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
@@ -15,7 +15,7 @@ use crate::engines::nccl::buffers::{bytes, bytes_mut};
 use crate::engines::nccl::types::{NcclType, reduction};
 use crate::engines::reduce::reduce_into;
 
-/// How late a launch reaches its stream.
+/// The delay until a launch reaches its stream.
 static LAUNCHES: LazyLock<DelayedTasks> =
     LazyLock::new(|| DelayedTasks::new(Duration::from_micros(300)));
 
@@ -54,18 +54,18 @@ struct Entry {
     stream: usize,
 }
 
-/// A launch: its world, the rank there, and its calls with their counts.
+/// A launch: its world, the rank in this world, and its calls with their counts.
 type Launch = (usize, usize, Vec<(&'static str, usize)>);
 
 /// The launches of this test, in order.
 static LOG: Mutex<Vec<Launch>> = Mutex::new(vec![]);
 
-/// Forgets the launches of earlier tests.
+/// Clears the launches of earlier tests.
 pub fn forget() {
     LOG.lock().unwrap().clear();
 }
 
-/// The calls of each launch of a rank of a world, in order.
+/// Returns the calls of each launch of a rank, in order.
 pub fn launches(world: &Arc<FakeWorld>, rank: usize) -> Vec<Vec<(&'static str, usize)>> {
     let log = LOG.lock().unwrap();
     let of_rank = log
@@ -74,7 +74,7 @@ pub fn launches(world: &Arc<FakeWorld>, rank: usize) -> Vec<Vec<(&'static str, u
     of_rank.map(|(.., calls)| calls.clone()).collect()
 }
 
-/// Whether this thread has started a group.
+/// Returns whether this thread has started a group.
 pub fn in_group() -> bool {
     GROUP.with_borrow(Option::is_some)
 }
@@ -85,7 +85,7 @@ thread_local! {
     static LAUNCHED: RefCell<Vec<&'static FakeComm>> = const { RefCell::new(vec![]) };
 }
 
-/// Whether a thread may have several groups in progress.
+/// Whether one thread may have several groups in progress.
 pub static CONCURRENT_GROUPS: AtomicBool = AtomicBool::new(true);
 
 fn dtype(number: c_int) -> DType {
@@ -101,7 +101,7 @@ fn reduce_op(number: c_int) -> ReduceOp {
     all.find(|op| reduction(*op) == number).unwrap()
 }
 
-/// Input and output must not overlap, unless the call is in place. Both are given in parts.
+/// Checks that input and output do not overlap, unless the call is in place. Both are given as numbers of parts.
 fn apart_or_in_place(from: u64, to: u64, part: usize, rank: usize, parts: [usize; 2]) -> bool {
     let [input, output] = parts.map(|parts| (parts * part) as u64);
     let own = (rank * part) as u64;
@@ -245,7 +245,7 @@ pub extern "C" fn group_start() -> c_int {
     })
 }
 
-/// Enqueues the group on its streams, after a delay.
+/// Enqueues the group on its streams after a delay.
 pub extern "C" fn group_end() -> c_int {
     let Some(group) = GROUP.take() else {
         return INVALID_USAGE;
@@ -271,7 +271,7 @@ pub extern "C" fn group_end() -> c_int {
             let comm = launch[0].comm;
             let sync_points = launch.iter().filter(|entry| entry.is_collective()).count();
             let first = comm.next.fetch_add(sync_points, Ordering::SeqCst);
-            // Of more ranks, some may have no message in it.
+            // In a world of more than two ranks, some ranks may have no message in the group.
             let is_message = comm.world.size == 2
                 && launch.iter().any(|it| match it.op {
                     Op::Send(peer) | Op::Receive(peer) => peer != comm.rank,
@@ -291,7 +291,7 @@ pub extern "C" fn group_end() -> c_int {
     IN_PROGRESS
 }
 
-/// Sends are posted first, and waited for at the end.
+/// Sends are posted first and waited for at the end.
 fn perform(launch: &[Entry], mut number: usize) {
     for entry in launch {
         if let Op::Send(to) = entry.op {
@@ -312,7 +312,7 @@ fn perform(launch: &[Entry], mut number: usize) {
 }
 
 impl Entry {
-    /// Whether all ranks take part; a rank may have more messages than another.
+    /// Returns whether all ranks take part. Ranks may have different numbers of messages.
     fn is_collective(&self) -> bool {
         !matches!(self.op, Op::Send(_) | Op::Receive(_))
     }
@@ -323,7 +323,7 @@ impl Entry {
             _ => 1,
         };
         let bytes = self.count * self.dtype.size_of() * scale;
-        // SAFETY: the engine passes a pointer to this many bytes.
+        // SAFETY: the engine passes a pointer to this number of bytes.
         unsafe { read(self.from, bytes) }.to_vec()
     }
 
@@ -348,7 +348,7 @@ impl Entry {
             }
             Op::Broadcast(root) => world.all_exchange(number, rank, self.input())?[root].to_vec(),
         };
-        // SAFETY: the engine passes a pointer to this many bytes.
+        // SAFETY: the engine passes a pointer to this number of bytes.
         unsafe { write(self.to, &result) };
         Some(())
     }

@@ -9,24 +9,24 @@ use std::thread;
 use super::{FakeComm, INVALID_ARGUMENT, INVALID_USAGE};
 use crate::engines::nccl::api::{IN_PROGRESS, RawComm, SUCCESS};
 
-/// Memory of `mem_alloc` by address.
+/// The memory allocated by `mem_alloc`, by address.
 static MEMORY: LazyLock<Mutex<HashMap<u64, Vec<u8>>>> = LazyLock::new(Mutex::default);
 
-/// The bytes of what is registered, by communicator and address.
+/// The number of registered bytes, by communicator and address.
 static REGISTERED: Mutex<BTreeMap<(usize, u64), usize>> = Mutex::new(BTreeMap::new());
 
-/// A stream may still use the memory, so it is not freed.
+/// Clears the state of earlier tests. The memory is leaked, because a stream may still use it.
 pub fn forget() {
     std::mem::forget(std::mem::take(&mut *MEMORY.lock().unwrap()));
     REGISTERED.lock().unwrap().clear();
 }
 
-/// The number of allocations that are not freed.
+/// Returns the number of allocations that have not been freed.
 pub fn live_allocations() -> usize {
     MEMORY.lock().unwrap().len()
 }
 
-/// The number of registrations, windows included.
+/// Returns the number of registrations, including windows.
 pub fn live_registrations() -> usize {
     REGISTERED.lock().unwrap().len()
 }
@@ -35,7 +35,7 @@ pub extern "C" fn mem_alloc(address: *mut *mut c_void, bytes: usize) -> c_int {
     let mut memory = vec![0u8; bytes];
     let start = memory.as_mut_ptr();
     MEMORY.lock().unwrap().insert(start as u64, memory);
-    // SAFETY: the caller's pointer to an address.
+    // SAFETY: the caller passes a pointer to an address.
     unsafe { *address = start.cast() };
     SUCCESS
 }
@@ -52,7 +52,8 @@ pub extern "C" fn mem_free(address: *mut c_void) -> c_int {
     }
 }
 
-/// Notes a registration. What overlaps another of the communicator is refused: the library would take the older one.
+/// Records a registration. Rejects memory that overlaps another registration of the communicator, because the real
+/// library would use the older registration.
 fn register(comm: RawComm, address: u64, bytes: usize) -> c_int {
     let mut registered = REGISTERED.lock().unwrap();
     let overlaps = |((other, start), len): (&(usize, u64), &usize)| {
@@ -66,7 +67,7 @@ fn register(comm: RawComm, address: u64, bytes: usize) -> c_int {
     SUCCESS
 }
 
-/// The handle is the address.
+/// Registers memory. The handle is the address of the memory.
 pub extern "C" fn comm_register(
     comm: RawComm,
     address: *mut c_void,
@@ -76,7 +77,7 @@ pub extern "C" fn comm_register(
     if !FakeComm::of(comm).usable() {
         return INVALID_USAGE;
     }
-    // SAFETY: the caller's pointer to a handle.
+    // SAFETY: the caller passes a pointer to a handle.
     unsafe { *handle = address };
     register(comm, address as u64, bytes)
 }
@@ -96,7 +97,7 @@ pub extern "C" fn window_deregister(comm: RawComm, window: *mut c_void) -> c_int
     comm_deregister(comm, window)
 }
 
-/// Registers a window of one length on all ranks, of memory of `mem_alloc`.
+/// Registers a window in memory of `mem_alloc`, with the same length on all ranks.
 pub extern "C" fn window_register(
     comm: RawComm,
     address: *mut c_void,
@@ -117,7 +118,7 @@ pub extern "C" fn window_register(
         if let Some(all) = comm.world.all_exchange(number, comm.rank, own.clone()) {
             assert!(all.iter().all(|len| **len == own), "windows differ");
             assert_eq!(register(raw as RawComm, address, len), SUCCESS);
-            // SAFETY: the pointer is valid until this communicator is not busy any more.
+            // SAFETY: the pointer is valid until this communicator is no longer busy.
             let place = unsafe { AtomicPtr::from_ptr(place as *mut *mut c_void) };
             place.store(address as *mut c_void, Ordering::SeqCst);
             comm.busy.fetch_sub(1, Ordering::SeqCst);

@@ -1,9 +1,12 @@
-//! NCCL among the threads of a process, over the streams of the fake device.
+//! A fake NCCL among the threads of a process, on the streams of the fake device.
 //!
-//! It is as strict as the real one where the engine could be wrong: a collective blocks its stream until all
-//! ranks have called it, a send until it is received; a communicator with a call in progress refuses every other
-//! call; work is on its stream only when the communicator reports success; the launch of a first message waits for that
-//! of its other side; in older versions a thread has one group in progress.
+//! It is as strict as the real library where the engine could be wrong:
+//!
+//! - A collective blocks its stream until all ranks have called it. A send blocks its stream until it is received.
+//! - A communicator with a call in progress rejects every other call.
+//! - Work is on its stream only when the communicator reports success.
+//! - The launch of a first message waits for the launch on the other rank.
+//! - In older versions, one thread has only one group in progress.
 
 use std::collections::HashMap;
 use std::ffi::{c_char, c_int};
@@ -30,31 +33,31 @@ const INVALID_USAGE: c_int = 5;
 struct FakeComm {
     world: Arc<FakeWorld>,
     rank: usize,
-    /// Launches and splits that are in progress.
+    /// The number of launches and splits in progress.
     busy: AtomicUsize,
     /// The number of the next collective.
     next: AtomicUsize,
     finalized: AtomicBool,
     dead: AtomicBool,
     registered: AtomicUsize,
-    /// The test that opened it.
+    /// The number of the test that opened the communicator.
     test: usize,
 }
 
 static WORLDS: LazyLock<Mutex<HashMap<[u8; 128], Arc<FakeWorld>>>> = LazyLock::new(Mutex::default);
 static IDS: AtomicUsize = AtomicUsize::new(1);
-/// Communicators that are neither destroyed nor aborted, and those that were aborted.
+/// The number of communicators that were neither destroyed nor aborted, and the number of aborted communicators.
 pub static ALIVE: AtomicI32 = AtomicI32::new(0);
 pub static ABORTED: AtomicI32 = AtomicI32::new(0);
-/// The size and the CTAs of every communicator of this test.
+/// The size and the CTA limits of every communicator of this test.
 pub static OPENED: Mutex<Vec<(usize, [c_int; 2])>> = Mutex::new(vec![]);
-/// The communicators of this test that were created in a group.
+/// The number of communicators of this test that were created in a group.
 pub static IN_GROUPS: AtomicUsize = AtomicUsize::new(0);
-/// The number of the current test. Communicators of earlier tests, which their transports may still close in the
-/// background, do not count.
+/// The number of the current test. Communicators of earlier tests do not count. Their transports may still close them
+/// in the background.
 static TEST: AtomicUsize = AtomicUsize::new(0);
 
-/// Forgets the state of earlier tests.
+/// Clears the state of earlier tests.
 pub fn reset() {
     TEST.fetch_add(1, Ordering::SeqCst);
     ALIVE.store(0, Ordering::SeqCst);
@@ -66,7 +69,7 @@ pub fn reset() {
     delay_at_random(None);
 }
 
-/// The world of an id that a rank has used.
+/// Returns the world of an id that a rank has used.
 pub fn world(id: &[u8]) -> Arc<FakeWorld> {
     WORLDS.lock().unwrap()[id].clone()
 }
@@ -88,7 +91,7 @@ impl FakeComm {
     }
 
     fn of(raw: RawComm) -> &'static Self {
-        // SAFETY: made by `new` and never freed.
+        // SAFETY: created by `new` and never freed.
         unsafe { &*(raw as *const Self) }
     }
 
@@ -121,7 +124,7 @@ impl FakeComm {
 extern "C" fn get_unique_id(id: *mut UniqueId) -> c_int {
     let mut new = [0; 128];
     new[..8].copy_from_slice(&IDS.fetch_add(1, Ordering::SeqCst).to_le_bytes());
-    // SAFETY: the caller's pointer to an id.
+    // SAFETY: the caller passes a pointer to an id.
     unsafe { *id = UniqueId(new) };
     SUCCESS
 }
@@ -143,7 +146,7 @@ extern "C" fn comm_init(
         return INVALID_ARGUMENT;
     }
     world.state.lock().unwrap().joined += 1;
-    // SAFETY: the caller's pointer to a communicator.
+    // SAFETY: the caller passes a pointer to a communicator.
     let place = unsafe { AtomicPtr::from_ptr(comm) };
     let comm = FakeComm::new(world, rank as usize, ctas(config));
     place.store(comm.raw(), Ordering::SeqCst);
@@ -187,7 +190,7 @@ extern "C" fn comm_split(
             let world = world.or_insert_with(|| FakeWorld::new(part.len())).clone();
             drop(state);
             world.state.lock().unwrap().joined += 1;
-            // SAFETY: the pointer is valid until this communicator is not busy any more.
+            // SAFETY: the pointer is valid until this communicator is no longer busy.
             let place = unsafe { AtomicPtr::from_ptr(place as *mut RawComm) };
             place.store(FakeComm::new(world, index, ctas).raw(), Ordering::SeqCst);
         }
@@ -201,7 +204,7 @@ extern "C" fn comm_async_error(comm: RawComm, state: *mut c_int) -> c_int {
     if comm.dead.load(Ordering::SeqCst) {
         return INVALID_ARGUMENT;
     }
-    // SAFETY: the caller's pointer to a state.
+    // SAFETY: the caller passes a pointer to a state.
     unsafe { *state = comm.state() };
     SUCCESS
 }
@@ -211,14 +214,14 @@ extern "C" fn comm_user_rank(comm: RawComm, rank: *mut c_int) -> c_int {
     if !comm.usable() {
         return INVALID_USAGE;
     }
-    // SAFETY: the caller's pointer to a rank.
+    // SAFETY: the caller passes a pointer to a rank.
     unsafe { *rank = comm.rank as c_int };
     SUCCESS
 }
 
-/// The fewest and the most CTAs of a config.
+/// Returns the minimum and the maximum number of CTAs of a config.
 fn ctas(config: *mut Config) -> [c_int; 2] {
-    // SAFETY: the caller's pointer to a config.
+    // SAFETY: the caller passes a pointer to a config.
     let config = unsafe { &*config };
     [config.min_ctas, config.max_ctas]
 }
@@ -276,7 +279,7 @@ extern "C" fn get_last_error(_comm: RawComm) -> *const c_char {
 macro_rules! version {
     ($name:ident, $code:literal) => {
         pub extern "C" fn $name(version: *mut c_int) -> c_int {
-            // SAFETY: the caller's pointer to a version.
+            // SAFETY: the caller passes a pointer to a version.
             unsafe { *version = $code };
             SUCCESS
         }
@@ -288,7 +291,7 @@ version!(v2_17, 21701);
 version!(v2_20, 22003);
 version!(v2_27, 22703);
 
-/// The functions of a version: `v2_17` has no split, `v2_20` no windows.
+/// Returns the functions of a version. `v2_17` has no splits, and `v2_20` has no windows.
 pub fn api(get_version: extern "C" fn(*mut c_int) -> c_int) -> Api {
     let mut code = 0;
     get_version(&mut code);

@@ -1,4 +1,4 @@
-//! The ranks of a communicator, and their exchange of data.
+//! The ranks of a communicator, and their data exchange.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ffi::c_int;
@@ -13,7 +13,7 @@ pub struct FakeWorld {
     pub state: Mutex<WorldState>,
     pub condvar: Condvar,
     pub aborted: AtomicBool,
-    /// What every communicator reports, if not success.
+    /// The code that every communicator reports if it is not success.
     pub error: AtomicI32,
 }
 
@@ -23,14 +23,14 @@ pub struct WorldState {
     pub finalized: usize,
     sync_points: HashMap<usize, SyncPoint>,
     messages: HashMap<(usize, usize), VecDeque<Vec<u8>>>,
-    /// The ranks that have launched a message, and the launches that wait for the others.
+    /// The ranks that have launched a message, and the launches that wait for the other ranks.
     connected: HashSet<usize>,
     connecting: Vec<Box<dyn FnOnce() + Send>>,
-    /// The parts of each split by number and colour.
+    /// The parts of each split, by number and color.
     pub parts: HashMap<(usize, c_int), Arc<FakeWorld>>,
 }
 
-/// The contributions of the ranks, and how many have taken all of them.
+/// The contributions of the ranks, and the number of ranks that have taken all contributions.
 type SyncPoint = (Vec<Option<Arc<Vec<u8>>>>, usize);
 
 impl FakeWorld {
@@ -41,7 +41,7 @@ impl FakeWorld {
         })
     }
 
-    /// The contributions of all ranks to collective `number`; `None` if it was aborted.
+    /// Returns the contributions of all ranks to collective `number`, or `None` if the collective was aborted.
     pub fn all_exchange(
         &self,
         number: usize,
@@ -71,7 +71,7 @@ impl FakeWorld {
         }
     }
 
-    /// Calls `launched` once all ranks have launched a message: the first connects them.
+    /// Calls `launched` after all ranks have launched a message. The first message connects the ranks.
     pub fn connect(&self, rank: usize, launched: impl FnOnce() + Send + 'static) {
         let mut state = self.state.lock().unwrap();
         state.connected.insert(rank);
