@@ -109,7 +109,7 @@ pub enum BufferError {
         len: usize,
     },
     /// A list of zero buffers cannot be concatenated, because the result would have no type.
-    #[error("cannot concatenate 0 buffers, as the result has no type: expected at least one")]
+    #[error("cannot concatenate 0 buffers, because the result has no type: expected at least one")]
     NoParts,
 }
 

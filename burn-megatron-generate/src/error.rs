@@ -23,7 +23,7 @@ pub enum GenerateError {
     BatchSize,
     /// Speculation requires multi-token prediction modules.
     #[error(
-        "invalid speculative = true: the model has no multi-token prediction whose blocks read a cache, to draft with"
+        "speculative = true requires a model with multi-token prediction whose blocks read a cache: remove speculative"
     )]
     NoDrafts,
     /// The prompt has a token beyond the model's vocabulary.

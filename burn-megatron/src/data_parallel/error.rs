@@ -37,8 +37,8 @@ pub enum DataParallelConfigError {
     },
     /// A hierarchical reduction was requested for sharded gradients.
     #[error(
-        "hierarchical_reduce sums replicated gradients, but zero_stage = {stage} shards them; set hsdp to the ranks of \
-         a node to exchange less between nodes, or remove hierarchical_reduce"
+        "hierarchical_reduce requires replicated gradients, but zero_stage = {stage} shards them; set hsdp to the \
+         ranks of a node to exchange less between nodes, or remove hierarchical_reduce"
     )]
     HierarchicalShards {
         /// The stage of the run.
@@ -88,8 +88,8 @@ pub enum DataParallelConfigError {
     NoFp8Weights,
     /// The path of an FP8 weight is not the path of a matrix of the model.
     #[error(
-        "the model has no matrix {path}, which an FP8 layer gives as the path of its weight; with \
-         fp8_param_gather build the layer with the path that it has in the model"
+        "the model has no matrix {path}, the path of the weight of an FP8 layer; with fp8_param_gather build the layer \
+         with its path in the model"
     )]
     UnknownWeight {
         /// The path of the weight.
@@ -199,8 +199,8 @@ pub enum DataParallelError {
     },
     /// A rank ran no micro-batch in a ZeRO stage that reduces after each micro-batch.
     #[error(
-        "this rank ran no micro-batch, but with zero_stage = {stage} all ranks must run the same number, as \
-         gradients are reduced after each; run one with a loss of 0, or use zero_stage 0 or 1"
+        "this rank ran no micro-batch, but with zero_stage = {stage} all ranks must run the same number, because \
+         gradients are reduced after each micro-batch; run one with a loss of 0, or use zero_stage 0 or 1"
     )]
     NoMicroBatches {
         /// The ZeRO stage.

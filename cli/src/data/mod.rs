@@ -217,7 +217,7 @@ fn check_vocabulary(
         )
         .into()),
         (false, false) => Err(format!(
-            "invalid model.vocabulary = {model}: expected at least {needed}, as the tokens of the data are below \
+            "invalid model.vocabulary = {model}: expected at least {needed}, because the tokens of the data are below \
              {needed}"
         )
         .into()),

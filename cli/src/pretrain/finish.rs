@@ -139,7 +139,7 @@ fn print_skipped(recipe: &Recipe, outcome: &TrainOutcome) {
             "try a lower --lr"
         };
         println!(
-            "{not_finite} of {} were skipped, as a loss or a gradient was not finite: {helps}",
+            "{not_finite} of {} were skipped, because a loss or a gradient was not finite: {helps}",
             count(outcome.steps, "step"),
         );
     }

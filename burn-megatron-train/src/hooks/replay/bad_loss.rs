@@ -100,8 +100,8 @@ impl Replay {
             match shift {
                 None => tracing::warn!(
                     step,
-                    "{what}: the same when computed again; it was not computed on another device, as the layout has one \
-                     {only}"
+                    "{what}: the same when computed again; it was not computed on another device, because the layout \
+                     has one {only}"
                 ),
                 Some(_) => tracing::warn!(
                     step,
