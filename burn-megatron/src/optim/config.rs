@@ -90,7 +90,7 @@ fn unknown(name: &str) -> String {
         "lamb" | "adafactor" => {
             "it requires norms or means of whole tensors, but a rank has only a shard; "
         }
-        "lbfgs" => "it needs several evaluations of the loss in a step; ",
+        "lbfgs" => "it requires several evaluations of the loss in a step; ",
         _ => "",
     };
     format!("invalid optimizer name {name:?}: {reason}expected {NAMES}")

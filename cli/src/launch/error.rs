@@ -69,7 +69,7 @@ pub enum LaunchError {
     #[error("the output folder {} cannot be used: {source}", path.display())]
     OutputFolder { path: PathBuf, source: io::Error },
     #[error(
-        "--restart-delay applies to a job that is started again; add --max-restarts N, or remove it"
+        "--restart-delay requires --max-restarts; add --max-restarts N, or remove --restart-delay"
     )]
     DelayWithoutRestarts,
     #[error("{0}")]

@@ -11,7 +11,7 @@ fn message(texts: &[&str]) -> String {
 
 #[test]
 fn a_rank_needs_a_size_and_a_size_a_rank() {
-    let hint = "a rank by hand needs both RANK and WORLD_SIZE";
+    let hint = "a rank that is started by hand requires both RANK and WORLD_SIZE";
     assert_eq!(
         message(&["RANK=1"]),
         format!("RANK=1 is set, but WORLD_SIZE is not: {hint}")

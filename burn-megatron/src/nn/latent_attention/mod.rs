@@ -306,7 +306,7 @@ impl MultiLatentAttentionConfig {
         }
         if !self.rope_width.is_multiple_of(2) {
             return Err(builder.error(format!(
-                "invalid rope_width = {}: expected an even number, as pairs of features are rotated",
+                "invalid rope_width = {}: expected an even number, because pairs of features are rotated",
                 self.rope_width
             )));
         }

@@ -55,7 +55,7 @@ fn the_device_chooses_the_engine() {
 fn a_delay_of_restarts_needs_restarts() {
     let error = refused("--ranks 4 --engine nccl --restart-delay 5 -- pretrain");
     assert!(
-        error.ends_with("add --max-restarts N, or remove it"),
+        error.ends_with("add --max-restarts N, or remove --restart-delay"),
         "{error}"
     );
 }
