@@ -51,7 +51,7 @@ pub fn pin(recipe: &Recipe, engine: Engine) -> Option<Pinned> {
         fixed.push(format!(
             "sums between ranks in the order of the ranks ({engine})"
         ));
-        "none: all this is the same without it".into()
+        "none: these settings are the same without deterministic".into()
     };
     fixed.push("another layout is refused when the run is resumed".into());
     let fixed = fixed.join("; ");
@@ -200,7 +200,7 @@ mod tests {
             @"products on the CPU by the gemm crate, in one order; sums between ranks in the order of the ranks (threads); \
               another layout is refused when the run is resumed"
         );
-        assert_snapshot!(cost, @"none: all this is the same without it");
+        assert_snapshot!(cost, @"none: these settings are the same without deterministic");
         assert_snapshot!(
             cost_of_rings(64),
             @"an all-reduce over 64 ranks by a ring takes 126 messages in a row, by a tree 12: small ones are slower"

@@ -229,7 +229,7 @@ fn has_epilogues(
     }
     if let Some(obstacle) = up.epilogue_obstacle().or(down.epilogue_obstacle()) {
         return Err(refused(format!(
-            "it is not for {obstacle}: remove one of the two"
+            "it conflicts with {obstacle}: remove one of the two"
         )));
     }
     for module in [RecomputeModule::Activation, RecomputeModule::Norm] {

@@ -300,8 +300,8 @@ mod tests {
         let refused = problem(1024, 8, 12).check(ContextExchange::AllToAll);
         insta::assert_snapshot!(
             refused.unwrap_err(),
-            @"an all-to-all of 12 ranks cannot split 32 heads and 8 groups of keys and values of a tensor rank; 1, 2, 4, \
-              8, 16, 32 ranks can"
+            @"an all-to-all of 12 ranks cannot split 32 heads and 8 groups of keys and values of a tensor rank: use \
+              one of 1, 2, 4, 8, 16, 32 ranks"
         );
         assert!(problem(1024, 8, 12).check(ContextExchange::Ring).is_ok());
         assert!(

@@ -166,7 +166,7 @@ fn what_has_no_epilogues_is_refused() {
         ..LoraConfig::default()
     };
     let lora = outline(DType::F32).with_lora(Some(&all)).unwrap();
-    refused(&gelu, lora, "it is not for layers with adapters (lora)");
+    refused(&gelu, lora, "it conflicts with layers with adapters (lora)");
     let recompute = RecomputeConfig::selective([RecomputeModule::Activation]);
     let recompute = outline(DType::F32).with_recompute(&recompute).unwrap();
     refused(

@@ -15,7 +15,7 @@ const SECONDS_PER_CHUNK: f64 = 10e-6;
 /// The error of a number of chunks into which the tokens of a rank cannot be split.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "tp_comm_overlap = {method} cannot make {} of the {tokens} tokens that each tensor rank has of a sequence: expected \
+    "tp_comm_overlap = {method} cannot make {} of the {tokens} tokens of a sequence on each tensor rank: expected \
      {divisors}sequences with a multiple of {multiple} tokens on each tensor rank",
     splits.map_or(format!("2 to {MOST} equal chunks"), |splits| format!("{splits} equal chunks"))
 )]
@@ -185,20 +185,19 @@ mod tests {
         };
         assert_snapshot!(
             error(TpCommOverlap::Bulk, Some(5), 12),
-            @"tp_comm_overlap = bulk cannot make 5 equal chunks of the 12 tokens that each tensor rank has of a \
-              sequence: expected tp_comm_overlap_num_splits of 2, 3, 4, 6, 12, or tp_comm_overlap = ring, or sequences \
-              with a multiple of 5 tokens on each tensor rank"
+            @"tp_comm_overlap = bulk cannot make 5 equal chunks of the 12 tokens of a sequence on each tensor rank: \
+              expected tp_comm_overlap_num_splits of 2, 3, 4, 6, 12, or tp_comm_overlap = ring, or sequences with a \
+              multiple of 5 tokens on each tensor rank"
         );
         assert_snapshot!(
             error(TpCommOverlap::Bulk, None, 1),
-            @"tp_comm_overlap = bulk cannot make 2 to 16 equal chunks of the 1 tokens that each tensor rank has of a \
-              sequence: expected tp_comm_overlap = ring, or sequences with a multiple of 2 tokens on each tensor rank"
+            @"tp_comm_overlap = bulk cannot make 2 to 16 equal chunks of the 1 tokens of a sequence on each tensor \
+              rank: expected tp_comm_overlap = ring, or sequences with a multiple of 2 tokens on each tensor rank"
         );
         assert_snapshot!(
             error(TpCommOverlap::Ring, Some(2), 3),
-            @"tp_comm_overlap = ring cannot make 2 equal chunks of the 3 tokens that each tensor rank has of a \
-              sequence: expected tp_comm_overlap_num_splits of 1, 3, or sequences with a multiple of 2 tokens on each \
-              tensor rank"
+            @"tp_comm_overlap = ring cannot make 2 equal chunks of the 3 tokens of a sequence on each tensor rank: \
+              expected tp_comm_overlap_num_splits of 1, 3, or sequences with a multiple of 2 tokens on each tensor rank"
         );
     }
 
