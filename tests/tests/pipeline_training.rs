@@ -125,7 +125,9 @@ fn train_in(layout: &ParallelConfig, steps: usize, chunk_size: usize) -> Vec<See
             temperature: 0.5,
             ..GenerateConfig::default()
         };
-        seen.text = trainer.generate(&sample, &Tokenizer::bytes(), &mut |_| Ok(()))?.text;
+        seen.text = trainer
+            .generate(&sample, &Tokenizer::bytes(), &mut |_| Ok(()))?
+            .text;
         Ok(seen)
     });
     run.unwrap()

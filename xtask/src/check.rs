@@ -33,10 +33,11 @@ pub enum Check {
     Lint,
     /// rustdoc reports nothing: every link in the documentation resolves.
     Docs,
-    /// The CUDA build compiles with and without fusion, and clippy reports nothing in the code that only the CUDA
-    /// build compiles. Needs no GPU and no CUDA toolkit. The build sets DOCS_RS=1, so that the build script of a
+    /// The CUDA build compiles, and clippy reports nothing in the code that only the CUDA build compiles. Needs no GPU and no CUDA toolkit. The build sets DOCS_RS=1, so that the build script of a
     /// dependency does not download LLVM. Only linking needs LLVM, and checking does not link.
     Cuda,
+    /// As `cuda`, with Burn's feature `fusion`.
+    Fusion,
     /// The command compiles without default features, and clippy reports nothing in code that only this build
     /// compiles.
     Small,
@@ -46,14 +47,14 @@ pub enum Check {
     /// actionlint reports nothing in the workflows of GitHub Actions. A missing actionlint is installed with pip,
     /// which downloads it from the actionlint release.
     Workflows,
-    /// All of these except small and workflows.
+    /// All of these except fusion, small and workflows.
     All,
 }
 
 /// Runs one check or all of them.
 pub fn run(check: Check, root: &Path, report: &mut Report) {
-    // The small build has other features, so cargo rebuilds everything. The check of workflows may need a network.
-    let is_extra = |this| matches!(this, Check::Small | Check::Workflows);
+    // With other features cargo builds everything again. The check of workflows may need a network.
+    let is_extra = |this| matches!(this, Check::Fusion | Check::Small | Check::Workflows);
     let wanted = |this| check == this || (check == Check::All && !is_extra(this));
     if wanted(Check::Format) {
         report.step("format", || {
@@ -88,10 +89,12 @@ pub fn run(check: Check, root: &Path, report: &mut Report) {
             run_command(cargo(root, &args).env("RUSTDOCFLAGS", "-D warnings"))
         });
     }
-    if wanted(Check::Cuda) {
+    if wanted(Check::Fusion) {
         report.step("cuda with fusion", || {
             cuda(root, "cuda,fusion", &["--lib", "--bins"])
         });
+    }
+    if wanted(Check::Cuda) {
         // The targets include the tests that `emulate` and machines with a GPU run.
         report.step("cuda", || cuda(root, "cuda", &["--all-targets"]));
     }

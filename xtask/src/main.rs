@@ -206,8 +206,7 @@ enum Command {
     /// with a fixed seed.
     FuzzLayouts(fuzz_layouts::Options),
     /// Run everything above except check-nccl, peers, emulate, gpu, gpu-kit, plan-all, lines, first-hour, soak and
-    /// fuzz-layouts: format, words, lint, docs, book, package, test, cuda, small build, check-cuda, recipe,
-    /// docs-commands.
+    /// fuzz-layouts: format, words, lint, docs, book, package, test, cuda, check-cuda, recipe, docs-commands.
     ///
     /// The kernels are compiled for sm_90a only. The recipe and the commands of the documentation run in the dev
     /// profile, with the build of the tests. Slow commands are left out. Steps that need a missing driver, MPI or
