@@ -1,4 +1,4 @@
-//! Tests of configurations and orders as values: text, files and defaults.
+//! Tests of layouts and axis orders as values: text, files and defaults.
 
 use std::sync::Arc;
 
@@ -48,7 +48,7 @@ fn a_file_names_only_what_it_changes() {
     assert_eq!(read, built);
 }
 
-/// A recipe contains the axes of every run. Other axes appear only if they are used.
+/// A recipe file always contains the axes that every run has. It contains other axes only if they are used.
 #[test]
 fn a_file_has_the_axes_of_every_run_and_others_where_they_are_used() {
     let recipe = ParallelConfig::new().with_data(1);

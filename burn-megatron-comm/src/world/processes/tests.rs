@@ -1,4 +1,4 @@
-//! Tests that need no other processes. Tests with real processes cover the rest.
+//! Tests that require no other processes. Tests with real processes test the remaining cases.
 
 use super::*;
 use burn_megatron_rendezvous::Address;

@@ -1,4 +1,4 @@
-//! Tests of the complete text of every error.
+//! Tests of the complete message of every error.
 
 use insta::assert_snapshot;
 

@@ -1,4 +1,4 @@
-//! Tests of libraries that cannot be used, and of a real NCCL library.
+//! Tests of libraries that are not a usable NCCL, and of a real NCCL library.
 
 use std::env;
 use std::thread;
@@ -76,7 +76,7 @@ fn ctas_that_a_version_does_not_have_are_refused() {
     assert!(error.ends_with(expected), "{error}");
 }
 
-/// Opens a real NCCL library, whose path is in the variable. This needs no GPU.
+/// Opens a real NCCL library. An environment variable contains its path. This test requires no GPU.
 #[test]
 fn the_real_library_has_all_functions() {
     let Ok(path) = env::var("BURN_MEGATRON_TEST_LIBNCCL") else {
