@@ -109,7 +109,7 @@ pub enum BufferError {
         len: usize,
     },
     /// The list of buffers to concatenate is empty, so the element type of the result is unknown.
-    #[error("cannot concatenate 0 buffers, as the result has no type: expected at least one")]
+    #[error("cannot concatenate 0 buffers, because the result has no type: expected at least one")]
     NoParts,
 }
 

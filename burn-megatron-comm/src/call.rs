@@ -171,7 +171,7 @@ fn check_peer(role: &str, index: usize, group: &Group) -> Option<String> {
 
 fn check_empty(len: usize) -> Option<String> {
     (len != 0).then(|| {
-        format!("invalid input of {len} elements: expected an empty one, as it is not read")
+        format!("invalid input of {len} elements: expected an empty input, because it is not read")
     })
 }
 

@@ -23,7 +23,7 @@ pub enum GenerateError {
     BatchSize,
     /// Speculative decoding is enabled, but the model has no multi-token prediction module that can draft tokens.
     #[error(
-        "invalid speculative = true: the model has no multi-token prediction whose blocks read a cache, to draft with"
+        "speculative = true requires a model with multi-token prediction whose blocks read a cache: remove speculative"
     )]
     NoDrafts,
     /// A token of the prompt is outside of the vocabulary of the model.

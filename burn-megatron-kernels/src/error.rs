@@ -149,7 +149,7 @@ pub(crate) fn check_same_type(
     name: &'static str,
     dtype: DType,
 ) -> Result<(), KernelError> {
-    let value = format_args!("{dtype:?} beside x in {x:?}");
+    let value = format_args!("{dtype:?} with x in {x:?}");
     check_option(operation, dtype == x, name, value, "the type of x")
 }
 
@@ -160,7 +160,7 @@ pub(crate) fn check_sum_type(
     name: &'static str,
     dtype: DType,
 ) -> Result<(), KernelError> {
-    let value = format_args!("{dtype:?} beside x in {x:?}");
+    let value = format_args!("{dtype:?} with x in {x:?}");
     let expected = "F32, or F64 for F64";
     check_option(operation, dtype == wide(x), name, value, expected)
 }

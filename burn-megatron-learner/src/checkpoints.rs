@@ -55,7 +55,7 @@ impl CheckpointSettings {
                 epoch,
                 folder: self.folder.display().to_string(),
                 found: match epochs.is_empty() {
-                    true => "there are none".into(),
+                    true => "the folder has no checkpoints".into(),
                     false => format!("expected one of {}", epochs.join(", ")),
                 },
             });

@@ -23,7 +23,7 @@ pub enum LearnerError {
     },
     /// A ZeRO stage above 0 requires an optimizer of this library, which can be sharded.
     #[error(
-        "zero_stage = {0} requires an optimizer of this library, as Burn's Learner does not give away its own: add \
+        "zero_stage = {0} requires an optimizer of this library, because Burn's Learner does not expose its own: add \
          .optimizer(..) or .element_wise(..) to the strategy, or use zero_stage = 0"
     )]
     RequiresOptimizer(ZeroStage),
@@ -46,8 +46,8 @@ pub enum LearnerError {
     LossNotScaled(f64),
     /// The learning rate scheduler has parameter groups, which an optimizer of this library does not support.
     #[error(
-        "the learning rate scheduler has groups, which an optimizer of this library does not read: use the `groups` of \
-         the optimizer, or that of the Learner"
+        "an optimizer of this library does not support a learning rate scheduler with groups: use the `groups` of the \
+         optimizer, or the optimizer of Burn's Learner"
     )]
     LearningRateGroups,
     /// Sharded checkpoints require an optimizer whose state can be saved.

@@ -116,6 +116,6 @@ fn algorithms_are_chosen_on_request_alone() {
     let mut foreign = timed;
     foreign.library.device = "another device".into();
     let error = use_algorithms(&device, &foreign).unwrap_err();
-    let prefix = "the algorithms are those of another device with cuBLASLt ";
+    let prefix = "the algorithms were chosen on another device with cuBLASLt ";
     assert!(error.starts_with(prefix), "{error}");
 }

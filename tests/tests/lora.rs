@@ -235,8 +235,8 @@ fn a_target_that_the_model_does_not_have_is_refused() {
         ..model()
     };
     let missing = error(gpt, &["gate_proj", "q_proj"]);
-    let wanted = "target_modules has gate_proj, which the model does not have as a layer that can have an adapter; of the \
-                  targets it has q_proj";
+    let wanted = "target_modules has gate_proj, but the model has no such layer that can have an adapter; it has \
+                  q_proj";
     assert!(missing.contains(wanted), "{missing}");
     let moe = TransformerConfig {
         moe: Some(MoeConfig::default()),

@@ -43,7 +43,8 @@ pub fn run(args: &OverlapArgs) -> Result<(), Error> {
         }
     }
     report.finish(&format!(
-        "{LEGEND}. Of M micro-batches at most 1 - 1 / 2M is hidden, as the first forward has nothing to hide it"
+        "{LEGEND}. With M micro-batches at most 1 - 1 / 2M is hidden, because nothing can hide the exchanges of the \
+         first forward"
     ))
 }
 

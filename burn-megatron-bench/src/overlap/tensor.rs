@@ -97,7 +97,7 @@ pub fn run(args: &OverlapArgs) -> Result<(), Error> {
             }
         }
     }
-    let legend = format!("{LEGEND}. Of N chunks in bulk at most 1 - 1/N is hidden");
+    let legend = format!("{LEGEND}. With N chunks in bulk at most 1 - 1/N is hidden");
     report.map_or(Ok(()), |report| report.finish(&legend))
 }
 

@@ -20,7 +20,7 @@ pub(super) fn check(kind: FaultKind) -> Result<(), String> {
         | FaultKind::Interrupt
             if !cfg!(unix) =>
         {
-            Err(format!("{kind} needs the signals of a Unix system"))
+            Err(format!("{kind} requires the signals of a Unix system"))
         }
         _ => Ok(()),
     }

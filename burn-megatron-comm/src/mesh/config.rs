@@ -183,14 +183,14 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 pub enum LayoutError {
     /// Sequence parallelism is enabled without tensor parallelism.
     #[error(
-        "sequence_parallel = true splits the sequence over the tensor axis, and tensor = 1 does not split it; set \
-         tensor (--tp) to 2 or more, or turn it off"
+        "sequence_parallel = true requires tensor parallelism, and tensor = 1: set tensor (--tp) to 2 or more, or \
+         remove sequence_parallel"
     )]
     SequenceParallel,
     /// A setting of tensor-parallel overlap is set without sequence parallelism.
     #[error(
-        "{name} splits the exchanges of sequence parallelism, which is off; set sequence_parallel = true \
-         (--sp) with tensor (--tp) of 2 or more, or remove {name}"
+        "{name} requires sequence parallelism: set sequence_parallel = true (--sp) and tensor (--tp) to 2 or more, or \
+         remove {name}"
     )]
     NoSequenceParallel {
         /// The name of the setting.
@@ -209,8 +209,7 @@ pub enum LayoutError {
     },
     /// A pipeline setting is set without pipeline parallelism.
     #[error(
-        "{name} applies to pipelines, and pipeline = 1 has none; set pipeline (--pp) to 2 or more, \
-         or remove {name}"
+        "{name} requires pipeline parallelism, and pipeline = 1: set pipeline (--pp) to 2 or more, or remove {name}"
     )]
     NoPipeline {
         /// The name of the setting.
@@ -218,15 +217,15 @@ pub enum LayoutError {
     },
     /// The overlap of expert exchanges is enabled without expert parallelism.
     #[error(
-        "overlap_moe_expert_parallel_comm hides the exchanges of expert parallelism, and expert = 1 has none; set expert \
-         (--ep) to 2 or more, or turn it off"
+        "overlap_moe_expert_parallel_comm requires expert parallelism, and expert = 1: set expert (--ep) to 2 or more, \
+         or remove overlap_moe_expert_parallel_comm"
     )]
     NoExpertExchange,
     /// The overlap of expert exchanges is enabled with a schedule that cannot pair the forward of one micro-batch with
     /// the backward of another.
     #[error(
-        "overlap_moe_expert_parallel_comm runs the forward of one micro-batch beside the backward of another, and schedule = \
-         {schedule} has no such pairs: expected 1f1b, interleaved or dualpipe-v, or a file with pairs (FB)"
+        "overlap_moe_expert_parallel_comm requires a schedule that pairs forwards with backwards, and schedule = \
+         {schedule} does not: expected 1f1b, interleaved or dualpipe-v, or a file with pairs (FB)"
     )]
     Unpaired {
         /// The pipeline schedule.
@@ -234,8 +233,7 @@ pub enum LayoutError {
     },
     /// A context-parallel setting is set without context parallelism.
     #[error(
-        "{name} applies to context parallelism, and context = 1 has none; set context (--cp) to 2 or \
-         more, or remove {name}"
+        "{name} requires context parallelism, and context = 1: set context (--cp) to 2 or more, or remove {name}"
     )]
     NoContext {
         /// The name of the setting.
@@ -243,7 +241,7 @@ pub enum LayoutError {
     },
     /// A setting of hybrid context parallelism is set, but hybrid context parallelism is disabled.
     #[error(
-        "max_seqlen_per_dp_cp_rank applies to hybrid context parallelism, which is off; set hybrid_context_parallel = true \
+        "max_seqlen_per_dp_cp_rank requires hybrid context parallelism: set hybrid_context_parallel = true \
          (--parallel.hybrid_context_parallel), or remove max_seqlen_per_dp_cp_rank"
     )]
     NoHybridContext,
@@ -261,7 +259,7 @@ pub enum LayoutError {
     /// The inner group size and the hierarchical context exchange must be set together, or the inner group size is
     /// invalid.
     #[error(
-        "context_inner = {inner} and context_exchange = {exchange}: expected both for a hierarchical exchange, with a \
+        "context_inner = {inner} and context_exchange = {exchange}: a hierarchical exchange requires both, and a \
          context_inner that divides context = {context} and is neither 1 nor {context}{}",
         fitting_inner(*context)
     )]
@@ -356,17 +354,17 @@ impl ParallelConfig {
             (
                 self.max_seqlen_per_dp_cp_rank.is_none(),
                 "no max_seqlen_per_dp_cp_rank".to_string(),
-                "one (--parallel.max_seqlen_per_dp_cp_rank), the most tokens of a rank in a micro-batch",
+                "one (--parallel.max_seqlen_per_dp_cp_rank), the maximum number of tokens of a rank in a micro-batch",
             ),
             (
                 self.pipeline > 1,
                 format!("pipeline = {}", self.pipeline),
-                "1, as the number of micro-batches is another one in each step",
+                "1, because the number of micro-batches differs between steps",
             ),
             (
                 self.expert > 1,
                 format!("expert = {}", self.expert),
-                "1, as ranks of an expert group have different micro-batches",
+                "1, because the ranks of an expert group have different micro-batches",
             ),
             (
                 matches!(
@@ -377,7 +375,7 @@ impl ParallelConfig {
                     "context_exchange = {}",
                     or_none(self.context_exchange.map(|it| it.to_string()))
                 ),
-                "ring or all-gather, which groups of all sizes can",
+                "ring or all-gather, which support groups of all sizes",
             ),
             (
                 matches!(
@@ -385,7 +383,7 @@ impl ParallelConfig {
                     ContextSplit::Contiguous | ContextSplit::Striped
                 ),
                 format!("context_split = {}", self.context_split),
-                "zigzag or zigzag-per-document, as each document is split as a zigzag",
+                "zigzag or zigzag-per-document, because each document is split as a zigzag",
             ),
             (
                 self.context > 1 && place(Axis::Data) < place(Axis::Context),

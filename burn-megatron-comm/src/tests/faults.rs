@@ -206,7 +206,7 @@ fn invalid_calls_are_refused_before_anything_is_sent() {
             assert!(reason(comm.start_receive(2, DType::U8, 1)).contains("invalid sender index 2"));
             assert!(
                 reason(comm.start(Call::Barrier, vec![0u8].into()))
-                    .contains("expected an empty one")
+                    .contains("expected an empty input")
             );
             let counts = |send: &[usize], receive: &[usize]| {
                 let input = vec![0u8; 3].into();

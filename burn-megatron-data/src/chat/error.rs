@@ -33,8 +33,8 @@ pub enum ChatDataError {
     Share(f64),
     /// There are too few conversations to hold out this share.
     #[error(
-        "a share of {share} cannot be held out of {count} conversation(s), so that one is left to train on: give more, \
-         held-out files, or a share of 0"
+        "a share of {share} cannot be held out of {count} conversation(s), because at least one must remain to train \
+         on: give more conversations, held-out files, or a share of 0"
     )]
     TooFew {
         /// The number of conversations.
@@ -102,17 +102,17 @@ pub enum ChatLineError {
     },
     /// The answer has no text.
     #[error(
-        "the answer in message {message} is empty: remove the line, or write what is to be learnt"
+        "the answer in message {message} is empty: remove the line, or write the answer to train on"
     )]
     EmptyAnswer {
         /// The message, from 1.
         message: usize,
     },
     /// No message has the role `assistant`.
-    #[error("no message has the role assistant, so that there is nothing to learn")]
+    #[error("no message has the role assistant: add an answer to train on")]
     NoAnswer,
     /// The text contains the characters that mark answers while a template is rendered.
-    #[error("it has U+FDD0 or U+FDD1, which are no characters of text: remove them")]
+    #[error("it has U+FDD0 or U+FDD1, which are not characters of text: remove them")]
     Noncharacter,
     /// The line has messages, but there is no template to render them.
     #[error(
@@ -122,7 +122,7 @@ pub enum ChatLineError {
     NoTemplate(String),
     /// No token ends an answer.
     #[error(
-        "the tokenizer {0} has neither a chat template nor an end token, so that an answer would not end"
+        "the tokenizer {0} has neither a chat template nor an end token, so answers would not end"
     )]
     NoEnd(String),
     /// The template fails.
@@ -130,9 +130,9 @@ pub enum ChatLineError {
     Template(#[from] ChatTemplateError),
     /// The template changes the text before an answer once the answer is added.
     #[error(
-        "the chat template writes what is before message {message} differently once {follows}, so that the tokens of the \
-         answer cannot be told from the others: set data.chat.loss to \"last\" to train the last answer of each \
-         conversation, or data.chat.template to a template that marks answers with {{% generation %}}"
+        "the chat template changes the text before message {message} when {follows}, so the tokens of the answer \
+         cannot be identified: set data.chat.loss to \"last\" to train the last answer of each conversation, or \
+         data.chat.template to a template that marks answers with {{% generation %}}"
     )]
     NoPrefix {
         /// The message, from 1.
@@ -151,7 +151,7 @@ pub enum ChatLineError {
         answers: usize,
     },
     /// The rendered text contains no token of the answers.
-    #[error("no token has a loss: the chat template leaves the answers out")]
+    #[error("no token has a loss: the chat template does not render the answers")]
     NoTokens,
     /// The tokenizer fails.
     #[error(transparent)]

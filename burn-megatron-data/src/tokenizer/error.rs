@@ -41,7 +41,7 @@ pub enum TokenizerError {
         path: PathBuf,
     },
     /// The library panicked while parsing the file.
-    #[error("'{path}' does not describe a tokenizer: parts of it contradict each other")]
+    #[error("'{path}' does not describe a tokenizer: its parts contradict each other")]
     Panicked {
         /// The file.
         path: PathBuf,

@@ -122,7 +122,7 @@ fn check(
         return Err(KernelError::shape(NAME, message));
     }
     if let Some(length) = bias.filter(|length| length != width) {
-        let message = format!("a bias [{length}] beside {shape:?}: expected [{width}]");
+        let message = format!("a bias [{length}] for x {shape:?}: expected [{width}]");
         return Err(KernelError::shape(NAME, message));
     }
     // The check of the tensor's size rejects a number of elements that overflows.
@@ -130,7 +130,7 @@ fn check(
         .iter()
         .fold(1usize, |rows, dim| rows.saturating_mul(*dim));
     if let Some(length) = weights.filter(|length| *length != rows) {
-        let message = format!("a row weight [{length}] beside {shape:?}: expected [{rows}]");
+        let message = format!("row weights [{length}] for x {shape:?}: expected [{rows}]");
         return Err(KernelError::shape(NAME, message));
     }
     Ok(())

@@ -413,9 +413,9 @@ fn what_does_not_fit_is_named_alike_on_every_device() {
             "activate: SwiGlu takes two halves of the last dim, but [2, 3, 5] has an odd width of \
              5: expected an even one",
         );
-        let expected = "activate: a bias [4] beside [2, 3, 8]: expected [8]";
+        let expected = "activate: a bias [4] for x [2, 3, 8]: expected [8]";
         check(8, Some(4), None, swiglu, none, expected);
-        let expected = "activate: a row weight [3] beside [2, 3, 8]: expected [6]";
+        let expected = "activate: row weights [3] for x [2, 3, 8]: expected [6]";
         check(8, None, Some(3), gelu, none, expected);
         let options = ActivationOptions {
             clamp: Some(1.0),

@@ -284,7 +284,7 @@ fn check(
     })?;
     let [weights, moment, second, gradient] = [master, first, second, gradient].map(Tensor::dtype);
     let option = |fits, name, value: DType, expected| {
-        let value = format_args!("{value:?} beside weights in {weights:?}");
+        let value = format_args!("{value:?} with weights in {weights:?}");
         check_option(NAME, fits, name, value, expected)
     };
     let own = match weights {
@@ -294,9 +294,9 @@ fn check(
     let fits = matches!(weights, DType::F32 | DType::F64);
     option(fits, "type of the weights", weights, "F32 or F64")?;
     let fits = moment == weights || (moment, weights) == (DType::BF16, DType::F32);
-    let expected = "the same type, or BF16 beside F32";
+    let expected = "the type of the weights, or BF16 if the weights are F32";
     option(fits, "type of the first moment", moment, expected)?;
-    let (fits, expected) = (second == moment, "that of the first moment");
+    let (fits, expected) = (second == moment, "the type of the first moment");
     option(fits, "type of the second moment", second, expected)?;
     let fits = wide(gradient) == weights;
     option(fits, "type of the gradient", gradient, own)?;
@@ -317,7 +317,7 @@ fn check(
 fn check_outcome(outcome: &Tensor<1>) -> Result<(), KernelError> {
     let ([length], expected) = (outcome.dims(), outcome::elements::COUNT);
     check_shape(NAME, length == expected, || {
-        format!("an outcome of {length} elements: expected {expected}")
+        format!("the outcome has {length} elements: expected {expected}")
     })
 }
 
@@ -333,8 +333,8 @@ fn check_blocks(blocks: &Blocks, length: usize) -> Result<(), KernelError> {
         let [given] = factors.dims();
         check_shape(NAME, given == count, || {
             format!(
-                "{given} factors of the {name} for {length} elements in blocks of {DECAY_BLOCK}, from element \
-                 {first} of the first block: expected {count}"
+                "{given} {name} factors for {length} elements in blocks of {DECAY_BLOCK}, from element {first} of the \
+                 first block: expected {count}"
             )
         })?;
         check_type(NAME, of_type, factors.dtype(), F32)?;

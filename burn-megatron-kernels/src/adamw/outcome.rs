@@ -164,7 +164,7 @@ fn check(
         )
     })?;
     check_shape(NAME, elements == expected, || {
-        format!("an outcome before of {elements} elements: expected {expected}")
+        format!("the previous outcome has {elements} elements: expected {expected}")
     })
 }
 

@@ -29,8 +29,8 @@ const ROUNDINGS: f64 = 3.0;
 pub enum EngineMismatch {
     /// The results differ from the results of [`Portable`] by more than the tolerance.
     #[error(
-        "{what} differ from those of portable by {difference:.2e} in {dtype:?}: rounding explains \
-         at most {tolerance:.2e}"
+        "{what} differ from the results of portable by {difference:.2e} in {dtype:?}: rounding explains at most \
+         {tolerance:.2e}"
     )]
     Differs {
         /// The name of the results that differ, such as a gradient.

@@ -56,7 +56,7 @@ impl MmaTiles {
     /// Creates an engine like [`new`](Self::new). The error contains only the missing feature.
     pub(super) fn query(device: &Device) -> Result<Self, String> {
         let Some(cube) = cube_device(device.as_dispatch()) else {
-            return Err("it is not a CubeCL device".into());
+            return Err("the device is not a CubeCL device".into());
         };
         let client = cube.client();
         let (mut types, mut missing) = (vec![], vec![]);
@@ -127,8 +127,7 @@ impl AttentionEngine for MmaTiles {
         let (needed, there) = (shared_memory(width, values), self.shared_memory);
         if needed > there {
             return Err(format!(
-                "heads of width {width}: {needed} bytes of shared memory for a block, and the device has \
-                 {there}"
+                "heads of width {width} require {needed} bytes of shared memory per block, and the device has {there}"
             ));
         }
         Ok(())

@@ -250,7 +250,7 @@ fn check_support(engine: &dyn AttentionEngine, problem: &AttentionProblem) {
     accept(problem.check_widths());
     let supported = match problem.options.soft_cap {
         Some(cap) => Err(format!(
-            "a soft cap of {cap}, which only composed attention has"
+            "only composed attention supports a soft cap, got {cap}"
         )),
         None => engine.supports(problem),
     };

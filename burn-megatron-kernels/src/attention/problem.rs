@@ -216,8 +216,8 @@ impl AttentionProblem {
         {
             let (rows, columns) = (ranges.queries(), ranges.keys());
             return refuse(format!(
-                "ranges of {rows} queries in {columns} keys for {queries} queries and {keys} keys: \
-                     expected as many of each"
+                "ranges for {rows} queries and {columns} keys, but there are {queries} queries and {keys} keys: \
+                 expected the same numbers"
             ));
         }
         let scale = options.scale.unwrap_or(1.0 / (heads.width as f64).sqrt());
@@ -284,7 +284,7 @@ impl AttentionProblem {
         let (flat, wide) = (&sums.flat, wide(self.dtype));
         let refused = |name, value, fits| KernelError::option(OPERATION, name, value, fits);
         if flat.dtype() != wide {
-            let value = format!("{:?} beside {:?}", flat.dtype(), self.dtype);
+            let value = format!("{:?} with queries in {:?}", flat.dtype(), self.dtype);
             let fits = "F32, and F64 for F64";
             return Err(refused("type of the flat buffer", value, fits));
         }

@@ -162,6 +162,7 @@ fn a_place_that_does_not_fit_is_refused() {
     );
     assert_snapshot!(
         call(8, 0, DType::F64),
-        @"column_sum: invalid type of the flat buffer = F64 beside F32: expected F32, F16 or BF16, and F64 for F64"
+        @"column_sum: invalid type of the flat buffer = F64 with values in F32: expected F32, F16 or BF16, and F64 for \
+          F64"
     );
 }

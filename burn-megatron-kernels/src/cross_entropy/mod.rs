@@ -316,8 +316,8 @@ fn check_combine(
     let ([count, rows, statistics], [given]) = (parts.dims(), targets.dims());
     if count == 0 || statistics != STATISTICS || given != rows {
         let message = format!(
-            "statistics [{count}, {rows}, {statistics}] beside targets [{given}]: expected \
-             [parts, {given}, {STATISTICS}] with 1 part or more"
+            "statistics [{count}, {rows}, {statistics}] for targets [{given}]: expected [parts, {given}, {STATISTICS}] \
+             with 1 part or more"
         );
         return Err(KernelError::shape(NAME, message));
     }
@@ -333,7 +333,7 @@ fn check_gradient(
     let ([rows, width], [sums], [given]) = (logits.dims(), lse.dims(), gradient.dims());
     if sums != rows || given != rows {
         let message = format!(
-            "logits [{rows}, {width}] beside a log-sum-exp [{sums}] and a gradient [{given}]: expected [{rows}] for both"
+            "logits [{rows}, {width}] with a log-sum-exp [{sums}] and a gradient [{given}]: expected [{rows}] for both"
         );
         return Err(KernelError::shape(NAME, message));
     }

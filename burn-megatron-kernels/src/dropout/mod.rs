@@ -223,7 +223,7 @@ fn check_type(input: DType, residual: DType) -> Result<(), KernelError> {
     Err(KernelError::Type {
         operation: NAME,
         dtype: residual,
-        device: format!("a residual beside {input:?}"),
+        device: format!("a residual for x in {input:?}"),
         fits: if short {
             format!("{input:?}, F32")
         } else {

@@ -318,7 +318,7 @@ fn what_does_not_fit_is_refused() {
             let short = ones([2, 3]).cast(DType::F16);
             assert_snapshot!(
                 message(|| operation(ones([2, 3]), None, Some(short), None)),
-                @"bias_dropout_add does not support F16 on a residual beside F32: expected F32"
+                @"bias_dropout_add does not support F16 on a residual for x in F32: expected F32"
             );
         });
     }

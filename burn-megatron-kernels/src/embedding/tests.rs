@@ -183,6 +183,7 @@ fn what_does_not_fit_is_named() {
     );
     assert_snapshot!(
         call(3, 13, DType::F64),
-        @"accumulate_rows: invalid type of the flat buffer = F64 beside F32: expected F32, F16 or BF16, and F64 for F64"
+        @"accumulate_rows: invalid type of the flat buffer = F64 with values in F32: expected F32, F16 or BF16, and \
+          F64 for F64"
     );
 }

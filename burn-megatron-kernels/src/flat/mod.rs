@@ -111,6 +111,6 @@ fn check_types(flat: DType, values: DType) -> Result<(), KernelError> {
         }
     };
     let fits = values == flat || values.is_float() && wide(values) == flat;
-    let value = format_args!("{values:?} beside a flat buffer in {flat:?}");
+    let value = format_args!("{values:?} with a flat buffer in {flat:?}");
     check_option(NAME, fits, "type of the values", value, expected)
 }

@@ -182,7 +182,7 @@ fn what_does_not_fit_is_named_on_every_device() {
         );
         assert_snapshot!(
             call(DType::F16, 0, DType::F32),
-            @"accumulate: invalid type of the values = F32 beside a flat buffer in F16: expected F16"
+            @"accumulate: invalid type of the values = F32 with a flat buffer in F16: expected F16"
         );
     });
     let flex = Device::flex();
@@ -195,7 +195,7 @@ fn what_does_not_fit_is_named_on_every_device() {
         assert_eq!(
             message(|| drop(accumulate(zeros(own), 0, zeros(dtype), false))),
             format!(
-                "accumulate: invalid type of the values = {dtype:?} beside a flat buffer in {own:?}: expected {fits}"
+                "accumulate: invalid type of the values = {dtype:?} with a flat buffer in {own:?}: expected {fits}"
             )
         );
     }
@@ -311,7 +311,7 @@ fn a_factor_of_another_size_or_type_is_refused() {
         assert_snapshot!(call(2, DType::F32), @"scale: a factor of shape [2]: expected [1]");
         assert_snapshot!(
             call(1, DType::F16),
-            @"scale: invalid type of the factor = F16 beside x in F32: expected F32, or F64 for F64"
+            @"scale: invalid type of the factor = F16 with x in F32: expected F32, or F64 for F64"
         );
     });
 }

@@ -127,7 +127,7 @@ where
 {
     match <DispatchTensor as DispatchKindConversion<B>>::try_into_backend(tensor) {
         Ok(tensor) => tensor.float(),
-        Err(_) => panic!("{function:?} returned a tensor of another backend than its inputs"),
+        Err(_) => panic!("{function:?} returned a tensor on a different backend than its inputs"),
     }
 }
 

@@ -104,7 +104,7 @@ pub fn use_algorithms(device: &Device, algorithms: &GemmAlgorithms) -> Result<()
     let own = gemm_library(device)?;
     if own != algorithms.library {
         return Err(format!(
-            "the algorithms are those of {}, and this is {own}",
+            "the algorithms were chosen on {}, but this device is {own}: choose them again on this device",
             algorithms.library
         ));
     }

@@ -223,7 +223,9 @@ fn choose(device: &CubeDevice, problem: &GemmProblem) -> Arc<dyn GemmEngine<Cube
     };
     // cuBLASLt is only for CUDA, so other devices log no warning.
     if matches!(device, CubeDevice::Cuda(_)) {
-        warn_once(format!("matrices are multiplied by {BURN}: {refusal}"));
+        warn_once(format!(
+            "cuBLASLt is not used; matrices are multiplied by {BURN}: {refusal}"
+        ));
     }
     Arc::new(BurnMatmul)
 }

@@ -162,7 +162,7 @@ pub(crate) fn check(
     let is_valid = flat.is_float() && wide(flat) == wide(dtype);
     let (name, value) = (
         "type of the flat buffer",
-        format_args!("{flat:?} beside {dtype:?}"),
+        format_args!("{flat:?} with values in {dtype:?}"),
     );
     let fits = "F32, F16 or BF16, and F64 for F64";
     check_option(operation, is_valid, name, value, fits)

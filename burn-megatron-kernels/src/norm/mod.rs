@@ -359,8 +359,8 @@ fn check_residual<const D: usize>(
     if fits.contains(&residual.dtype()) {
         Ok(())
     } else {
-        let value = format!("{:?} beside {:?}", residual.dtype(), x.dtype());
-        let fits = "the type of x, or F32 beside F16 and BF16";
+        let value = format!("{:?} with x in {:?}", residual.dtype(), x.dtype());
+        let fits = "the type of x, or F32 if x is F16 or BF16";
         Err(KernelError::option(
             operation,
             "type of the residual",

@@ -108,7 +108,7 @@ pub struct Recording {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
     /// The thread is already recording. A thread can have only one recording at a time.
-    #[error("this thread records already: expected one recording at a time")]
+    #[error("this thread is already recording operations: expected one recording at a time")]
     Nested,
     /// The operations do not form a graph.
     #[error("the operations cannot be recorded: {0}")]

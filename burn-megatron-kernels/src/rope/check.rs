@@ -34,7 +34,7 @@ pub(super) fn rotate(
     let rotated = options.heads.unwrap_or(heads);
     if rotated > heads {
         return refuse(format!(
-            "x {:?} has {heads} heads, of which {rotated} are to be rotated: expected at most {heads}",
+            "x {:?} has {heads} heads, but {rotated} heads are to be rotated: expected at most {heads}",
             x.dims()
         ));
     }

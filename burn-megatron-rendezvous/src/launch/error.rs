@@ -67,8 +67,8 @@ pub enum LaunchEnvError {
     /// The rendezvous requires the port above `MASTER_PORT`, because torchrun's agent listens on `MASTER_PORT`. There
     /// is no such port.
     #[error(
-        "{variable} leaves no port above it for the rendezvous, as torchrun's agent listens on that \
-         one itself: give torchrun a port below 65535, or set BURN_MEGATRON_PORT"
+        "{variable} leaves no port above it for the rendezvous, because torchrun's agent already listens on \
+         {variable}: give torchrun a port below 65535, or set BURN_MEGATRON_PORT"
     )]
     NoPortAbove {
         /// The variable with the port.

@@ -41,7 +41,7 @@ impl RankInfo {
     /// ranks are on one machine and the local variables may be omitted. Otherwise, the local variables are required if
     /// there are several ranks.
     pub fn by_hand(vars: Vars) -> Result<RankInfo, LaunchEnvError> {
-        let hint = "a rank by hand needs both RANK and WORLD_SIZE";
+        let hint = "a rank that is started by hand requires both RANK and WORLD_SIZE";
         let rank = vars.needed("WORLD_SIZE", &["RANK"], hint)?.number()?;
         let world_size = vars.needed("RANK", &["WORLD_SIZE"], hint)?.number()?;
         let is_one_machine = world_size.value == 1 || is_local_rendezvous(vars);

@@ -75,8 +75,8 @@ pub enum RendezvousError {
     },
     /// This rank and the rendezvous server have different tokens.
     #[error(
-        "the rendezvous at {address} has another token than this rank: set the same \
-         BURN_MEGATRON_TOKEN, or pass the same --token-file, on all ranks"
+        "token mismatch with the rendezvous at {address}: set the same BURN_MEGATRON_TOKEN, or pass the same \
+         --token-file, on all ranks"
     )]
     Token {
         /// The address of the rendezvous server.
@@ -84,8 +84,7 @@ pub enum RendezvousError {
     },
     /// The ranks are on several machines but have no token.
     #[error(
-        "the ranks are on several machines, which requires a token, the same on all of \
-         them:\n{TOKEN_INSTRUCTIONS}"
+        "the ranks are on several machines, which requires the same token on all of them:\n{TOKEN_INSTRUCTIONS}"
     )]
     MissingToken,
     /// The operating system could not start a thread or rejected a connection.

@@ -311,7 +311,7 @@ impl Registry {
     fn rejected_connections(&self) -> String {
         match self.rejected {
             (count, Some(from)) => format!(
-                " Connections with another token were rejected ({count} times, last from {from})."
+                " Connections with a different token were rejected ({count} times, last from {from})."
             ),
             _ => String::new(),
         }

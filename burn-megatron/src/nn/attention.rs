@@ -138,7 +138,7 @@ impl ParallelAttentionConfig {
                 .filter(|n| self.heads.is_multiple_of(*n))
                 .collect();
             return Err(builder.error(format!(
-                "{} heads cannot share {} groups of keys and values; {fits:?} groups can serve them",
+                "{} heads cannot share {} groups of keys and values: use one of {fits:?} groups",
                 self.heads, self.groups,
             )));
         }

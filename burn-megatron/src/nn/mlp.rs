@@ -226,20 +226,20 @@ fn has_epilogues(
     };
     if activation != Activation::GeluTanh {
         return Err(refused(format!(
-            "it needs the activation GeluTanh, and this MLP has {activation:?}: use a model with gelu-tanh"
+            "it requires the activation GeluTanh, but this MLP has {activation:?}: use a model with gelu-tanh"
         )));
     }
     if let Some(obstacle) = up.epilogue_obstacle().or(down.epilogue_obstacle()) {
         return Err(refused(format!(
-            "it is not for {obstacle}: remove one of the two"
+            "it conflicts with {obstacle}: remove one of the two"
         )));
     }
     for module in [RecomputeModule::Activation, RecomputeModule::Norm] {
         if builder.recompute_part(module).is_on() {
             let name = module.name();
             return Err(refused(format!(
-                "the products keep the input of GELU and GELU, and cannot recompute {name:?}: recompute \"mlp\", or \
-                 whole layers"
+                "the fused products keep the input and the output of GELU, and cannot recompute {name:?}: recompute \
+                 \"mlp\", or whole layers"
             )));
         }
     }

@@ -249,7 +249,7 @@ fn a_flipped_bit_is_found_with_its_rank_and_its_place() {
             Verdict::Transient,
             &[
                 "on rank 1 call 0 all_reduce over ",
-                "returned something else",
+                "returned a different result",
             ],
         ),
         (
@@ -395,20 +395,20 @@ fn a_bad_loss_is_due_to_a_device_only_if_another_one_computes_a_good_one() {
             "dp2-mb2",
             FlipTarget::Activation,
             29,
-            "rank 0 has other losses than rank 1",
+            "rank 0 has different losses than rank 1",
         ),
         (
             "dp2-mb2",
             FlipTarget::Gradient,
             30,
-            "rank 0 has other gradients than rank 1",
+            "rank 0 has different gradients than rank 1",
         ),
         // Both ranks of one replica of the experts change together.
         (
             "ep2-dp4-mb1",
             FlipTarget::Activation,
             29,
-            "rank 3 has other losses than rank 1",
+            "rank 3 has different losses than rank 1",
         ),
     ] {
         let calls = per_step(&mut with_spikes(layout, &[]), target, &text);

@@ -125,7 +125,12 @@ fn the_other_state_of_a_run() {
     let strict = LoadTolerance::default();
     let mut seed = plain.clone();
     seed.train.seed = 7;
-    refused(&seed, &from, strict, &["the seed 1", "this one has 7"]);
+    refused(
+        &seed,
+        &from,
+        strict,
+        &["the seed 1", "this run has the seed 7"],
+    );
     let mut scaled = plain.clone();
     scaled.train.data_parallel.precision = Precision::F16;
     refused(&scaled, &from, strict, &["has no loss scale"]);

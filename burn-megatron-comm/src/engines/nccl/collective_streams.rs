@@ -95,8 +95,8 @@ impl CollectiveStreams {
             None => Ok(Self {
                 high_priority: high,
                 description: format!(
-                    "collectives of {names} on a stream of high priority (at most {beside} CTAs beside {others}, of {} \
-                     multiprocessors)",
+                    "collectives of {names} on a stream of high priority (at most {beside} CTAs next to {others}, of \
+                     {} multiprocessors)",
                     limits.multiprocessors
                 ),
             }),
@@ -157,8 +157,8 @@ impl Limits {
         }
         (beside + others > *multiprocessors).then(|| {
             format!(
-                "at most {beside} CTAs beside {others} are more than the {multiprocessors} multiprocessors of {device}; \
-                 expected max_ctas whose sum is at most {multiprocessors}, such as {} for each group",
+                "at most {beside} CTAs next to {others} are more than the {multiprocessors} multiprocessors of \
+                 {device}; expected max_ctas whose sum is at most {multiprocessors}, such as {} for each group",
                 multiprocessors / 2
             )
         })
@@ -201,12 +201,12 @@ mod tests {
         assert_eq!(high, [true, false, true, false, false, false, false]);
         let line = streams.description();
         assert!(line.contains("of tensor, expert on"), "{line}");
-        assert!(line.contains("64 CTAs beside 64, of 132"), "{line}");
+        assert!(line.contains("64 CTAs next to 64, of 132"), "{line}");
         let streams = CollectiveStreams::within(&config(&[]), &limits(108)).unwrap();
         assert!(!streams.are_two());
         let line = streams.description();
         assert!(
-            line.contains("on one stream (at most 64 CTAs beside 64"),
+            line.contains("on one stream (at most 64 CTAs next to 64"),
             "{line}"
         );
         assert!(line.contains("such as 54 for each group"), "{line}");

@@ -37,8 +37,8 @@ pub(crate) enum LibraryError {
     },
     /// The version of the library is too old.
     #[error(
-        "{name} is NCCL {found}: expected at least {}, the first whose communicators can be aborted while a \
-         rank is missing; to install NCCL: {INSTALL_HINT}",
+        "{name} is NCCL {found}: expected at least {}, the first version that can abort a communicator while a rank is \
+         missing; to install NCCL: {INSTALL_HINT}",
         Version::MIN
     )]
     TooOld {

@@ -269,8 +269,8 @@ fn check_version(config: &NcclConfig, library: &Library) -> Result<(), CommError
     let limited = groups.find(|(_, group)| group.min_ctas.or(group.max_ctas).is_some());
     match limited {
         Some((group, _)) if version < Version::CTAS => Err(super::error(format!(
-            "nccl.groups.{group} sets CTAs, which NCCL {version} does not have for each communicator: expected at least {}, or no min_ctas and \
-             max_ctas",
+            "min_ctas and max_ctas of nccl.groups.{group} are not supported by NCCL {version}: update NCCL to at least \
+             {}, or remove them",
             Version::CTAS
         ))),
         _ => Ok(()),

@@ -111,8 +111,7 @@ impl<W: P2pTransport> RequestTable<W> {
             MessageBody::Payload(Some(payload)) => {
                 let tag = self.tags[to].next().ok_or_else(|| {
                     self.error(format!(
-                        "rank {to} has {MAX_TAGS} messages in flight, the most that are possible, and receives none \
-                         of them"
+                        "rank {to} has {MAX_TAGS} messages in flight, which is the maximum, and receives none of them"
                     ))
                 })?;
                 let bytes = payload.bytes().len() as u64;

@@ -116,8 +116,8 @@ fn a_setting_without_effect_is_refused() {
         assert_eq!(
             refusal(&config).to_string(),
             format!(
-                "{name} applies to pipelines, and pipeline = 1 has none; set pipeline (--pp) to 2 \
-                 or more, or remove {name}"
+                "{name} requires pipeline parallelism, and pipeline = 1: set pipeline (--pp) to 2 or more, or remove \
+                 {name}"
             )
         );
         assert!(Mesh::new(&config.with_pipeline(2), 4).is_ok(), "{name}");
@@ -143,7 +143,7 @@ fn hybrid_context_parallelism_is_refused_where_it_cannot_be() {
         ),
         (
             without_it,
-            "applies to hybrid context parallelism, which is off",
+            "max_seqlen_per_dp_cp_rank requires hybrid context parallelism",
         ),
         (hybrid.clone().with_pipeline(2), "pipeline = 2: expected 1"),
         (hybrid.clone().with_expert(2), "expert = 2: expected 1"),

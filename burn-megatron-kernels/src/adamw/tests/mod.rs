@@ -387,8 +387,7 @@ fn what_does_not_fit_is_named_on_every_device() {
         let decay = Decay::Blocks(Blocks::new(gradient(3)));
         assert_snapshot!(
             call(own(), gradient(100), decay, numbers(1)),
-            @"adamw: 3 factors of the decay for 100 elements in blocks of 64, from element \
-              0 of the first block: expected 2"
+            @"adamw: 3 decay factors for 100 elements in blocks of 64, from element 0 of the first block: expected 2"
         );
         let decay = Decay::Blocks(Blocks {
             rate: Some(gradient(2)),
@@ -397,8 +396,7 @@ fn what_does_not_fit_is_named_on_every_device() {
         });
         assert_snapshot!(
             call(own(), gradient(100), decay, numbers(1)),
-            @"adamw: 2 factors of the rate for 100 elements in blocks of 64, from element \
-              30 of the first block: expected 3"
+            @"adamw: 2 rate factors for 100 elements in blocks of 64, from element 30 of the first block: expected 3"
         );
         let decay = Decay::Blocks(Blocks {
             first: 64,
@@ -434,8 +432,7 @@ fn what_does_not_fit_is_named_on_every_device() {
         };
         assert_snapshot!(
             call(half, gradient(100), Decay::All, numbers(1)),
-            @"adamw: invalid type of the second moment = F16 beside weights in F32: expected that of \
-              the first moment"
+            @"adamw: invalid type of the second moment = F16 with weights in F32: expected the type of the first moment"
         );
     });
     assert_snapshot!(

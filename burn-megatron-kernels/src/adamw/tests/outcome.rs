@@ -253,7 +253,7 @@ fn what_does_not_fit_is_refused() {
     );
     let error = refused(&|| step_outcome(zeros(7), zeros(6), rule(1.0)));
     assert!(
-        error.contains("an outcome before of 6 elements: expected 7"),
+        error.contains("the previous outcome has 6 elements: expected 7"),
         "{error}"
     );
     let table = Segments::new(vec![0..3, 64..70]);

@@ -267,7 +267,7 @@ fn a_wrong_engine_is_skipped_with_its_numbers() {
         panic!("{:?}", wrong.skipped)
     };
     assert!(
-        reason.starts_with("mma: gradients of queries differ from those of portable by "),
+        reason.starts_with("mma: gradients of queries differ from the results of portable by "),
         "{reason}"
     );
     // If one engine is requested, there is no fallback.

@@ -104,7 +104,7 @@ fn two_runs_of_an_engine_give_the_same_bits() {
 #[test]
 fn what_the_matrix_units_do_not_take_is_refused() {
     let error = MmaTiles::new(&Device::flex()).unwrap_err().to_string();
-    let expected = "it is not a CubeCL device: use Portable";
+    let expected = "the device is not a CubeCL device: use Portable";
     assert!(error.contains(expected), "{error}");
     for tested in matrix_engines() {
         let dtype = tested.types[0];
@@ -164,7 +164,7 @@ fn a_device_without_mma_sync_is_named() {
         if let Err(error) = MmaTiles::new(&device) {
             let error = error.to_string();
             let is_named = error.contains("no mma.sync of 16x8x16")
-                || error.contains("it is not a CubeCL device");
+                || error.contains("the device is not a CubeCL device");
             assert!(is_named, "{error}");
         }
     }

@@ -419,12 +419,11 @@ fn what_does_not_fit_is_refused_in_words() {
         let three = Tensor::<3>::zeros([1, 3, 3], on);
         assert_snapshot!(
             message(|| combine(three, targets(), 4, &plain)),
-            @"cross_entropy: statistics [1, 3, 3] beside targets [3]: expected [parts, 3, 4] with 1 part \
-              or more"
+            @"cross_entropy: statistics [1, 3, 3] for targets [3]: expected [parts, 3, 4] with 1 part or more"
         );
         assert_snapshot!(
             message(|| gradient(logits(), targets(), row(3), row(2), &part, &plain)),
-            @"cross_entropy: logits [3, 4] beside a log-sum-exp [3] and a gradient [2]: expected [3] for both"
+            @"cross_entropy: logits [3, 4] with a log-sum-exp [3] and a gradient [2]: expected [3] for both"
         );
         let half = row(3).cast(DType::F16);
         let text = message(|| gradient(logits(), targets(), row(3), half, &part, &plain));

@@ -105,7 +105,9 @@ impl Fp8Problem {
                 "both factors have scales of 128 x 128: expected 1 x 128 for one of them"
                     .to_string(),
             ),
-            (a, b) => Err(format!("scales of {a:?} beside scales of {b:?}")),
+            (a, b) => Err(format!(
+                "a has scales of {a:?}, b has scales of {b:?}: expected scales of the same kind"
+            )),
         }
     }
 

@@ -257,7 +257,8 @@ impl MatmulPlan {
                 Ok(algorithm) => (algorithm, vec![]),
                 Err(error) => {
                     warn_once(format!(
-                        "the algorithm that was chosen for {request} is not used, but the heuristic's: {error}"
+                        "cannot use the algorithm that was chosen for {request}, so the heuristic's algorithm is used: \
+                         {error}"
                     ));
                     (search.advised(&preference, 1)?[0], vec![])
                 }
@@ -372,7 +373,7 @@ impl Search<'_> {
         let usable = results.iter().filter(|result| usable(result));
         let candidates: Vec<_> = usable.map(Algorithm::of).collect();
         if candidates.is_empty() {
-            return Err("the heuristic knows no algorithm".to_string());
+            return Err("the heuristic of cuBLASLt returned no algorithm".to_string());
         }
         Ok(candidates)
     }
@@ -399,7 +400,7 @@ impl Search<'_> {
         check_status(status.result())?;
         if result.workspaceSize > WORKSPACE {
             return Err(format!(
-                "it works in {} bytes: at most {WORKSPACE} fit",
+                "the algorithm requires a workspace of {} bytes; the limit is {WORKSPACE}",
                 result.workspaceSize
             ));
         }
@@ -456,7 +457,7 @@ fn data_type(element: Element) -> Result<sys::cudaDataType, String> {
         Element::Plain(DType::BF16) => Ok(sys::cudaDataType::CUDA_R_16BF),
         Element::Fp8(Format::E4M3) => Ok(sys::cudaDataType::CUDA_R_8F_E4M3),
         Element::Fp8(Format::E5M2) => Ok(sys::cudaDataType::CUDA_R_8F_E5M2),
-        other => Err(format!("no products of {other:?} here")),
+        other => Err(format!("cuBLASLt has no products of {other:?}")),
     }
 }
 

@@ -114,7 +114,9 @@ impl GeluOp {
         }
         let supported = || {
             if !width.is_multiple_of(WIDTH_MULTIPLE) {
-                return Err(format!("{width} is no multiple of {WIDTH_MULTIPLE}"));
+                return Err(format!(
+                    "the width is {width}: expected a multiple of {WIDTH_MULTIPLE}"
+                ));
             }
             let right = match self.gelu {
                 Gelu::Forward => Matrix::contiguous(inputs, width),
@@ -124,7 +126,9 @@ impl GeluOp {
             engine?.supports_request(&self.request(left.dtype(), left_matrix, right))
         };
         supported()
-            .map_err(|reason| warn_once(format!("GELU is not an epilogue of products: {reason}")))
+            .map_err(|reason| {
+                warn_once(format!("GELU is not fused into matrix products: {reason}"))
+            })
             .ok()
     }
 }

@@ -120,7 +120,9 @@ pub fn check_gelu_epilogues(
 /// Returns a message with the unsupported property and the supported values.
 pub fn check_gelu_shape(dtype: DType, width: usize) -> Result<(), String> {
     if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) {
-        return Err(format!("they are for f32, f16 and bf16, not {dtype:?}"));
+        return Err(format!(
+            "the fused epilogues require F32, F16 or BF16, got {dtype:?}"
+        ));
     }
     if width.is_multiple_of(WIDTH_MULTIPLE) {
         Ok(())
@@ -148,7 +150,7 @@ fn check_on(device: &Device, _dtype: DType, _sizes: [usize; 2]) -> Result<(), St
 }
 
 fn only_cuda(device: &Device) -> String {
-    format!("they are cuBLASLt's, for CUDA devices with the feature `cuda`, not for {device:?}")
+    format!("the fused epilogues require a CUDA device and the feature `cuda`, got {device:?}")
 }
 
 fn activation() -> ActivationFunction {

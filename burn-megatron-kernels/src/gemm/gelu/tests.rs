@@ -173,7 +173,7 @@ fn what_does_not_fit_is_named() {
     let error = check_gradient(&zeros([2, 3]), &half, &zeros([2, 4])).unwrap_err();
     assert_snapshot!(
         error,
-        @"gelu_gradient: invalid type of the weight = F16 beside x in F32: expected the type of x"
+        @"gelu_gradient: invalid type of the weight = F16 with x in F32: expected the type of x"
     );
 }
 
@@ -188,11 +188,11 @@ fn a_device_without_the_epilogues_says_why() {
     let flex = Device::flex();
     let error = check(&flex, DType::F32, 64).unwrap_err();
     assert!(
-        error.starts_with("they are cuBLASLt's, for CUDA devices"),
+        error.starts_with("the fused epilogues require a CUDA device"),
         "{error}"
     );
     let error = check(&flex, DType::F64, 64).unwrap_err();
-    assert_snapshot!(error, @"they are for f32, f16 and bf16, not F64");
+    assert_snapshot!(error, @"the fused epilogues require F32, F16 or BF16, got F64");
     let error = check(&flex, DType::F32, 60).unwrap_err();
     assert_snapshot!(error, @"the width on a rank is 60: expected a multiple of 8, as 56 or 64");
     #[cfg(feature = "cuda")]

@@ -187,11 +187,12 @@ fn what_does_not_fit_a_flat_buffer_is_named_on_every_device() {
         let half = |sizes| zeros(sizes).cast(DType::F16);
         assert_snapshot!(
             call(half([2, 3]), zeros([2, 5]), flat(), 0),
-            @"accumulate_weight_gradient_at: invalid type of the gradient = F32 beside x in F16: expected the type of x"
+            @"accumulate_weight_gradient_at: invalid type of the gradient = F32 with x in F16: expected the type of x"
         );
         assert_snapshot!(
             call(half([2, 3]), half([2, 5]), flat().cast(DType::F16), 0),
-            @"accumulate_weight_gradient_at: invalid type of the flat buffer = F16 beside x in F16: expected F32, or F64 for F64"
+            @"accumulate_weight_gradient_at: invalid type of the flat buffer = F16 with x in F16: expected F32, or F64 \
+              for F64"
         );
     });
 }

@@ -437,7 +437,7 @@ fn what_does_not_fit_is_named_on_every_device() {
         );
         assert_snapshot!(
             message(|| drop(linear(zeros([2, 3]), zeros([3, 5]).cast(DType::F16), None))),
-            @"linear: invalid type of the weight = F16 beside x in F32: expected the type of x"
+            @"linear: invalid type of the weight = F16 with x in F32: expected the type of x"
         );
         let call =
             |x, gradient, into| message(|| drop(accumulate_weight_gradient(x, gradient, into)));
@@ -449,7 +449,8 @@ fn what_does_not_fit_is_named_on_every_device() {
         let half = |sizes| zeros(sizes).cast(DType::F16);
         assert_snapshot!(
             call(half([2, 3]), half([2, 5]), half([3, 5])),
-            @"accumulate_weight_gradient: invalid type of the accumulator = F16 beside x in F16: expected F32, or F64 for F64"
+            @"accumulate_weight_gradient: invalid type of the accumulator = F16 with x in F16: expected F32, or F64 \
+              for F64"
         );
     });
 }

@@ -59,7 +59,7 @@ pub fn keep_within_capacity(
         given.is_none_or(|given| given == sizes),
         || {
             let given = given.unwrap_or_default();
-            format!("weights {given:?} of indices {sizes:?}: expected as many")
+            format!("weights {given:?} for indices {sizes:?}: expected equal shapes")
         },
     ));
     let pairs = indices.dims().iter().product();

@@ -166,7 +166,7 @@ pub fn accumulate_grouped_weight_gradient_at(
     let shape = [group_sizes.len(), inputs, outputs];
     accept(check([rows, inputs], shape, group_sizes));
     accept(check_shape(NAME, rows == others, || {
-        format!("x has {rows} rows, the gradient {others}: expected as many")
+        format!("x has {rows} rows, the gradient {others}: expected equal numbers of rows")
     }));
     let (dtype, of_gradient, of_flat) =
         (x.dtype(), "type of the gradient", "type of the flat buffer");

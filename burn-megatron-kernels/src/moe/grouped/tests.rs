@@ -211,7 +211,7 @@ fn sizes_and_types_that_do_not_agree_are_refused() {
     assert!(message(&|| drop(grouped_matmul(x(), weights(3), &[2, 2]))).contains("with 2 groups"));
     assert_snapshot!(
         message(&|| drop(grouped_matmul(x(), weights(2).cast(DType::F64), &[2, 2]))),
-        @"grouped_matmul: invalid type of the weights = F64 beside x in F32: expected the type of x"
+        @"grouped_matmul: invalid type of the weights = F64 with x in F32: expected the type of x"
     );
     let into = |rows: usize, flat: Tensor<1>, offset: usize| {
         let dy = Tensor::ones([rows, 2], &device);
@@ -226,7 +226,7 @@ fn sizes_and_types_that_do_not_agree_are_refused() {
     };
     assert_snapshot!(
         message(&|| into(3, Tensor::ones([9], &device), 0)),
-        @"grouped_matmul: x has 4 rows, the gradient 3: expected as many"
+        @"grouped_matmul: x has 4 rows, the gradient 3: expected equal numbers of rows"
     );
     assert_snapshot!(
         message(&|| into(4, Tensor::ones([9], &device), 4)),
@@ -234,6 +234,6 @@ fn sizes_and_types_that_do_not_agree_are_refused() {
     );
     assert_snapshot!(
         message(&|| into(4, Tensor::ones([9], (&device, DType::F16)), 0)),
-        @"grouped_matmul: invalid type of the flat buffer = F16 beside x in F32: expected F32, or F64 for F64"
+        @"grouped_matmul: invalid type of the flat buffer = F16 with x in F32: expected F32, or F64 for F64"
     );
 }

@@ -205,6 +205,6 @@ fn on_host(counts: Tensor<1, Int>) -> Vec<usize> {
 /// Checks that a tensor has the number of rows that a map has.
 fn check_rows(operation: &'static str, given: usize, expected: usize) -> Result<(), KernelError> {
     check_shape(operation, given == expected, || {
-        format!("{given} rows beside a map of {expected}: expected as many")
+        format!("{given} rows for a map of {expected} rows: expected {expected}")
     })
 }

@@ -297,14 +297,14 @@ fn other_sizes_are_refused() {
     let x = |rows| Tensor::<2>::ones([rows, 3], &device);
     assert_snapshot!(
         message(&|| drop(permute(x(4), &map))),
-        @"permute: 4 rows beside a map of 2: expected as many"
+        @"permute: 4 rows for a map of 2 rows: expected 2"
     );
     assert_snapshot!(
         message(&|| drop(unpermute(x(2), &map))),
-        @"unpermute: 2 rows beside a map of 4: expected as many"
+        @"unpermute: 2 rows for a map of 4 rows: expected 4"
     );
     assert_snapshot!(
         message(&|| drop(permute_weights(x(2), &map))),
-        @"permute_weights: weights [2, 3] beside a map of [2, 2]: expected as many"
+        @"permute_weights: weights [2, 3] for a map of [2, 2]: expected equal shapes"
     );
 }

@@ -111,7 +111,9 @@ pub fn sum_squared_lse(logits: Tensor<2>, valid: Option<Tensor<1, Bool>>) -> Ten
 pub fn load_balancing_loss(score_sums: Tensor<2>, counts: Tensor<2>, top_k: usize) -> Tensor<1> {
     let (sums, [sequences, experts]) = (score_sums.dims(), counts.dims());
     accept(check_shape(NAME, sums == [sequences, experts], || {
-        format!("sums of scores are {sums:?}, counts [{sequences}, {experts}]: expected the same")
+        format!(
+            "sums of scores are {sums:?}, counts [{sequences}, {experts}]: expected equal shapes"
+        )
     }));
     let counts = counts.inner().cast(score_sums.dtype());
     let total = counts.clone().sum_dim(1);

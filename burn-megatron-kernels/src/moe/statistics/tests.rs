@@ -203,6 +203,6 @@ fn other_sizes_are_refused() {
     let zeros = |shape| Tensor::<2>::zeros(shape, &device);
     assert_snapshot!(
         message(&|| drop(load_balancing_loss(zeros([1, 4]), zeros([1, 3]), 2))),
-        @"router statistics: sums of scores are [1, 4], counts [1, 3]: expected the same"
+        @"router statistics: sums of scores are [1, 4], counts [1, 3]: expected equal shapes"
     );
 }

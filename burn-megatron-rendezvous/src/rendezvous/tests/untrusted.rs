@@ -89,7 +89,8 @@ fn another_token_is_named_on_both_sides() {
         assert!(!shown.contains(&token().reveal()[..8]), "{shown}");
     }
     let error = join(server.address(), 0, 2).unwrap_err().to_string();
-    let rejected = "Connections with another token were rejected (2 times, last from 127.0.0.1).";
+    let rejected =
+        "Connections with a different token were rejected (2 times, last from 127.0.0.1).";
     assert!(error.ends_with(rejected), "{error}");
 }
 

@@ -140,8 +140,8 @@ pub(in crate::nn) fn check_heads(heads: Heads, neighbours: usize) -> Result<(), 
     let all = (1..=heads.heads).filter(|ranks| fits(*ranks));
     let all: Vec<_> = all.map(|ranks| ranks.to_string()).collect();
     Err(format!(
-        "an all-to-all of {neighbours} ranks cannot split {} heads and {} groups of keys and values of a tensor rank; \
-         {} ranks can",
+        "an all-to-all of {neighbours} ranks cannot split {} heads and {} groups of keys and values of a tensor rank: \
+         use one of {} ranks",
         heads.heads,
         heads.groups,
         all.join(", ")

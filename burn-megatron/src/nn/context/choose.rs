@@ -90,8 +90,8 @@ impl ExchangeProblem {
         );
         if is_ring && !fused {
             return Err(format!(
-                "context_exchange = {exchange} needs fused attention, and this one holds its scores in memory (it has \
-                 dropout, a soft cap or wide heads, or the kernel is turned off): expected all-gather or all-to-all"
+                "context_exchange = {exchange} requires fused attention, but this layer holds its scores in memory (it \
+                 has dropout, a soft cap or wide heads, or the kernel is turned off): expected all-gather or all-to-all"
             ));
         }
         let checked = self.check(exchange);
@@ -305,8 +305,8 @@ mod tests {
         let refused = problem(1024, 8, 12).check(ContextExchange::AllToAll);
         insta::assert_snapshot!(
             refused.unwrap_err(),
-            @"an all-to-all of 12 ranks cannot split 32 heads and 8 groups of keys and values of a tensor rank; 1, 2, 4, \
-              8, 16, 32 ranks can"
+            @"an all-to-all of 12 ranks cannot split 32 heads and 8 groups of keys and values of a tensor rank: use \
+              one of 1, 2, 4, 8, 16, 32 ranks"
         );
         assert!(problem(1024, 8, 12).check(ContextExchange::Ring).is_ok());
         assert!(

@@ -165,8 +165,7 @@ impl MultiLatentAttentionConfig {
             _ if layout.context == 1 => Ok(None),
             None | Some(ContextExchange::AllGather) => Ok(Some(ContextExchange::AllGather)),
             Some(other) => Err(format!(
-                "context_exchange = {other}: latent attention gathers latents, which are narrower than keys and values; \
-                 expected all-gather"
+                "context_exchange = {other} conflicts with latent attention, which gathers latents; expected all-gather"
             )),
         }
     }
@@ -194,8 +193,7 @@ impl MultiLatentAttentionConfig {
             && lora.targets().contains(&LoraTarget::Q)
         {
             return Err(builder.error(
-                "lora.target_modules has q_proj or all-linear, and of the layers of latent attention only o_proj can have \
-                 an adapter",
+                "lora.target_modules has q_proj or all-linear, but only o_proj of latent attention can have an adapter",
             ));
         }
         let (groups, place) = (builder.groups(), builder.place());
@@ -311,7 +309,7 @@ impl MultiLatentAttentionConfig {
         }
         if !self.rope_width.is_multiple_of(2) {
             return Err(builder.error(format!(
-                "invalid rope_width = {}: expected an even number, as pairs of features are rotated",
+                "invalid rope_width = {}: expected an even number, because pairs of features are rotated",
                 self.rope_width
             )));
         }

@@ -117,8 +117,8 @@ pub(in crate::nn) fn row_adapters(
     let contexts = builder.groups().config().context;
     if adapters.has_any() && adapters.config.dropout > 0.0 && contexts > 1 && place.size > 1 {
         return Err(builder.error(format!(
-                "lora.dropout = {} of features that {} tensor ranks share, beside {contexts} context ranks: expected \
-                 dropout = 0, or one of the two axes of size 1",
+                "lora.dropout = {} conflicts with tensor = {} and context = {contexts}: set lora.dropout = 0, tensor = \
+                 1 or context = 1",
                 adapters.config.dropout, place.size
             )));
     }
@@ -160,8 +160,8 @@ impl<'a> Factory<'a> {
         }
         let name = module.name();
         Err(self.layer.error(format!(
-            "recomputation of {name:?} drops the input of the layer, which its adapters keep: expected modules without \
-             {name:?}, or other lora.target_modules"
+            "recomputation of {name:?} conflicts with the adapters, which keep the input of the layer: remove {name:?} \
+             from the modules, or set other lora.target_modules"
         )))
     }
 

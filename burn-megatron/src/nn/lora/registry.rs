@@ -65,8 +65,7 @@ impl LoraLayers {
         Err(BuildError::Config {
             path: "lora".into(),
             message: format!(
-                "target_modules has {missing}, which the model does not have as a layer that can have an adapter; of the \
-                 targets it has {}",
+                "target_modules has {missing}, but the model has no such layer that can have an adapter; it has {}",
                 if present.is_empty() {
                     "none".into()
                 } else {

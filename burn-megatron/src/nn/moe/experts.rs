@@ -107,7 +107,7 @@ impl ExpertsConfig {
         let ranks = place.size;
         if builder.kernels().epilogue_fusion() {
             return Err(builder.error(
-                "kernels.epilogue_fusion is for MLPs, and experts are multiplied together: remove epilogue_fusion",
+                "kernels.epilogue_fusion conflicts with experts, which are multiplied together: remove epilogue_fusion",
             ));
         }
         split_evenly("experts", experts, Axis::Expert, ranks)?;

@@ -154,19 +154,20 @@ impl MoeMlpConfig {
         let dispatcher = self.dispatcher.name();
         if self.dispatcher != DispatcherKind::AllToAll && capacity.is_some_and(|c| c.pad) {
             return Err(format!(
-                "padding to the capacity with the {dispatcher} dispatcher: expected the all-to-all dispatcher, or no \
-                 padding"
+                "padding to the capacity conflicts with the {dispatcher} dispatcher: expected the all-to-all \
+                 dispatcher, or no padding"
             ));
         }
         if self.fp8_dispatch.is_some() && self.dispatcher != DispatcherKind::Flex {
             return Err(format!(
-                "fp8_dispatch with the {dispatcher} dispatcher: expected the flex dispatcher, or no fp8_dispatch"
+                "fp8_dispatch conflicts with the {dispatcher} dispatcher: expected the flex dispatcher, or no \
+                 fp8_dispatch"
             ));
         }
         if self.dispatcher == DispatcherKind::AllGather && layout.overlap_moe_expert_parallel_comm {
             return Err(
-                "overlap_moe_expert_parallel_comm with the all-gather dispatcher, whose gradients are summed as they arrive: \
-                 expected the all-to-all or the flex dispatcher, or no overlap"
+                "overlap_moe_expert_parallel_comm conflicts with the all-gather dispatcher, whose gradients are summed \
+                 as they arrive: expected the all-to-all or the flex dispatcher, or no overlap"
                     .into(),
             );
         }
@@ -183,14 +184,14 @@ impl MoeMlpConfig {
         if self.router.choice == RouterChoice::Sinkhorn {
             if let Some(loss) = self.losses.iter().find(|loss| balances(loss)) {
                 return Err(format!(
-                    "a {:?} loss with Sinkhorn choices, which are balanced already: expected none, or choices by \
-                     scores",
+                    "a {:?} loss conflicts with Sinkhorn choices, which are already balanced: expected no such loss, \
+                     or choices by scores",
                     loss.kind
                 ));
             }
             if capacity.is_some() {
                 return Err(
-                    "a capacity with Sinkhorn choices: expected none, or choices by scores".into(),
+                    "a capacity conflicts with Sinkhorn choices: expected no capacity, or choices by scores".into(),
                 );
             }
         }

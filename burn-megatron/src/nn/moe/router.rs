@@ -251,7 +251,7 @@ impl RouterConfig {
             && (self.groups.is_some() || self.bias_update_rate.is_some())
         {
             return Err(format!(
-                "groups or an expert bias with {:?} choices, which do not use them: expected choices by scores",
+                "groups and an expert bias conflict with {:?} choices: expected choices by scores",
                 self.choice
             ));
         }

@@ -44,8 +44,8 @@ impl ModelBuilder {
         if region.is_on() && !self.is_fused(operation) {
             let (name, operation) = (module.name(), operation.name());
             return Err(self.error(format!(
-                "recomputing {name:?} needs the fused kernel of the {operation}, which this model does not use: \
-                 request it (kernels.{operation} = \"fused\"), or do not recompute {name:?}"
+                "recomputing {name:?} requires the fused kernel of the {operation}, which this model does not use: set \
+                 kernels.{operation} = \"fused\", or do not recompute {name:?}"
             )));
         }
         Ok(region)

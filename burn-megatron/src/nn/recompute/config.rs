@@ -178,25 +178,22 @@ impl RecomputeConfig {
         if self.offload.bytes > 0 && !self.has_blocks() {
             return refuse(
                 "offload of activations",
-                "granularity = \"full\", or modules or patterns besides \"norm\", \"activation\" and \"mla_up_proj\", as the inputs of \
-                 recomputed blocks are offloaded",
+                "granularity = \"full\", or modules or patterns besides \"norm\", \"activation\" and \"mla_up_proj\", \
+                 because the inputs of recomputed blocks are offloaded",
             );
         }
         if self.offload.bytes == 0 && self.offload != ActivationOffload::default() {
-            return refuse("offload.prefetch", "activations beside it");
+            return refuse("offload.prefetch", "offload.activations above 0");
         }
         match self.granularity {
-            None if of_full => refuse("method or layers", "granularity = \"full\" beside them"),
-            None if of_selective => refuse(
-                "modules or patterns",
-                "granularity = \"selective\" beside them",
-            ),
+            None if of_full => refuse("method or layers", "granularity = \"full\""),
+            None if of_selective => refuse("modules or patterns", "granularity = \"selective\""),
             None if self.micro_batches.is_some() => {
                 refuse("micro_batches", "granularity = \"full\" or \"selective\"")
             }
             Full if of_selective => refuse(
                 "modules or patterns with granularity = \"full\"",
-                "none, as whole layers are recomputed; or granularity = \"selective\"",
+                "none, because whole layers are recomputed; or granularity = \"selective\"",
             ),
             Selective if of_full => refuse(
                 "method or layers with granularity = \"selective\"",
@@ -204,7 +201,7 @@ impl RecomputeConfig {
             ),
             Selective if !of_selective => refuse(
                 "granularity = \"selective\" without modules and patterns",
-                "some of either",
+                "at least one module or pattern",
             ),
             _ if self.micro_batches == Some(0) => refuse(
                 "micro_batches = 0",
@@ -286,7 +283,8 @@ impl RecomputeConfig {
             Some(kept) if kept >= most => Err(RecomputeError::Setting {
                 name: format!("micro_batches = {kept}"),
                 expected: format!(
-                    "fewer than {most}, the most micro-batches that a stage has in flight, so that one is recomputed"
+                    "fewer than {most}, the maximum number of micro-batches that a stage has in flight, so that at \
+                     least one is recomputed"
                 ),
             }),
             _ => Ok(()),
@@ -302,8 +300,7 @@ impl RecomputeConfig {
     ///
     /// [`RecomputeError::Setting`] if complete MoE layers are recomputed.
     pub fn check_moe_overlap(&self) -> Result<(), RecomputeError> {
-        let beside =
-            "with overlap_moe_expert_parallel_comm, which divides layers of experts into nodes";
+        let beside = "with overlap_moe_expert_parallel_comm, which splits MoE layers into parts";
         let refuse = |name: &str, expected: &str| {
             Err(RecomputeError::setting(
                 format!("{name} {beside}"),
@@ -355,7 +352,7 @@ impl RecomputeConfig {
             }
         };
         match self.micro_batches {
-            Some(kept) => format!("{what}; not of {kept} micro-batches of those in flight"),
+            Some(kept) => format!("{what}; except in {kept} of the micro-batches in flight"),
             None => what,
         }
     }
@@ -403,7 +400,10 @@ mod tests {
                 },
                 "method or layers",
             ),
-            (RecomputeConfig::selective([]), "some of either"),
+            (
+                RecomputeConfig::selective([]),
+                "at least one module or pattern",
+            ),
             (
                 RecomputeConfig::selective([Norm, Activation, Norm]),
                 "\"norm\" twice",

@@ -23,7 +23,7 @@ pub enum RecomputeError {
         fault: GlobError,
     },
     /// The model has no module that matches a name or a pattern in the settings.
-    #[error("{given} is of no module that can be recomputed here: expected {known}")]
+    #[error("{given} matches no module of this model that can be recomputed: expected {known}")]
     Unmatched {
         /// The name or the pattern in the settings.
         given: String,
@@ -54,7 +54,7 @@ impl RecomputeError {
         Self::Unmatched {
             given: given.into(),
             known: match &known[..] {
-                [] => "none, as there is none".into(),
+                [] => "none, because the model has no such module".into(),
                 known => format!("one of {}", known.join(", ")),
             },
         }

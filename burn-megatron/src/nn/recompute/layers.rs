@@ -161,8 +161,8 @@ mod tests {
         let error = config.check_in_flight(&[2, 1]).unwrap_err().to_string();
         insta::assert_snapshot!(
             error,
-            @"invalid micro_batches = 2: expected fewer than 2, the most micro-batches that a stage has in flight, so \
-              that one is recomputed"
+            @"invalid micro_batches = 2: expected fewer than 2, the maximum number of micro-batches that a stage has \
+              in flight, so that at least one is recomputed"
         );
         let all = RecomputeConfig::full(RecomputeMethod::Uniform, 1);
         assert!((0..7).all(|i| all.recomputes(i, 3)));

@@ -160,8 +160,7 @@ fn sizes_that_do_not_fit_are_refused() {
         rope_width: 3,
         ..config(None)
     };
-    let expected =
-        "mla: invalid rope_width = 3: expected an even number, as pairs of features are rotated";
+    let expected = "mla: invalid rope_width = 3: expected an even number, because pairs of features are rotated";
     assert_eq!(refused(odd, 1), expected);
     let error = refused(config(None), 2);
     assert_snapshot!(error, @"heads 3 cannot be split over tensor = 2; 1, 3 can");

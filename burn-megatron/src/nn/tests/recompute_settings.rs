@@ -96,7 +96,8 @@ fn a_module_of_a_user_follows_the_settings() {
     let error = followed(&named).unwrap_err().to_string();
     insta::assert_snapshot!(
         error,
-        @"mlp is of no module that can be recomputed here: expected none, as there is none"
+        @"mlp matches no module of this model that can be recomputed: expected none, because the model has no such \
+          module"
     );
 }
 

@@ -265,7 +265,7 @@ fn chunks_that_do_not_divide_the_tokens_are_refused() {
         Ok::<_, CommError>(())
     };
     let error = World::threads(2).unwrap().run(run).unwrap_err().to_string();
-    let expected = "cannot make 3 equal chunks of the 8 tokens that each tensor rank has of a sequence: expected \
+    let expected = "cannot make 3 equal chunks of the 8 tokens of a sequence on each tensor rank: expected \
                     tp_comm_overlap_num_splits of 2, 4, 8, or tp_comm_overlap = ring";
     assert!(error.contains(expected), "{error}");
 }

@@ -17,7 +17,7 @@ const SECONDS_PER_CHUNK: f64 = 10e-6;
 /// The error that the tokens of a rank cannot be split into the requested number of chunks.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "tp_comm_overlap = {method} cannot make {} of the {tokens} tokens that each tensor rank has of a sequence: expected \
+    "tp_comm_overlap = {method} cannot make {} of the {tokens} tokens of a sequence on each tensor rank: expected \
      {divisors}sequences with a multiple of {multiple} tokens on each tensor rank",
     splits.map_or(format!("2 to {MOST} equal chunks"), |splits| format!("{splits} equal chunks"))
 )]
@@ -149,8 +149,8 @@ pub fn exposed(layout: &ParallelConfig, transfer: f64, product: f64) -> f64 {
 /// Returns the error message for FP8 layers, which do not support collectives in chunks.
 pub fn refuses_fp8(method: TpCommOverlap) -> String {
     format!(
-        "tp_comm_overlap = {method} multiplies the tokens of a sequence in chunks, and an 8-bit layer quantises them \
-         together, with scales and magnitudes of all of them: turn tp_comm_overlap off, or the 8 bits of this layer"
+        "tp_comm_overlap = {method} conflicts with 8-bit layers, which quantise all tokens of a sequence together: \
+         remove tp_comm_overlap, or do not compute this layer in 8 bits"
     )
 }
 
@@ -187,20 +187,19 @@ mod tests {
         };
         assert_snapshot!(
             error(TpCommOverlap::Bulk, Some(5), 12),
-            @"tp_comm_overlap = bulk cannot make 5 equal chunks of the 12 tokens that each tensor rank has of a \
-              sequence: expected tp_comm_overlap_num_splits of 2, 3, 4, 6, 12, or tp_comm_overlap = ring, or sequences \
-              with a multiple of 5 tokens on each tensor rank"
+            @"tp_comm_overlap = bulk cannot make 5 equal chunks of the 12 tokens of a sequence on each tensor rank: \
+              expected tp_comm_overlap_num_splits of 2, 3, 4, 6, 12, or tp_comm_overlap = ring, or sequences with a \
+              multiple of 5 tokens on each tensor rank"
         );
         assert_snapshot!(
             error(TpCommOverlap::Bulk, None, 1),
-            @"tp_comm_overlap = bulk cannot make 2 to 16 equal chunks of the 1 tokens that each tensor rank has of a \
-              sequence: expected tp_comm_overlap = ring, or sequences with a multiple of 2 tokens on each tensor rank"
+            @"tp_comm_overlap = bulk cannot make 2 to 16 equal chunks of the 1 tokens of a sequence on each tensor \
+              rank: expected tp_comm_overlap = ring, or sequences with a multiple of 2 tokens on each tensor rank"
         );
         assert_snapshot!(
             error(TpCommOverlap::Ring, Some(2), 3),
-            @"tp_comm_overlap = ring cannot make 2 equal chunks of the 3 tokens that each tensor rank has of a \
-              sequence: expected tp_comm_overlap_num_splits of 1, 3, or sequences with a multiple of 2 tokens on each \
-              tensor rank"
+            @"tp_comm_overlap = ring cannot make 2 equal chunks of the 3 tokens of a sequence on each tensor rank: \
+              expected tp_comm_overlap_num_splits of 1, 3, or sequences with a multiple of 2 tokens on each tensor rank"
         );
     }
 

@@ -71,8 +71,8 @@ fn ctas_that_a_version_does_not_have_are_refused() {
         ..TestSetup::default()
     };
     let error = TestRun::new(1, setup).start(0).unwrap_err().to_string();
-    let expected = "nccl.groups.data sets CTAs, which NCCL 2.16.2 does not have for each communicator: expected at least \
-                    2.17.1, or no min_ctas and max_ctas";
+    let expected = "min_ctas and max_ctas of nccl.groups.data are not supported by NCCL 2.16.2: update NCCL to at \
+                    least 2.17.1, or remove them";
     assert!(error.ends_with(expected), "{error}");
 }
 

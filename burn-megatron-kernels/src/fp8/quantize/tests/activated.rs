@@ -101,7 +101,7 @@ fn what_the_activation_refuses_is_refused() {
     let bias = Tensor::<1>::ones([4], &Device::flex());
     let refused = message(|| drop(QuantizerInput::activated(x(), Some(bias), Activation::Gelu)));
     assert!(
-        refused.contains("a bias [4] beside [2, 3]: expected [3]"),
+        refused.contains("a bias [4] for x [2, 3]: expected [3]"),
         "{refused}"
     );
 }

@@ -58,7 +58,7 @@ pub fn permute_weights(weights: Tensor<2>, map: &RowMap) -> Tensor<1> {
     accept(check_shape(
         "permute_weights",
         [tokens, top_k] == of_map,
-        || format!("weights [{tokens}, {top_k}] beside a map of {of_map:?}: expected as many"),
+        || format!("weights [{tokens}, {top_k}] for a map of {of_map:?}: expected equal shapes"),
     ));
     let pairs = map.tokens * map.top_k;
     let to_rows = Gather {

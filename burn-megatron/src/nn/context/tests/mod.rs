@@ -331,7 +331,7 @@ fn dropout_of_probabilities_equals_one_rank() {
         );
         if is_ring {
             let error = case.run_groups(&layout, 4).err().unwrap().to_string();
-            assert!(error.contains("needs fused attention"), "{error}");
+            assert!(error.contains("requires fused attention"), "{error}");
         } else {
             case.check(&layout, &format!("{}, dropout", name(&layout)));
         }
