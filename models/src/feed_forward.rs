@@ -1,4 +1,4 @@
-//! The feed-forward part of a block, which computes each token independently.
+//! The feed-forward part of a block, which processes each token independently.
 
 use burn::tensor::Tensor;
 use burn_megatron::nn::moe::{MoeForward, MoeMlp};

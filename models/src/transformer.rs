@@ -24,12 +24,13 @@ use crate::cost::flops_per_token;
 use crate::mtp::{self, MtpLayer, MtpRows};
 use crate::{Block, LayerSpec, Mixer, Positions, StandardMixer, TransformerConfig};
 
-/// A decoder-only transformer, such as GPT-2, Llama or Mixtral: the complete model, or the stages of one pipeline rank.
+/// A decoder-only transformer, such as GPT-2, Llama or Mixtral. With pipeline parallelism, it contains only the stages
+/// of one pipeline rank.
 ///
-/// Its forward does not depend on ranks, except for the start of the sequence-parallel region. There, the residual
-/// stream `[batch, seq, hidden]` becomes `[batch, seq / tensor, hidden]`.
+/// With sequence parallelism, the forward splits the residual stream `[batch, seq, hidden]` over the tensor-parallel
+/// ranks to `[batch, seq / tensor, hidden]`. Apart from this split, the code of the forward is the same on every rank.
 ///
-/// `X` is the type of the mixers. A program with custom mixers builds it with [`with_layers`](Self::with_layers).
+/// `X` is the type of the mixers. Use [`with_layers`](Self::with_layers) to build a transformer with custom mixers.
 ///
 /// ```
 /// use burn::tensor::Device;
@@ -154,18 +155,18 @@ fn blocks_at_ends(layers: usize, scope: &ModelBuilder) -> Result<usize, BuildErr
 }
 
 impl Transformer {
-    /// The target that the loss ignores.
+    /// The target index that the loss ignores.
     pub const IGNORE: i64 = -1;
 }
 
 impl<X: Mixer> Transformer<X> {
-    /// Builds the stages of this rank. `layer` returns the specification of a layer from its index in the complete
-    /// model. It can modify the result of [`TransformerConfig::layer`], for example to use another mixer. It is called
-    /// after the sizes are checked.
+    /// Builds the pipeline stages of this rank from layer specifications. `layer` returns the specification of a layer,
+    /// given the index of the layer in the complete model. For example, it can call [`TransformerConfig::layer`] and
+    /// replace the mixer. `layer` is called after the sizes of the model are checked.
     ///
     /// # Errors
     ///
-    /// [`BuildError`] for sizes that do not fit each other or the layout.
+    /// [`BuildError`] if the sizes of the model are inconsistent or cannot be split over the layout.
     pub fn with_layers(
         config: &TransformerConfig,
         layer: impl Fn(usize) -> LayerSpec<X::Spec>,
@@ -255,7 +256,7 @@ impl<X: Mixer> Transformer<X> {
         })
     }
 
-    /// Embeds tokens `[batch, seq]` into the residual stream.
+    /// Converts tokens `[batch, seq]` to embeddings, which start the residual stream.
     fn embed(&self, tokens: Tokens, format: &BatchFormat<'_>) -> Tensor<3> {
         let mut x = on_stage(&self.embedding, "the embedding").forward(tokens);
         if let Some(positions) = &self.positions {

@@ -1,4 +1,4 @@
-//! Saves the weights of a model without the state of a run.
+//! Saves the weights of a model as a checkpoint without training state.
 
 use std::collections::BTreeMap;
 use std::path::Path;

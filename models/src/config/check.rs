@@ -1,4 +1,4 @@
-//! Checks all sizes before anything is allocated.
+//! Checks the sizes of a transformer before any memory is allocated.
 
 use burn_megatron::mesh::{Axis, divisors_near, split_evenly};
 use burn_megatron::nn::{BuildError, Vocabulary};
@@ -15,9 +15,10 @@ const MAX_HEAD_WIDTH: usize = 1 << 16;
 const MAX_PARAMETERS: u128 = 1 << 50;
 
 impl TransformerConfig {
-    /// Checks all sizes against each other and against `tensor` ranks, before anything is allocated.
+    /// Checks that the sizes of the model are valid and can be split over `tensor` tensor-parallel ranks. Nothing is
+    /// allocated.
     ///
-    /// Returns the width of a head.
+    /// Returns the width of an attention head.
     ///
     /// ```
     /// use burn_megatron_models::TransformerConfig;

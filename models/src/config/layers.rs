@@ -6,7 +6,7 @@ use burn_megatron::nn::{BuildError, QkNorm, QkNormConfig, unfused_reason};
 use super::{MAX_SIZE, Positions, TransformerConfig, refused};
 
 impl TransformerConfig {
-    /// Returns the attention window of layer `number`.
+    /// Returns the sliding window of layer `number`, or `None` if the layer attends to all previous tokens.
     pub fn window_of(&self, number: usize) -> Option<usize> {
         match &self.layer_windows[..] {
             [] => self.window,

@@ -7,27 +7,28 @@ use serde::{Deserialize, Serialize};
 use super::{Positions, TransformerConfig, refused};
 use crate::RotaryScaling;
 
-/// Multi-head latent attention (MLA, DeepSeek-V2, arXiv:2405.04434), which replaces attention with keys and values per
-/// head: see [`MultiLatentAttention`](burn_megatron::nn::MultiLatentAttention).
+/// Configuration of multi-head latent attention (MLA, DeepSeek-V2, arXiv:2405.04434), which replaces standard
+/// attention: see [`MultiLatentAttention`](burn_megatron::nn::MultiLatentAttention).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MlaConfig {
-    /// The rank of the query latent (`q_lora_rank`); by default queries have no latent.
+    /// The rank of the query latent (`q_lora_rank`). By default, queries are projected without a latent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub q_rank: Option<usize>,
     /// The rank of the key-value latent (`kv_lora_rank`).
     #[schemars(extend("resume" = "never"))]
     pub kv_rank: usize,
-    /// The number of features of a query or key without rotary position (`qk_nope_head_dim`).
+    /// The number of features of a query or key head without rotary position embedding (`qk_nope_head_dim`).
     #[schemars(extend("resume" = "never"))]
     pub nope_width: usize,
-    /// The number of features of a query or key with rotary position (`qk_rope_head_dim`), an even number.
+    /// The number of features of a query or key head with rotary position embedding (`qk_rope_head_dim`), an even
+    /// number.
     #[schemars(extend("resume" = "never"))]
     pub rope_width: usize,
-    /// The number of features of a value (`v_head_dim`).
+    /// The number of features of a value head (`v_head_dim`).
     #[schemars(extend("resume" = "never"))]
     pub value_width: usize,
-    /// The epsilon of the norms of latents.
+    /// The epsilon of the RMSNorms of the latents.
     #[serde(default = "norm_epsilon")]
     pub norm_epsilon: f64,
 }
@@ -37,7 +38,7 @@ fn norm_epsilon() -> f64 {
 }
 
 impl MlaConfig {
-    /// Returns the number of features of a query or a key.
+    /// Returns the number of features of a query or key head: `nope_width + rope_width`.
     pub fn head_width(&self) -> usize {
         self.nope_width + self.rope_width
     }

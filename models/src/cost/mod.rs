@@ -1,9 +1,9 @@
-//! Formulas for the cost of a transformer on a rank, for the planner.
+//! Formulas from which the planner estimates the cost of a transformer on one rank.
 //!
-//! Each part of a layer has a file with its FLOPs and its profile: products, saved activations and exchanges. The
-//! formulas assume flash attention, fused norms and activations in 16 bits, and no dropout (Korthikanti et al. 2022,
-//! arXiv:2205.05198, section 4, for gated MLPs and grouped queries). Saved activations take `8 h + 4 q + 4 kv + 6 f`
-//! bytes per token and layer.
+//! Each part of a layer has a file, which computes its FLOPs and its profile: matrix multiplications, saved activations
+//! and communication. The formulas assume flash attention, fused norms, 16-bit activations and no dropout (Korthikanti
+//! et al. 2022, arXiv:2205.05198, section 4, for gated MLPs and grouped queries). Saved activations take `8 h + 4 q + 4
+//! kv + 6 f` bytes per token and layer.
 
 mod attention;
 mod dispatch;

@@ -22,12 +22,12 @@ pub(super) const CONFIG: &str = "config.json";
 /// The number of bytes of two tensors that are compared at once.
 const COMPARED: usize = 1 << 20;
 
-/// A folder with a `config.json` and weights in safetensors, in one file or in several files with an index.
+/// A Hugging Face folder, which contains a `config.json` and the weights in one safetensors file, or in several files
+/// with an index.
 ///
-/// The folder is a [`TensorSource`] of the parameters of the [model](HfConfig::model), in the types of the files. FP8
-/// and MXFP4 weights are provided in bf16. Opening the folder reads only headers, and reading a tensor reads only the
-/// requested ranges.
-/// requested ranges.
+/// The folder is a [`TensorSource`] of the parameters of the [model](HfConfig::model), in the dtypes of the files. FP8
+/// and MXFP4 weights are converted to bf16. Opening the folder reads only the headers of the files. Reading a tensor
+/// reads only the requested ranges. requested ranges.
 #[derive(Debug)]
 pub struct HfFolder<F: HfFamily = ModelFamily> {
     path: PathBuf,
@@ -59,7 +59,7 @@ struct TensorPart {
 }
 
 impl HfFolder {
-    /// Opens a folder of a [`ModelFamily`].
+    /// Opens a Hugging Face folder of a [`ModelFamily`].
     ///
     /// # Errors
     ///
@@ -70,12 +70,12 @@ impl HfFolder {
 }
 
 impl<F: HfFamily> HfFolder<F> {
-    /// Opens a folder of any family.
+    /// Opens a Hugging Face folder of the families `F`.
     ///
     /// # Errors
     ///
     /// [`HfError`] for an unsupported `config.json`, a missing file, a file that contradicts its header or the index,
-    /// unsupported types, and tensors that are missing, unexpected or of another shape.
+    /// and unsupported dtypes. Also for tensors that are missing, unexpected or have another shape.
     pub fn open_family(path: impl AsRef<Path>) -> Result<Self, HfError> {
         let path = path.as_ref();
         let config = HfConfig::read(path)?;
@@ -106,7 +106,8 @@ impl<F: HfFamily> HfFolder<F> {
         Ok(folder)
     }
 
-    /// Returns a sentence for the user about the part of `config.json` that the files lack, if any.
+    /// Returns a message for the user if `config.json` describes a part of the model whose tensors are not in the
+    /// files.
     pub fn left_out(&self) -> Option<&str> {
         self.left_out.as_deref()
     }
@@ -132,7 +133,7 @@ impl<F: HfFamily> HfFolder<F> {
         Ok(())
     }
 
-    /// Returns the content of the `config.json`.
+    /// Returns the parsed `config.json`.
     pub fn config(&self) -> &HfConfig<F> {
         &self.config
     }
@@ -142,7 +143,7 @@ impl<F: HfFamily> HfFolder<F> {
         &self.path
     }
 
-    /// Returns the number of tensor bytes that were read so far.
+    /// Returns the number of tensor bytes that were read from the files so far.
     pub fn bytes_read(&self) -> u64 {
         self.shards.iter().map(ShardFile::bytes_read).sum()
     }
@@ -374,7 +375,7 @@ impl<F: HfFamily> TensorSource for HfFolder<F> {
 ///
 /// # Errors
 ///
-/// [`HfError`] for a `config.json` that cannot be read or is not a JSON object, and for another `model_type`.
+/// [`HfError`] if the `config.json` cannot be read or is not a JSON object, or if the `model_type` is not in `known`.
 pub fn model_type<'a>(folder: &Path, known: &[&'a str]) -> Result<&'a str, HfError> {
     let path = folder.join(CONFIG);
     let config: Result<Map<String, Value>, _> = serde_json::from_slice(&read_text(&path)?);
@@ -388,7 +389,7 @@ pub fn model_type<'a>(folder: &Path, known: &[&'a str]) -> Result<&'a str, HfErr
     found.map_err(|source| HfError::Config { path, source })
 }
 
-/// Returns whether a folder is a Hugging Face folder, which has a `config.json`.
+/// Returns whether a folder is a Hugging Face folder: it contains a `config.json`.
 pub fn is_hf_folder(path: &Path) -> bool {
     is_there(&path.join(CONFIG))
 }

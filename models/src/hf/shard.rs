@@ -117,20 +117,20 @@ pub(super) fn element_type(dtype: Dtype) -> Option<ElementType> {
     }
 }
 
-/// A `model.safetensors.index.json`: the file of each tensor.
+/// The content of a `model.safetensors.index.json`, which lists the file of each tensor.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct ShardIndex {
-    /// The file name of each tensor, in the folder of the index.
+    /// The name of the file that contains each tensor. The file is in the same folder as the index.
     #[serde(deserialize_with = "unique_keys")]
     pub weight_map: BTreeMap<String, String>,
 }
 
 impl ShardIndex {
-    /// Parses an index.
+    /// Parses the content of an index file.
     ///
     /// # Errors
     ///
-    /// The reason as text: invalid JSON, no `weight_map`, or a file outside of the folder.
+    /// A description of the error: invalid JSON, a missing `weight_map`, or a file outside of the folder.
     pub fn parse(bytes: &[u8]) -> Result<Self, String> {
         let index: Self = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
         let is_beside = |file: &str| {

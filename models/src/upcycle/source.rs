@@ -1,4 +1,4 @@
-//! The tensors of a model with experts, read from a dense model.
+//! Reads the tensors of an upcycled model from a dense model.
 
 use std::collections::BTreeMap;
 
@@ -18,8 +18,8 @@ use crate::{TransformerConfig, weights};
 /// The number of elements that are converted at once, in f64.
 const BLOCK: usize = 1 << 16;
 
-/// A source of the tensors of a model with experts, made from a dense model. Slices are read from the dense model on
-/// demand.
+/// An upcycled model: a [`TensorSource`] of a mixture-of-experts model whose tensors are computed from a dense model.
+/// Tensors of the dense model are read on demand.
 pub struct Upcycled<'a> {
     dense: &'a dyn TensorSource,
     config: UpcycleConfig,
@@ -38,11 +38,11 @@ enum Origin {
 }
 
 impl<'a> Upcycled<'a> {
-    /// Upcycles `dense`, a model with the configuration `model`.
+    /// Creates the upcycled model from the tensors in `dense`, a dense model with the configuration `model`.
     ///
     /// # Errors
     ///
-    /// [`UpcycleError`] for sizes that do not fit, and for tensors that do not belong to the model.
+    /// [`UpcycleError`] if the sizes are inconsistent, or if a tensor does not belong to the model.
     pub fn new(
         dense: &'a dyn TensorSource,
         model: &TransformerConfig,
@@ -76,7 +76,7 @@ impl<'a> Upcycled<'a> {
         })
     }
 
-    /// Returns the configuration of the model with experts.
+    /// Returns the configuration of the mixture-of-experts model.
     pub fn model(&self) -> &TransformerConfig {
         &self.model
     }

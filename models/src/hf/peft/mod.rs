@@ -1,7 +1,7 @@
-//! Adapters in the format of `peft`: `adapter_config.json` and `adapter_model.safetensors`.
+//! LoRA adapters in the format of the `peft` library: `adapter_config.json` and `adapter_model.safetensors`.
 //!
 //! [`export_adapter`] writes the adapters of a checkpoint, [`PeftAdapter`] reads adapters, and [`MergedAdapters`]
-//! merges them into the weights of their model.
+//! merges adapters into the weights of the base model.
 
 mod config;
 mod export;
@@ -29,11 +29,11 @@ const WEIGHTS: &str = "adapter_model.safetensors";
 /// The prefix of every tensor: the modules with which `peft` wraps a model.
 const PREFIX: &str = "base_model.model.";
 
-/// Returns the layers of a model that have adapters with these settings. Nothing is allocated.
+/// Returns the layers of a model to which LoRA adapters are added with the given settings. Nothing is allocated.
 ///
 /// # Errors
 ///
-/// [`BuildError`] for invalid settings, and for a target that the model does not have.
+/// [`BuildError`] if the settings are invalid, or if the model has no layer for a target.
 pub fn adapted_layers<C: ModelConfig>(
     model: &C,
     lora: &LoraConfig,
