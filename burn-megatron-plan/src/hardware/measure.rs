@@ -1,4 +1,4 @@
-//! A short probe of the CPU of this machine, whose ranks are threads.
+//! Measures the hardware constants of this machine with a short benchmark, for runs whose ranks are threads.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -10,18 +10,18 @@ use super::{AttentionShare, Hardware, Link};
 use burn_megatron::comm::{Buffer, CommError, Communicator, Rank, ReduceOp, World, WorldError};
 use burn_megatron::data_parallel::host_memory::HostMemory;
 
-/// Reasons why the CPU could not be probed.
+/// An error of [`measure`].
 #[derive(Debug, thiserror::Error)]
 pub enum MeasureError {
-    /// The ranks did not run.
+    /// The ranks could not be started, or they failed.
     #[error(transparent)]
     World(#[from] WorldError),
-    /// The memory of this machine is unknown.
+    /// The memory size of this machine could not be read.
     #[error("the memory of this machine is unknown: /proc/meminfo has no MemTotal")]
     NoMemory,
 }
 
-/// Sizes of the products that are timed.
+/// The sizes of the square matrix multiplications that are timed.
 const SIZES: [usize; 7] = [16, 32, 64, 128, 256, 512, 1024];
 
 /// The duration for which each operation is repeated in a round.
@@ -30,8 +30,8 @@ const REPEAT: Duration = Duration::from_millis(60);
 /// The number of rounds of each operation.
 const ROUNDS: usize = 3;
 
-/// Elements of the tensor that is streamed. Models that are trained on a CPU have tensors of about this size, and their
-/// memory is reused.
+/// The number of elements of the tensor with which the memory bandwidth is measured. Models that are trained on a CPU
+/// have tensors of about this size, and their memory is reused.
 const STREAMED: usize = 1 << 18;
 
 /// Elements of a small and a large buffer of a collective.
@@ -40,27 +40,28 @@ const BUFFERS: [usize; 2] = [256, 1 << 20];
 /// The measurements of a rank, or their mean over ranks.
 #[derive(Clone, Debug, Default)]
 struct Rates {
-    /// Operations per second, by the size of the product.
+    /// FLOP/s of matrix multiplications, in the order of [`SIZES`].
     products: Vec<f64>,
-    /// Bytes per second.
+    /// Memory bandwidth, in bytes per second.
     bandwidth: f64,
-    /// Seconds per pass of an operation on few elements.
+    /// Overhead of an operation in seconds, measured with few elements, for one pass.
     operation: f64,
-    /// Operations per second of attention, in the forward and the backward.
+    /// FLOP/s of attention, in the forward and the backward.
     attention: [f64; 2],
     /// Seconds of an all-reduce over the ranks, for each buffer size.
     sums: [f64; 2],
 }
 
-/// Probes the CPU with `ranks` thread-ranks at the same time, each with one compute thread, in f32. The probe takes
-/// some seconds. It measures products by size, streaming, attention, and all-reduces over the ranks.
+/// Measures the hardware constants of this machine for `ranks` ranks that run as threads, with one compute thread per
+/// rank, in f32. The benchmark takes a few seconds. It measures matrix multiplications of several sizes, memory
+/// bandwidth, attention, and all-reduces over the ranks.
 ///
-/// The ranks share the machine. The rates of a rank are therefore measured while all other ranks compute. The memory of
-/// a rank is an equal share of the machine's memory.
+/// Because the ranks share the machine, all ranks run the benchmark at the same time. The memory of each rank is an
+/// equal share of the memory of the machine.
 ///
 /// # Errors
 ///
-/// [`MeasureError`] if the ranks did not run or the memory of the machine is unknown.
+/// [`MeasureError`] if the ranks cannot be started or fail, or if the memory size of the machine cannot be read.
 pub fn measure(ranks: usize) -> Result<Hardware, MeasureError> {
     let host = HostMemory::read();
     let limits = [host.machine, host.cgroup].into_iter().flatten();

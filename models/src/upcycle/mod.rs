@@ -18,7 +18,8 @@
 //!
 //! The method is described in "Upcycling Large Language Models into Mixture of Experts" (He et al. 2024,
 //! arXiv:2410.07524). The paper multiplies the gate projection, the up projection and the down projection by the cube
-//! root of the factor. This is exact for an activation that scales with its input, such as ReLU, but not for SiLU.
+//! root of the factor. This is exact only if a scaled input scales the output of the activation, as with squared ReLU.
+//! It is not exact for SiLU.
 
 mod experts;
 mod save;
