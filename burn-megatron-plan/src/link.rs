@@ -1,13 +1,15 @@
-//! The time of a collective, from alpha-beta costs over the links between the members of a group.
+//! Computes the time of a collective with an alpha-beta model (latency plus bytes divided by bandwidth) of the links
+//! between the ranks of a group.
 //!
-//! Ranks fill the domains of each link in order: the first `devices` ranks are the first node. A group with several
-//! members in each node uses the link inside the nodes and the link between the nodes at the same time. Between nodes,
-//! the members of a node share the data that the node receives. A ring of `n` ranks has `n - 1` steps.
+//! Consecutive ranks are in the same domain of a link. For example, the first 8 ranks are on the first node if a node
+//! has 8 devices. If a group has several ranks on each node, it uses the link inside the nodes and the link between the
+//! nodes at the same time. The data that a node receives from other nodes is divided over the ranks of the group on
+//! this node. A ring of `n` ranks has `n - 1` steps.
 
 use super::hardware::Hardware;
 use burn_megatron::collective::ExchangeKind;
 
-/// The members of a group of ranks, by the link that connects them.
+/// The links between the ranks of a process group, from which the time of a collective is computed.
 ///
 /// ```
 /// use burn_megatron::collective::ExchangeKind;
@@ -29,8 +31,9 @@ pub struct GroupLinks {
     members: Vec<usize>,
 }
 
-/// Returns the bytes that a rank sends in an exchange of `bytes`. A message sends all bytes. A ring collective or an
-/// all-to-all sends `(n - 1) / n` of the bytes, and an all-reduce sends twice this number.
+/// Returns the number of bytes that a rank sends in a collective or a message of `bytes` bytes. In a message, a rank
+/// sends all bytes. In a ring collective or an all-to-all over `n` ranks, a rank sends `bytes (n - 1) / n`. In an
+/// all-reduce, it sends twice this number.
 pub fn sent_bytes(kind: ExchangeKind, bytes: f64, ranks: usize) -> f64 {
     let others = (ranks - 1) as f64 / ranks as f64;
     match kind {
@@ -43,8 +46,8 @@ pub fn sent_bytes(kind: ExchangeKind, bytes: f64, ranks: usize) -> f64 {
 }
 
 impl GroupLinks {
-    /// Creates the links of a group whose members lie in nested runs of ranks. A level is the size of a run and the
-    /// distance between two adjacent ranks of the run.
+    /// Creates the links of a group of ranks. `levels` describes the ranks of the group. Each level is a pair of a
+    /// number of ranks and the distance (stride) between two adjacent ranks. The first level is the innermost.
     pub fn new(hardware: &Hardware, levels: &[(usize, usize)]) -> Self {
         let members = hardware.links.iter().map(|link| {
             let inside = link.devices.unwrap_or(usize::MAX);
@@ -61,20 +64,20 @@ impl GroupLinks {
         }
     }
 
-    /// Returns the number of ranks.
+    /// Returns the number of ranks in the group.
     pub fn size(&self) -> usize {
         self.members.last().copied().unwrap_or(1)
     }
 
-    /// Returns the index of the slowest link that the group uses.
+    /// Returns the index in [`Hardware::links`] of the slowest link that the group uses.
     pub fn slowest(&self) -> usize {
         let size = self.size();
         let found = self.members.iter().position(|members| *members == size);
         found.unwrap_or(0)
     }
 
-    /// Returns the seconds of an exchange of `bytes`. For an all-gather or a reduce-scatter, `bytes` is the size of the
-    /// whole tensor.
+    /// Returns the time of a collective or a message of `bytes` bytes, in seconds. For an all-gather or a
+    /// reduce-scatter, `bytes` is the size of the whole tensor.
     pub fn seconds(&self, hardware: &Hardware, kind: ExchangeKind, bytes: f64) -> f64 {
         let size = self.size();
         if size <= 1 {

@@ -1,4 +1,4 @@
-//! The links of the groups of a mesh.
+//! The links between the ranks of the process groups of a mesh.
 
 use std::borrow::Cow;
 
@@ -8,7 +8,7 @@ use super::hardware::Hardware;
 use super::link::{GroupLinks, gcd};
 use super::profile::{Exchange, GroupPart};
 
-/// The links between the ranks of each group of a mesh.
+/// The links between the ranks of each process group of a mesh.
 #[derive(Clone, Debug)]
 pub struct MeshLinks<'a> {
     mesh: Mesh,
@@ -33,7 +33,7 @@ const GROUPS: [(Grid, &[Axis]); 8] = [
 type Run = (usize, usize);
 
 impl<'a> MeshLinks<'a> {
-    /// Creates the links of a mesh whose ranks are the devices in order.
+    /// Creates the links of a mesh. Rank `i` of the mesh runs on device `i` of the hardware.
     pub fn new(mesh: &Mesh, hardware: &'a Hardware) -> Self {
         let groups = GROUPS.map(|(grid, axes)| {
             let set: AxisSet = axes.iter().copied().collect();
@@ -52,7 +52,7 @@ impl<'a> MeshLinks<'a> {
         &self.mesh
     }
 
-    /// Returns the links of a group over these axes.
+    /// Returns the links between the ranks of a process group over the given axes.
     ///
     /// # Panics
     ///
@@ -68,7 +68,7 @@ impl<'a> MeshLinks<'a> {
         }
     }
 
-    /// Returns the links between the ranks of an exchange.
+    /// Returns the links between the ranks that take part in a collective or a message.
     ///
     /// # Panics
     ///
@@ -87,8 +87,9 @@ impl<'a> MeshLinks<'a> {
         Cow::Owned(GroupLinks::new(self.hardware, &own))
     }
 
-    /// Returns the links of the data axis if the parameters of a grid are sharded over `ranks` ranks. The first links
-    /// connect the ranks of a sharding group. The second links connect the ranks with the same shard.
+    /// Returns the links of the data-parallel groups if the parameters of a grid are sharded over `ranks` ranks. The
+    /// first element contains the links between the ranks of a sharding group. The second element contains the links
+    /// between the ranks that hold the same shard.
     pub fn sharding(&self, grid: Grid, ranks: usize) -> [GroupLinks; 2] {
         let (inner, outer) = divide(&runs(&self.mesh, grid, grid.data_axes()), ranks);
         [inner, outer].map(|runs| GroupLinks::new(self.hardware, &runs))

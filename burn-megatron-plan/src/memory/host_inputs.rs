@@ -61,9 +61,10 @@ impl HostInputs {
         own.freed
     }
 
-    /// Returns the bytes of the input that is in transfer during an action. This is the size of the largest input, or 0
-    /// if the action has no inputs on the host. It is the same in the forward and in the backward. In the backward, the
-    /// `prefetch` inputs that are loaded ahead take the place of the last inputs.
+    /// Returns the size in bytes of the input that is copied to or from the host during an action. This is the size of
+    /// the largest input, or 0 if the action has no inputs on the host. The result is the same in the forward and in
+    /// the backward. The backward loads `prefetch` inputs ahead of time. They replace the last `prefetch` inputs, which
+    /// are never offloaded and which the backward reads first.
     pub fn on_its_way(&self, action: &Action, stage: &StageProfile) -> u64 {
         let own = self.of.get(&(action.stage, action.micro_batch));
         let inputs = stage.offloadable.iter().map(|input| input.bytes);

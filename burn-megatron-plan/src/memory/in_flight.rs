@@ -1,4 +1,4 @@
-//! The memory of one rank over the actions of its schedule.
+//! The memory of one pipeline rank for each action of its schedule.
 
 use super::host_inputs::HostInputs;
 use super::posted::PostedReceives;
@@ -8,7 +8,7 @@ use burn_megatron::data_parallel::{MemoryPlan, ZeroStage};
 use burn_megatron::nn::ActivationOffload;
 use burn_megatron::pipeline::schedule::{Action, ActionKind, Schedule};
 
-/// The memory at one action.
+/// The memory of a pipeline rank at one action of the schedule.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MemorySample {
     /// The action.

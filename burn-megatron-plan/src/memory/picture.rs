@@ -39,10 +39,11 @@ const LIMIT: RGBColor = RGBColor(180, 0, 0);
 type Point = (f64, MemoryByKind);
 
 impl MemoryReport {
-    /// Draws the memory of a step as SVG, with one panel per pipeline rank.
+    /// Draws the memory during a training step as SVG, with one panel per pipeline rank.
     ///
-    /// Each panel stacks the kinds of memory over the time of the step. The optimizer step is at the end. The unit of
-    /// time is a forward of a stage, and a backward takes two units. `limit` is drawn as a line.
+    /// Each panel shows the kinds of memory as a stacked area chart over time. The optimizer step is at the end. The
+    /// time is not measured: a forward of a stage takes one unit of time, and a backward takes two. If `limit` (a
+    /// number of bytes) is set, it is drawn as a line.
     ///
     /// # Errors
     ///
@@ -73,11 +74,11 @@ impl MemoryReport {
         })
     }
 
-    /// Writes [`MemoryReport::svg`] to a file.
+    /// Draws the memory as [`MemoryReport::svg`] does, and writes the SVG to a file.
     ///
     /// # Errors
     ///
-    /// [`PlotError::Draw`] or [`PlotError::Io`].
+    /// [`PlotError::Draw`] if drawing fails, and [`PlotError::Io`] if the file cannot be written.
     pub fn write_svg(&self, path: &Path, title: &str, limit: Option<u64>) -> Result<(), PlotError> {
         write(path, &self.svg(title, limit)?)
     }

@@ -1,5 +1,5 @@
-//! Rules for the backward of Burn's own differentiable operations: the tensors that they keep, and the memory that
-//! their backward allocates.
+//! Rules for the memory of Burn's differentiable operations: the tensors that each operation keeps for its backward,
+//! and the memory that its backward allocates.
 //!
 //! The rules follow `burn-autodiff` 0.22.1 without gradient checkpointing. The tests in `tests/tests/plan_memory/`
 //! compare the planned bytes with the bytes on the heap. Every operation has a rule. An operation that is not listed

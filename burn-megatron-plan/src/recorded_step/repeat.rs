@@ -1,4 +1,4 @@
-//! Finds repeated layers. A recording runs only a few of them, which stand for all.
+//! Finds layers that repeat. A recording runs only a few of them, and their results are used for all.
 
 /// The maximum length of a repeated sequence of layers.
 const LONGEST: usize = 8;

@@ -1,4 +1,4 @@
-//! Checks the plans of a search against the memory of the model's own operations.
+//! Checks the memory of the plans that a search found, by running the operations of the model without data.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -11,19 +11,22 @@ use super::space::{PipelineSettings, ShardingSettings};
 use super::{Plan, Rejection, Search, SearchCounts, SearchProgress};
 use burn_megatron::mesh::ScheduleSource;
 
-/// The reason for which the memory of a candidate cannot be computed.
+/// The reason why the memory of a candidate cannot be computed.
 #[derive(Clone, Debug, PartialEq)]
 pub enum MemoryRefusal {
-    /// Its settings are invalid.
+    /// The settings of the candidate are invalid. The value is the error message.
     Settings(String),
-    /// The model cannot run its micro-batches with any schedule and sharding.
+    /// The model cannot run micro-batches of this size in this layout, whatever the schedule and the sharding are. The
+    /// value is the error message.
     Model(String),
 }
 
-/// Returns the memory of a candidate on the rank that needs the most, from the model's own operations, without slack.
+/// A function that returns the memory of a candidate on the pipeline rank that needs the most memory. It runs the
+/// operations of the model without data, as [`plan_memory`](crate::memory::plan_memory) does. The memory that the
+/// allocator wastes is not included.
 pub type OwnMemory<'a> = dyn Fn(&Candidate) -> Result<MemoryByKind, MemoryRefusal> + Sync + 'a;
 
-/// A candidate that does not fit. Other candidates of the same sizes are compared with it.
+/// A candidate whose memory exceeds the limit. Other candidates with the same axis sizes are compared with it.
 #[derive(Clone, Debug)]
 pub(super) struct Refutation {
     of: Group,

@@ -1,4 +1,5 @@
-//! Schedules of a search. Each schedule is generated once. For many micro-batches, only its start is generated.
+//! The pipeline schedules of a search. Each schedule is generated once. If there are many micro-batches, only the start
+//! of the schedule is generated.
 
 use std::sync::Arc;
 
@@ -14,8 +15,8 @@ use super::space::PipelineSettings;
 /// The number of micro-batches per rank after which a schedule repeats itself.
 const WARM_UP: usize = 4;
 
-/// Two schedules of the same pipeline. The second schedule has `ranks` more micro-batches, which is one period. All
-/// further periods take the time of this period.
+/// The schedule of a pipeline. For many micro-batches, it is represented by two shorter schedules. The second one has
+/// one period more than the first, which is `ranks` micro-batches. Each further period takes the same time.
 #[derive(Clone, Debug)]
 pub struct Pipeline {
     schedule: Arc<Schedule>,
@@ -28,7 +29,7 @@ pub struct Pipeline {
 /// A value, or the reason why it cannot be created.
 type Made<V> = Result<Arc<V>, String>;
 
-/// The schedules and stages that layouts with the same pipeline share.
+/// A cache of the schedules and stages that layouts with the same pipeline share.
 #[derive(Debug, Default)]
 pub struct Pipelines {
     /// Schedules, keyed by kind and stages per rank, ranks, micro-batches, and whether forwards and backwards are
@@ -39,11 +40,11 @@ pub struct Pipelines {
 }
 
 impl Pipelines {
-    /// Returns the stages of a layout with these settings.
+    /// Returns the pipeline stages of a layout with these settings.
     ///
     /// # Errors
     ///
-    /// The reason why the layers cannot be distributed over the stages.
+    /// A message that explains why the layers cannot be distributed over the stages.
     pub fn stages(
         &self,
         settings: PipelineSettings,
@@ -56,11 +57,11 @@ impl Pipelines {
         })
     }
 
-    /// Returns the schedule of a layout with a pipeline, for `micro_batches` micro-batches.
+    /// Returns the pipeline schedule of a layout for `micro_batches` micro-batches.
     ///
     /// # Errors
     ///
-    /// The reason why the generator rejects the schedule.
+    /// A message that explains why the schedule generator rejects the settings.
     pub fn get(
         &self,
         settings: PipelineSettings,
@@ -94,7 +95,7 @@ impl Pipelines {
 }
 
 impl Pipeline {
-    /// Returns the seconds of all micro-batches.
+    /// Returns the simulated time of all micro-batches, in seconds.
     pub fn seconds(&self, times: &StageTimes) -> Result<f64, String> {
         let total = |schedule| total_time(schedule, times).map_err(|error| error.to_string());
         let seconds = total(&self.schedule)?;
@@ -104,8 +105,8 @@ impl Pipeline {
         })
     }
 
-    /// Returns the peak number of bytes that a rank keeps for its backward. A micro-batch keeps `bytes[s]` in stage
-    /// `s`.
+    /// Returns the peak number of activation bytes of a pipeline rank over the schedule. A micro-batch keeps `bytes[s]`
+    /// bytes in stage `s` for its backward.
     pub fn in_flight(&self, rank: usize, bytes: &[u64]) -> u64 {
         let kept = in_flight(Some(&self.schedule), rank, bytes);
         match &self.next {

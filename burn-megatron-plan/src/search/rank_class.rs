@@ -6,7 +6,8 @@ use super::super::memory::MemoryByKind;
 use super::super::time::LayerSeconds;
 use super::visit::RankStages;
 
-/// Ranks of a pipeline that hold and compute the same. There are few classes, since the middle stages are identical.
+/// Pipeline ranks that hold the same layers and run the same computation. There are few classes, because the middle
+/// stages of a pipeline are identical.
 pub(super) struct RankClass {
     pub elements: RankElements,
     pub seconds: LayerSeconds,

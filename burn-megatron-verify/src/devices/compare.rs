@@ -1,4 +1,4 @@
-//! Differences of tensors, and the bounds within which rounding explains them.
+//! Computes differences of tensors, and the bounds on differences that rounding errors can cause.
 
 use burn::tensor::{DType, Device};
 
@@ -66,8 +66,8 @@ fn unit(dtype: DType) -> f64 {
 /// Returns the largest difference of two elements, divided by the largest finite element of the reference or by
 /// `scale`, whichever is larger.
 ///
-/// Returns infinity if the lengths differ, or if an element is NaN or infinite and the other element is not equal to
-/// it.
+/// Returns infinity if the lengths differ. Also returns infinity if an element is NaN or infinite, unless both elements
+/// are equal.
 pub fn difference(expected: &[f64], found: &[f64], scale: f64) -> f64 {
     if expected.len() != found.len() {
         return f64::INFINITY;

@@ -6,9 +6,10 @@ use burn::backend::DispatchTensor;
 use burn::module::{Flag, Module, ModuleMapper, Param, ParamId};
 use burn::tensor::{Bool, DType, Device, Int, Tensor};
 
-/// The input of a forward in addition to the model.
+/// A batch of data: the input of a forward in addition to the model.
 ///
-/// Tensors are batches, and so are lists and tuples of batches. For a struct of tensors, convert each field:
+/// The trait is implemented for tensors, and for lists and tuples of batches. For a struct of tensors, implement it by
+/// copying each field:
 ///
 /// ```
 /// use burn::tensor::{DType, Device, Int, Tensor};
@@ -29,7 +30,8 @@ use burn::tensor::{Bool, DType, Device, Int, Tensor};
 /// }
 /// ```
 pub trait Batch {
-    /// Returns a copy on `device`. Floats are converted to `float`, or keep their type if it is `None`.
+    /// Returns a copy of the batch on `device`. Float tensors are converted to the dtype `float`, or keep their dtype
+    /// if `float` is `None`.
     fn on(&self, device: &Device, float: Option<DType>) -> Self;
 }
 

@@ -1,4 +1,4 @@
-//! A decoder with one attention layer and a fault of context parallelism.
+//! A decoder with one attention layer, in which a fault of context parallelism can be injected.
 
 use std::sync::Arc;
 
@@ -23,20 +23,21 @@ use burn_megatron::nn::{
 use burn_megatron_data::{DataError, Sample, Samples};
 use burn_megatron_kernels::philox::Stream;
 
-/// The fault. No fault has an effect on a single rank.
+/// A fault of context parallelism. It has no effect on a single rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ContextFault {
-    /// The results of blocks are added without rescaling.
+    /// Ring attention adds the results of the blocks without rescaling them.
     MergedWithoutRescaling,
-    /// The summed gradients of keys and values stay on the last rank that added to them.
+    /// The summed gradients of keys and values are not sent back to their rank. They stay on the last rank that added
+    /// to them.
     GradientsOneHopShort,
-    /// Each rank numbers the positions of its shard from 0.
+    /// Each rank uses positions from 0 for its shard of the sequence.
     LocalPositions,
-    /// The loss is the mean over the ranks of their means over tokens.
+    /// The loss is averaged over the tokens of each rank, and then over the ranks.
     LossPerRank,
-    /// Each rank predicts the next token in its shard.
+    /// The targets of each rank are the next tokens within its shard, instead of the whole sequence.
     TargetsOfThePart,
-    /// Each rank attends only to its own keys, as in a group of one rank.
+    /// Each rank attends only to its own keys, as if its process group had one rank.
     GroupOfOne,
 }
 
@@ -130,7 +131,7 @@ impl KeyValueExchange for FaultyRing {
     }
 }
 
-/// One layer of attention between an embedding and an output layer.
+/// A model with one attention layer between an embedding and an output layer.
 #[derive(Module, Debug)]
 pub struct ContextDecoder {
     embedding: VocabParallelEmbedding,
@@ -239,7 +240,7 @@ impl LanguageModel for ContextDecoder {
     }
 }
 
-/// A test subject with two samples of 16 tokens.
+/// A [`Subject`] with a [`ContextDecoder`], two samples of 16 tokens, and an optional fault.
 #[derive(Clone, Copy, Debug)]
 pub struct ContextSubject(pub Option<ContextFault>);
 
