@@ -1,4 +1,4 @@
-//! A small model on random tokens, as a subject of `verify`.
+//! A [`Subject`] that trains a small model on random tokens.
 
 use std::sync::Arc;
 
@@ -15,8 +15,8 @@ use burn_megatron::nn::lora::LoraConfig;
 use burn_megatron::nn::{BuildError, ModelBuilder, ParallelModule};
 use burn_megatron_data::{DataError, IGNORE, Sample, Samples};
 
-/// A small model on random tokens. Some targets are ignored, so that the ranks of the data axis have different numbers
-/// of tokens.
+/// A [`Subject`] that trains a model on random tokens. Some targets are ignored, so that the data-parallel ranks have
+/// different numbers of tokens in the loss.
 ///
 /// ```
 /// use burn_megatron::model::ModelConfig;
@@ -34,21 +34,21 @@ use burn_megatron_data::{DataError, IGNORE, Sample, Samples};
 pub struct ModelSubject<C> {
     /// The configuration of the model.
     pub config: C,
-    /// The seed of the weights, the dropout and the tokens.
+    /// The seed for the initial weights, dropout and the random tokens.
     pub seed: u64,
-    /// Samples per step.
+    /// The number of samples per step.
     pub samples: usize,
-    /// The kernel selection.
+    /// The operations that use fused kernels.
     pub kernels: KernelChoices,
-    /// Whether samples consist of several documents.
+    /// Whether each sample consists of several packed documents.
     pub packed: bool,
     /// The FP8 configuration.
     pub fp8: Fp8Config,
-    /// The LoRA adapters. With `None`, every parameter is trained.
+    /// The settings of LoRA adapters. If it is `None`, all parameters are trained.
     pub lora: Option<LoraConfig>,
-    /// Tokens per sample. With `None`, the context length of the model.
+    /// The number of tokens per sample. `None` means the context length of the model.
     pub sequence_length: Option<usize>,
-    /// The compute type. Parameters are f64 if it is f64, or else f32.
+    /// The compute dtype. Parameters are f64 if it is f64, and f32 otherwise.
     pub dtype: DType,
 }
 
@@ -62,7 +62,7 @@ pub(crate) fn integers(stream: &Stream, start: usize, count: usize, below: usize
 }
 
 impl<C> ModelSubject<C> {
-    /// Returns the same settings with another model configuration.
+    /// Returns a subject with the same settings and another model configuration.
     pub fn with_config<D>(self, config: D) -> ModelSubject<D> {
         let Self {
             config: _,
@@ -90,8 +90,8 @@ impl<C> ModelSubject<C> {
 }
 
 impl<C: ModelConfig> ModelSubject<C> {
-    /// Creates a subject in f64 with seed 0 and the default kernels, on eight samples per step. Eight samples are
-    /// enough for [`Layout::pipelines`] and [`Layout::sharded`]. A sample is one document with the context length of
+    /// Creates a subject that computes in f64 with seed 0 and the default kernels. A step has eight samples, as
+    /// [`Layout::pipelines`] and [`Layout::sharded`] require. Each sample is one document with the context length of
     /// the model.
     pub fn new(config: C) -> Self {
         Self {
