@@ -1,5 +1,5 @@
-//! The `burn-megatron-bench dispatch` benchmark: a layer of experts on several ranks, with each dispatcher over the
-//! same links.
+//! The `burn-megatron-bench dispatch` benchmark: a mixture-of-experts layer on several ranks, with each dispatcher over
+//! the same simulated links.
 
 use std::fmt;
 use std::sync::Arc;
@@ -29,17 +29,17 @@ const EXPERTS_PER_TOKEN: usize = 8;
 /// Flags of `dispatch`.
 #[derive(Args)]
 pub struct DispatchArgs {
-    /// Number of tokens of a rank.
+    /// Number of tokens per rank.
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = at_least_one)]
     pub tokens: usize,
     /// Width of a token, and inner width of the shared expert. The other experts have half of this inner width.
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = at_least_one)]
     pub hidden: usize,
-    /// Time for which the all-to-all dispatcher sends over the link between nodes, as a fraction of the time of the
-    /// layer without a link.
+    /// Time for which the all-to-all dispatcher sends over the link between nodes, as a fraction of the time that the
+    /// layer needs without a simulated link.
     #[arg(long, value_name = "FRACTION", default_value_t = 0.5, value_parser = above_zero)]
     pub share: f64,
-    /// The number of steps, and the JSON file.
+    /// Flags for the number of steps and the JSON file.
     #[command(flatten)]
     pub steps: StepFlags,
 }

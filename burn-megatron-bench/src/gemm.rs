@@ -1,5 +1,5 @@
-//! The `burn-megatron-bench gemm` benchmark: products on the CPU with each library that can be loaded, or with the
-//! algorithms of cuBLASLt.
+//! The `burn-megatron-bench gemm` benchmark: matrix multiplications on the CPU with each library that can be loaded, or
+//! on a GPU with the algorithms of cuBLASLt.
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -23,7 +23,7 @@ const CANDIDATES: usize = 8;
 /// Flags of `gemm`.
 #[derive(Args)]
 pub struct GemmBenchArgs {
-    /// Sizes of linear layers: rows x inputs x outputs.
+    /// Sizes of linear layers, as rows x input features x output features.
     #[arg(
         long,
         value_delimiter = ',',
@@ -31,17 +31,18 @@ pub struct GemmBenchArgs {
         default_value = "1024x96x384,1024x256x1024,1024x768x768,1024x768x3072,1024x3072x768"
     )]
     pub sizes: Vec<LinearSizes>,
-    /// Number of measured runs of each product, or of each algorithm with --tune. The median is reported.
+    /// Number of measured runs of each matrix multiplication, or of each algorithm with --tune. The median is reported.
     #[arg(long, value_name = "N", default_value_t = 15, value_parser = at_least_one)]
     pub repeats: usize,
-    /// Time the cuBLASLt algorithms for the products of these layers instead, also with GELU as an epilogue. Write the
-    /// fastest algorithms to this file, for kernels.gemm_algorithms of a recipe. Requires --device cuda.
+    /// Time the cuBLASLt algorithms for the matrix multiplications of these layers instead, with and without GELU as an
+    /// epilogue. Write the fastest algorithms to this file. It can be used as kernels.gemm_algorithms in a recipe.
+    /// Requires --device cuda.
     #[arg(long, value_name = "FILE.json")]
     pub tune: Option<PathBuf>,
     /// Device for --tune.
     #[arg(long, default_value_t = DeviceKind::Cpu, requires = "tune")]
     pub device: DeviceKind,
-    /// Type of the factors for --tune.
+    /// Dtype of the matrices for --tune.
     #[arg(long, value_enum, default_value_t = BenchDtype::Bf16, requires = "tune")]
     pub dtype: BenchDtype,
 }

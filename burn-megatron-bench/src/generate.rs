@@ -28,17 +28,17 @@ const PEER: &str = include_str!("../python/torch_generate.py");
 /// Flags of `generate`.
 #[derive(Args)]
 pub struct GenerateBenchArgs {
-    /// Shape of the model. The weights are random.
+    /// Model whose sizes are used. The weights are random.
     #[arg(long, value_enum, default_value_t = NamedModel::Small)]
     pub model: NamedModel,
-    /// Number of new tokens for each text.
+    /// Number of tokens to generate for each prompt.
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = at_least_one)]
     pub tokens: usize,
     /// Number of measured rounds after one warm-up round. The median is reported.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = at_least_one)]
     pub rounds: usize,
-    /// Python interpreter with transformers and torch. It generates in alternation with this program, with the same
-    /// number of threads.
+    /// Python interpreter with transformers and torch. If it is set, transformers generates in alternation with this
+    /// program, with the same number of threads.
     #[arg(long, value_name = "PATH")]
     pub python: Option<PathBuf>,
 }

@@ -1,5 +1,5 @@
-//! Benchmarks of layers whose ranks exchange activations. Steps run without a link, and over a link on which the
-//! transfers take a share of the time.
+//! Benchmarks of layers in which ranks communicate activations. Steps run without a simulated link, and over a
+//! simulated link on which the transfers take a given share of the time.
 
 use std::fmt::Display;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! Runs ranks as threads, with steps over simulated links. Time is the real clock of the machine, or a virtual clock
-//! that products and transfers advance.
+//! Runs ranks as threads that communicate over simulated links. Times are measured with the clock of the machine, or
+//! with a virtual clock, which only matrix multiplications and transfers advance.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -68,7 +68,7 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    /// Returns the link on which the transfers take the given share of the time of the step.
+    /// Returns the latency and bandwidth with which the transfers take the given share of the time of the step.
     pub fn link(&self, share: f64, latency: Duration) -> Result<LinkSpeed, Error> {
         let Self {
             seconds,

@@ -33,10 +33,11 @@ pub struct PipelineBenchArgs {
     /// Number of pipeline ranks.
     #[arg(long, visible_alias = "pp", value_name = "N", default_value_t = 2, value_parser = at_least_one)]
     pub pipeline_parallel: usize,
-    /// Milliseconds for which a forward of a rank sleeps. A backward sleeps twice as long.
+    /// Duration of a forward on a rank in milliseconds. Instead of computing, the rank sleeps. A backward takes twice
+    /// as long.
     #[arg(long, value_name = "MS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     pub forward_ms: u64,
-    /// The number of steps, and the JSON file.
+    /// Flags for the number of steps and the JSON file.
     #[command(flatten)]
     pub steps: StepFlags,
 }

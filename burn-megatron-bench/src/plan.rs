@@ -25,16 +25,18 @@ const WARM_UP: usize = 2;
 /// Flags of `plan`.
 #[derive(Args)]
 pub struct PlanBenchArgs {
-    /// Recipe with the model and the batch. Its layout is not used. Default: the recipe of `pretrain` without flags.
+    /// Recipe that contains the model and the batch size. The layout in the recipe is not used. Default: the default
+    /// recipe of `pretrain`.
     #[arg(long, visible_alias = "config", value_name = "FILE.toml")]
     pub recipe: Option<PathBuf>,
-    /// Keys of the recipe.
+    /// Flags that set keys of the recipe.
     #[command(flatten)]
     pub set: SetArgs,
-    /// Number of thread-ranks, each with one compute thread.
+    /// Number of ranks, which are threads of this process. Each rank has one compute thread.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = at_least_one)]
     pub ranks: usize,
-    /// Number of layouts, evenly spaced from the fastest to the slowest by the plan.
+    /// Number of layouts to measure. They are evenly spaced in the list of all layouts, sorted by the planned step
+    /// time.
     #[arg(long, value_name = "N", default_value_t = 12, value_parser = at_least_one)]
     pub layouts: usize,
     /// Write a scatter plot to this file.
