@@ -255,8 +255,8 @@ mod tests {
         }
     }
 
-    /// Chunks in flight: `2 (p - 1) + (v - 1) p + 1` on the first rank, two fewer on each following rank. On rank `r`,
-    /// 1F1B has `p - r` chunks.
+    /// The number of chunks in flight of an interleaved schedule is `2 (p - 1) + (v - 1) p + 1` on the first rank, and
+    /// two fewer on each following rank. With 1F1B, rank `r` has `p - r` chunks in flight.
     #[test]
     fn micro_batches_in_flight_are_those_of_the_schedule() {
         let peaks = |kind, ranks, virtual_stages, micro_batches| {

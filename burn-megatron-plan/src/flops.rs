@@ -58,11 +58,12 @@ mod tests {
         assert!((keys - pairs as f64 / 1000.0).abs() < 1e-9);
     }
 
-    /// DeepSeek-V3, whose keys and values differ in width: 249.8121 GFLOP per token of 4096.
+    /// DeepSeek-V3, whose keys and values have different widths, has 249.8121 GFLOP per token in sequences of 4096
+    /// tokens.
     #[test]
     fn latent_attention_counts_both_widths() {
         let (hidden, layers) = (7168.0, 61.0);
-        // Megatron counts the weights of the two norms of the latents as well.
+        // Megatron-LM also counts the weights of the two norms of the latents.
         let projections = 187_107_328.0;
         let dense = 3.0 * 3.0 * hidden * 18432.0;
         let experts = 58.0 * 9.0 * 3.0 * hidden * 2048.0;

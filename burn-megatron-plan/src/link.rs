@@ -27,7 +27,8 @@ use burn_megatron::collective::ExchangeKind;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupLinks {
-    /// The number of members of the group in one domain of each link. The last link connects the whole group.
+    /// For each link, the number of ranks of the group in one domain of the link, such as a node. The last link
+    /// connects the whole group.
     members: Vec<usize>,
 }
 
@@ -53,7 +54,7 @@ impl GroupLinks {
             let inside = link.devices.unwrap_or(usize::MAX);
             let of_level = levels.iter().map(|(size, stride)| match inside {
                 usize::MAX => *size,
-                // A run that does not evenly divide into domains crosses the border of a domain.
+                // If the ranks cannot be divided evenly into domains, some neighbors are in different domains.
                 _ if inside.is_multiple_of(*stride) => gcd(*size, inside / stride),
                 _ => 1,
             });
@@ -94,9 +95,9 @@ impl GroupLinks {
             }
             let crossing = (members - below) as f64 / size as f64 * bytes;
             let (own, steps) = match kind {
-                // Each rank has different rows for every other rank.
+                // Each rank sends different data to every other rank.
                 ExchangeKind::AllToAll => (crossing, 1),
-                // The members of a domain share the data that the domain receives.
+                // The data that a domain receives is divided over the ranks in the domain.
                 _ => {
                     let ring = (members / below - 1) as f64 / (members / below) as f64;
                     (bytes * ring / below as f64, members / below - 1)
@@ -141,7 +142,7 @@ mod tests {
 
     #[test]
     fn a_group_over_nodes_is_as_fast_as_its_members_in_a_node_together() {
-        // One member in each of 4 nodes, and 8 in each of 4.
+        // One rank on each of 4 nodes, and 8 ranks on each of 4 nodes.
         let one = seconds(&[(4, 8)], ExchangeKind::AllGather, 46e9);
         assert!((one - (0.75 + 3.0 * 14e-6)).abs() < 1e-9);
         let eight = seconds(&[(32, 1)], ExchangeKind::AllGather, 46e9);
@@ -149,7 +150,7 @@ mod tests {
         let between = 0.75 / 8.0;
         let latency = 7.0 * 3.4e-6 + 3.0 * 14e-6;
         assert!((eight - (inside.max(between) + latency)).abs() < 1e-9);
-        // Each rank sends different rows in an all-to-all.
+        // In an all-to-all, each rank sends different data to every other rank.
         let rows = seconds(&[(32, 1)], ExchangeKind::AllToAll, 46e9);
         assert!((rows - (24.0 / 32.0 + 17.4e-6)).abs() < 1e-9, "{rows}");
     }
@@ -161,7 +162,7 @@ mod tests {
         assert_eq!([of(&[(8, 1)]), of(&[(16, 1)]), of(&[(2, 8)])], [0, 1, 1]);
         // Ranks 0, 3, 6 and 9: the last rank is in the next node.
         assert_eq!(of(&[(4, 3)]), 1);
-        // Tensor 2 and data 4 around a pipeline of 2.
+        // Groups of 2 tensor-parallel and 4 data-parallel ranks, with 2 pipeline ranks between them.
         assert_eq!(of(&[(2, 1), (4, 4)]), 1);
         assert_eq!(of(&[(2, 1), (2, 4)]), 0);
     }

@@ -13,11 +13,11 @@ use super::profile::{Exchange, GroupPart};
 pub struct MeshLinks<'a> {
     mesh: Mesh,
     hardware: &'a Hardware,
-    /// The groups in which most layers exchange.
+    /// The links of the process groups in which most layers communicate.
     groups: Vec<((Grid, AxisSet), GroupLinks)>,
 }
 
-/// The groups in which layers and the pipeline exchange.
+/// The process groups in which layers and the pipeline communicate.
 const GROUPS: [(Grid, &[Axis]); 8] = [
     (Grid::Dense, &[Axis::Tensor]),
     (Grid::Dense, &[Axis::Context]),
@@ -29,7 +29,7 @@ const GROUPS: [(Grid, &[Axis]); 8] = [
     (Grid::Expert, &[Axis::Expert, Axis::ExpertTensor]),
 ];
 
-/// A run of ranks: its size, and the distance between two adjacent ranks of the run.
+/// A run of ranks, given by its number of ranks and the distance (stride) between two adjacent ranks.
 type Run = (usize, usize);
 
 impl<'a> MeshLinks<'a> {
@@ -96,7 +96,7 @@ impl<'a> MeshLinks<'a> {
     }
 }
 
-/// Returns the runs of a group over these axes, from the innermost to the outermost.
+/// Returns the runs of ranks that form a process group over these axes, from the innermost to the outermost.
 fn runs(mesh: &Mesh, grid: Grid, axes: AxisSet) -> Vec<Run> {
     let axes = axes.iter().filter(|axis| mesh.size(grid, *axis) > 1);
     let mut runs: Vec<_> = axes
@@ -106,7 +106,7 @@ fn runs(mesh: &Mesh, grid: Grid, axes: AxisSet) -> Vec<Run> {
     runs
 }
 
-/// Returns the distance between two neighboring ranks along an axis with several ranks.
+/// Returns the distance (stride) between two neighboring ranks along an axis with several ranks.
 fn stride(mesh: &Mesh, grid: Grid, axis: Axis) -> usize {
     let at = |wanted| (axis == wanted) as usize;
     match grid {
@@ -125,7 +125,7 @@ fn stride(mesh: &Mesh, grid: Grid, axis: Axis) -> usize {
     }
 }
 
-/// Splits a group: returns the runs of its first `ranks` members, and the runs of every `ranks`-th member.
+/// Splits a process group. Returns the runs of its first `ranks` ranks, and the runs of every `ranks`-th rank.
 fn divide(runs: &[Run], mut ranks: usize) -> (Vec<Run>, Vec<Run>) {
     let (mut inner, mut outer) = (vec![], vec![]);
     for (size, stride) in runs {

@@ -34,10 +34,10 @@ const ROUNDS: usize = 3;
 /// have tensors of about this size, and their memory is reused.
 const STREAMED: usize = 1 << 18;
 
-/// Elements of a small and a large buffer of a collective.
+/// The numbers of elements of a small and a large buffer for all-reduces.
 const BUFFERS: [usize; 2] = [256, 1 << 20];
 
-/// The measurements of a rank, or their mean over ranks.
+/// The measurements of a rank, or the means of the measurements over all ranks.
 #[derive(Clone, Debug, Default)]
 struct Rates {
     /// FLOP/s of matrix multiplications, in the order of [`SIZES`].
@@ -48,7 +48,7 @@ struct Rates {
     operation: f64,
     /// FLOP/s of attention, in the forward and the backward.
     attention: [f64; 2],
-    /// Seconds of an all-reduce over the ranks, for each buffer size.
+    /// The time of an all-reduce over all ranks in seconds, for each buffer size in [`BUFFERS`].
     sums: [f64; 2],
 }
 
@@ -98,8 +98,9 @@ pub fn measure(ranks: usize) -> Result<Hardware, MeasureError> {
     })
 }
 
-/// Returns the link over which a ring all-reduce of the two buffers takes these times. The ring has `2 (n - 1)` steps,
-/// which send `2 (n - 1) / n` of the buffer. A single rank sends nothing; its link is computed as for two ranks.
+/// Returns the bandwidth and the latency for which ring all-reduces of the two buffers take the measured times. A ring
+/// of `n` ranks has `2 (n - 1)` steps, which together send `2 (n - 1) / n` of the buffer. A single rank sends nothing,
+/// so its link is computed as for two ranks.
 fn link(ranks: usize, [small, large]: [f64; 2]) -> Link {
     let steps = 2.0 * (ranks.max(2) - 1) as f64;
     let bytes = BUFFERS.map(|elements| 4.0 * elements as f64 * steps / ranks.max(2) as f64);
@@ -112,7 +113,7 @@ fn link(ranks: usize, [small, large]: [f64; 2]) -> Link {
     }
 }
 
-/// Measures the rates of one rank while all other ranks do the same.
+/// Runs the benchmark on one rank while all other ranks do the same.
 fn probe(rank: &Rank) -> Result<Rates, CommError> {
     let (device, world) = (burn::tensor::Device::flex(), rank.communicator());
     let random = |dims: [usize; 2]| Tensor::<2>::random(dims, Distribution::Default, &device);
@@ -147,7 +148,7 @@ fn probe(rank: &Rank) -> Result<Rates, CommError> {
     })
 }
 
-/// Returns the seconds of an operation on few elements, as the mean of forward and backward.
+/// Returns the time of an operation with few elements in seconds, as the mean of the forward and the backward.
 fn probe_operation(world: &dyn Communicator) -> Result<f64, CommError> {
     const OPERATIONS: usize = 32;
     let device = burn::tensor::Device::flex().autodiff();
@@ -163,7 +164,7 @@ fn probe_operation(world: &dyn Communicator) -> Result<f64, CommError> {
     Ok(seconds / (2 * OPERATIONS) as f64)
 }
 
-/// Returns the operations per second of the forward and the backward of causal attention.
+/// Returns the FLOP/s of causal attention in the forward and in the backward.
 fn probe_attention(world: &dyn Communicator) -> Result<[f64; 2], CommError> {
     let (heads, tokens, width) = (4, 256, 32);
     let device = burn::tensor::Device::flex().autodiff();
@@ -182,8 +183,8 @@ fn probe_attention(world: &dyn Communicator) -> Result<[f64; 2], CommError> {
     Ok([flops / of_forward, 2.5 * flops / of_backward])
 }
 
-/// Returns the seconds of an operation, as the median of several rounds. All ranks repeat it at the same time. The
-/// first rank determines the number of repetitions.
+/// Returns the time of an operation in seconds, as the median of several rounds. All ranks repeat the operation at the
+/// same time. The first rank determines the number of repetitions.
 fn repeat(world: &dyn Communicator, mut operation: impl FnMut()) -> Result<f64, CommError> {
     operation();
     let start = Instant::now();

@@ -297,7 +297,7 @@ impl Hardware {
         let curve = &curve.unwrap_or(&self.products["default"])[..];
         let above = curve.partition_point(|(known, _)| *known <= size);
         let Some(&(low, share)) = curve[..above].last() else {
-            // A smaller product takes at least the time of the smallest given size.
+            // A smaller multiplication takes as long as a multiplication of the smallest given size.
             let (least, share) = curve[0];
             return share * (size / least).powi(3).min(1.0);
         };
@@ -346,7 +346,7 @@ mod tests {
         assert_eq!(share(1024.0), 0.37);
         assert!((share(1024.0 * 2f64.sqrt()) - 0.43).abs() < 1e-12);
         assert_eq!(share(1e9), 0.555);
-        // A product of size 64 takes the same time as a product of the smallest given size.
+        // A multiplication of size 64 takes the same time as a multiplication of the smallest given size.
         assert_eq!(share(64.0), 0.02 / 8.0);
         assert!(h100.product_share("fp8", 4096.0) < share(4096.0));
     }

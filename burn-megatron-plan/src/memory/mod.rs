@@ -84,8 +84,8 @@ impl MemoryByKind {
         kinds.fold(0, |sum, (_, bytes)| sum.saturating_add(bytes))
     }
 
-    /// Adds the slack of an allocator that needs `factor` times the allocated bytes. Parameters, gradients and
-    /// optimizer state are few large allocations and need no slack.
+    /// Adds the memory that an allocator wastes if it needs `factor` times the allocated bytes. Nothing is added for
+    /// parameters, gradients and optimizer state, because they are a few large allocations.
     fn with_slack(self, factor: f64) -> Self {
         let parts = [self.buffers, self.activations, self.logits, self.transient];
         let pieces: u64 = parts.into_iter().fold(0, u64::saturating_add);

@@ -1,4 +1,4 @@
-//! Draws the memory of every pipeline rank over a step as SVG.
+//! Draws the memory of every pipeline rank during a training step as SVG.
 
 use std::path::Path;
 
@@ -35,7 +35,7 @@ const COLORS: [RGBColor; 8] = [
 ];
 const LIMIT: RGBColor = RGBColor(180, 0, 0);
 
-/// The memory from a given time on.
+/// A point of a timeline: a time, and the memory from this time on.
 type Point = (f64, MemoryByKind);
 
 impl MemoryReport {
@@ -140,8 +140,8 @@ impl super::RankMemory {
     }
 }
 
-/// Reduces the points to the number that can be drawn. Each interval keeps the point with the most bytes, at the start
-/// of the interval.
+/// Reduces the number of points so that they can be drawn. The points are divided into intervals of time. Each interval
+/// keeps only its point with the most bytes, which is moved to the start of the interval.
 fn downsampled(points: &[Point]) -> Vec<Point> {
     let Some((last, points)) = points.split_last() else {
         return vec![];
@@ -210,8 +210,8 @@ fn draw_rank(
     Ok(())
 }
 
-/// Returns the outline of a kind, which is stacked on the kinds before it: to the right along its top, and back along
-/// its bottom.
+/// Returns the outline of the area of a kind of memory, which is stacked on the areas of the previous kinds. The
+/// outline goes to the right along the top of the area, and back along its bottom.
 fn band(timeline: &[Point], kind: usize, unit: f64) -> Vec<(f64, f64)> {
     let height = |memory: &MemoryByKind, kinds: usize| {
         let kinds = memory.kinds().into_iter().take(kinds);

@@ -83,8 +83,8 @@ pub enum MemoryError {
 #[derive(Debug, Default)]
 pub struct RankProfiles(Mutex<HashMap<ProfileKey, Vec<(RecomputeConfig, RankProfile)>>>);
 
-/// Key of a profile: the layout without its schedule and sharding, the samples and tokens of a micro-batch, and the
-/// kind of rank.
+/// The key of a profile: the layout without its schedule and sharding, the numbers of samples and tokens of a
+/// micro-batch, and the kind of the rank.
 type ProfileKey = (ParallelConfig, [usize; 2], RankKind);
 
 impl RankProfiles {
@@ -186,13 +186,14 @@ pub fn plan_memory_with<C: ModelConfig>(
     ))
 }
 
-/// The properties that determine the profile and the state of a pipeline rank.
+/// The kind of a pipeline rank: the properties that determine its profile and its training state.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct RankKind {
-    /// Each stage: whether it has the embedding, the kinds of its layers, and whether it has the loss.
+    /// The stages of the rank. For each stage: whether it has the embedding, the kinds of its layers, and whether it
+    /// has the loss.
     stages: Vec<(bool, Vec<usize>, bool)>,
     input: [usize; 3],
-    /// The pipeline rank, if settings depend on the position of a layer.
+    /// The index of the pipeline rank, if settings depend on the position of a layer.
     rank: Option<usize>,
 }
 
@@ -216,7 +217,7 @@ impl RankKind {
     }
 }
 
-/// Returns the state of a pipeline rank.
+/// Returns the size of the training state of a pipeline rank.
 fn rank_state<C: ModelConfig>(
     config: &C,
     request: &MemoryRequest<'_>,

@@ -1,4 +1,4 @@
-//! Measures the computation of an operation, and finds the axes of an exchange.
+//! Measures the computation of a recorded operation, and finds the axes of a recorded collective.
 
 use burn_ir::{FloatOperationIr, OperationIr, TensorIr};
 

@@ -37,9 +37,9 @@ pub struct ProfileRequest<'a> {
     pub kernels: &'a KernelChoices,
     /// The layers that compute in FP8.
     pub fp8: &'a Fp8Config,
-    /// The layers that are recomputed in the backward.
+    /// The layers whose activations are recomputed in the backward.
     pub recompute: &'a RecomputeConfig,
-    /// The LoRA adapters. If they are set, every other parameter is frozen.
+    /// The settings of LoRA adapters. If they are set, all other parameters are frozen.
     pub lora: Option<&'a LoraConfig>,
     /// Patterns that match the paths of frozen parameters.
     pub freeze: &'a [String],
@@ -50,7 +50,7 @@ pub struct ProfileRequest<'a> {
     /// [`RankProfile::output`] of the previous stage. The first stage of the model receives no tensor and ignores this
     /// shape.
     pub input: [usize; 3],
-    /// Properties that cannot be derived from shapes.
+    /// Settings of the shape-only run for properties that do not follow from the shapes of tensors.
     pub settings: ShapeSettings,
 }
 
@@ -164,7 +164,7 @@ fn shortened<C: ModelConfig>(
     (StageLayout { layers, ..stage }, repeat)
 }
 
-/// Returns whether the bytes that a layer keeps depend on its position, in addition to its
+/// Returns whether the number of bytes that a layer keeps depends on its position, in addition to its
 /// [kind](ModelConfig::layer_kind).
 pub(crate) fn goes_by_place(
     recompute: &RecomputeConfig,
@@ -176,7 +176,7 @@ pub(crate) fn goes_by_place(
     !each || !fp8_of_all || !recompute.patterns.is_empty() || !freeze.is_empty()
 }
 
-/// One stage that is recorded.
+/// The settings for recording one pipeline stage.
 struct StageRun<'a> {
     device: &'a Device,
     request: &'a ProfileRequest<'a>,
@@ -253,7 +253,7 @@ impl StageRun<'_> {
     }
 }
 
-/// Receives gradients and adds them to buffers of the training state, like
+/// Adds gradients to the gradient buffers of the training state, like
 /// [`DistributedDataParallel`](burn_megatron::data_parallel::DistributedDataParallel).
 struct ShapeSink {
     device: Device,
@@ -277,7 +277,7 @@ impl ShapeSink {
         }
     }
 
-    /// Returns a buffer with places for the gradients of these parameters.
+    /// Returns a flat buffer for the gradients of these parameters.
     fn buffer(&self, parameters: &[usize]) -> FlatGradients {
         let mut length = 0;
         let places = parameters.iter().map(|index| {

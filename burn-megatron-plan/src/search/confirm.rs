@@ -37,12 +37,13 @@ pub(super) struct Refutation {
 
 #[derive(Clone, Debug)]
 enum Why {
-    /// The number of bytes that the candidate needs in addition to the result of the formulas.
+    /// The number of bytes that the candidate needs in addition to the number of bytes that the formulas give.
     Excess(u64),
     Refused(MemoryRefusal),
 }
 
-/// Settings of candidates with equal axis sizes that differ only in their sharding.
+/// The settings that are equal in a group of candidates. The candidates of a group have equal axis sizes and differ
+/// only in their sharding.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Group {
     pub sequence_parallel: bool,
@@ -70,8 +71,8 @@ impl Group {
     }
 }
 
-/// The tolerated error of the formulas for the state of another sharding, as a share of the limit. Within this
-/// tolerance, the memory is computed from the model's own operations.
+/// The tolerated error of the formulas, as a share of the memory limit, for a candidate with another sharding than the
+/// rejected candidate. If the memory is within this tolerance, it is computed by running the operations of the model.
 const TOLERANCE: f64 = 0.01;
 
 impl Refutation {
@@ -85,7 +86,8 @@ impl Refutation {
         is_same.then_some(text)
     }
 
-    /// Returns whether a candidate that needs `bytes` by the formulas does not fit into `limit`.
+    /// Returns whether this refutation shows that another candidate exceeds `limit`. The formulas give `bytes` for this
+    /// other candidate.
     pub fn refutes(
         &self,
         group: &Group,
@@ -117,8 +119,8 @@ impl Refutation {
 }
 
 impl Search<'_> {
-    /// Computes the memory of the best plans from the model's own operations. Returns whether at least one plan does
-    /// not fit. The sizes of such a plan are then searched again.
+    /// Computes the memory of the best plans by running the operations of the model. Returns whether at least one plan
+    /// does not fit. The axis sizes of this plan are then searched again.
     pub(super) fn confirm(&mut self, memory: &OwnMemory<'_>) -> bool {
         let mut best: Vec<_> = self.best.values().map(|kept| kept.plan.clone()).collect();
         super::report::sort(&mut best);
@@ -170,7 +172,7 @@ impl Search<'_> {
         };
         self.refuted.entry(sizes).or_default().push(refutation);
         self.best.remove(&sizes);
-        // A slower plan of the same sizes may now be the best.
+        // A slower plan with the same axis sizes may now be the best.
         for visited in &mut self.entries {
             if visited.entry.sizes() == sizes {
                 visited.found = None;
@@ -185,8 +187,8 @@ impl Search<'_> {
         }
     }
 
-    /// If no plan fits, sets the memory of the nearest plan to the memory of the model's own operations, if that memory
-    /// exceeds the limit.
+    /// If no plan fits, computes the memory of the nearest plan by running the operations of the model. The memory of
+    /// the plan is replaced if the result exceeds the limit.
     pub(super) fn confirm_nearest(&mut self, memory: &OwnMemory<'_>) {
         if !self.best.is_empty() || self.nearest_refuted.is_some() {
             return;

@@ -112,7 +112,7 @@ impl SearchConfig<'_> {
     }
 }
 
-/// The number of entries that are timed before their results are compared.
+/// The number of entries that are evaluated in parallel before their results are compared.
 const WAVE: usize = 16;
 
 /// The progress of a search.
@@ -168,7 +168,7 @@ pub fn search_confirmed(
     Ok(search.report())
 }
 
-/// Sizes of the axes: tensor, context, pipeline, expert, expert-tensor.
+/// The sizes of the axes: tensor, context, pipeline, expert and expert tensor.
 type Sizes = [usize; 5];
 
 fn sizes_of(layout: &ParallelConfig) -> Sizes {
@@ -181,10 +181,10 @@ fn sizes_of(layout: &ParallelConfig) -> Sizes {
     ]
 }
 
-/// The best plan of its sizes.
+/// The best plan for a set of axis sizes.
 struct Kept {
     plan: Plan,
-    /// Whether the plan fits by the model's own operations.
+    /// Whether running the operations of the model has confirmed that the plan fits.
     is_confirmed: bool,
 }
 
@@ -195,7 +195,7 @@ struct Visited<'a> {
     found: Option<VisitCounts>,
 }
 
-/// Counts of one visit.
+/// The counts of one visit of an entry.
 struct VisitCounts {
     counts: SearchCounts,
     plans: u64,
@@ -206,16 +206,16 @@ struct Search<'a> {
     model: &'a dyn PlannedModel,
     config: &'a SearchConfig<'a>,
     rates: DeviceRates<'a>,
-    /// Counts of the candidates that are in no entry.
+    /// The counts of candidates that do not belong to any entry.
     counts: SearchCounts,
     /// All entries, sorted by their bounds. Empty during a run.
     entries: Vec<Visited<'a>>,
     pipelines: Pipelines,
     best: HashMap<Sizes, Kept>,
-    /// The time that a plan must beat to be among the best.
+    /// A plan is among the best only if its time is less than this time.
     worst: f64,
     nearest: Option<Plan>,
-    /// Candidates that do not fit by the model's own operations, keyed by sizes.
+    /// Candidates that do not fit according to the operations of the model, keyed by axis sizes.
     refuted: HashMap<Sizes, Vec<Refutation>>,
     nearest_refuted: Option<Plan>,
     confirmed: usize,
@@ -310,7 +310,8 @@ impl<'a> Search<'a> {
         self.worst = worst.copied().unwrap_or(f64::INFINITY);
     }
 
-    /// Returns the reason why a candidate of these sizes, which takes at least `seconds`, is not among the best.
+    /// Returns the reason why a candidate with these axis sizes is not among the best plans, if its step takes at least
+    /// `seconds`.
     fn is_slower(&self, sizes: Sizes, seconds: f64) -> Option<Rejection> {
         let same = self.best.get(&sizes);
         if same.is_some_and(|kept| seconds >= kept.plan.step.seconds) {

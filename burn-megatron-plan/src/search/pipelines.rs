@@ -12,7 +12,7 @@ use super::super::fit::in_flight;
 use super::cache::Cache;
 use super::space::PipelineSettings;
 
-/// The number of micro-batches per rank after which a schedule repeats itself.
+/// The number of micro-batches per rank after which a schedule becomes periodic.
 const WARM_UP: usize = 4;
 
 /// The schedule of a pipeline. For many micro-batches, it is represented by two shorter schedules. The second one has
@@ -20,9 +20,9 @@ const WARM_UP: usize = 4;
 #[derive(Clone, Debug)]
 pub struct Pipeline {
     schedule: Arc<Schedule>,
-    /// The schedule with one more period, if the first schedule has fewer micro-batches than requested.
+    /// The schedule with one more period. `None` if `schedule` contains all requested micro-batches.
     next: Option<Arc<Schedule>>,
-    /// The number of further periods.
+    /// The number of further periods that are not in the schedules.
     periods: f64,
 }
 
@@ -32,8 +32,8 @@ type Made<V> = Result<Arc<V>, String>;
 /// A cache of the schedules and stages that layouts with the same pipeline share.
 #[derive(Debug, Default)]
 pub struct Pipelines {
-    /// Schedules, keyed by kind and stages per rank, ranks, micro-batches, and whether forwards and backwards are
-    /// paired.
+    /// Schedules, keyed by kind and stages per rank, ranks, micro-batches, and whether forwards run together with
+    /// backwards of other micro-batches.
     schedules: Cache<(PipelineSettings, usize, usize, bool), Made<Schedule>>,
     /// Stages, keyed by kind and stages per rank, and ranks.
     stages: Cache<(PipelineSettings, usize), Made<Vec<StageLayout>>>,
@@ -125,8 +125,8 @@ mod tests {
     use burn_megatron::mesh::ScheduleKind;
     use burn_megatron::pipeline::schedule::simulate;
 
-    /// The start of a schedule determines the time and the memory of the whole schedule, for every kind and for stages
-    /// of different sizes.
+    /// Checks that the start of a schedule determines the time and the memory of the whole schedule, for every kind of
+    /// schedule and for stages of different sizes.
     #[test]
     fn a_schedule_repeats_itself() {
         let pipelines = Pipelines::default();
@@ -181,7 +181,8 @@ mod tests {
         }
     }
 
-    /// Bubbles of published layouts: 1.0819 % of the step of Llama 3 70B, 0.4537 % of 405B, 0.3891 % of DeepSeek-V3.
+    /// Checks the bubbles of published layouts: 1.0819 % of the step for Llama 3 70B, 0.4537 % for Llama 3 405B, and
+    /// 0.3891 % for DeepSeek-V3.
     #[test]
     fn bubbles_are_the_known_ones() {
         let pipelines = Pipelines::default();

@@ -13,14 +13,14 @@ pub(super) struct RankClass {
     pub seconds: LayerSeconds,
     /// The ranks of the class.
     pub ranks: Vec<usize>,
-    /// The memory in addition to the state, on the rank of the class that needs the most.
+    /// The memory in addition to the training state, on the rank of the class that needs the most.
     pub working: MemoryByKind,
     /// The peak number of bytes of activations on the host, on the rank of the class that needs the most.
     pub on_host: u64,
 }
 
 impl RankClass {
-    /// Returns the classes of the ranks with these stages and times. The memory in addition to the state is not
+    /// Groups the ranks with these stages and times into classes. The memory in addition to the training state is not
     /// computed yet.
     pub fn of_ranks(
         profile: &ModelProfile,

@@ -1,4 +1,4 @@
-//! The search space: the sizes of the axes, and the other settings.
+//! The search space: all possible axis sizes and other settings of a layout.
 
 use burn_megatron::mesh::{ParallelConfig, ScheduleKind, ZeroStage, stages::LayerSplit};
 
@@ -222,7 +222,8 @@ impl FixedSettings {
     }
 }
 
-/// Returns the sizes of an axis among `ranks` ranks: the fixed size if it divides `ranks`, or else every divisor.
+/// Returns the possible sizes of an axis for `ranks` ranks. This is the fixed size, if it divides `ranks`. Without a
+/// fixed size, these are all divisors.
 fn sizes(fixed: Option<usize>, ranks: usize) -> Vec<usize> {
     match fixed {
         Some(size) if size > 0 && ranks.is_multiple_of(size) => vec![size],
@@ -264,8 +265,8 @@ mod tests {
     #[test]
     fn every_factorisation_is_a_layout() {
         let free = FixedSettings::default();
-        // 4 = t c p d has ten solutions. Three have tensor 2 and one has tensor 4. These four exist with and without
-        // sequence parallelism.
+        // 4 = t c p d has ten solutions. Three of them have the tensor size 2, and one has the tensor size 4. These
+        // four exist with and without sequence parallelism.
         assert_eq!(free.layouts(4, false).len(), 10 + 4);
         let fixed = FixedSettings {
             tensor: Some(2),

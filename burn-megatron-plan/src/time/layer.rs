@@ -18,7 +18,7 @@ pub struct ComputeTypes {
     pub attention: String,
     /// The number of bytes per element in the operands of matrix multiplications.
     pub operand_bytes: f64,
-    /// Bytes of a parameter that is gathered.
+    /// The number of bytes per parameter element in all-gathers of parameters.
     pub parameter_bytes: f64,
 }
 
@@ -119,8 +119,8 @@ impl<'a> DeviceRates<'a> {
         self.products
     }
 
-    /// Returns whether exchanges overlap with computation. They do not if ranks share cores, since the cores also copy
-    /// the messages.
+    /// Returns whether communication overlaps with computation. It does not if ranks share CPU cores, because the cores
+    /// also copy the messages.
     pub(super) fn hides(&self) -> bool {
         self.hardware.cores.is_none()
     }

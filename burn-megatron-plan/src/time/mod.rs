@@ -172,8 +172,8 @@ impl PipelineSeconds {
         sum * (1.0 / self.ranks.len() as f64)
     }
 
-    /// Returns the seconds by part of the rank that computes the longest. For ranks that share cores, returns the mean,
-    /// since shared cores are never idle.
+    /// Returns the time of each part for the rank that computes the longest. If ranks share CPU cores, returns the mean
+    /// over the ranks, because shared cores are never idle.
     fn least(&self, rates: &DeviceRates<'_>, of: fn(&LayerSeconds) -> PartSeconds) -> PartSeconds {
         match rates.hides() {
             true => of(&self.ranks[self.busiest().0]),
@@ -181,16 +181,17 @@ impl PipelineSeconds {
         }
     }
 
-    /// Returns the seconds that a step spends in its layers, for the rank that computes the longest, or the mean over
-    /// ranks that share cores.
+    /// Returns the time that a step spends in its layers, for the rank that computes the longest. If ranks share CPU
+    /// cores, returns the mean over the ranks.
     fn in_layers(&self, rates: &DeviceRates<'_>, micro_batches: usize) -> PartSeconds {
         let mut seconds = self.least(rates, LayerSeconds::in_pairs) * micro_batches as f64;
         seconds[StepPart::Expert] += self.alone();
         seconds
     }
 
-    /// Returns the seconds in which a rank without a pipeline waits for the exchanges of the first forward and the last
-    /// backward, which have no pair. With a pipeline, other actions are unpaired too; the simulator accounts for them.
+    /// Returns the time for which a rank waits for the communication of the first forward and the last backward, which
+    /// do not run together with another micro-batch. Returns 0 with pipeline parallelism, because the pipeline
+    /// simulator includes this time.
     fn alone(&self) -> f64 {
         match &self.ranks[..] {
             [only] => only.hidden - only.hidden_alone,
@@ -321,7 +322,7 @@ mod tests {
         }
     }
 
-    /// A waiting rank leaves its core to the other ranks.
+    /// While a rank waits, other ranks use its share of the cores.
     #[test]
     fn a_bubble_costs_nothing_on_shared_cores() {
         let rank = |seconds| LayerSeconds {
@@ -333,7 +334,7 @@ mod tests {
             transfer: 0.0,
             ranks: vec![rank(1.0), rank(3.0)],
         };
-        // Four micro-batches, for which a pipeline needs 14 seconds.
+        // Four micro-batches, for which a pipeline needs 14 seconds without shared cores.
         let total = |hardware: &Hardware| seconds.on_cores(14.0, 4, hardware, 2);
         assert_eq!(total(&Hardware::named("H100").unwrap()), 14.0);
         assert_eq!(total(&on_cores(2)), 14.0);
@@ -358,7 +359,8 @@ mod tests {
         assert_eq!((step.seconds, step.bubble), (8.0, 0.0));
     }
 
-    /// An exchange that could overlap with weight gradients is not hidden if the compute cores copy its messages.
+    /// A collective that could overlap with weight gradients does not overlap if the cores that compute also copy its
+    /// messages.
     #[test]
     fn nothing_is_hidden_on_shared_cores() {
         let mesh = Mesh::new(&ParallelConfig::new().with_tensor(2), 2).unwrap();
@@ -395,7 +397,8 @@ mod tests {
         assert!(waited(&on_cores(2)) > 1e-6);
     }
 
-    /// All-to-alls of expert rows overlap with the computation of another micro-batch in the same pair.
+    /// All-to-alls of expert parallelism overlap with the computation of the other micro-batch that runs at the same
+    /// time.
     #[test]
     fn pairs_hide_the_exchanges_of_experts() {
         let types = ComputeTypes {
@@ -453,7 +456,7 @@ mod tests {
         assert!(exchanged > 0.0 && plain.hidden == 0.0);
         assert!((waited - 4.0 * exchanged).abs() < 1e-12);
         assert_eq!(times.paired_forward, times.forward);
-        // The first forward and the last backward are unpaired. The last backward overlaps its exchanges with its
+        // The first forward and the last backward run alone. The communication of the last backward overlaps with its
         // weight gradients.
         let (pairs, waited, times) = seconds(&h100, 8192, true);
         assert!((pairs.hidden - exchanged).abs() < 1e-12);
@@ -465,7 +468,7 @@ mod tests {
             pairs.input_gradient.total(),
             times.input_gradient[0]
         ));
-        // Short products hide only their own time.
+        // Short matrix multiplications hide communication only for the time that they take.
         let (short, ..) = seconds(&h100, 64, true);
         let computed = short.total().total() - short.total()[StepPart::Expert];
         assert!((short.hidden - computed).abs() < 1e-15 && 0.0 < computed && computed < exchanged);

@@ -30,7 +30,7 @@ use burn_megatron_kernels::philox::Stream;
 use super::corrupted::{CorruptedComm, Corruption, DRIFT};
 use super::replacing::Replacing;
 
-/// The fault. No fault has an effect on a single rank.
+/// A fault of tensor, sequence or data parallelism, or of micro-batches. It has no effect on a single rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// The gradient of the input of a column-parallel layer is not summed over the tensor-parallel ranks.
@@ -39,20 +39,20 @@ pub enum Fault {
     NoForwardSum,
     /// The gradient of the embedding, which is already complete on every rank, is summed over the ranks again.
     SummedTwice,
-    /// The bias of a row-parallel layer is added on every rank, before the sum.
+    /// The bias of a row-parallel layer is added on every rank before the outputs are summed.
     BiasBeforeSum,
     /// With sequence parallelism, the gradient of a norm is not summed over the tensor-parallel ranks.
     NormNotSummed,
     /// Keys and values are replicated on two ranks, but their gradient contains the contribution of only one of these
     /// ranks.
     SharedNotSummed,
-    /// A replicated parameter is declared as split, so the gradient norm counts it on each rank.
+    /// A replicated parameter is declared as sharded, so the gradient norm includes its gradient once per rank.
     CountedTwice,
     /// Each rank computes the gradient norm only of its own gradients.
     LocalNorm,
     /// Each rank initializes its shard of a parameter with the values of the first shard.
     OneSeed,
-    /// Each rank draws its own dropout mask for a replicated activation.
+    /// Each rank draws a different dropout mask for a replicated activation.
     MaskPerRank,
     /// With sequence parallelism, each rank draws the dropout mask of the first shard of the sequence.
     MaskOfFirstPart,
@@ -117,7 +117,7 @@ const SEQ: usize = 8;
 const HEADS: usize = 4;
 const GROUPS: usize = 2;
 const WIDTH: usize = 12;
-/// Not a multiple of 2, so that the last rank has padding.
+/// The vocabulary size. It is not a multiple of 2, so that the shard of the last rank is padded.
 const TOKENS: usize = 13;
 const IGNORE: i64 = -1;
 const SAMPLES: usize = 4;
@@ -215,7 +215,7 @@ impl Decoder {
         })
     }
 
-    /// Returns the GELU of the first product of the MLP.
+    /// Returns the GELU of the first linear layer of the MLP.
     fn activated(&self, x: Tensor<3>) -> LinearInput {
         if !self.epilogues {
             return Activation::GeluTanh.forward(self.up.forward(x)).into();

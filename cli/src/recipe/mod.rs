@@ -1,4 +1,4 @@
-//! The recipe: all settings that determine the computation of a run.
+//! The recipe, which contains all settings that determine the computation of a run.
 
 pub mod checkpoint;
 pub mod memory;
@@ -26,7 +26,8 @@ use crate::family::{Families, Model, WeightsError};
 use checkpoint::CheckpointConfig;
 use memory::MemoryConfig;
 
-/// The default recipe. It runs without flags, and supplies the values that other recipes leave out.
+/// The default recipe. It is used without flags, and contains the default values for keys that other recipes do not
+/// set.
 pub const DEFAULT_RECIPE: &str = include_str!("../tiny.toml");
 
 /// The source of the keys that a recipe does not set.
