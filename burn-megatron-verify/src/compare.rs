@@ -141,7 +141,7 @@ fn unequal(reference: &Observation, rank: &Observation) -> Vec<String> {
         .collect()
 }
 
-/// Returns the parameters of the reference that no rank holds.
+/// Returns the parameters of the reference that no rank of the layout holds.
 fn missing(reference: &Observation, ranks: &[Observation]) -> Vec<String> {
     let held = |path: &&String| ranks.iter().any(|rank| rank.paths.contains(path));
     reference
@@ -152,7 +152,7 @@ fn missing(reference: &Observation, ranks: &[Observation]) -> Vec<String> {
         .collect()
 }
 
-/// Returns each parameter of a rank with the values of the reference.
+/// Returns each parameter of a rank, with the reference values of the same parameter.
 fn matched<'a>(
     reference: &'a Observation,
     expected: &'a [Vec<f64>],
@@ -193,8 +193,8 @@ fn worst(all: impl Iterator<Item = Difference>) -> Difference {
     })
 }
 
-/// Returns the largest finite absolute value. A value that is not finite fails on its own, and must not hide other
-/// values.
+/// Returns the largest finite absolute value. Values that are not finite are ignored here, because they always fail the
+/// check. They must not hide errors in other values.
 fn largest_finite<'a>(values: impl Iterator<Item = &'a f64>) -> f64 {
     let finite = values.filter(|x| x.is_finite());
     finite.fold(0.0, |most, x| most.max(x.abs()))
@@ -299,7 +299,7 @@ mod tests {
         }
     }
 
-    /// Returns the columns that fail if the second of two ranks has a changed observation.
+    /// Returns the columns that fail if the observation of the second of two ranks is changed.
     fn failing(change: impl FnOnce(&mut Observation)) -> (Vec<&'static str>, Comparison) {
         let mut other = observation();
         change(&mut other);
@@ -329,7 +329,7 @@ mod tests {
         );
     }
 
-    /// NaN on both sides fails too, although the bits are equal.
+    /// NaN in both results also fails, although the bits are equal.
     #[test]
     fn nan_fails_in_each_column_on_either_side_and_on_both() {
         type Field = fn(&mut Observation) -> &mut f64;

@@ -215,7 +215,8 @@ impl Guard {
         Ok(())
     }
 
-    /// Returns the first rank with an invalid parameter, and the path of the parameter in the module of this rank.
+    /// Returns the first rank on which a parameter is invalid, and the path of this parameter in the module of this
+    /// rank.
     fn first(
         &self,
         own: Option<usize>,
@@ -248,7 +249,8 @@ struct Fingerprint {
 #[derive(Default)]
 struct Fingerprints<'a> {
     gradients: Option<&'a GradientsParams>,
-    /// Whether each parameter is a running state. Each rank updates running states with its own batches.
+    /// Whether each parameter is a running state, such as a running mean. Each rank updates its running states with its
+    /// own batches.
     running: vec::IntoIter<bool>,
     path: Vec<String>,
     paths: Vec<String>,
@@ -295,7 +297,7 @@ impl ModuleVisitor for Fingerprints<'_> {
         if let Some(tensor) = tensor {
             for value in tensor.into_data().iter::<f64>() {
                 finite &= value.is_finite();
-                // Zeros may have either sign.
+                // Adding 0 makes +0 and -0 equal.
                 (value + 0.0).to_bits().hash(&mut hasher);
             }
         }

@@ -221,13 +221,13 @@ impl VerifyOptions {
             loss_scale: Some(LossScale::None),
             // A skipped step is visible in the report.
             skip_limit: NonZeroU64::MAX,
-            // The host runs the computation that would be captured.
+            // No graph is captured: the host runs the computation.
             cuda_graph: false,
             ..self.train.clone()
         }
     }
 
-    /// Returns the options for the single rank.
+    /// Returns the options for the run on one rank.
     fn single_rank(&self) -> Self {
         let data_parallel = &self.train.data_parallel;
         let train = TrainConfig {
@@ -246,7 +246,7 @@ impl VerifyOptions {
         }
     }
 
-    /// Returns the same options with steps that are proportional to the gradients.
+    /// Returns the same options with an optimizer whose updates are about proportional to the gradients.
     fn with_gradient_steps(&self) -> Self {
         Self {
             train: TrainConfig {
@@ -342,7 +342,7 @@ pub fn verify<S: Subject>(
     Ok(VerifyReport::new(rows, not_run.collect(), options))
 }
 
-/// Runs a single rank with micro-batches of this size and returns its observation.
+/// Trains the model on a single rank with micro-batches of this size, and returns the results.
 fn run_reference<S: Subject>(
     subject: &S,
     micro_batch: Option<usize>,

@@ -121,7 +121,7 @@ impl Observer for GradientObserver<'_> {
             gradients.step,
             self.options.train.data_parallel.gradient_limit,
         );
-        // A training run skips a step with a gradient above the limit. Here this is an error.
+        // A training run skips a step if a gradient exceeds the limit. In `verify`, this is an error.
         if let (Some(limit), Some(culprit)) = (limit, gradients.invalid().first()) {
             return Err(format!(
                 "gradient_limit = {limit} would skip step {step}, which cannot be compared: {culprit}"
@@ -151,7 +151,7 @@ impl Observer for GradientObserver<'_> {
     }
 }
 
-/// Full parameters, and the paths of the parameters whose replicas are not equal.
+/// Full parameters, and the paths of the parameters whose replicas differ.
 struct AssembledParameters {
     full: Vec<Vec<f64>>,
     unequal: Vec<String>,
@@ -205,7 +205,7 @@ fn gather_shards(part: &[f64], comm: &Comm) -> Result<Vec<Vec<f64>>, CommError> 
 }
 
 fn bits(values: &[f64]) -> Vec<u64> {
-    // Zeros may have either sign.
+    // Adding 0 makes +0 and -0 equal.
     values.iter().map(|x| (x + 0.0).to_bits()).collect()
 }
 

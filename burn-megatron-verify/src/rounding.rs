@@ -57,7 +57,7 @@ impl Rounding {
             parallel.tensor > 1 && parts.any(|part| !part.is_multiple_of(block))
         };
         let senders = parallel.expert * parallel.expert_tensor_size();
-        // An expert has the same rows as on one rank if its rows come from exactly the ranks of one micro-batch.
+        // An expert has the same tokens as on one rank if its tokens come from exactly the ranks of one micro-batch.
         let other_rows = sizes.experts && senders != parallel.tensor * parallel.context;
         let other_order = sizes.experts && senders > 1;
         let of = |recipe: &Fp8Recipe| {
@@ -144,7 +144,7 @@ fn recipes(config: &Fp8Config) -> impl Iterator<Item = Fp8Recipe> {
     config.recipe.into_iter().chain(of_layers)
 }
 
-/// Returns the unit roundoff: half the distance of adjacent numbers, divided by the smaller number.
+/// Returns the unit roundoff: half the distance between two adjacent numbers, divided by the smaller number.
 fn unit(format: Format) -> f64 {
     2f64.powi(-1 - format.mantissa_bits() as i32)
 }
@@ -197,7 +197,7 @@ mod tests {
             ("current", "tp2-pp2", None),
             ("current", "tp4", Some(hybrid)),
             ("mxfp8", "pp2-dp4-z3", None),
-            // 64 / 2 is a multiple of the block size 32, 96 / 2 is not.
+            // 64 / 2 is a multiple of the block size 32, but 96 / 2 is not.
             ("mxfp8", "tp2", Some(e4m3)),
             ("blockwise", "tp2", Some(e4m3)),
             ("blockwise", "dp2", None),

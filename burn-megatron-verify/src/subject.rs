@@ -52,7 +52,7 @@ pub struct ModelSubject<C> {
     pub dtype: DType,
 }
 
-/// Returns `count` random integers below `below`, from word `start` of a stream.
+/// Returns `count` random integers from 0 to `below - 1`, starting at index `start` of a random stream.
 pub(crate) fn integers(stream: &Stream, start: usize, count: usize, below: usize) -> Vec<i32> {
     let mut integers = Vec::with_capacity(count);
     stream.words(start as u64, count, |_, word| {
@@ -123,7 +123,7 @@ impl<C: ModelConfig> ModelSubject<C> {
         self.sequence_length.unwrap_or(self.config.context())
     }
 
-    /// Returns the bound for a type narrower than f64.
+    /// Returns the bound on differences for a dtype that is narrower than f64.
     fn rounding_of_type(&self, sizes: &RoundingSizes) -> Option<Rounding> {
         let values = sizes.values_per_layer * self.config.layers();
         let narrow = |bits: i32, name: &str| {
@@ -135,7 +135,7 @@ impl<C: ModelConfig> ModelSubject<C> {
             DType::BF16 => narrow(8, "bf16"),
             DType::F16 => narrow(11, "f16"),
             _ => {
-                // The longest sums are over features, classes, or the tokens of a step.
+                // The longest sums are over features, over classes, or over the tokens of a step.
                 let longest = sizes.longest_sum.max(self.samples * self.sequence());
                 let what = format!("sums of up to {longest} in another order in f32");
                 Some(Rounding::new(&[(values * longest, 2f64.powi(-24))], &what))
@@ -143,22 +143,22 @@ impl<C: ModelConfig> ModelSubject<C> {
         }
     }
 
-    /// Returns random integers below `below`, of shape `[seq]`.
+    /// Returns random integers from 0 to `below - 1`, of shape `[seq]`.
     fn draws(&self, key: u64, step: usize, sample: usize, below: usize) -> Vec<i32> {
         let seq = self.sequence();
         let stream = Stream::new(self.seed ^ key, step as u64);
         integers(&stream, sample * seq, seq, below)
     }
 
-    /// Returns the starts of the documents of a sample. On average, every third token starts a document.
+    /// Returns the indices at which the documents of a sample start. On average, every third token starts a document.
     fn documents(&self, step: usize, sample: usize) -> Vec<usize> {
         let draws = self.draws(4, step, sample, 3).into_iter().enumerate();
         let starts = draws.filter(|(at, draw)| *at == 0 || *draw == 0);
         starts.map(|(at, _)| at).collect()
     }
 
-    /// Returns the padding of a packed sample: the last document of every second sample, unless the sample has only one
-    /// document.
+    /// Returns the number of padding tokens of a packed sample. In every second sample, the last document is padding,
+    /// unless it is the only document.
     fn padding(&self, sample: usize, documents: &[usize]) -> usize {
         match documents {
             [_, .., last] if sample % 2 == 1 => self.sequence() - last,

@@ -26,7 +26,7 @@ pub struct Block<X: Mixer = StandardMixer> {
     /// The norm of the output of the feed-forward part, if any.
     mlp_post_norm: Option<Norm>,
     mlp_dropout: Dropout,
-    /// The number of previous tokens that a token attends to; `None` for all.
+    /// The number of previous tokens that a token attends to, or `None` if it attends to all previous tokens.
     #[module(skip)]
     window: Option<usize>,
 }

@@ -57,7 +57,7 @@ pub enum Oracle {
 /// The options of [`check_device`].
 #[derive(Clone, Debug)]
 pub struct DeviceOptions {
-    /// The reference of the comparison.
+    /// The dtype in which the CPU computes the reference.
     pub oracle: Oracle,
     /// The factor by which every bound is multiplied: see [`DeviceRun::bound`].
     pub margin: f64,

@@ -83,15 +83,15 @@ macro_rules! tuples {
 
 tuples! { (A 0) (A 0, B 1) (A 0, B 1, C 2) (A 0, B 1, C 2, E 3) }
 
-/// Returns a copy of the module on a plain device, with floats in type `float` or in their own type. Shared parameters
-/// stay shared.
+/// Returns a copy of the module on a device without autodiff. Floats are converted to the dtype `float`, or keep their
+/// dtype if it is `None`. Shared parameters stay shared.
 pub(super) fn place<M: Module>(model: &M, device: &Device, float: Option<DType>) -> M {
     // `valid` creates new running states. Moving the model would change the running states of the original.
     let copy = model.valid().to_device(device).map(&mut Cast(float));
     copy.map(&mut Leaves::default())
 }
 
-/// Returns a copy for training: with gradients and with the flags of the model.
+/// Returns a copy of the module for training, with gradients and with the training flags of the model.
 pub(super) fn place_for_training<M: Module>(model: &M, device: &Device) -> M {
     let copy = model.valid().to_device(device).train();
     copy.map(&mut Leaves {
@@ -100,7 +100,7 @@ pub(super) fn place_for_training<M: Module>(model: &M, device: &Device) -> M {
     })
 }
 
-/// Returns a copy with gradients for the parameters that have gradients in the model. Training flags are off.
+/// Returns a copy of the module in which the same parameters have gradients as in the model. Training flags are off.
 pub(super) fn place_with_gradients<M: Module>(
     model: &M,
     device: &Device,

@@ -50,7 +50,7 @@ pub struct DeviceRun {
     pub operations: usize,
     /// The reason why some operations were not compared, or `None` if all operations were compared.
     pub not_observed: Option<String>,
-    /// The parameters in the order of the forward. Empty if the forward was not observed.
+    /// The parameters in the order in which the forward reads them. Empty if the forward was not recorded.
     order: Vec<String>,
 }
 
@@ -128,7 +128,7 @@ impl DeviceRun {
             has_products: true,
         };
         let scale = known.map_or(unknown, Trace::scale);
-        // A backward has about two operations for each operation of the forward.
+        // The backward has about two operations per operation of the forward.
         let operations = known.map_or(16 * reference.gradients.len().max(1), |it| 3 * it.len());
         let mut run = Self {
             device: format!("{device:?}"),

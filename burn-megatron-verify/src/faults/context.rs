@@ -41,7 +41,7 @@ pub enum ContextFault {
     GroupOfOne,
 }
 
-/// A ring exchange with a fault.
+/// A ring of context-parallel ranks with a fault.
 #[derive(Debug)]
 struct FaultyRing {
     ring: Ring,
@@ -211,7 +211,8 @@ impl LanguageModel for ContextDecoder {
         let own = targets.clone().not_equal_elem(IGNORE).int().sum();
         let mut losses = self.loss.losses(logits, targets);
         if self.fault == Some(ContextFault::LossPerRank) {
-            // The sum over the ranks, divided by the number of tokens of all ranks, is the mean of the per-rank means.
+            // The value is scaled so that its sum over the ranks, divided by the number of tokens of all ranks, is the
+            // mean of the per-rank means.
             let own = own.into_scalar::<f64>();
             let all = self.context.all_reduce_scalar(own, ReduceOp::Sum).unwrap();
             let mean = all / self.context.size() as f64;
@@ -233,8 +234,8 @@ impl LanguageModel for ContextDecoder {
     }
 
     fn flops_per_token(&self, seq: usize) -> f64 {
-        // Weights of the projections to 16 query, 8 key and 8 value features, of the 16 output features, and of the
-        // output layer. Attention counts causal pairs.
+        // The weights are the projections to 16 query, 8 key and 8 value features, the projection of the 16 output
+        // features, and the output layer. For attention, only causal query-key pairs are counted.
         let weights = HIDDEN * (16 + 8 + 8 + 16 + TOKENS);
         (6 * weights + 6 * 16 * seq) as f64
     }
@@ -246,7 +247,7 @@ pub struct ContextSubject(pub Option<ContextFault>);
 
 /// Samples whose targets are the next tokens. The first two positions have no target.
 struct FaultySamples {
-    /// The positions of a row on this rank, if targets are the next tokens of this rank.
+    /// The positions of this rank's shard of the sequence, if the targets are the next tokens within the shard.
     own: Option<Vec<usize>>,
 }
 

@@ -215,7 +215,8 @@ impl CorruptedComm {
     }
 }
 
-/// Zeros the sums of squares of other ranks in gathered statistics. Each row has `width` columns.
+/// Sets the sums of squares of the other ranks to zero in gathered statistics. The statistics of each rank have `width`
+/// elements.
 fn without_squares_of_others(buffer: Buffer, own: usize, width: usize) -> Buffer {
     let mut rows: Vec<f64> = buffer.into_vec();
     let others = rows.chunks_mut(width).enumerate();
@@ -258,7 +259,7 @@ fn plus(left: Buffer, right: Buffer) -> Buffer {
     sums.collect::<Vec<_>>().into()
 }
 
-/// Multiplies f64 values, the type of `verify`, by a factor.
+/// Multiplies f64 values by a factor. f64 is the default dtype of `verify`.
 fn times(buffer: Buffer, factor: f64) -> Buffer {
     match buffer {
         Buffer::F64(values) => {

@@ -265,8 +265,8 @@ impl LanguageModel for Decoder {
         let own = || is_target.clone().int().sum().into_scalar::<f64>();
         let factor = match self.fault {
             Some(Fault::MeanOfMeans) => {
-                // The sum over the ranks, divided by the number of tokens of all ranks, is the mean of the per-rank
-                // means.
+                // The value is scaled so that its sum over the ranks, divided by the number of tokens of all ranks, is
+                // the mean of the per-rank means.
                 let own = own();
                 let all = self.data.all_reduce_scalar(own, ReduceOp::Sum).unwrap();
                 all / self.data.size() as f64 / own

@@ -212,14 +212,14 @@ impl Layout {
     }
 }
 
-/// The exchanges of context parallelism without a parameter.
+/// The exchange methods of context parallelism that have no parameter.
 const EXCHANGES: [(&str, ContextExchange); 3] = [
     ("ring", ContextExchange::Ring),
     ("allgather", ContextExchange::AllGather),
     ("alltoall", ContextExchange::AllToAll),
 ];
 
-/// The splits of context parallelism, except the default split.
+/// The sequence splits of context parallelism, except the default split.
 const SPLITS: [(&str, ContextSplit); 3] = [
     ("contiguous", ContextSplit::Contiguous),
     ("striped", ContextSplit::Striped),

@@ -22,10 +22,11 @@ use burn_megatron::text_table::Table;
 pub use growth::MemoryGrowth;
 pub use heap::HeapCounter;
 
-/// Steps before the first measurement. They create memory that is allocated only once, such as threads and caches.
+/// The number of steps before the first measurement. They allocate memory that is needed only once, such as threads and
+/// caches.
 const WARMUP: usize = 2;
 
-/// The smallest growth per step that is reported. Maps and logs of a program grow by less.
+/// The smallest growth per step that is reported, in bytes. Maps and logs of a program usually grow by less.
 const SMALLEST_GROWTH: u64 = 1024;
 
 /// An error of [`memory_report`].
@@ -114,7 +115,7 @@ pub fn memory_report<M: Module, B: Batch>(
         } else {
             step()
         };
-        // The memory of the list itself does not count as growth of the program.
+        // The memory of this list must not be counted as growth of the program.
         measured.clear();
         measured.push(one);
         after_steps.push(meter.live() as i64 - base as i64);
@@ -173,7 +174,7 @@ impl Meter {
         }
     }
 
-    /// Returns the peak since the last call. For a pool, returns the bytes in use.
+    /// Returns the peak number of bytes since the last call. For a memory pool, returns the number of bytes in use.
     fn peak(&self) -> u64 {
         match self {
             Self::Heap => {

@@ -121,7 +121,7 @@ impl TransformerConfig {
         Ok(head_width)
     }
 
-    /// Checks the floating-point settings in f32, the type in which most values are computed.
+    /// Checks the floating-point settings in f32, because most values are computed in f32.
     fn check_numbers(&self) -> Result<(), BuildError> {
         let is_finite = |value: f64| (value as f32).is_finite();
         for (name, value, fits, what) in [
@@ -194,7 +194,7 @@ impl TransformerConfig {
         Ok(width)
     }
 
-    /// Counts the parameters of matrices, which are nearly all parameters.
+    /// Counts the elements of all matrices, which are nearly all parameters.
     fn count_parameters(&self, head_width: usize, vocabulary: usize) -> u128 {
         let [hidden, layers, vocabulary] =
             [self.hidden, self.layers, vocabulary].map(|n| n as u128);
@@ -213,7 +213,7 @@ impl TransformerConfig {
             Positions::Rotary { .. } => 0,
         };
         let ends = if self.tied { 1 } else { 2 };
-        // Each depth has a projection and a block like the last block.
+        // Each MTP module has a projection, and a block with the same sizes as the last block.
         let depths = self.mtp.as_ref().map_or(0, |mtp| mtp.layers as u128);
         let further = depths * (attention + self.mlp_of(self.layers - 1) + 2 * hidden);
         hidden * (layers * attention + mlps + further + ends * vocabulary + learned)

@@ -1,4 +1,4 @@
-//! Latent attention of a transformer.
+//! The configuration of multi-head latent attention.
 
 use burn_megatron::nn::{BuildError, MultiLatentAttentionConfig};
 use schemars::JsonSchema;
@@ -106,8 +106,8 @@ impl MlaConfig {
         }
     }
 
-    /// Returns an upper bound of the number of weights of a layer's matrices, divided by `hidden`. Latents are counted
-    /// as if they were as wide as the residual stream.
+    /// Returns an upper bound of the number of weights in the matrices of a layer, divided by `hidden`. Latents are
+    /// counted as if they were as wide as the residual stream.
     pub(crate) fn columns(&self, heads: usize) -> u128 {
         let [heads, q_rank, kv_rank] =
             [heads, self.q_rank.unwrap_or(0), self.kv_rank].map(|n| n as u128);
@@ -121,8 +121,8 @@ impl MlaConfig {
         q_rank + kv_rank + rope + heads * (width + nope + 2 * value)
     }
 
-    /// Returns the factor of the attention scores: `1 / sqrt(head_width)`. With YaRN it is multiplied by the square of
-    /// `0.1 mscale_all_dim ln(factor) + 1`.
+    /// Returns the scale factor of the attention scores: `1 / sqrt(head_width)`. With YaRN, it is multiplied by the
+    /// square of `0.1 mscale_all_dim ln(factor) + 1`.
     pub(crate) fn scale(&self, positions: &Positions) -> f64 {
         let plain = 1.0 / (self.head_width() as f64).sqrt();
         match positions {

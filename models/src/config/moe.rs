@@ -1,4 +1,4 @@
-//! Mixture of experts of a transformer.
+//! The configuration of mixture-of-experts layers.
 
 use burn_megatron::mesh::{Axis, ParallelConfig, split_evenly};
 use burn_megatron::nn::BuildError;
@@ -200,7 +200,7 @@ impl MoeConfig {
             .with_shared(shared.map(|shared| shared.with_gate(self.shared_gate)))
     }
 
-    /// Returns whether the weights of the chosen experts are divided by their sum.
+    /// Returns whether the weights of the selected experts are divided by their sum.
     pub(crate) fn is_normalized(&self) -> bool {
         let usual = self.score != ScoreFunction::PreSoftmax && self.experts_per_token > 1;
         self.normalized.unwrap_or(usual)
@@ -222,7 +222,7 @@ impl MoeConfig {
         checked.map_err(|message| refused(format!("moe: {message}")))?;
         let expert_tensor = layout.expert_tensor_size();
         let width = self.width(model);
-        // Each tensor rank routes its part of the sequence.
+        // Each tensor-parallel rank routes its part of the sequence.
         split_evenly("context", model.context, Axis::Tensor, tensor)?;
         split_evenly("experts", self.experts, Axis::Expert, layout.expert)?;
         split_evenly("expert width", width, Axis::ExpertTensor, expert_tensor)?;
@@ -232,7 +232,7 @@ impl MoeConfig {
         Ok(())
     }
 
-    /// Returns the number of columns of all experts of a block.
+    /// Returns the number of weights of all experts of a block, divided by `hidden`.
     pub(crate) fn columns(&self, model: &TransformerConfig) -> u128 {
         let shared = self.shared_width.unwrap_or(0) as u128;
         self.experts as u128 * self.width(model) as u128 + shared

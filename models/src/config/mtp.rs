@@ -1,4 +1,4 @@
-//! Settings of multi-token prediction.
+//! The configuration of multi-token prediction.
 
 use burn_megatron::nn::BuildError;
 use schemars::JsonSchema;
@@ -40,12 +40,12 @@ impl Default for MtpConfig {
 }
 
 impl MtpConfig {
-    /// Returns the weight of the loss of one depth.
+    /// Returns the weight of the loss of one MTP module.
     pub(crate) fn weight(&self) -> f64 {
         self.loss_scaling_factor / self.layers as f64
     }
 
-    /// Checks the settings against the settings of the model.
+    /// Checks that the settings are valid for the model.
     pub(crate) fn check(&self, model: &TransformerConfig) -> Result<(), BuildError> {
         let factor = self.loss_scaling_factor;
         if !(factor > 0.0 && (factor as f32) > 0.0 && (factor as f32).is_finite()) {
