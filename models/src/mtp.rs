@@ -86,14 +86,14 @@ impl<X: Mixer> MtpLayer<X> {
     }
 }
 
-/// The rows of the model's prediction, and the rows of all depths.
+/// The outputs and targets of the model, and the outputs and targets of all MTP modules.
 pub(crate) struct MtpRows {
     pub own: (Tensor<3>, Tensor<2, Int>),
     pub further: (Tensor<3>, Tensor<2, Int>),
 }
 
 impl MtpRows {
-    /// Splits the rows of `depths` depths, whose rows follow the model's own.
+    /// Splits the outputs and targets. The rows of the model come first, and the rows of `depths` MTP modules follow.
     pub fn split(hidden: Tensor<3>, targets: Tensor<2, Int>, depths: usize) -> Self {
         let [rows, _] = targets.dims();
         let own = rows / (1 + depths);
@@ -108,7 +108,7 @@ impl MtpRows {
     }
 }
 
-/// Adds the sum of the losses of all depths, multiplied by `weight`, to the losses of the model.
+/// Adds the sum of the losses of all MTP modules, multiplied by `weight`, to the losses of the model.
 pub(crate) fn add_sums(own: SummedLosses, further: Tensor<1>, weight: f64) -> SummedLosses {
     let further = further.mul_scalar(weight);
     let parts = match own.parts {

@@ -12,7 +12,8 @@ use burn_megatron::nn::Bias;
 /// The output of a part of a block, and an optional bias that the caller must add to the output.
 pub type PartOutput = (Tensor<3>, Option<Bias>);
 
-/// The container type that is passed to module visitors, as in the derive of [`Block`](crate::Block).
+/// The container type that is passed to module visitors. It is the same as in the derived implementation of
+/// [`Block`](crate::Block).
 const CONTAINER: &str = "Struct:Block";
 
 /// A module in the field `field` of a block. The paths of its parameters contain `name` in place of the field.
@@ -33,7 +34,7 @@ impl<M> Part<M> {
 }
 
 impl<M: Module> Module for Part<M> {
-    // The derive of the block has entered the field, and leaves it afterwards.
+    // The derived implementation of the block has already entered the field, and it leaves the field afterwards.
     fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
         visitor.exit_module(self.field, CONTAINER);
         visitor.enter_module(self.name, CONTAINER);

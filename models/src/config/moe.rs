@@ -232,7 +232,7 @@ impl MoeConfig {
         Ok(())
     }
 
-    /// Returns the number of weights of all experts of a block, divided by `hidden`.
+    /// Returns the sum of the inner widths of all experts of a block, including the shared expert.
     pub(crate) fn columns(&self, model: &TransformerConfig) -> u128 {
         let shared = self.shared_width.unwrap_or(0) as u128;
         self.experts as u128 * self.width(model) as u128 + shared

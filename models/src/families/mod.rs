@@ -26,7 +26,8 @@ use serde_json::{Map, Value, json};
 use crate::hf::{ClassDefaults, ConfigKeys, HfConfigError, HfFamily, HfNames, WeightMapping};
 use crate::{MoeConfig, Positions, TransformerConfig};
 
-/// The defaults of the classes of `transformers` 5.24, by `model_type`. Written by `index.py` next to the fixtures.
+/// The default values of the configuration classes in `transformers` 5.24, by `model_type`. `index.py` next to the
+/// fixtures writes this file.
 const CLASS_DEFAULTS: &str = include_str!("../hf/config/defaults.json");
 
 /// The Hugging Face model families that a [`TransformerConfig`] can describe.
@@ -68,14 +69,14 @@ pub enum ModelFamily {
 
 /// The implementation of a family.
 trait Family {
-    /// Returns a small byte-level model of the family.
+    /// Returns the configuration of a small byte-level model of the family.
     fn defaults(&self) -> TransformerConfig;
 
     /// Reads the model from the keys of a `config.json`.
     fn read(&self, keys: &mut ConfigKeys) -> Result<TransformerConfig, HfConfigError>;
 
-    /// Returns conditions that a model must meet before [`write`](Self::write). Settings that the keys cannot express
-    /// need no condition: see [`check`].
+    /// Returns the conditions that a model must meet before [`write`](Self::write) is called. Conditions are not needed
+    /// for settings that the keys cannot express, because [`check`] finds them.
     fn conditions(&self, _model: &TransformerConfig) -> Conditions {
         vec![]
     }
@@ -84,11 +85,11 @@ trait Family {
     fn write(&self, model: &TransformerConfig) -> Map<String, Value>;
 }
 
-/// Conditions of a family, and whether a model meets them.
+/// The conditions of a family: a description of each condition, and whether a model meets it.
 type Conditions = Vec<(&'static str, bool)>;
 
 impl ModelFamily {
-    /// Returns the `model_type`, the class of `transformers` and the implementation.
+    /// Returns the `model_type`, the name of the class in `transformers`, and the implementation.
     fn entry(self) -> (&'static str, &'static str, &'static dyn Family) {
         use plain::{LLAMA, MISTRAL, MIXTRAL, OLMOE, QWEN2, QWEN3, QWEN3_MOE};
         match self {
@@ -112,7 +113,7 @@ impl ModelFamily {
         self.entry().2
     }
 
-    /// Returns a small byte-level model of the family.
+    /// Returns the configuration of a small byte-level model of the family.
     ///
     /// ```
     /// use burn_megatron::nn::QkNorm;

@@ -15,7 +15,7 @@ use super::{HfConfig, HfError, HfFamily, HfFolder, ModelFamily, companion_files,
 use crate::TransformerConfig;
 use crate::weights::{CHUNK, FAMILY, Weights};
 
-/// The prefix of file names in the keys of a checkpoint's objects.
+/// The prefix of the keys under which a checkpoint stores Hugging Face files.
 const OBJECTS: &str = "hf/";
 
 /// File names and contents.
@@ -62,15 +62,15 @@ pub fn import<F: HfFamily>(
     Ok(weights.save(to, progress)?)
 }
 
-/// Converts files to objects of a checkpoint.
+/// Converts files to the objects that a checkpoint stores.
 fn as_objects(files: Files) -> Files {
     let files = files.into_iter();
     let keyed = files.map(|(name, bytes)| (format!("{OBJECTS}{name}"), bytes));
     keyed.collect()
 }
 
-/// Returns the Hugging Face files of a checkpoint, as objects for another model. The `config.json` describes the new
-/// model, and is left out if there is no family.
+/// Returns the Hugging Face files of a checkpoint, as objects of a checkpoint with another model. The `config.json`
+/// describes the new model. It is left out if no family can describe this model.
 pub(crate) fn objects_for(
     checkpoint: &Checkpoint,
     family: Option<ModelFamily>,
@@ -189,7 +189,7 @@ pub fn stored_hf_files(
     Ok(files.into_iter().chain(config).collect())
 }
 
-/// Returns the `config.json` and the other files in a checkpoint.
+/// Returns the `config.json` and the other Hugging Face files that a checkpoint stores.
 fn kept(checkpoint: &Checkpoint) -> Result<(Option<Vec<u8>>, Files), CheckpointError> {
     let (mut config, mut files) = (None, vec![]);
     for key in checkpoint.objects() {

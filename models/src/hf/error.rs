@@ -63,7 +63,7 @@ pub enum HfError {
     Config {
         /// The path of the `config.json`.
         path: PathBuf,
-        /// The reason.
+        /// The reason why the `config.json` is invalid.
         source: HfConfigError,
     },
     /// The tensors cannot be read or written.

@@ -20,7 +20,7 @@ use super::transpose::transpose_matrices;
 use super::{HfConfig, HfError, HfFamily};
 use crate::weights::{self, CHUNK};
 
-/// The alignment of the data in a file, in bytes.
+/// The alignment of the tensor data in a safetensors file, in bytes.
 const ALIGNMENT: usize = 8;
 
 /// Files that accompany the weights: tokenizer and generation settings.
@@ -156,7 +156,7 @@ pub fn export<F: HfFamily>(
     })
 }
 
-/// Checks that the source has exactly the weights of the model.
+/// Checks that the source contains all weights of the model, and no other weights.
 fn check(source: &dyn TensorSource, parts: &[WeightMapping]) -> Result<(), CheckpointError> {
     let mut shapes = BTreeMap::<_, Vec<usize>>::new();
     for part in parts {
@@ -181,7 +181,7 @@ impl PlannedTensor {
         (self.len() * self.to.size()) as u64
     }
 
-    /// Reads a slice, and converts it for writing.
+    /// Reads a slice of the tensor, and converts it to the dtype and layout of the file.
     fn read(
         &self,
         source: &dyn TensorSource,
@@ -262,10 +262,10 @@ pub(super) fn write_shard(
     file.sync_all().map_err(io)
 }
 
-/// Returns the header of a file, including the length prefix.
+/// Returns the header of a safetensors file, including the length prefix.
 fn header(tensors: &[PlannedTensor]) -> Vec<u8> {
     let mut entries = Map::new();
-    // `transformers` 4 requires it.
+    // `transformers` 4 requires this metadata.
     entries.insert("__metadata__".into(), json!({ "format": "pt" }));
     let mut at = 0;
     for tensor in tensors {

@@ -19,7 +19,7 @@ use super::{HfConfig, HfConfigError, HfError, HfFamily, HfNames, ModelFamily};
 /// The name of the configuration file.
 pub(super) const CONFIG: &str = "config.json";
 
-/// The number of bytes of two tensors that are compared at once.
+/// The number of bytes of two tensors that are read and compared at once.
 const COMPARED: usize = 1 << 20;
 
 /// A Hugging Face folder, which contains a `config.json` and the weights in one safetensors file, or in several files
@@ -44,17 +44,17 @@ struct MappedTensor {
     parts: Vec<TensorPart>,
 }
 
-/// A part of a parameter of the model: a tensor of a file, or one of its two alternating halves.
+/// A part of a parameter of the model. It is a tensor of a file, or one of the two halves that the tensor interleaves.
 #[derive(Debug)]
 struct TensorPart {
     stored: StoredValues,
     transposed: bool,
-    /// Selects the even (0) or the odd (1) places of the tensor along the last dim of the parameter; by default all
-    /// places.
+    /// Selects the elements at even (0) or odd (1) indices of the tensor along the last dimension of the parameter.
+    /// `None` selects all elements.
     phase: Option<usize>,
-    /// The number of dims of the tensor.
+    /// The number of dimensions of the tensor.
     dims: usize,
-    /// The slice of the parameter.
+    /// The slice of the parameter that this part fills.
     own: TensorSlice,
 }
 
@@ -83,7 +83,7 @@ impl<F: HfFamily> HfFolder<F> {
         Ok(Self::of_tensors(path, config, shards, found)?)
     }
 
-    /// Creates a folder whose files have these tensors.
+    /// Creates the folder from its configuration and the tensors that its files contain.
     pub(super) fn of_tensors(
         path: &Path,
         config: HfConfig<F>,
@@ -112,7 +112,7 @@ impl<F: HfFamily> HfFolder<F> {
         self.left_out.as_deref()
     }
 
-    /// Removes a part of the model that the files do not have.
+    /// Removes a part of the model whose tensors are not in the files.
     fn leave_out_missing(&mut self, found: &StoredTensors) {
         let HfConfig { family, model, .. } = &self.config;
         let missing = family.without_missing(model, &|name| found.contains_key(name));
@@ -124,7 +124,7 @@ impl<F: HfFamily> HfFolder<F> {
         }
     }
 
-    /// Compares the copies of tensors with the originals, and removes them.
+    /// Checks that copies of tensors equal the originals, and removes the copies from the found tensors.
     fn check_copies(&self, found: &mut StoredTensors) -> Result<(), CheckpointError> {
         let config = &self.config;
         for (copy, original) in config.family.copies(&config.model) {
@@ -148,7 +148,7 @@ impl<F: HfFamily> HfFolder<F> {
         self.shards.iter().map(ShardFile::bytes_read).sum()
     }
 
-    /// Adds the prefix that is missing in files of the decoder alone.
+    /// Adds the prefix to the names of tensors if the files contain only the decoder, whose names have no prefix.
     fn put_prefix(&self, found: &mut StoredTensors) {
         let HfNames { prefix, output, .. } = self.config.family.names();
         if found.keys().any(|name| name.starts_with(prefix)) {
@@ -168,7 +168,7 @@ impl<F: HfFamily> HfFolder<F> {
     /// Assigns the tensors of the files to the parameters of the model.
     fn assign(&mut self, mut found: StoredTensors) -> Result<(), CheckpointError> {
         let (family, model) = (self.config.family, &self.config.model);
-        // Bounds the number of layers before anything of that size is allocated.
+        // Limits the number of layers before a list of this length is allocated.
         if model.layers() > found.len() {
             let what = format!(
                 "config.json gives {} layers, but the files have only {} tensors",
@@ -254,14 +254,15 @@ impl<F: HfFamily> HfFolder<F> {
         Ok(())
     }
 
-    /// Removes the output of files if the output of the model is tied. The output must equal the embedding.
+    /// Removes the output weight from the found tensors if the output layer of the model is tied. Checks that it equals
+    /// the embedding.
     fn check_tied_output(&self, found: &mut StoredTensors) -> Result<(), CheckpointError> {
         let names = self.config.family.names();
         let why = "tie_word_embeddings is true; set tie_word_embeddings = false to read both";
         self.check_copy(found, names.output, names.embedding, why)
     }
 
-    /// Removes a tensor that must equal another tensor, if the files have it.
+    /// Removes a copy of a tensor from the found tensors, if it is there. Checks that it equals the original.
     fn check_copy(
         &self,
         found: &mut StoredTensors,
@@ -299,14 +300,14 @@ impl<F: HfFamily> HfFolder<F> {
         Ok(())
     }
 
-    /// Returns the elements of a slice of a part. The slice and the elements have the layout of the parameter.
+    /// Reads a slice of a part. The slice and the result have the layout of the parameter.
     fn read_part(
         &self,
         part: &TensorPart,
         slice: &TensorSlice,
         size: usize,
     ) -> Result<Vec<u8>, CheckpointError> {
-        // The tensor of a single expert lacks the first dim of size 1.
+        // The tensor of a single expert does not have the first dimension, whose size is 1.
         let first = slice.shape.len() - part.dims;
         let mut stored = TensorSlice {
             offset: slice.offset[first..].to_vec(),

@@ -17,7 +17,7 @@ pub enum WeightEncoding {
 
 /// A tensor of a Hugging Face file that fills a parameter or a part of a parameter.
 ///
-/// Several tensors with the same key are concatenated along the last dim of the parameter, in order.
+/// Several tensors with the same key are concatenated along the last dimension of the parameter, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WeightMapping {
     /// The name of the tensor in the file.
@@ -98,7 +98,7 @@ impl WeightMapping {
         own
     }
 
-    /// Returns the two halves of the slice that alternate in the file, if they do.
+    /// Returns the two halves of the slice that the file interleaves, or `None` if it does not.
     pub(super) fn halves(&self) -> Option<[TensorSlice; 2]> {
         let own = self.own();
         let last = own.shape.len() - 1;
@@ -112,7 +112,7 @@ impl WeightMapping {
         self.interleaved.then(|| [half(0), half(1)])
     }
 
-    /// Enlarges the shape of the parameter so that it has this part.
+    /// Enlarges the shape of the parameter so that it contains this tensor.
     pub(super) fn extend(&self, shape: &mut Vec<usize>) {
         let own = self.own();
         shape.resize(own.shape.len(), 0);
@@ -121,8 +121,8 @@ impl WeightMapping {
         }
     }
 
-    /// Returns the slices of the parameter in which the tensor is copied: rows of the file with elements of `size`
-    /// bytes. A slice has at most `most` bytes, unless a single row is larger.
+    /// Returns the slices of the parameter in which the tensor is copied. Each slice consists of rows of the file, with
+    /// elements of `size` bytes. It has at most `most` bytes, unless a single row is larger.
     pub(super) fn slices(&self, size: usize, most: usize) -> Vec<TensorSlice> {
         let whole = self.own();
         let last = whole.shape.len() - 1;
@@ -132,7 +132,7 @@ impl WeightMapping {
         let rows = self.shape[0];
         let row = self.shape[1..].iter().product::<usize>() * size;
         let step = if is_turned && self.interleaved {
-            // Rows that are neighbours in the file are not neighbours in the parameter.
+            // Rows that are adjacent in the file are not adjacent in the parameter.
             rows
         } else {
             (most / row).max(1)
@@ -147,7 +147,7 @@ impl WeightMapping {
     }
 }
 
-/// Swaps the entries of the last two dims.
+/// Swaps the entries of the last two dimensions.
 pub(super) fn swap_last_two(dims: &mut [usize]) {
     let last = dims.len() - 1;
     dims.swap(last - 1, last);
@@ -169,7 +169,8 @@ mod tests {
             offset: offset.to_vec(),
             shape: shape.to_vec(),
         };
-        // Two rows of three elements of 4 bytes, and one row if not even that fits.
+        // With a limit of 30 bytes, a slice has two rows of three 4-byte elements. If a single row exceeds the limit, a
+        // slice has one row.
         let turned = [([0, 4], [3, 2]), ([0, 6], [3, 2]), ([0, 8], [3, 1])];
         assert_eq!(
             mapped(true).slices(4, 30),

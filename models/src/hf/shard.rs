@@ -1,4 +1,4 @@
-//! Safetensors files of a folder and their index. The content of the files is not trusted.
+//! Reads the safetensors files of a folder and their index. The files may be corrupt, so their content is checked.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -24,7 +24,7 @@ pub(super) const SINGLE: &str = "model.safetensors";
 /// The index of a sharded model.
 pub(super) const INDEX: &str = "model.safetensors.index.json";
 
-/// The tensors of the files by name, with the index of their file.
+/// The tensors in the files, keyed by name. Each has the index of its file and its header entry.
 pub(super) type StoredTensors = BTreeMap<String, (usize, HeaderEntry)>;
 
 /// An open safetensors file.
@@ -32,7 +32,7 @@ pub(super) type StoredTensors = BTreeMap<String, (usize, HeaderEntry)>;
 pub(super) struct ShardFile {
     path: PathBuf,
     file: File,
-    /// The number of tensor bytes that were read.
+    /// The number of tensor bytes that were read so far.
     bytes_read: AtomicU64,
 }
 
@@ -74,12 +74,12 @@ impl ShardFile {
         &self.path
     }
 
-    /// Returns the number of bytes that were read, except for the header.
+    /// Returns the number of bytes that were read so far, without the header.
     pub fn bytes_read(&self) -> u64 {
         self.bytes_read.load(Ordering::Relaxed)
     }
 
-    /// Fills `bytes` from the offset `at` of the file.
+    /// Reads `bytes.len()` bytes, starting at the offset `at` of the file.
     pub fn read(&self, bytes: &mut [u8], at: u64) -> Result<(), CheckpointError> {
         self.bytes_read
             .fetch_add(bytes.len() as u64, Ordering::Relaxed);
@@ -88,13 +88,13 @@ impl ShardFile {
     }
 }
 
-/// Reads a range without moving a cursor. Returns an error if the file was truncated.
+/// Reads a range without changing the position of the file. Returns an error if the file was truncated.
 #[cfg(unix)]
 fn read_at(file: &File, bytes: &mut [u8], at: u64) -> io::Result<()> {
     std::os::unix::fs::FileExt::read_exact_at(file, bytes, at)
 }
 
-/// Reads a range without moving a cursor. Returns an error if the file was truncated.
+/// Reads a range without changing the position of the file. Returns an error if the file was truncated.
 #[cfg(windows)]
 fn read_at(file: &File, mut bytes: &mut [u8], mut at: u64) -> io::Result<()> {
     while !bytes.is_empty() {

@@ -55,7 +55,7 @@ pub struct UpcycleConfig {
     pub seed: u64,
 }
 
-/// An error of upcycling.
+/// An error of the conversion of a dense model to a mixture of experts.
 #[derive(Debug, thiserror::Error)]
 pub enum UpcycleError {
     /// The configuration is invalid for the model.
@@ -78,10 +78,10 @@ pub struct OutputDifference {
     pub per_score: Option<f64>,
 }
 
-/// The factors of the parameters of an MLP.
+/// The factors by which the parameters of an MLP are multiplied.
 #[derive(Clone, Debug, PartialEq)]
 struct Factors {
-    /// The up projection, or its gate and its values.
+    /// The factor of the up projection, or the factors of the gate projection and the up projection.
     up: Vec<f64>,
     down: f64,
     down_bias: f64,
@@ -168,13 +168,13 @@ impl UpcycleConfig {
         (!equal).then_some(OutputDifference { slices, per_score })
     }
 
-    /// Returns whether the weights of a token's experts sum to 1.
+    /// Returns whether the expert weights of each token sum to 1.
     fn is_normalised(&self) -> bool {
         self.moe.score != ScoreFunction::PreSoftmax
     }
 
     fn factors(&self, activation: Activation) -> Factors {
-        // The sum of the weights of a token's experts, for equal scores.
+        // The sum of the expert weights of a token, if all scores are equal.
         let weights = if self.is_normalised() {
             1.0
         } else {

@@ -58,7 +58,8 @@ fn recipe(from: &Checkpoint, family: Option<ModelFamily>, model: &TransformerCon
     recipe.into()
 }
 
-/// Divides a tensor into slices of complete rows, of at most [`CHUNK`] bytes unless a single row is larger.
+/// Divides a tensor into slices of complete rows. Each slice has at most [`CHUNK`] bytes, unless a single row is
+/// larger.
 fn shards(tensor: TensorMeta) -> Vec<TensorShard> {
     let row = tensor.shape.last().copied().unwrap_or(1);
     let step = (CHUNK / (row * tensor.dtype.size())).max(1) * row;

@@ -10,11 +10,10 @@ use super::meaning::{Meaning, meaning};
 use crate::hf::family::ClassDefaults;
 use crate::hf::{HfConfigError, HfFamily};
 
-/// The keys of the object with the scaling of rotary positions: the key of `transformers` 5, and the key of
-/// `transformers` 4.
+/// The key of the object that contains the RoPE scaling, in `transformers` 5 and in `transformers` 4.
 const ROPE: [&str; 2] = ["rope_parameters", "rope_scaling"];
 
-/// The maximum of any size. Products of a few sizes do not overflow.
+/// The maximum of any size. It ensures that products of a few sizes do not overflow.
 const MAX_SIZE: u64 = 1 << 24;
 
 /// The keys of a `config.json`, or of a nested object, that were not read yet. A family takes each key that it
@@ -26,7 +25,7 @@ pub struct ConfigKeys {
     within: &'static str,
     /// The `model_type`.
     family: &'static str,
-    /// The ignored keys of the file, shared with the objects in it.
+    /// The ignored keys of the file, shared with the nested objects.
     ignored: Rc<RefCell<Vec<String>>>,
 }
 
@@ -62,7 +61,7 @@ pub(in crate::hf) fn unknown_type(found: Option<&Value>, known: &[&str]) -> HfCo
 }
 
 impl ConfigKeys {
-    /// Returns the keys of a file, and its family.
+    /// Creates the keys of a file. Also returns the family of the file.
     pub(crate) fn new<F: HfFamily>(map: Map<String, Value>) -> Result<(Self, F), HfConfigError> {
         let mut keys = Self {
             map,
@@ -123,7 +122,8 @@ impl ConfigKeys {
         Ok(())
     }
 
-    /// Adds the default scaling of the class. It also replaces `null`, and an empty object of the old key.
+    /// Adds the default RoPE scaling of the `transformers` class. It also replaces `null`, and an empty object under
+    /// the old key.
     fn fill_rope(&mut self, scaling: Value) {
         let [new, old] = ROPE.map(|key| self.map.get(key));
         let is_empty = |old: &Value| old.as_object().is_none_or(Map::is_empty);
@@ -192,7 +192,7 @@ impl ConfigKeys {
         self.map.is_empty()
     }
 
-    /// Takes a value that `read` accepts, or rejects it.
+    /// Takes the value of a key and converts it with `read`. Returns an error if `read` rejects it.
     fn typed<T>(
         &mut self,
         key: &str,
@@ -321,14 +321,14 @@ impl ConfigKeys {
         }
     }
 
-    /// Takes the quantization settings of the weights. The tensors have the same information: FP8 in blocks of 128 x
-    /// 128, or MXFP4.
+    /// Takes the quantization settings of the weights, and checks that they are supported: FP8 in blocks of 128 x 128,
+    /// or MXFP4. The settings are not needed, because they follow from the tensors.
     fn quantization(&mut self) -> Result<(), HfConfigError> {
         let Some(mut keys) = self.object("quantization_config")? else {
             return Ok(());
         };
-        // The scheme of activations, tensors that are not quantized, and the rounding of scales before they were
-        // stored.
+        // These keys concern the quantization of activations, tensors that are not quantized, and the rounding of
+        // scales before they were stored.
         for key in [
             "activation_scheme",
             "modules_to_not_convert",
@@ -388,7 +388,7 @@ impl ConfigKeys {
                 ("pruned_heads", Value::Object(Map::new())),
                 ("tie_encoder_decoder", Value::Bool(false)),
                 ("use_mrope", Value::Bool(false)),
-                // For these families, it only causes a warning.
+                // For these families, `is_decoder` only causes a warning.
                 ("is_decoder", Value::Bool(false)),
             ] {
                 self.only(key, off)?;

@@ -48,7 +48,7 @@ impl MergedAdapters {
         })
     }
 
-    /// Adds the product of a layer's factors to the columns of the layer in a slice.
+    /// Adds the product of the LoRA matrices of a layer to the columns of the layer in a slice.
     fn add(
         &self,
         weight: Tensor<2>,

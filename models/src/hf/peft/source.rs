@@ -83,7 +83,7 @@ impl PeftAdapter {
     }
 }
 
-/// Returns the names of the targets that have tensors.
+/// Returns the names of the target layers for which there are tensors.
 fn targets(found: &StoredTensors) -> Vec<String> {
     let is_of = |target: &LoraTarget| {
         let part = format!(".{target}.lora_");
