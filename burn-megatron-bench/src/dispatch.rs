@@ -44,7 +44,7 @@ pub struct DispatchArgs {
     pub steps: StepFlags,
 }
 
-/// The dispatcher of a case and its settings.
+/// A benchmark case: a dispatcher and its settings.
 #[derive(Clone, Copy, Debug)]
 struct DispatchCase {
     dispatcher: DispatcherKind,
@@ -89,7 +89,7 @@ impl fmt::Display for DispatchCase {
     }
 }
 
-/// Times each dispatcher without a link, and then over the same links.
+/// Measures the time of each dispatcher without a simulated link, and then over the same simulated links.
 pub fn run(args: &DispatchArgs) -> Result<(), Error> {
     let bench = Benchmark(args);
     bench.layer(&CASES[0]).check(&bench.layout(false))?;
@@ -182,10 +182,10 @@ mod tests {
     use super::*;
     use crate::test_flags::parse_text;
 
-    /// Bytes of an element and of a routing weight: f32.
+    /// The size of an element and of a routing weight (f32), in bytes.
     const ELEMENT: usize = 4;
 
-    /// Returns the bytes that a rank sends, by the formula of the case.
+    /// Returns the number of bytes that a rank sends according to the formula for the dispatcher.
     fn formula(bench: &Benchmark, case: &DispatchCase) -> f64 {
         let mesh = Mesh::new(&bench.layout(case.over_nodes), RANKS).unwrap();
         let problem = DispatchProblem {
@@ -204,8 +204,8 @@ mod tests {
         forward + problem.backward_bytes(ELEMENT, ELEMENT).total()
     }
 
-    /// The bytes of a small layer with each dispatcher. The link counts the bytes, which depend on the ranks and nodes
-    /// of each token.
+    /// Checks the number of bytes that a small layer sends with each dispatcher. The simulated link counts the bytes,
+    /// which depend on the ranks and nodes to which each token is sent.
     #[test]
     fn a_token_is_sent_to_fewer_ranks_and_nodes() {
         let text = "--tokens 256 --hidden 16 --steps 1 --warm-up 0";
@@ -213,7 +213,8 @@ mod tests {
         let bench = Benchmark(&args);
         let rows = bench.rows().unwrap();
         for (row, case) in rows.iter().zip(&CASES) {
-            // A random router chooses the experts. The formula does not include the row counts.
+            // A random router selects the experts. The formula does not include the messages with the numbers of
+            // tokens.
             let formula = formula(&bench, case);
             assert!((row.bytes / formula - 1.0).abs() < 0.2, "{row:?}");
         }

@@ -17,7 +17,7 @@ use clap::Args;
 use crate::args::BenchDtype;
 use crate::report::write;
 
-/// The number of heuristic algorithms that are timed for each product.
+/// The number of algorithms from the cuBLASLt heuristic that are timed for each matrix multiplication.
 const CANDIDATES: usize = 8;
 
 /// Flags of `gemm`.
@@ -65,7 +65,7 @@ impl FromStr for LinearSizes {
     }
 }
 
-/// The three products of a linear layer in training.
+/// The three matrix multiplications of a linear layer in training.
 #[derive(Clone, Copy)]
 enum Product {
     Output,
@@ -100,7 +100,7 @@ impl Product {
                 Box::new(move || drop(linear_by(blas, dy, weight, None)))
             }),
             Self::WeightGradient => Box::new(move || {
-                // A separate copy, so that it is written in place.
+                // The gradient is copied, so that the multiplication can write it in place.
                 let (x, dy, flat) = (x.clone(), dy.clone(), flat.clone() + 0.0);
                 let accumulate = accumulate_weight_gradient_at_by;
                 Box::new(move || drop(accumulate(blas, x, dy, flat, 0, true)))
@@ -109,7 +109,7 @@ impl Product {
     }
 }
 
-/// Times the products, and prints a table and the fastest library.
+/// Measures the times of the matrix multiplications, and prints a table and the fastest library.
 pub fn run(args: &GemmBenchArgs) -> Result<(), Error> {
     if let Some(path) = &args.tune {
         return run_tune(args, path);
@@ -175,7 +175,8 @@ fn print_line<T>(name: &str, cells: &[T], cell: impl Fn(&T) -> String) {
     println!("{name:<29}{cells}");
 }
 
-/// Times the candidates of each product, prints a table and writes the fastest algorithms to a file.
+/// Measures the times of the candidates for each matrix multiplication, prints a table, and writes the fastest
+/// algorithms to a file.
 fn run_tune(args: &GemmBenchArgs, path: &Path) -> Result<(), Error> {
     let device = args.device.checked()?;
     let on = (&device, DType::from(args.dtype));

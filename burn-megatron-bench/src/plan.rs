@@ -1,4 +1,5 @@
-//! The `burn-megatron-bench plan` benchmark: planned times of layouts compared with measured times.
+//! The `burn-megatron-bench plan` benchmark: the planned step times of parallel layouts, compared with measured step
+//! times.
 
 use std::path::PathBuf;
 
@@ -44,7 +45,8 @@ pub struct PlanBenchArgs {
     pub svg: Option<PathBuf>,
 }
 
-/// Probes the machine, plans the layouts, runs them, and prints planned and measured times.
+/// Measures the hardware constants of the machine, plans the layouts, runs them, and prints planned and measured step
+/// times.
 pub fn run(args: &PlanBenchArgs) -> Result<(), Error> {
     let families = Families::transformers();
     let base = (&families, DEFAULT_RECIPE);
@@ -57,7 +59,7 @@ pub fn run(args: &PlanBenchArgs) -> Result<(), Error> {
     if plans.is_empty() {
         return Err("no layout of this recipe is valid".into());
     }
-    // Layouts run in rounds, so that other load of the machine affects all layouts.
+    // Layouts run in rounds, so that a temporary load of the machine affects all layouts.
     let mut measured = vec![vec![]; plans.len()];
     for _ in 0..ROUNDS {
         for (plan, measured) in plans.iter().zip(&mut measured) {

@@ -26,7 +26,7 @@ pub struct MixerInput<'a> {
 /// operations are counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LayerFlops {
-    /// The number of weights in matrix multiplications, each of which counts 6 FLOPs per token.
+    /// The number of weights in matrix multiplications. Each weight adds 6 FLOPs per token.
     pub weights: u64,
     /// The FLOPs of all other operations of the forward and the backward, such as attention scores.
     pub others: f64,

@@ -14,7 +14,7 @@ use serde::Serialize;
 use crate::report::write;
 use case::{CheckpointBench, CheckpointTimings};
 
-/// Layers and hidden size of the model.
+/// The number of layers and the hidden size of the model.
 const LAYERS: usize = 12;
 const HIDDEN: usize = 512;
 
@@ -58,7 +58,8 @@ struct CheckpointReport {
     step_seconds: f64,
 }
 
-/// Saves, copies, loads and reads the same bytes, interleaved, and prints the bandwidth of each.
+/// Measures saving, copying, loading and reading the same number of bytes, in alternation, and prints the bandwidth of
+/// each.
 pub fn run(args: &CheckpointBenchArgs) -> Result<(), Error> {
     let dir = args.dir.clone().unwrap_or_else(std::env::temp_dir);
     let folder = tempfile::tempdir_in(&dir)

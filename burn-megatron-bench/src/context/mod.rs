@@ -81,7 +81,7 @@ pub struct ContextArgs {
     pub svg: Option<PathBuf>,
 }
 
-/// Times the layer on one rank and on several ranks, without a link and over a link.
+/// Measures the time of the layer on one rank and on several ranks, without a simulated link and over a simulated link.
 pub fn run(args: &ContextArgs) -> Result<(), Error> {
     if let Some(lengths) = &args.documents {
         return documents::run(args, lengths);
@@ -128,7 +128,7 @@ pub fn run(args: &ContextArgs) -> Result<(), Error> {
 
 struct Benchmark<'a> {
     args: &'a ContextArgs,
-    /// The timelines of rank 0 over the link.
+    /// The timelines of rank 0 over the simulated link.
     drawn: Mutex<Vec<RankTimeline>>,
 }
 
@@ -149,7 +149,7 @@ impl Benchmark<'_> {
         )
     }
 
-    /// Returns a row for each exchange, or a single row for one rank.
+    /// Returns a row of the table for each exchange method, or a single row for one rank.
     fn rows(&self, ranks: usize) -> Result<Vec<LayersRow>, Error> {
         let run = LayersRun {
             ranks,

@@ -152,7 +152,8 @@ fn micro_batches(
     recipe.fp8.recipe = fp8;
     set_steps(&mut recipe, [1, 1], args.warm_up + args.repeats + 1);
     let mut seconds = timed_steps(&recipe, device, args.warm_up)?.seconds;
-    // A step is read after the next step is launched. The last step is read directly after the step before it.
+    // The result of a step is read after the next step is launched. The last step is an exception, so it is not
+    // counted.
     seconds.truncate(args.repeats);
     Ok(seconds)
 }

@@ -15,7 +15,7 @@ use crate::links::{LinkStep, Rounds};
 /// Flags of `overlap`.
 #[derive(Args)]
 pub struct OverlapArgs {
-    /// Number of layers of the model.
+    /// Number of layers in the model.
     #[arg(long, value_name = "N", default_value_t = 12)]
     pub layers: usize,
     /// Hidden size of the model.
@@ -74,7 +74,7 @@ pub struct OverlapArgs {
     /// transfers advance. The virtual clock is always used if there are more threads than cores.
     #[arg(long, requires = "model_axis")]
     pub counted: bool,
-    /// The number of steps, and the JSON file.
+    /// Flags for the number of steps and the JSON file.
     #[command(flatten)]
     pub steps: StepFlags,
     /// ZeRO stages: 0 shards nothing, 1 shards the optimizer state, 2 also gradients, 3 also parameters.
@@ -93,8 +93,8 @@ pub struct OverlapArgs {
     pub latency_us: u64,
     /// Time of the transfers of a step with ZeRO stage 0, as a fraction of the time of its backward. The bandwidth of
     /// the simulated link is computed from this fraction: steps without a simulated link are measured before each
-    /// stage. Stage 3 sends 1.5 times as many bytes. With --tensor-parallel and --expert-parallel, it is a fraction of
-    /// the time of a whole step without a simulated link.
+    /// stage. Stage 3 sends 1.5 times the number of bytes. With --tensor-parallel and --expert-parallel, it is a
+    /// fraction of the time of a whole step without a simulated link.
     #[arg(long, value_name = "FRACTION", default_value_t = 0.6, value_parser = above_zero)]
     pub share: f64,
     /// Bandwidth of each rank's link in MB/s (1e6 bytes), instead of --share.
@@ -113,12 +113,12 @@ pub struct OverlapArgs {
 }
 
 impl OverlapArgs {
-    /// Returns the latency of a call.
+    /// Returns the latency of a collective on the simulated link.
     pub fn latency(&self) -> Duration {
         Duration::from_micros(self.latency_us)
     }
 
-    /// Returns the settings of layers whose ranks exchange activations.
+    /// Returns the benchmark of layers in which ranks communicate activations.
     pub fn layers(&self, ranks: usize, counted: bool, blocked: fn(&LinkStep) -> f64) -> LayersRun {
         LayersRun {
             ranks,

@@ -32,8 +32,8 @@ pub struct Hardware {
     pub name: String,
     /// The memory size of a device, in bytes.
     pub memory: u64,
-    /// The number of CPU cores that the ranks share. It is set only if the ranks are threads of one machine and there
-    /// are at least as many ranks as cores.
+    /// The number of CPU cores that the ranks share. It is set only if the ranks are threads of one machine and the
+    /// number of ranks is at least the number of cores.
     ///
     /// The other constants then describe a rank while all other ranks compute. While other ranks wait, a rank also uses
     /// their share of the cores, up to one core. The cores also copy the messages, so communication does not overlap

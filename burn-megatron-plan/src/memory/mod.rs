@@ -46,7 +46,8 @@ pub struct MemoryByKind {
     /// The tensors that the output layer and the loss keep for the backward. If the peak is in these layers, their
     /// temporary tensors are included.
     pub logits: u64,
-    /// Temporary tensors of the operations that run at this time, except those of the output layer and the loss.
+    /// Temporary tensors of the operations that run at this time. Temporary tensors of the output layer and the loss
+    /// are counted in `logits`.
     pub transient: u64,
     /// Memory that the allocator wastes: see [`MemoryRequest::slack`].
     pub slack: u64,

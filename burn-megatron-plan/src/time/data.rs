@@ -45,8 +45,8 @@ impl DataExchange {
     ///
     /// Gradients are reduced during the backward of the last micro-batch. With ZeRO-2 and ZeRO-3, they are reduced
     /// during every backward. Parameters are gathered during the first forward. With ZeRO-3, they are gathered during
-    /// each forward and each backward. Communication overlaps with the computation, and the rank waits only for the
-    /// time by which the communication is longer.
+    /// each forward and each backward. Communication overlaps with the computation. The rank waits only if the
+    /// communication takes longer than the computation.
     ///
     /// The offloaded part of the optimizer state is updated on the host while the device updates the remaining part.
     /// Gradients are copied to the host, and parameters are copied back, bucket by bucket.

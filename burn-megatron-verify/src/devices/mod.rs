@@ -59,7 +59,7 @@ pub enum Oracle {
 pub struct DeviceOptions {
     /// The dtype in which the CPU computes the reference.
     pub oracle: Oracle,
-    /// The factor by which every bound is multiplied: see [`DeviceRun::bound`].
+    /// A factor that every bound is multiplied with: see [`DeviceRun::bound`].
     pub margin: f64,
     /// Whether the single operations of the forward are also compared.
     pub observe: bool,

@@ -35,7 +35,8 @@ pub enum ContextFault {
     LocalPositions,
     /// The loss is averaged over the tokens of each rank, and then over the ranks.
     LossPerRank,
-    /// The targets of each rank are the next tokens within its shard, instead of the whole sequence.
+    /// The targets of each rank are the next tokens within its shard, instead of the next tokens within the whole
+    /// sequence.
     TargetsOfThePart,
     /// Each rank attends only to its own keys, as if its process group had one rank.
     GroupOfOne,

@@ -48,7 +48,7 @@ pub enum Fault {
     SharedNotSummed,
     /// A replicated parameter is declared as sharded, so the gradient norm includes its gradient once per rank.
     CountedTwice,
-    /// Each rank computes the gradient norm only of its own gradients.
+    /// Each rank computes the gradient norm only over the gradients that it holds.
     LocalNorm,
     /// Each rank initializes its shard of a parameter with the values of the first shard.
     OneSeed,

@@ -251,8 +251,8 @@ impl ModuleVisitor for Parameters {
 }
 
 impl MemoryReport {
-    /// Returns two sizes in bytes for each module: the size of its own parameters, and the size of the outputs of its
-    /// operations.
+    /// Returns two sizes in bytes for each module: the size of its parameters without submodules, and the size of the
+    /// outputs of its operations.
     pub fn by_module(&self) -> BTreeMap<String, [u64; 2]> {
         let mut modules: BTreeMap<String, [u64; 2]> = BTreeMap::new();
         for (path, bytes) in &self.parameters {

@@ -11,14 +11,15 @@ use crate::set::SetArgs;
 /// Flags of `verify`.
 #[derive(Args)]
 pub struct VerifyArgs {
-    /// Layouts to verify, such as `tp2-sp-dp2,tp4`. The parts of a layout are tpN (tensor-parallel ranks), sp (sequence
-    /// parallelism), tpring or tpbulk (overlap of tensor-parallel communication), dpN (data-parallel ranks), ppN
-    /// (pipeline-parallel ranks), mbN (samples per micro-batch), zN (ZeRO stage), hsdpN (ranks per sharding group) and
-    /// nodeN (ranks per node). The pipeline schedule and the number of stages per rank are written after slashes, as in
-    /// `pp2-mb1/interleaved/v2`. By default, all combinations of 1, 2 and 4 tensor-parallel ranks, sequence parallelism
-    /// off and on, and 1 and 2 data-parallel ranks are verified, and also thirteen layouts with pipelines, twelve
-    /// sharded layouts, and further settings in some layouts. For models with experts, the default is eighteen layouts
-    /// with expert parallelism. For a recipe, the default is the layout of the recipe.
+    /// Layouts to verify, such as `tp2-sp-dp2,tp4`. The main parts of a layout are tpN (tensor-parallel ranks), sp
+    /// (sequence parallelism), dpN (data-parallel ranks) and ppN (pipeline-parallel ranks). Other parts are tpring or
+    /// tpbulk (overlap of tensor-parallel communication), mbN (samples per micro-batch), zN (ZeRO stage), hsdpN (ranks
+    /// per sharding group) and nodeN (ranks per node). The pipeline schedule and the number of stages per rank are
+    /// written after slashes, as in `pp2-mb1/interleaved/v2`. By default, all combinations of 1, 2 and 4
+    /// tensor-parallel ranks, sequence parallelism off and on, and 1 and 2 data-parallel ranks are verified, and also
+    /// thirteen layouts with pipelines, twelve sharded layouts, and further settings in some layouts. For models with
+    /// experts, the default is eighteen layouts with expert parallelism. For a recipe, the default is the layout of the
+    /// recipe.
     #[arg(long, value_delimiter = ',', value_name = "LAYOUT,..")]
     pub layouts: Vec<Layout>,
     /// Models to verify: small transformers (gpt, gpt-untied, llama, llama-tied, mixtral, mixtral-shared, olmoe,

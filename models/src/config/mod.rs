@@ -46,8 +46,8 @@ pub struct TransformerConfig {
     pub groups: Option<usize>,
     /// The width of a head; by default `hidden / heads`.
     pub head_width: Option<usize>,
-    /// The inner width of the MLP. By default `4 hidden`, or for a gated activation `8/3 hidden`, rounded down
-    /// to a multiple of 64 (at least 64).
+    /// The inner width of the MLP. The default is `4 hidden`. With a gated activation, the default is `8/3 hidden`,
+    /// rounded down to a multiple of 64 and at least 64.
     pub mlp_width: Option<usize>,
     /// The kind of normalization layer.
     pub norm: NormKind,
@@ -55,7 +55,7 @@ pub struct TransformerConfig {
     pub norm_epsilon: f64,
     /// Whether each norm stores its weight minus 1. Weight decay then pulls the weights towards 1.
     pub norm_zero_centered: bool,
-    /// The activation of the MLP.
+    /// The activation function of the MLP.
     pub activation: Activation,
     /// The position embedding.
     pub positions: Positions,

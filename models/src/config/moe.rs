@@ -35,7 +35,7 @@ pub struct MoeConfig {
     pub normalized: Option<bool>,
     /// The scaling factor of the expert weights.
     pub factor: f64,
-    /// The method by which the router selects experts.
+    /// The method that the router uses to select experts.
     pub choice: RouterChoice,
     /// Group-limited routing: the router selects experts only from the best groups. By default, it selects from all
     /// experts.

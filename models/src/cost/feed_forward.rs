@@ -9,7 +9,7 @@ use super::{RankShare, dispatch};
 use crate::FeedForwardSpec;
 
 impl FeedForwardSpec {
-    /// Returns the number of weights by which a token is multiplied. Routers are not counted.
+    /// Returns the number of weights that each token is multiplied with. Routers are not counted.
     pub(super) fn weights(&self) -> u64 {
         let (hidden, columns, activation) = match self {
             Self::Dense(mlp) => (mlp.hidden, mlp.width, mlp.activation),

@@ -45,7 +45,8 @@ pub(super) fn read(
     }
 }
 
-/// Returns the name of the model's activation function in `transformers`, if there is one.
+/// Returns the name of the model's activation function in `transformers`, or `None` if `transformers` does not have
+/// this function.
 pub(super) fn name(model: &TransformerConfig, known: Names) -> Option<&'static str> {
     let mut known = known.iter();
     let found = known.find(|(_, activation)| *activation == model.activation);

@@ -134,7 +134,8 @@ fn scale(scalar: usize) -> f64 {
     (scalar as f64).powf(-0.5)
 }
 
-/// Returns the integer value of `query_pre_attn_scalar` that gives the attention scale of the model, if there is one.
+/// Returns the integer value of `query_pre_attn_scalar` for the attention scale of the model, or `None` if no integer
+/// gives this scale.
 fn scalar(model: &TransformerConfig) -> Option<usize> {
     let Some(given) = model.attention_scale else {
         return Some(model.width_of_heads());

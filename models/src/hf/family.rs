@@ -94,7 +94,7 @@ pub trait HfFamily: Copy + Debug + PartialEq + Send + Sync + 'static {
         self.names().model_type
     }
 
-    /// Returns the family with the `model_type` `name`, or `None` if there is none.
+    /// Returns the family with the `model_type` `name`, or `None` if no family has this `model_type`.
     fn of_name(name: &str) -> Option<Self> {
         let mut families = Self::ALL.iter().copied();
         families.find(|family| family.name() == name)

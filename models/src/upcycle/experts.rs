@@ -20,7 +20,7 @@ pub(super) struct ExpertPart {
     pub own: TensorSlice,
     /// The slice of the tensor of the dense MLP.
     pub dense: TensorSlice,
-    /// The factor by which the values are multiplied.
+    /// The factor that the values are multiplied with.
     pub factor: f64,
 }
 

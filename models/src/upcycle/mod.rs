@@ -3,8 +3,8 @@
 //!
 //! With `E` experts and granularity `G`, each MLP of width `f` is split into `G` slices of width `f / G`. Expert `e` is
 //! a copy of slice `e mod G`, so that every `G` consecutive experts form one copy of the MLP. The router has `E / G`
-//! random columns, each of which is repeated `G` times. All experts of one copy of the MLP therefore have equal scores.
-//! They are selected together if the number `k` of experts per token is a multiple of `G`.
+//! random columns, and each column is repeated `G` times. All experts of one copy of the MLP therefore have equal
+//! scores. They are selected together if the number `k` of experts per token is a multiple of `G`.
 //!
 //! If expert weights are normalized over the selected experts, the weights of all selected copies of one slice sum to
 //! `1 / G`. The output of each expert must therefore be multiplied by `G`. With
@@ -70,15 +70,15 @@ pub enum UpcycleError {
 /// MLP.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct OutputDifference {
-    /// The smallest and the largest factor by which the contribution of a slice to the output changes, if all scores
-    /// are equal. Both are 1 if `k` is a multiple of `G`.
+    /// The smallest and the largest weight of a slice in the output, relative to the dense MLP, if all scores are
+    /// equal. Both are 1 if `k` is a multiple of `G`.
     pub slices: [f64; 2],
     /// `E / k` if the expert weights are not normalized, and `None` otherwise. The output is multiplied by `E / k`
     /// times the sum of the scores of the selected experts. This product is 1 if all scores are equal.
     pub per_score: Option<f64>,
 }
 
-/// The factors by which the parameters of an MLP are multiplied.
+/// The factors that the parameters of an MLP are multiplied with.
 #[derive(Clone, Debug, PartialEq)]
 struct Factors {
     /// The factor of the up projection, or the factors of the gate projection and the up projection.

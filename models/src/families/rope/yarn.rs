@@ -7,7 +7,7 @@ use super::scaling::original;
 use crate::RotaryScaling;
 use crate::hf::{ConfigKeys, HfConfigError};
 
-/// Returns the factor by which YaRN scales queries and keys.
+/// Returns the scale factor of queries and keys in YaRN.
 fn amplitude(scale: f64, factor: f64) -> f64 {
     0.1 * scale * factor.ln() + 1.0
 }
