@@ -59,8 +59,8 @@ enum Command {
     /// Time each fused kernel, and compare it with the same computation in separate Burn operations and with a copy of
     /// the same number of bytes.
     Kernels(kernels::args::KernelBenchArgs),
-    /// Time matrix multiplications on the CPU with the gemm crate and with each BLAS library that can be loaded, to
-    /// find the fastest value of `kernels.gemm` on this machine.
+    /// Time matrix multiplications on the CPU with the gemm crate and with each BLAS library that can be loaded. The
+    /// result shows the fastest value of `kernels.gemm` on this machine.
     Gemm(gemm::GemmBenchArgs),
     /// Time training steps of a model on one device. Reports tokens per second, model FLOPs utilization (MFU) and
     /// memory, for each implementation of attention.

@@ -35,8 +35,8 @@ pub struct StateBytes {
 }
 
 /// Returns the memory of the training state of `elements` parameter elements, sharded over `shards` ranks. With 16-bit
-/// parameters and `d` shards, ZeRO-0 to ZeRO-3 need `18`, `6 + 12 / d`, `2 + 16 / d` and `18 / d` bytes per parameter
-/// (Rajbhandari et al. 2020, arXiv:1910.02054).
+/// parameters and `d` shards, ZeRO-0 to ZeRO-3 need `18`, `6 + 12 / d`, `2 + 16 / d` and `18 / d` bytes per parameter.
+/// See Rajbhandari et al. 2020, arXiv:1910.02054.
 ///
 /// ```
 /// use burn_megatron::data_parallel::ZeroStage;

@@ -148,8 +148,8 @@ pub struct VerifyOptions {
     /// The largest relative difference that passes if only the order of additions differs.
     pub tolerance: f64,
     /// The settings of the trainer. `verify` overwrites the number of steps, the batch size, the compute dtype, the
-    /// learning rate schedule, the loss scale, and the data-parallel settings that belong to a layout. The default
-    /// bucket size is small, so that even small models have several gradient buckets.
+    /// learning rate schedule and the loss scale. It also overwrites the data-parallel settings that belong to a
+    /// layout. The default bucket size is small, so that even small models have several gradient buckets.
     ///
     /// The run on one rank uses only two of the data-parallel settings: the dtype of the moments and the frozen
     /// parameters. It does not repeat steps and does not use CUDA graphs. With [`cuda_graph`](TrainConfig::cuda_graph),

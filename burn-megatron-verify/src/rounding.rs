@@ -40,9 +40,10 @@ impl Rounding {
     /// Returns the bound for a model with FP8 layers, if the layout rounds other values than a run on one rank does.
     /// Returns `None` otherwise.
     ///
-    /// In f64, the results of FP8 matrix multiplications do not depend on the order of additions, so each value is
-    /// rounded to the same FP8 number as on one rank. There are two exceptions. Ranks may round partial sums. Scales
-    /// may be computed from other values, for example if an expert receives tokens of several micro-batches at once.
+    /// In f64, the results of FP8 matrix multiplications do not depend on the order of additions. Each value is
+    /// therefore rounded to the same FP8 number as on one rank. There are two exceptions. Ranks may round partial sums.
+    /// Scales may be computed from other values, for example if an expert receives tokens of several micro-batches at
+    /// once.
     ///
     /// The FP8 dispatch of tokens to experts needs no bound, because each token is rounded in the same way for every
     /// destination. Rounding with [`Fp8DispatchScales`](burn_megatron::nn::moe::Fp8DispatchScales) does not change a

@@ -35,9 +35,9 @@ pub struct Cli {
 /// Global flags of the log.
 #[derive(clap::Args)]
 pub struct LogArgs {
-    /// Log level of standard error: error, warn, info, debug or trace. info also logs the time of each step, debug also
-    /// logs the phases of each step, and trace also logs each collective and the update of each parameter. The progress
-    /// of a run is shown at every level.
+    /// Log level of standard error: error, warn, info, debug or trace. The level info also logs the time of each step.
+    /// The level debug also logs the phases of each step. The level trace also logs each collective and the update of
+    /// each parameter. The progress of a run is shown at every level.
     #[arg(
         long,
         global = true,

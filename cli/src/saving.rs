@@ -29,9 +29,9 @@ pub struct SavingArgs {
     pub save_hf: Option<Option<Dtype>>,
     /// Resume a run. If the value is a run folder, the run continues in this folder, with its recipe and the given
     /// flags. With `auto`, the run in --run-dir is resumed in the same way, or a new run is started if this folder does
-    /// not exist. If the value is a checkpoint or a folder of checkpoints, the run continues in a new run folder,
-    /// unless --run-dir is the run folder that contains the checkpoint. The parallel layout may differ from the layout
-    /// of the checkpoint.
+    /// not exist. If the value is a checkpoint or a folder of checkpoints, the run continues in a new run folder.
+    /// However, if --run-dir is the run folder that contains the checkpoint, the run continues there. The parallel
+    /// layout may differ from the layout of the checkpoint.
     #[arg(long, value_name = "auto|PATH", help_heading = "Checkpoints")]
     pub resume: Option<String>,
     /// Skip the checkpoint of this step if it cannot be read at the moment, or if it has another format version.

@@ -70,8 +70,8 @@ impl<X: Mixer> Block<X> {
     }
 
     /// Runs the mixer and the feed-forward part, and adds their outputs to the residual stream `x`. The last addition
-    /// is deferred: the next norm computes it. `layout` describes how the stream is split over the ranks, `context`
-    /// selects the tokens that each token attends to, and `experts` is the additional input of expert layers.
+    /// is deferred: the next norm computes it. `layout` describes how the stream is split over the ranks. `context`
+    /// selects the tokens that each token attends to. `experts` is the additional input of expert layers.
     ///
     /// # Panics
     ///

@@ -1,7 +1,7 @@
 //! The `burn-megatron-bench host` benchmark: the time that the host needs to launch a micro-batch or a collective.
 //!
-//! The device must do no work, as with the CUDA stub in `tools/stub-cuda`, or it must need less time for the work than
-//! the host needs to launch it.
+//! The device must need less time to run the work than the host needs to launch it. The CUDA stub in `tools/stub-cuda`
+//! does no work at all.
 
 mod tensor;
 

@@ -1,8 +1,8 @@
 //! Searches for the fastest parallel layout of a model on a number of devices.
 //!
-//! The candidates are all factorizations of the number of devices over the parallel axes, combined with every schedule,
-//! micro-batch size, ZeRO stage, sharding group size and kind of recomputation. If a candidate does not fit into
-//! memory, the search also tries to offload its optimizer state to the host. This module does not define which
+//! The candidates are all factorizations of the number of devices over the parallel axes. Each is combined with every
+//! schedule, micro-batch size, ZeRO stage, sharding group size and kind of recomputation. If a candidate does not fit
+//! into memory, the search also tries to offload its optimizer state to the host. This module does not define which
 //! candidates are valid: the [`Mesh`](burn_megatron::mesh::Mesh), the model, the layer split, the schedule generator
 //! and [`DataParallelConfig`] check each candidate.
 //!

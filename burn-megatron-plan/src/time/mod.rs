@@ -189,7 +189,7 @@ impl PipelineSeconds {
         seconds
     }
 
-    /// Returns the time for which a rank waits for the communication of the first forward and the last backward, which
+    /// Returns the time for which a rank waits for communication in the first forward and the last backward. These two
     /// do not run together with another micro-batch. Returns 0 with pipeline parallelism, because the pipeline
     /// simulator includes this time.
     fn alone(&self) -> f64 {

@@ -6,8 +6,9 @@
 //! It also finds the module in which a difference starts. For this, it records the operations of the forward on Burn's
 //! capture device, with the parameter that each operation reads. It then runs each operation separately on the device,
 //! with inputs from the reference. The report names the first operation whose output differs from the reference. If
-//! each single operation is correct but the step is not, the operations are run as a sequence, as in a program (they
-//! are fused in a build with the feature `fusion`). Bisection then finds the first output of the sequence that differs.
+//! each single operation is correct but the step is not, the operations are run as a sequence, as in a program. In a
+//! build with the feature `fusion`, the sequence is fused. Bisection then finds the first output of the sequence that
+//! differs.
 //!
 //! Limitations of the report:
 //!

@@ -59,10 +59,10 @@ pub struct DeviceRun {
 pub struct GradientDifference {
     /// The path of the parameter.
     pub path: String,
-    /// The largest difference of an element, relative to the largest element of this gradient or to a tenth of the
-    /// largest element of all gradients, whichever is larger. The second divisor is used because a gradient that
-    /// cancels to zero consists only of rounding errors. The result is infinite if only one of the two runs has a
-    /// gradient.
+    /// The largest difference of an element, divided by a scale. The scale is the largest element of this gradient or a
+    /// tenth of the largest element of all gradients, whichever is larger. The second value is needed because a
+    /// gradient that cancels to zero consists only of rounding errors. The result is infinite if only one of the two
+    /// runs has a gradient.
     pub relative: f64,
 }
 
@@ -90,9 +90,9 @@ pub struct FirstDifference {
     pub operations: usize,
     /// The shape of the first output of the operation.
     pub shape: Vec<usize>,
-    /// The largest difference of an element, relative to the largest element. For a sum or a matrix multiplication that
-    /// is run separately, the divisor is at least a tenth of the result that the operation has on the absolute values
-    /// of its inputs, because terms can cancel.
+    /// The largest difference of an element, divided by the largest element. Because the terms of a sum can cancel, the
+    /// divisor has a lower bound for sums and matrix multiplications that are run separately. It is a tenth of the
+    /// result for the absolute values of the inputs.
     pub relative: f64,
     /// The largest relative difference that rounding errors can cause.
     pub bound: f64,

@@ -10,10 +10,10 @@ use super::{Meter, SMALLEST_GROWTH, heap};
 pub struct MemoryGrowth {
     /// The number of bytes that a step adds, as the median over the measured steps.
     pub bytes_per_step: u64,
-    /// The places in the code that allocated the memory, which are known only on the CPU. Each entry contains the
-    /// number of bytes that one step allocated and that were still allocated after the next step, and the functions
-    /// that allocated them, innermost first. Functions of Burn and of the standard library are not listed. The largest
-    /// entry comes first.
+    /// The places in the code that allocated the memory, which are known only on the CPU. Each entry contains a number
+    /// of bytes and the functions that allocated them, innermost first. Only bytes that one step allocated and that
+    /// were still allocated after the next step are counted. Functions of Burn and of the standard library are not
+    /// listed. The largest entry comes first.
     pub places: Vec<(u64, String)>,
 }
 

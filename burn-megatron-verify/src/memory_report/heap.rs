@@ -45,9 +45,9 @@ thread_local! {
 }
 
 /// Returns whether [`HeapCounter`] counts an allocation with this layout. The buffers in which the crate `gemm` packs
-/// matrices are not counted, because their size depends on the CPU caches, and each thread that runs a matrix
-/// multiplication keeps a buffer. They are recognized by their alignment: they are aligned to cache lines, while
-/// tensors need an alignment of at most 16 bytes.
+/// matrices are not counted. Their size depends on the CPU caches, and each thread that runs a matrix multiplication
+/// keeps a buffer. They are recognized by their alignment: they are aligned to cache lines, while tensors need an
+/// alignment of at most 16 bytes.
 pub fn is_counted(layout: Layout) -> bool {
     layout.align() <= align_of::<u128>()
 }

@@ -3,8 +3,8 @@
 //!
 //! [`memory_report`] runs several steps and measures the memory between them. On the CPU, it measures the heap of the
 //! process, which [`HeapCounter`] counts. On a GPU, it reads the usage of the CubeCL memory pool. The report also
-//! contains the sizes of the parameters and of the operation outputs of each module, which are computed from the module
-//! and a recording of its forward.
+//! contains the sizes of the parameters and of the operation outputs of each module. These sizes are computed from the
+//! module and a recording of its forward.
 
 mod growth;
 pub mod heap;

@@ -24,9 +24,10 @@ pub struct PretrainArgs {
     /// Flags that set keys of the recipe.
     #[command(flatten)]
     pub set: SetArgs,
-    /// Training data: a text, JSON Lines, Parquet or Arrow file (optionally compressed as .gz or .zst), a folder of
-    /// such files, a Hugging Face dataset folder, or the PREFIX of the token files PREFIX.bin and PREFIX.idx. If it is
-    /// a .jsonl file of conversations, the model is fine-tuned on them. The default is the text of this repository.
+    /// Training data: a file, a folder of files, a Hugging Face dataset folder, or the PREFIX of the token files
+    /// PREFIX.bin and PREFIX.idx. Files can be text, JSON Lines, Parquet or Arrow, optionally compressed as .gz or
+    /// .zst. If the value is a .jsonl file of conversations, the model is fine-tuned on them. The default is the text
+    /// of this repository.
     #[arg(
         long,
         value_name = "PATH|PREFIX",

@@ -16,10 +16,10 @@ pub struct VerifyArgs {
     /// tpbulk (overlap of tensor-parallel communication), mbN (samples per micro-batch), zN (ZeRO stage), hsdpN (ranks
     /// per sharding group) and nodeN (ranks per node). The pipeline schedule and the number of stages per rank are
     /// written after slashes, as in `pp2-mb1/interleaved/v2`. By default, all combinations of 1, 2 and 4
-    /// tensor-parallel ranks, sequence parallelism off and on, and 1 and 2 data-parallel ranks are verified, and also
-    /// thirteen layouts with pipelines, twelve sharded layouts, and further settings in some layouts. For models with
-    /// experts, the default is eighteen layouts with expert parallelism. For a recipe, the default is the layout of the
-    /// recipe.
+    /// tensor-parallel ranks, sequence parallelism off and on, and 1 and 2 data-parallel ranks are verified. The
+    /// default also includes thirteen layouts with pipelines, twelve sharded layouts, and further settings in some
+    /// layouts. For models with experts, the default is eighteen layouts with expert parallelism. For a recipe, the
+    /// default is the layout of the recipe.
     #[arg(long, value_delimiter = ',', value_name = "LAYOUT,..")]
     pub layouts: Vec<Layout>,
     /// Models to verify: small transformers (gpt, gpt-untied, llama, llama-tied, mixtral, mixtral-shared, olmoe,
