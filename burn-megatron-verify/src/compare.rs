@@ -28,8 +28,8 @@ pub struct Difference {
     pub path: Option<String>,
 }
 
-/// The comparison of the results of a layout with the results of one rank. Each field contains the largest difference
-/// over all ranks of the layout.
+/// The comparison of the results of a layout with the results of one rank. Differences are the largest differences over
+/// all ranks of the layout.
 #[derive(Clone, Debug)]
 pub struct Comparison {
     /// Parameters whose initial weights differ from the initial weights on one rank in at least one bit, and parameters

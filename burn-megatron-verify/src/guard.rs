@@ -144,7 +144,8 @@ impl Guard {
     ///
     /// # Errors
     ///
-    /// [`GuardError::NotFinite`], [`GuardError::NotRepeatable`], or [`GuardError::Comm`].
+    /// [`GuardError::NotFinite`] if a gradient is not finite, [`GuardError::NotRepeatable`] if the second computation
+    /// gives other gradients, and [`GuardError::Comm`] if a collective fails.
     pub fn gradients<M: Module>(
         &mut self,
         model: &M,
@@ -178,7 +179,8 @@ impl Guard {
     ///
     /// # Errors
     ///
-    /// [`GuardError::Replicas`], [`GuardError::Modules`], or [`GuardError::Comm`].
+    /// [`GuardError::Replicas`] if parameters differ, [`GuardError::Modules`] if the ranks have different numbers of
+    /// parameters, and [`GuardError::Comm`] if a collective fails.
     pub fn stepped<M: Module>(&self, model: &M) -> Result<(), GuardError> {
         let Some(ranks) = self
             .ranks

@@ -41,14 +41,14 @@ pub enum Corruption {
     /// Sets the elements from the rank at index 1 to zero in every third all-to-all in f64. Because the first two
     /// all-to-alls of a dispatch send tokens and weights, these elements are the results of the experts.
     LostResults,
-    /// Sends, in an all-to-all in f64, the data of another all-to-all of the same length that is still in flight. This
-    /// mixes up two micro-batches.
+    /// Replaces the data that an all-to-all in f64 sends with the data of another all-to-all of the same length that is
+    /// still in flight. This mixes up two micro-batches.
     OtherMicroBatch,
-    /// Returns the data of the calling rank from an all-to-all. A ring that is built from all-to-alls then drops one
-    /// chunk and uses another chunk twice.
+    /// Replaces the result of an all-to-all with the data of the calling rank. A ring that is built from all-to-alls
+    /// then drops one chunk and uses another chunk twice.
     OwnChunk,
-    /// Returns the result of the previous all-gather of the same length from an all-gather. The chunks are then in the
-    /// wrong order.
+    /// Replaces the result of an all-gather with the result of the previous all-gather of the same length. The chunks
+    /// are then in the wrong order.
     PreviousChunk,
 }
 

@@ -166,7 +166,7 @@ pub const PUBLISHED: [PublishedFault; 15] = [
 /// The result of [`verify`] for a model with a published defect.
 #[derive(Clone, Debug)]
 pub struct FoundFault {
-    /// The defect.
+    /// The published defect.
     pub published: PublishedFault,
     /// Whether the model passes without the fault.
     pub sound: bool,

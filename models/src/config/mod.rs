@@ -30,7 +30,8 @@ pub(crate) const MAX_SIZE: usize = 1 << 30;
 pub struct TransformerConfig {
     /// The vocabulary size.
     pub vocabulary: usize,
-    /// The multiple to which the vocabulary size is padded: this number times the tensor-parallel size.
+    /// A divisor of the padded vocabulary size. The vocabulary is padded to a multiple of this number times the
+    /// tensor-parallel size.
     #[schemars(extend("resume" = "may_differ"))]
     pub vocabulary_divisible_by: usize,
     /// The maximum sequence length.

@@ -40,7 +40,7 @@ pub struct MoeConfig {
     /// Group-limited routing: the router selects experts only from the best groups. By default, it selects from all
     /// experts.
     pub groups: Option<ExpertGroups>,
-    /// The update rate of the expert biases for load balancing without an auxiliary loss. By default, the router has no
+    /// The update rate of the expert biases, which balance the load of the experts. By default, the router has no
     /// expert biases.
     pub bias_update_rate: Option<f64>,
     /// Router jitter: during training, router inputs are multiplied by random factors from `1 - jitter` to `1 +
@@ -133,7 +133,7 @@ impl MoeConfig {
     ///
     /// # Errors
     ///
-    /// [`BuildError::Config`].
+    /// [`BuildError::Config`] if no block has experts.
     pub(crate) fn check_blocks(&self, layers: usize) -> Result<(), BuildError> {
         if self.first_dense < layers {
             return Ok(());
