@@ -6,10 +6,10 @@ use burn::tensor::DType;
 use burn_megatron_cli::internal::at_least_one;
 use clap::{Args, ValueEnum};
 
-/// The flags of benchmarks that repeat steps.
+/// Flags of benchmarks that repeat steps.
 #[derive(Args)]
 pub struct StepFlags {
-    /// Number of measured steps of each case.
+    /// Number of measured steps per case.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = at_least_one)]
     pub steps: usize,
     /// Number of warm-up steps before the measured steps.
@@ -20,16 +20,16 @@ pub struct StepFlags {
     pub json: Option<PathBuf>,
 }
 
-/// The type of tensors.
+/// The dtype of tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum BenchDtype {
     /// 32-bit floats.
     #[value(aliases = ["fp32", "float32"])]
     F32,
-    /// 16-bit IEEE floats.
+    /// 16-bit IEEE floats (half precision).
     #[value(aliases = ["fp16", "float16"])]
     F16,
-    /// 16-bit floats with the range of f32.
+    /// bfloat16: 16-bit floats with the exponent range of f32.
     #[value(alias = "bfloat16")]
     Bf16,
 }

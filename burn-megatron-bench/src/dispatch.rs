@@ -1,5 +1,5 @@
-//! The `burn-megatron-bench dispatch` benchmark: a layer of experts on several ranks, with each dispatcher over the
-//! same links.
+//! The `burn-megatron-bench dispatch` benchmark: a mixture-of-experts layer on several ranks, with each dispatcher over
+//! the same simulated links.
 
 use std::fmt;
 use std::sync::Arc;
@@ -29,22 +29,22 @@ const EXPERTS_PER_TOKEN: usize = 8;
 /// Flags of `dispatch`.
 #[derive(Args)]
 pub struct DispatchArgs {
-    /// Number of tokens of a rank.
+    /// Number of tokens per rank.
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = at_least_one)]
     pub tokens: usize,
     /// Width of a token, and inner width of the shared expert. The other experts have half of this inner width.
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = at_least_one)]
     pub hidden: usize,
-    /// Time for which the all-to-all dispatcher sends over the link between nodes, as a fraction of the time of the
-    /// layer without a link.
+    /// Time for which the all-to-all dispatcher sends over the link between nodes, as a fraction of the time that the
+    /// layer needs without a simulated link.
     #[arg(long, value_name = "FRACTION", default_value_t = 0.5, value_parser = above_zero)]
     pub share: f64,
-    /// The number of steps, and the JSON file.
+    /// Flags for the number of steps and the JSON file.
     #[command(flatten)]
     pub steps: StepFlags,
 }
 
-/// The dispatcher of a case and its settings.
+/// A benchmark case: a dispatcher and its settings.
 #[derive(Clone, Copy, Debug)]
 struct DispatchCase {
     dispatcher: DispatcherKind,
@@ -89,7 +89,7 @@ impl fmt::Display for DispatchCase {
     }
 }
 
-/// Times each dispatcher without a link, and then over the same links.
+/// Measures the time of each dispatcher without a simulated link, and then over the same simulated links.
 pub fn run(args: &DispatchArgs) -> Result<(), Error> {
     let bench = Benchmark(args);
     bench.layer(&CASES[0]).check(&bench.layout(false))?;
@@ -182,10 +182,10 @@ mod tests {
     use super::*;
     use crate::test_flags::parse_text;
 
-    /// Bytes of an element and of a routing weight: f32.
+    /// The size of an element and of a routing weight (f32), in bytes.
     const ELEMENT: usize = 4;
 
-    /// Returns the bytes that a rank sends, by the formula of the case.
+    /// Returns the number of bytes that a rank sends according to the formula for the dispatcher.
     fn formula(bench: &Benchmark, case: &DispatchCase) -> f64 {
         let mesh = Mesh::new(&bench.layout(case.over_nodes), RANKS).unwrap();
         let problem = DispatchProblem {
@@ -204,8 +204,8 @@ mod tests {
         forward + problem.backward_bytes(ELEMENT, ELEMENT).total()
     }
 
-    /// The bytes of a small layer with each dispatcher. The link counts the bytes, which depend on the ranks and nodes
-    /// of each token.
+    /// Checks the number of bytes that a small layer sends with each dispatcher. The simulated link counts the bytes,
+    /// which depend on the ranks and nodes to which each token is sent.
     #[test]
     fn a_token_is_sent_to_fewer_ranks_and_nodes() {
         let text = "--tokens 256 --hidden 16 --steps 1 --warm-up 0";
@@ -213,7 +213,8 @@ mod tests {
         let bench = Benchmark(&args);
         let rows = bench.rows().unwrap();
         for (row, case) in rows.iter().zip(&CASES) {
-            // A random router chooses the experts. The formula does not include the row counts.
+            // A random router selects the experts. The formula does not include the messages with the numbers of
+            // tokens.
             let formula = formula(&bench, case);
             assert!((row.bytes / formula - 1.0).abs() < 0.2, "{row:?}");
         }

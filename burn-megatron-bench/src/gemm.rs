@@ -1,5 +1,5 @@
-//! The `burn-megatron-bench gemm` benchmark: products on the CPU with each library that can be loaded, or with the
-//! algorithms of cuBLASLt.
+//! The `burn-megatron-bench gemm` benchmark: matrix multiplications on the CPU with each library that can be loaded, or
+//! on a GPU with the algorithms of cuBLASLt.
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -17,13 +17,13 @@ use clap::Args;
 use crate::args::BenchDtype;
 use crate::report::write;
 
-/// The number of heuristic algorithms that are timed for each product.
+/// The number of algorithms from the cuBLASLt heuristic that are timed for each matrix multiplication.
 const CANDIDATES: usize = 8;
 
 /// Flags of `gemm`.
 #[derive(Args)]
 pub struct GemmBenchArgs {
-    /// Sizes of linear layers: rows x inputs x outputs.
+    /// Sizes of linear layers, as rows x input features x output features.
     #[arg(
         long,
         value_delimiter = ',',
@@ -31,17 +31,18 @@ pub struct GemmBenchArgs {
         default_value = "1024x96x384,1024x256x1024,1024x768x768,1024x768x3072,1024x3072x768"
     )]
     pub sizes: Vec<LinearSizes>,
-    /// Number of measured runs of each product, or of each algorithm with --tune. The median is reported.
+    /// Number of measured runs of each matrix multiplication, or of each algorithm with --tune. The median is reported.
     #[arg(long, value_name = "N", default_value_t = 15, value_parser = at_least_one)]
     pub repeats: usize,
-    /// Time the cuBLASLt algorithms for the products of these layers instead, also with GELU as an epilogue. Write the
-    /// fastest algorithms to this file, for kernels.gemm_algorithms of a recipe. Requires --device cuda.
+    /// Time the cuBLASLt algorithms for the matrix multiplications of these layers instead, with and without GELU as an
+    /// epilogue. Write the fastest algorithms to this file. It can be used as kernels.gemm_algorithms in a recipe.
+    /// Requires --device cuda.
     #[arg(long, value_name = "FILE.json")]
     pub tune: Option<PathBuf>,
     /// Device for --tune.
     #[arg(long, default_value_t = DeviceKind::Cpu, requires = "tune")]
     pub device: DeviceKind,
-    /// Type of the factors for --tune.
+    /// Dtype of the matrices for --tune.
     #[arg(long, value_enum, default_value_t = BenchDtype::Bf16, requires = "tune")]
     pub dtype: BenchDtype,
 }
@@ -64,7 +65,7 @@ impl FromStr for LinearSizes {
     }
 }
 
-/// The three products of a linear layer in training.
+/// The three matrix multiplications of a linear layer in training.
 #[derive(Clone, Copy)]
 enum Product {
     Output,
@@ -99,7 +100,7 @@ impl Product {
                 Box::new(move || drop(linear_by(blas, dy, weight, None)))
             }),
             Self::WeightGradient => Box::new(move || {
-                // A separate copy, so that it is written in place.
+                // The gradient is copied, so that the multiplication can write it in place.
                 let (x, dy, flat) = (x.clone(), dy.clone(), flat.clone() + 0.0);
                 let accumulate = accumulate_weight_gradient_at_by;
                 Box::new(move || drop(accumulate(blas, x, dy, flat, 0, true)))
@@ -108,7 +109,7 @@ impl Product {
     }
 }
 
-/// Times the products, and prints a table and the fastest library.
+/// Measures the times of the matrix multiplications, and prints a table and the fastest library.
 pub fn run(args: &GemmBenchArgs) -> Result<(), Error> {
     if let Some(path) = &args.tune {
         return run_tune(args, path);
@@ -174,7 +175,8 @@ fn print_line<T>(name: &str, cells: &[T], cell: impl Fn(&T) -> String) {
     println!("{name:<29}{cells}");
 }
 
-/// Times the candidates of each product, prints a table and writes the fastest algorithms to a file.
+/// Measures the times of the candidates for each matrix multiplication, prints a table, and writes the fastest
+/// algorithms to a file.
 fn run_tune(args: &GemmBenchArgs, path: &Path) -> Result<(), Error> {
     let device = args.device.checked()?;
     let on = (&device, DType::from(args.dtype));

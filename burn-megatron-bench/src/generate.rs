@@ -1,5 +1,5 @@
-//! The `burn-megatron-bench generate` benchmark: tokens per second of greedy generation on the CPU, alternating with
-//! `transformers`.
+//! The `burn-megatron-bench generate` benchmark: the speed of greedy text generation on the CPU in tokens per second,
+//! in alternation with `transformers`.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -22,28 +22,28 @@ use serde_json::{Value, json};
 use crate::peer::Peer;
 use crate::report::{Column, Report, fixed};
 
-/// The Python program of the peer.
+/// The Python program that runs `transformers`.
 const PEER: &str = include_str!("../python/torch_generate.py");
 
 /// Flags of `generate`.
 #[derive(Args)]
 pub struct GenerateBenchArgs {
-    /// Shape of the model. The weights are random.
+    /// Model whose sizes are used. The weights are random.
     #[arg(long, value_enum, default_value_t = NamedModel::Small)]
     pub model: NamedModel,
-    /// Number of new tokens for each text.
+    /// Number of tokens to generate for each prompt.
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = at_least_one)]
     pub tokens: usize,
     /// Number of measured rounds after one warm-up round. The median is reported.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = at_least_one)]
     pub rounds: usize,
-    /// Python interpreter with transformers and torch. It generates in alternation with this program, with the same
-    /// number of threads.
+    /// Python interpreter with transformers and torch. If it is set, transformers generates in alternation with this
+    /// program, with the same number of threads.
     #[arg(long, value_name = "PATH")]
     pub python: Option<PathBuf>,
 }
 
-/// The numbers of texts that are generated at the same time.
+/// The batch sizes: the numbers of texts that are generated at the same time.
 const BATCHES: [usize; 2] = [1, 8];
 
 /// The number of tokens of a prompt.
@@ -54,9 +54,9 @@ const PROMPT: usize = 16;
 struct GenerateRow {
     batch: usize,
     tokens_per_second: f64,
-    /// Tokens per second of the peer.
+    /// The speed of `transformers` in tokens per second.
     peer_tokens_per_second: Option<f64>,
-    /// The median over the rounds of the ratio to the peer.
+    /// The ratio of the speed to the speed of `transformers`, as the median over the rounds.
     ratio: Option<f64>,
 }
 
@@ -125,7 +125,7 @@ struct GenerateBench<'a> {
 }
 
 impl GenerateBench<'_> {
-    /// Generates in alternation with the peer.
+    /// Measures one batch size, in alternation with `transformers`.
     fn row(&self, batch: usize, mut peer: Option<&mut Peer>) -> Result<GenerateRow, Error> {
         let (mut own, mut others, mut ratios) = (vec![], vec![], vec![]);
         for round in 0..=self.args.rounds {
@@ -191,7 +191,7 @@ fn numbers(vocabulary: usize) -> Result<Tokenizer, Error> {
     Ok(Tokenizer::from_files(Path::new("numbers"), &files)?)
 }
 
-/// Returns the settings of the peer.
+/// Returns the settings of the Python program.
 fn peer_settings(args: &GenerateBenchArgs, config: &TransformerConfig) -> Value {
     json!({
         "threads": rayon::current_num_threads(),

@@ -1,5 +1,5 @@
-//! Benchmarks of layers whose ranks exchange activations. Steps run without a link, and over a link on which the
-//! transfers take a share of the time.
+//! Benchmarks of layers in which ranks communicate activations. Steps run without a simulated link, and over a
+//! simulated link on which the transfers take a given share of the time.
 
 use std::fmt::Display;
 use std::time::Duration;
@@ -20,18 +20,18 @@ pub struct LayersRow {
     /// Whether the times come from a virtual clock.
     pub counted: bool,
     pub calls: f64,
-    /// Bytes that a rank sends in a step. The next field is the part that goes to other nodes.
+    /// The number of bytes that a rank sends in a step. The next field is the part that is sent to other nodes.
     pub bytes: f64,
     pub bytes_between_nodes: f64,
-    /// Seconds of a step without a link.
+    /// The time of a step without a simulated link, in seconds.
     pub seconds: f64,
     /// The time of the first case divided by the time of this case.
     pub speed: f64,
     pub seconds_over_link: f64,
     pub transfer_seconds: f64,
-    /// Seconds in which a rank was blocked by its transfers over the link.
+    /// The time for which a rank was blocked by its transfers over the simulated link, in seconds.
     pub blocked_seconds: f64,
-    /// Additional seconds in which a rank waited for other ranks.
+    /// The additional time for which a rank waited for other ranks, in seconds.
     pub late_seconds: f64,
     /// 1 - blocked / transfers, at least 0.
     pub hidden: f64,
@@ -68,20 +68,21 @@ pub const LEGEND: &str = "sent: bytes that a rank sends in a step; to nodes: byt
     a rank waited for transfers; late: time in which it waited for other ranks; hidden: 1 - \
     blocked / link. A counted clock advances by products and transfers only";
 
-/// The steps of layers on a number of ranks.
+/// A benchmark run of layers on a number of ranks.
 pub struct LayersRun {
     pub ranks: usize,
     pub rounds: Rounds,
-    /// The time of the transfers of the first case over the link, as a fraction of its time without a link.
+    /// The time of the transfers of the first case over the simulated link, as a fraction of the time of the first case
+    /// without a simulated link.
     pub share: f64,
     pub latency: Duration,
-    /// Returns the seconds in which a rank was blocked in a step.
+    /// Returns the time for which a rank was blocked in a step, in seconds.
     pub blocked: fn(&LinkStep) -> f64,
 }
 
 impl LayersRun {
-    /// Runs each case without a link and over the link. Returns the rows, which are the same on each rank. Collective:
-    /// call on all ranks.
+    /// Runs each case without a simulated link and over a simulated link. Returns the rows of the table, which are the
+    /// same on each rank. Collective: call on all ranks.
     pub fn rows<C: Display>(
         &self,
         rank: &Rank,
@@ -106,7 +107,7 @@ impl LayersRun {
         Ok(rows)
     }
 
-    /// Returns the figures over the link.
+    /// Returns the measurements over the simulated link.
     fn row(
         &self,
         rank: &Rank,

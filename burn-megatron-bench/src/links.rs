@@ -1,5 +1,5 @@
-//! Runs ranks as threads, with steps over simulated links. Time is the real clock of the machine, or a virtual clock
-//! that products and transfers advance.
+//! Runs ranks as threads that communicate over simulated links. Times are measured with the clock of the machine, or
+//! with a virtual clock, which only matrix multiplications and transfers advance.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -59,7 +59,7 @@ impl LinkSpeed {
     }
 }
 
-/// The traffic of a step, and its time without a link.
+/// The communication of a step, and the time of the step without a simulated link.
 #[derive(Clone, Copy, Debug)]
 pub struct Traffic {
     pub seconds: f64,
@@ -68,7 +68,7 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    /// Returns the link on which the transfers take the given share of the time of the step.
+    /// Returns the latency and bandwidth with which the transfers take the given share of the time of the step.
     pub fn link(&self, share: f64, latency: Duration) -> Result<LinkSpeed, Error> {
         let Self {
             seconds,
@@ -107,12 +107,12 @@ impl LinkStep {
         times.sum::<Duration>().as_secs_f64()
     }
 
-    /// Returns the seconds in which the link was busy.
+    /// Returns the time for which the link was busy, in seconds.
     pub fn link(&self) -> f64 {
         self.sum(Transfer::duration)
     }
 
-    /// Returns the seconds in which the rank waited for its transfers.
+    /// Returns the time for which the rank waited for its transfers, in seconds.
     pub fn waited(&self) -> f64 {
         self.sum(|transfer| transfer.waited)
     }
@@ -145,7 +145,7 @@ pub struct Rounds {
 }
 
 impl From<&StepFlags> for Rounds {
-    /// Creates rounds on the real clock.
+    /// Creates rounds that are timed with the clock of the machine.
     fn from(flags: &StepFlags) -> Self {
         Self {
             warm_up: flags.warm_up,
@@ -231,7 +231,7 @@ pub fn slowest(rank: &Rank, steps: &[LinkStep]) -> Result<f64, Error> {
     Ok(median(&steps))
 }
 
-/// Returns the traffic of a step, as means over the ranks. Collective: call on all ranks.
+/// Returns the communication of a step, as means over the ranks. Collective: call on all ranks.
 pub fn traffic(rank: &Rank, steps: &[LinkStep]) -> Result<Traffic, Error> {
     Ok(Traffic {
         seconds: mean(rank, steps, |step| step.seconds)?,
@@ -251,7 +251,7 @@ mod tests {
             calls: 10.0,
             bytes: 50e6,
         };
-        // 1 s, half of which is latency.
+        // The transfers take 1 s, and half of this time is latency.
         let link = step.link(0.5, Duration::from_millis(50)).unwrap();
         assert_eq!(link.bytes_per_second, 100e6);
         let error = step.link(0.1, Duration::from_millis(100)).unwrap_err();

@@ -56,37 +56,38 @@ struct Bench {
 /// The benchmarks.
 #[derive(Subcommand)]
 enum Command {
-    /// Time each kernel, and compare it with the composition of Burn's operations and with a copy of the same number of
-    /// bytes.
+    /// Time each fused kernel, and compare it with the same computation in separate Burn operations and with a copy of
+    /// the same number of bytes.
     Kernels(kernels::args::KernelBenchArgs),
-    /// Time matrix products on the CPU with the gemm crate and with each BLAS library that can be loaded, to find the
-    /// fastest `kernels.gemm` on this machine.
+    /// Time matrix multiplications on the CPU with the gemm crate and with each BLAS library that can be loaded. The
+    /// result shows the fastest value of `kernels.gemm` on this machine.
     Gemm(gemm::GemmBenchArgs),
-    /// Time training steps of a model on one device: tokens per second, model FLOPs utilization (MFU) and memory, for
-    /// each form of attention.
+    /// Time training steps of a model on one device. Reports tokens per second, model FLOPs utilization (MFU) and
+    /// memory, for each implementation of attention.
     Step(step::args::StepBenchArgs),
-    /// Time the host for a micro-batch and for a collective. The device must have less work than the host, as on the
-    /// stub in tools/stub-cuda.
+    /// Measure the time that the host needs to launch a micro-batch or a collective. The device must need less time
+    /// than the host, as with the CUDA stub in tools/stub-cuda.
     Host(host::HostBenchArgs),
-    /// Time greedy generation on the CPU in tokens per second, in alternation with transformers.
+    /// Measure the speed of greedy text generation on the CPU in tokens per second, in alternation with transformers.
     Generate(generate::GenerateBenchArgs),
-    /// Measure the share of the data-parallel communication that is hidden behind computation. Trains a GPT over a
+    /// Measure the share of the data-parallel communication that overlaps with computation. Trains a GPT over a
     /// simulated slow link, for each ZeRO stage with and without overlap.
     Overlap(overlap::args::OverlapArgs),
-    /// Time pipeline schedules over a simulated link, and compare them with the simulator. The hidden share of the
-    /// transfers depends on the number of receives that are posted ahead and on the length of the warm-up.
+    /// Time pipeline schedules over a simulated link, and compare them with the schedule simulator. The share of the
+    /// transfers that overlaps with computation depends on the number of receives that are posted ahead, and on the
+    /// length of the pipeline warm-up.
     Pipeline(pipeline::PipelineBenchArgs),
-    /// Time an attention layer whose sequence is split over several ranks, and compare it with one rank.
+    /// Time an attention layer with context parallelism on several ranks, and compare it with one rank.
     Context(context::ContextArgs),
-    /// Time a layer of experts on several ranks and nodes with each dispatcher: the bytes that it sends, and the share
-    /// that is hidden.
+    /// Time a mixture-of-experts layer on several ranks and nodes with each dispatcher. Reports the number of bytes
+    /// that are sent, and the share of the transfers that overlaps with computation.
     Dispatch(dispatch::DispatchArgs),
-    /// Compare planned times of layouts with measured times, on the CPU of this machine.
+    /// Compare the planned step times of parallel layouts with measured step times, on the CPU of this machine.
     Plan(plan::PlanBenchArgs),
-    /// Time the tokenization of `preprocess` in megabytes of text per second. The baseline is the tokenizers library
-    /// with the same number of threads and the text in memory.
+    /// Measure the speed of tokenization with `preprocess` in megabytes of text per second. The baseline is the
+    /// tokenizers library with the same number of threads, reading the text from memory.
     Preprocess(preprocess::PreprocessBenchArgs),
-    /// Time the saving and loading of checkpoints, and compare it with a copy and a read of the same bytes. Also
+    /// Time saving and loading checkpoints, and compare them with copying and reading the same number of bytes. Also
     /// measures how much asynchronous saving slows training down.
     Checkpoint(checkpoint::CheckpointBenchArgs),
 }

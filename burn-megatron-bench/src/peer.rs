@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use burn_megatron_cli::internal::Error;
 
-/// A process that prints "ready NAME" and then answers each line with one line.
+/// A child process that first prints "ready NAME". It then answers each input line with one output line.
 pub struct Peer {
     child: Child,
     to: ChildStdin,

@@ -1,4 +1,5 @@
-//! The `burn-megatron-bench pipeline` benchmark: the time of schedules over a slow link, compared with the simulator.
+//! The `burn-megatron-bench pipeline` benchmark: the time of pipeline schedules over a simulated slow link, compared
+//! with the schedule simulator.
 
 use std::sync::Arc;
 use std::thread::sleep;
@@ -24,7 +25,7 @@ const SCHEDULES: [ScheduleKind; 2] = [ScheduleKind::OneFOneB, ScheduleKind::Eage
 
 const MICRO_BATCHES: usize = 16;
 
-/// The time of a message, in units of a forward.
+/// The time of a message, relative to the time of a forward.
 const TRANSFER: f64 = 0.3;
 
 /// Flags of `pipeline`.
@@ -33,15 +34,16 @@ pub struct PipelineBenchArgs {
     /// Number of pipeline ranks.
     #[arg(long, visible_alias = "pp", value_name = "N", default_value_t = 2, value_parser = at_least_one)]
     pub pipeline_parallel: usize,
-    /// Milliseconds for which a forward of a rank sleeps. A backward sleeps twice as long.
+    /// Duration of a forward on a rank in milliseconds. Instead of computing, the rank sleeps. A backward takes twice
+    /// as long.
     #[arg(long, value_name = "MS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     pub forward_ms: u64,
-    /// The number of steps, and the JSON file.
+    /// Flags for the number of steps and the JSON file.
     #[command(flatten)]
     pub steps: StepFlags,
 }
 
-/// A row of the table. Times are in units of a forward of a rank.
+/// A row of the table. Times are relative to the time of a forward on a rank.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct PipelineRow {
     schedule: ScheduleKind,
@@ -68,7 +70,7 @@ const COLUMNS: &[Column<PipelineRow>] = &[
     Column::optional(1, "tensors", 7, |row| row.tensors.to_string()),
 ];
 
-/// Runs every schedule with and without a receive that is posted ahead.
+/// Runs every schedule with one receive that is posted ahead, and without.
 pub fn run(args: &PipelineBenchArgs) -> Result<(), Error> {
     let bench = Benchmark(args);
     let about = format!(

@@ -1,4 +1,5 @@
-//! The `burn-megatron-bench plan` benchmark: planned times of layouts compared with measured times.
+//! The `burn-megatron-bench plan` benchmark: the planned step times of parallel layouts, compared with measured step
+//! times.
 
 use std::path::PathBuf;
 
@@ -25,16 +26,18 @@ const WARM_UP: usize = 2;
 /// Flags of `plan`.
 #[derive(Args)]
 pub struct PlanBenchArgs {
-    /// Recipe with the model and the batch. Its layout is not used. Default: the recipe of `pretrain` without flags.
+    /// Recipe that contains the model and the batch size. The layout in the recipe is not used. Default: the default
+    /// recipe of `pretrain`.
     #[arg(long, visible_alias = "config", value_name = "FILE.toml")]
     pub recipe: Option<PathBuf>,
-    /// Keys of the recipe.
+    /// Flags that set keys of the recipe.
     #[command(flatten)]
     pub set: SetArgs,
-    /// Number of thread-ranks, each with one compute thread.
+    /// Number of ranks, which are threads of this process. Each rank has one compute thread.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = at_least_one)]
     pub ranks: usize,
-    /// Number of layouts, evenly spaced from the fastest to the slowest by the plan.
+    /// Number of layouts to measure. They are evenly spaced in the list of all layouts, sorted by the planned step
+    /// time.
     #[arg(long, value_name = "N", default_value_t = 12, value_parser = at_least_one)]
     pub layouts: usize,
     /// Write a scatter plot to this file.
@@ -42,7 +45,8 @@ pub struct PlanBenchArgs {
     pub svg: Option<PathBuf>,
 }
 
-/// Probes the machine, plans the layouts, runs them, and prints planned and measured times.
+/// Measures the hardware constants of the machine, plans the layouts, runs them, and prints planned and measured step
+/// times.
 pub fn run(args: &PlanBenchArgs) -> Result<(), Error> {
     let families = Families::transformers();
     let base = (&families, DEFAULT_RECIPE);
@@ -55,7 +59,7 @@ pub fn run(args: &PlanBenchArgs) -> Result<(), Error> {
     if plans.is_empty() {
         return Err("no layout of this recipe is valid".into());
     }
-    // Layouts run in rounds, so that other load of the machine affects all layouts.
+    // Layouts run in rounds, so that a temporary load of the machine affects all layouts.
     let mut measured = vec![vec![]; plans.len()];
     for _ in 0..ROUNDS {
         for (plan, measured) in plans.iter().zip(&mut measured) {

@@ -1,4 +1,5 @@
-//! The `burn-megatron-bench preprocess` benchmark: writing token files, compared with the tokenizers library alone.
+//! The `burn-megatron-bench preprocess` benchmark: the speed of writing token files, compared with the tokenizers
+//! library without files.
 
 use std::fs;
 use std::io::Write;
@@ -21,7 +22,7 @@ use crate::report::{Column, Report, fixed};
 /// The number of measured rounds after a warm-up round. The median is reported.
 const ROUNDS: usize = 5;
 
-/// Bytes of text. The documents are repeated until they reach this size.
+/// The size of the text in bytes. The documents are repeated until they reach this size.
 const BYTES: usize = 16_000_000;
 
 /// Flags of `preprocess`.

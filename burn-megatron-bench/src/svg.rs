@@ -12,7 +12,7 @@ const LEFT: i32 = 78;
 const RIGHT: i32 = 14;
 const TOP: i32 = 64;
 const BOTTOM: i32 = 52;
-/// The height of a row. `CASE` is the height of a case with its title and its two rows.
+/// The height of a row. `CASE` is the height of a case, which consists of a title and two rows.
 const ROW: i32 = 18;
 const CASE: i32 = 72;
 const IDLE: RGBColor = RGBColor(246, 246, 246);

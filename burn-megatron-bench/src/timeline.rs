@@ -1,4 +1,5 @@
-//! The timeline of a rank and its link, and the share of the transfers that is hidden.
+//! The timeline of a rank and its link, from which the share of the transfers that overlaps with computation is
+//! computed.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -14,12 +15,12 @@ use crate::report::write;
 pub enum EventKind {
     /// A phase of a step in which the rank computes, except while it waits.
     Compute,
-    /// A phase of a step that communicates.
+    /// A phase of a step in which the rank communicates.
     Reduce,
-    /// The rank is blocked by the link, by ranks that are late, or by the reduction itself, which the engine runs in
-    /// the waiting thread.
+    /// A time in which the rank is blocked: by the link, by ranks that are late, or by the reduction itself, which runs
+    /// in the waiting thread.
     Wait,
-    /// The link is busy.
+    /// A time in which the link is busy.
     Transfer,
 }
 
@@ -39,14 +40,14 @@ impl TimelineEvent {
         self.end - self.start
     }
 
-    /// Returns the seconds of this event between `start` and `end`.
+    /// Returns the part of the event between `start` and `end`, in seconds.
     pub fn within(&self, start: f64, end: f64) -> f64 {
         (self.end.min(end) - self.start.max(start)).max(0.0)
     }
 }
 
-/// Returns the share of a step's transfer time in which the rank computed. The rank computes if it is in a compute
-/// phase of this step or of the next step, and does not wait. The share is 1 if nothing was transferred.
+/// Returns the share of a step's transfer time in which the rank computed. A rank computes while it is in a compute
+/// phase of this step or the next step and does not wait. The share is 1 if nothing was transferred.
 ///
 /// `events` belong to one rank. Phases do not overlap each other, and neither do waits.
 pub fn hidden_share(events: &[TimelineEvent], step: usize) -> f64 {

@@ -1,4 +1,4 @@
-//! Comparison of planned and measured step times.
+//! Compares the step times that the planner estimated with measured step times.
 
 use plotters::prelude::*;
 
@@ -7,20 +7,20 @@ use burn_megatron_plot::{FAINT, FONT, PlotError, TEXT, failed, render};
 const SIZE: (u32, u32) = (900, 640);
 const DOT: RGBColor = RGBColor(0, 114, 178);
 
-/// A layout with its planned and its measured time.
+/// A layout with its planned and its measured step time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TimedPlan {
-    /// The layout.
+    /// The name of the layout.
     pub name: String,
-    /// Planned seconds of a step.
+    /// The planned time of a step, in seconds.
     pub planned: f64,
-    /// Measured seconds of a step.
+    /// The measured time of a step, in seconds.
     pub measured: f64,
 }
 
-/// Returns Spearman's rank correlation of planned and measured times, from -1 to 1. It is 1 if both have the same
-/// order. Equal times get the mean of their ranks. Returns `None` for fewer than two plans, or if all planned or all
-/// measured times are equal.
+/// Returns Spearman's rank correlation coefficient of the planned and the measured times. It is between -1 and 1, and 1
+/// means that both have the same order. Equal times get the mean of their ranks. Returns `None` for fewer than two
+/// plans, or if all planned or all measured times are equal.
 ///
 /// ```
 /// use burn_megatron_plan::accuracy::{TimedPlan, spearman};
@@ -51,11 +51,12 @@ fn ranks(values: &[f64]) -> Vec<f64> {
     values.iter().map(rank).collect()
 }
 
-/// Draws the times as SVG: a numbered dot for each plan, and the line on which both times are equal.
+/// Draws a scatter plot of the planned and the measured times as SVG. Each plan is a numbered dot. A line shows where
+/// both times are equal.
 ///
 /// # Errors
 ///
-/// [`PlotError::Draw`].
+/// [`PlotError::Draw`] if drawing fails.
 pub fn svg(title: &str, plans: &[TimedPlan]) -> Result<String, PlotError> {
     let all = plans.iter().flat_map(|plan| [plan.planned, plan.measured]);
     let most = all.fold(0.0, f64::max) * 1.1;

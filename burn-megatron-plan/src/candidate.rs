@@ -1,4 +1,4 @@
-//! A layout, together with the other settings that determine the cost of a step.
+//! A candidate of a search: a parallel layout and the other settings that determine the cost of a training step.
 
 use std::fmt;
 
@@ -7,24 +7,24 @@ use burn_megatron::mesh::{ParallelConfig, ZeroStage};
 
 use super::Recompute;
 
-/// A layout, together with the other settings that determine the cost of a step.
+/// A candidate of a search: a parallel layout and the other settings that determine the cost of a training step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Candidate {
-    /// The layout, with the size of its data axis.
+    /// The parallel layout, including the size of its data axis.
     pub layout: ParallelConfig,
-    /// Samples of a micro-batch.
+    /// The number of samples in a micro-batch.
     pub micro_batch: usize,
-    /// Micro-batches per step of one replica.
+    /// The number of micro-batches that a data-parallel replica computes in a step.
     pub micro_batches: usize,
-    /// The kind of recomputation.
+    /// The kind of activation recomputation.
     pub recompute: Recompute,
-    /// The share of the optimizer state that is on the host, from 0 to 1.
+    /// The share of the optimizer state that is offloaded to the host, from 0 to 1.
     pub offload: f64,
 }
 
 impl Candidate {
-    /// Returns the settings of data parallelism: the `given` settings with the sharding of the layout. With ZeRO-1 and
-    /// ZeRO-2, parameters are gathered during the next forward.
+    /// Returns the data-parallel settings of the candidate: the `given` settings, in which the sharding is replaced by
+    /// the sharding of the layout. With ZeRO-1 and ZeRO-2, parameters are gathered during the next forward.
     pub fn sharing(&self, given: &DataParallelConfig) -> DataParallelConfig {
         let stage = self.layout.zero_stage;
         let gathers = matches!(stage, ZeroStage::Optimizer | ZeroStage::Gradients);
@@ -41,7 +41,7 @@ impl Candidate {
     }
 }
 
-/// Formats a candidate, for example `tp4-pp8-dp2-sp/interleaved/v5 ZeRO-1 mb 1`.
+/// Formats a candidate as text, for example `tp4-pp8-dp2-sp/interleaved/v5 ZeRO-1 mb 1`.
 impl fmt::Display for Candidate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let layout = &self.layout;

@@ -1,4 +1,5 @@
-//! The memory of a rank from formulas: state by ZeRO stage, activations by schedule.
+//! Formulas for the memory of a rank: the training state for each ZeRO stage, and the activations for each pipeline
+//! schedule.
 
 use super::memory::MemoryByKind;
 use super::model_profile::ModelProfile;
@@ -10,10 +11,10 @@ use burn_megatron::mesh::ZeroStage;
 use burn_megatron::mesh::stages::StageLayout;
 use burn_megatron::pipeline::schedule::{ActionKind, Schedule};
 
-/// The share of device memory that the allocator cannot use: 8 % of the memory stays free.
+/// The share of device memory that the allocator cannot use because of fragmentation.
 const SLACK: f64 = 0.08;
 
-/// Returns `memory` with the slack of the allocator added.
+/// Adds the memory that the allocator wastes to `memory`: 8 % of the sum.
 pub fn with_slack(memory: MemoryByKind) -> MemoryByKind {
     let slack = memory.total() as f64 * SLACK / (1.0 - SLACK);
     MemoryByKind {
@@ -22,19 +23,20 @@ pub fn with_slack(memory: MemoryByKind) -> MemoryByKind {
     }
 }
 
-/// Bytes of state per parameter element.
+/// The number of bytes of training state per parameter element.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StateBytes {
-    /// Bytes of a parameter in the type of the model. If the master weight has another type, it is a separate copy.
+    /// Bytes of a parameter element in the dtype of the model.
     pub parameter: u64,
-    /// Bytes of a gradient.
+    /// Bytes of a gradient element.
     pub gradient: u64,
-    /// Bytes of the master weight and the moments.
+    /// Bytes of the optimizer state per element: the moments, and the master weight if it is a separate copy.
     pub optimizer: u64,
 }
 
-/// Returns the state of `elements` parameters, sharded over `shards` ranks. With 16-bit parameters, ZeRO-0 to ZeRO-3
-/// need `18`, `6 + 12 / d`, `2 + 16 / d` and `18 / d` bytes per parameter (Rajbhandari et al. 2020, arXiv:1910.02054).
+/// Returns the memory of the training state of `elements` parameter elements, sharded over `shards` ranks. With 16-bit
+/// parameters and `d` shards, ZeRO-0 to ZeRO-3 need `18`, `6 + 12 / d`, `2 + 16 / d` and `18 / d` bytes per parameter.
+/// See Rajbhandari et al. 2020, arXiv:1910.02054.
 ///
 /// ```
 /// use burn_megatron::data_parallel::ZeroStage;
@@ -55,10 +57,10 @@ pub fn state(elements: u64, shards: u64, stage: ZeroStage, bytes: StateBytes) ->
     }
 }
 
-/// Returns the bytes that a layer keeps for its backward.
+/// Returns the number of bytes that a layer keeps in device memory for its backward.
 ///
-/// Selective recomputation does not keep the outputs of norms and activations. Full recomputation keeps only the first
-/// tensor, the input of the layer. If the input is on the host, nothing is kept.
+/// With selective recomputation, the outputs of norms and activation functions are not kept. With full recomputation,
+/// only the input of the layer is kept. If the input is offloaded to the host, nothing is kept.
 pub fn kept_bytes(layer: &LayerProfile, recompute: Recompute) -> u64 {
     let is_cheap = |name: &str| name.ends_with("norm") || name.ends_with("activation");
     match recompute {
@@ -72,12 +74,13 @@ pub fn kept_bytes(layer: &LayerProfile, recompute: Recompute) -> u64 {
     }
 }
 
-/// Returns the bytes of the input of a layer, which is the first tensor that the layer keeps.
+/// Returns the size of the input of a layer in bytes. The input is the first saved tensor of the layer.
 pub fn input_bytes(layer: &LayerProfile) -> u64 {
     layer.saved.first().map_or(0, |input| input.bytes)
 }
 
-/// Returns the bytes of the largest layer input, which may be in transfer to or from the host. 0 without offload.
+/// Returns the size in bytes of the largest layer input, which may be in transfer to or from the host. Returns 0
+/// without activation offload.
 fn transferred_bytes(model: &ModelProfile, recompute: Recompute) -> u64 {
     let inputs = model.kinds.iter().map(|block| input_bytes(&block.layer));
     match recompute {
@@ -86,8 +89,8 @@ fn transferred_bytes(model: &ModelProfile, recompute: Recompute) -> u64 {
     }
 }
 
-/// Returns the bytes of a micro-batch that are on the host from its forward to its backward in a stage: all inputs
-/// except the last one.
+/// Returns the number of activation bytes of a micro-batch that are on the host between its forward and its backward in
+/// a pipeline stage. These are all layer inputs except the last one.
 pub fn host_bytes(model: &ModelProfile, stage: &StageLayout, recompute: Recompute) -> u64 {
     if recompute != Recompute::FullOffloaded {
         return 0;
@@ -99,8 +102,9 @@ pub fn host_bytes(model: &ModelProfile, stage: &StageLayout, recompute: Recomput
         .saturating_sub(transferred_bytes(model, recompute))
 }
 
-/// Returns the peak number of bytes that a rank keeps. A micro-batch in stage `s` keeps `bytes[s]` from its forward to
-/// the end of its backward. Without a schedule, all stages are on the rank and one micro-batch is in flight.
+/// Returns the peak number of activation bytes of a pipeline rank over the schedule. A micro-batch keeps `bytes[s]`
+/// bytes in stage `s` from its forward to the end of its backward. Without a schedule, the rank has all stages and one
+/// micro-batch in flight.
 pub fn in_flight(schedule: Option<&Schedule>, rank: usize, bytes: &[u64]) -> u64 {
     let Some(schedule) = schedule else {
         return bytes.iter().sum();
@@ -117,7 +121,7 @@ pub fn in_flight(schedule: Option<&Schedule>, rank: usize, bytes: &[u64]) -> u64
     peak
 }
 
-/// Returns the bytes that a micro-batch keeps in a stage from its forward to its backward.
+/// Returns the number of bytes that a micro-batch keeps in a pipeline stage from its forward to its backward.
 pub fn stage_bytes(model: &ModelProfile, stage: &StageLayout, recompute: Recompute) -> u64 {
     let blocks = model.kinds.iter().zip(model.counts(stage));
     let layers = blocks.map(|(block, n)| n as u64 * kept_bytes(&block.layer, recompute));
@@ -128,9 +132,9 @@ pub fn stage_bytes(model: &ModelProfile, stage: &StageLayout, recompute: Recompu
         + end(&model.output, stage.loss)
 }
 
-/// Returns the memory that a rank holds in addition to its state. `activations` is the number of bytes of all
-/// micro-batches in flight. Temporary tensors, including recomputed tensors, count for one layer. If the input of a
-/// layer comes from the host, the input is included.
+/// Returns the memory that a rank needs in addition to its training state. `activations` is the number of activation
+/// bytes of all micro-batches in flight. The result includes the temporary tensors of one layer, with the tensors that
+/// it recomputes. It also includes the input of a layer that is loaded from the host.
 pub fn working(
     model: &ModelProfile,
     recompute: Recompute,
@@ -148,19 +152,20 @@ pub fn working(
     }
 }
 
-/// The numbers of parameter elements on a rank.
+/// The numbers of parameter elements on a rank, from which the sizes of its buffers follow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RankElements {
-    /// All parameters of the rank.
+    /// The number of elements of all parameters of the rank.
     pub parameters: GridElements,
-    /// The larger of the embedding and the output layer, if they are on the rank. Each is gathered as a separate unit.
+    /// The number of elements of the embedding or the output layer, whichever is larger, if they are on the rank.
+    /// ZeRO-3 gathers each of them as a separate unit.
     pub end: u64,
-    /// The largest layer.
+    /// The number of elements of the largest layer.
     pub layer: u64,
 }
 
 impl RankElements {
-    /// Returns the elements of a rank with these stages.
+    /// Returns the numbers of elements of a rank with the given pipeline stages.
     pub fn new<'a>(
         model: &ModelProfile,
         stages: impl IntoIterator<Item = &'a StageLayout> + Clone,
@@ -179,28 +184,30 @@ impl RankElements {
         }
     }
 
-    /// Returns the elements of two adjacent units. A unit is a layer, the embedding or the output layer.
+    /// Returns the number of elements of two adjacent ZeRO-3 units. A unit is a layer, the embedding or the output
+    /// layer.
     fn units(&self) -> u64 {
         self.layer + self.layer.max(self.end)
     }
 
-    /// Returns the elements of two adjacent buckets of at least `size` elements.
+    /// Returns the number of elements of two adjacent gradient buckets of at least `size` elements.
     fn buckets(&self, size: u64) -> u64 {
         let all = self.parameters.dense + self.parameters.expert;
         (size + size.max(self.end)).min(all)
     }
 }
 
-/// Returns the elements of a gradient bucket: see [`DataParallelConfig::bucket_size`].
+/// Returns the number of elements of a gradient bucket: see [`DataParallelConfig::bucket_size`].
 fn bucket_size(ranks: usize) -> u64 {
     40_000_000.max(1_000_000 * ranks as u64)
 }
 
-/// Returns the state of a rank with its [buffers](burn_megatron::data_parallel::MemoryPlan::buffers). `shards` are the
-/// numbers of ranks over which the dense and the expert grid are sharded.
+/// Returns the memory of the training state of a rank, including its
+/// [buffers](burn_megatron::data_parallel::MemoryPlan::buffers). `shards` contains the numbers of ranks over which the
+/// dense parameters and the expert parameters are sharded.
 ///
 /// With ZeRO-2, the buffers hold the gradients of two adjacent buckets. With ZeRO-3, they hold the gradients and the
-/// gathered parameters of two adjacent units.
+/// gathered parameters of two adjacent units. A unit is a layer, the embedding or the output layer.
 pub fn sharded_state(
     elements: &RankElements,
     shards: [usize; 2],
@@ -248,8 +255,8 @@ mod tests {
         }
     }
 
-    /// Chunks in flight: `2 (p - 1) + (v - 1) p + 1` on the first rank, two fewer on each following rank. On rank `r`,
-    /// 1F1B has `p - r` chunks.
+    /// The number of chunks in flight of an interleaved schedule is `2 (p - 1) + (v - 1) p + 1` on the first rank, and
+    /// two fewer on each following rank. With 1F1B, rank `r` has `p - r` chunks in flight.
     #[test]
     fn micro_batches_in_flight_are_those_of_the_schedule() {
         let peaks = |kind, ranks, virtual_stages, micro_batches| {

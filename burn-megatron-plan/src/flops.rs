@@ -1,15 +1,16 @@
-//! Floating-point operations of training, counted as in published tables.
+//! Counts the floating-point operations (FLOPs) of training, in the same way as published tables.
 //!
-//! A matrix product counts 2 operations per weight and token in the forward and 4 in the backward. Causal attention
-//! counts only the query-key pairs that it computes, not the full square. The following are not counted: embedding
-//! lookups, norms, activations, rotary positions, routers, the softmax and the optimizer. Recomputed or replicated work
-//! counts once (Narayanan et al. 2021, arXiv:2104.04473, with the causal half as in Megatron-LM's
-//! `num_floating_point_operations`).
+//! A matrix multiplication has 2 FLOPs per weight and token in the forward, and 4 in the backward. For causal
+//! attention, only the query-key pairs that the causal mask keeps are counted. The following are not counted: embedding
+//! lookups, norms, activation functions, rotary position embeddings, routers, the softmax and the optimizer. Work that
+//! is recomputed or replicated is counted once (Narayanan et al. 2021, arXiv:2104.04473, with half of the attention
+//! matrix, as in `num_floating_point_operations` of Megatron-LM).
 
-/// Returns the number of keys per query of causal attention, averaged over a sequence of `seq` tokens.
+/// Returns the average number of keys per query of causal attention, over a sequence of `seq` tokens.
 ///
-/// Without a window, this is half of the sequence length, as in published tables. A window of `window` tokens includes
-/// the token of the query. It counts the exact number of pairs: `window - window (window - 1) / (2 seq)`.
+/// Without a sliding window, the result is half of the sequence length, as in published tables. With a sliding window
+/// of `window` tokens, which includes the query token, the result is the exact average: `window - window (window - 1) /
+/// (2 seq)`.
 ///
 /// ```
 /// use burn_megatron_plan::flops::keys_per_query;
@@ -26,15 +27,16 @@ pub fn keys_per_query(seq: usize, window: Option<usize>) -> f64 {
     }
 }
 
-/// Returns the operations per token of the forward and the backward of a layer's attention: `6 keys (q + v)`.
+/// Returns the FLOPs per token of the attention of a layer, for the forward and the backward: `6 keys (q + v)`.
 ///
-/// `q` is the total width of the query heads, and `v` is the total width of the value heads of these queries. A query
-/// attends to `keys` keys [on average](keys_per_query).
+/// `q` is `query_features`, the sum of the widths of all query heads. `v` is `value_features`, the sum of the value
+/// head widths over all query heads. `keys` is the [average number of keys](keys_per_query) that a query attends to.
 pub fn attention_flops_per_token(keys: f64, query_features: usize, value_features: usize) -> f64 {
     6.0 * keys * (query_features as f64 + value_features as f64)
 }
 
-/// Returns the operations per token of the forward and the backward of matrix products with `weights` weights.
+/// Returns the FLOPs per token of matrix multiplications with `weights` weights, for the forward and the backward: `6
+/// weights`.
 pub fn product_flops_per_token(weights: f64) -> f64 {
     6.0 * weights
 }
@@ -56,11 +58,12 @@ mod tests {
         assert!((keys - pairs as f64 / 1000.0).abs() < 1e-9);
     }
 
-    /// DeepSeek-V3, whose keys and values differ in width: 249.8121 GFLOP per token of 4096.
+    /// DeepSeek-V3, whose keys and values have different widths, has 249.8121 GFLOP per token in sequences of 4096
+    /// tokens.
     #[test]
     fn latent_attention_counts_both_widths() {
         let (hidden, layers) = (7168.0, 61.0);
-        // Megatron counts the weights of the two norms of the latents as well.
+        // Megatron-LM also counts the weights of the two norms of the latents.
         let projections = 187_107_328.0;
         let dense = 3.0 * 3.0 * hidden * 18432.0;
         let experts = 58.0 * 9.0 * 3.0 * hidden * 2048.0;

@@ -1,12 +1,12 @@
-//! Plans the cost of a layout before it runs: its memory, its time on given hardware, and the search for the best
-//! layout.
+//! Estimates the cost of a parallel layout before a training run: the memory per rank, and the step time on given
+//! hardware. It also searches for the fastest layout.
 //!
-//! - [`flops`]: the operations of a model, counted as in published tables.
-//! - [`hardware`]: the compute, memory and link rates of a device.
-//! - [`profile`]: the computation, the exchanges and the saved tensors of the layers of a rank.
-//! - [`time`]: the time of a step, by part.
-//! - [`search`]: the search over all layouts of a number of devices.
-//! - [`accuracy`]: comparison of planned and measured times.
+//! - [`flops`]: the FLOPs of a model, counted as in published tables.
+//! - [`hardware`]: the compute throughput, the memory bandwidth and the links of a device.
+//! - [`profile`]: the computation, the communication and the saved tensors of the layers of a rank.
+//! - [`time`]: the time of a training step, and how it is divided into parts.
+//! - [`search`]: the search for the fastest layout of a model on a number of devices.
+//! - [`accuracy`]: a comparison of planned and measured step times.
 
 pub mod accuracy;
 mod axis_bytes;
@@ -33,16 +33,17 @@ use serde::{Deserialize, Serialize};
 
 use burn_megatron::nn::{ActivationOffload, RecomputeConfig, RecomputeMethod, RecomputeModule};
 
-/// The part of the forward that is recomputed in the backward instead of being kept.
+/// The kind of activation recomputation (activation checkpointing): the part of the forward that the backward
+/// recomputes.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
 )]
 #[serde(rename_all = "kebab-case")]
 pub enum Recompute {
-    /// No recomputation.
+    /// Recomputes nothing. All activations are kept.
     #[default]
     None,
-    /// Recomputes norms and activations.
+    /// Recomputes the outputs of norms and activation functions.
     Selective,
     /// Recomputes every layer from its input.
     Full,
@@ -57,12 +58,12 @@ impl Recompute {
     /// All variants, ordered from the least to the most recomputation.
     pub const ALL: [Self; 4] = [Self::None, Self::Selective, Self::Full, Self::FullOffloaded];
 
-    /// Returns whether every layer is recomputed.
+    /// Returns whether every layer is recomputed from its input.
     pub const fn is_full(self) -> bool {
         matches!(self, Self::Full | Self::FullOffloaded)
     }
 
-    /// Returns the recomputation settings of a model.
+    /// Returns the recomputation settings for a model.
     pub fn settings(self) -> RecomputeConfig {
         match self {
             Self::None => RecomputeConfig::default(),
@@ -80,7 +81,7 @@ impl Recompute {
         }
     }
 
-    /// Returns the name.
+    /// Returns the name of the variant in recipes and reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::None => "none",

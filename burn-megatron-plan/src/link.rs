@@ -1,13 +1,15 @@
-//! The time of a collective, from alpha-beta costs over the links between the members of a group.
+//! Computes the time of a collective with an alpha-beta model (latency plus bytes divided by bandwidth) of the links
+//! between the ranks of a group.
 //!
-//! Ranks fill the domains of each link in order: the first `devices` ranks are the first node. A group with several
-//! members in each node uses the link inside the nodes and the link between the nodes at the same time. Between nodes,
-//! the members of a node share the data that the node receives. A ring of `n` ranks has `n - 1` steps.
+//! Consecutive ranks are in the same domain of a link. For example, the first 8 ranks are on the first node if a node
+//! has 8 devices. If a group has several ranks on each node, it uses the link inside the nodes and the link between the
+//! nodes at the same time. The data that a node receives from other nodes is divided over the ranks of the group on
+//! this node. A ring of `n` ranks has `n - 1` steps.
 
 use super::hardware::Hardware;
 use burn_megatron::collective::ExchangeKind;
 
-/// The members of a group of ranks, by the link that connects them.
+/// The links between the ranks of a process group, from which the time of a collective is computed.
 ///
 /// ```
 /// use burn_megatron::collective::ExchangeKind;
@@ -25,12 +27,14 @@ use burn_megatron::collective::ExchangeKind;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupLinks {
-    /// The number of members of the group in one domain of each link. The last link connects the whole group.
+    /// For each link, the number of ranks of the group in one domain of the link, such as a node. The last link
+    /// connects the whole group.
     members: Vec<usize>,
 }
 
-/// Returns the bytes that a rank sends in an exchange of `bytes`. A message sends all bytes. A ring collective or an
-/// all-to-all sends `(n - 1) / n` of the bytes, and an all-reduce sends twice this number.
+/// Returns the number of bytes that a rank sends in a collective or a message of `bytes` bytes. In a message, a rank
+/// sends all bytes. In a ring collective or an all-to-all over `n` ranks, a rank sends `bytes (n - 1) / n`. In an
+/// all-reduce, it sends twice this number.
 pub fn sent_bytes(kind: ExchangeKind, bytes: f64, ranks: usize) -> f64 {
     let others = (ranks - 1) as f64 / ranks as f64;
     match kind {
@@ -43,14 +47,14 @@ pub fn sent_bytes(kind: ExchangeKind, bytes: f64, ranks: usize) -> f64 {
 }
 
 impl GroupLinks {
-    /// Creates the links of a group whose members lie in nested runs of ranks. A level is the size of a run and the
-    /// distance between two adjacent ranks of the run.
+    /// Creates the links of a group of ranks. `levels` describes the ranks of the group. Each level is a pair of a
+    /// number of ranks and the distance (stride) between two adjacent ranks. The first level is the innermost.
     pub fn new(hardware: &Hardware, levels: &[(usize, usize)]) -> Self {
         let members = hardware.links.iter().map(|link| {
             let inside = link.devices.unwrap_or(usize::MAX);
             let of_level = levels.iter().map(|(size, stride)| match inside {
                 usize::MAX => *size,
-                // A run that does not evenly divide into domains crosses the border of a domain.
+                // If the ranks cannot be divided evenly into domains, some neighbors are in different domains.
                 _ if inside.is_multiple_of(*stride) => gcd(*size, inside / stride),
                 _ => 1,
             });
@@ -61,20 +65,20 @@ impl GroupLinks {
         }
     }
 
-    /// Returns the number of ranks.
+    /// Returns the number of ranks in the group.
     pub fn size(&self) -> usize {
         self.members.last().copied().unwrap_or(1)
     }
 
-    /// Returns the index of the slowest link that the group uses.
+    /// Returns the index in [`Hardware::links`] of the slowest link that the group uses.
     pub fn slowest(&self) -> usize {
         let size = self.size();
         let found = self.members.iter().position(|members| *members == size);
         found.unwrap_or(0)
     }
 
-    /// Returns the seconds of an exchange of `bytes`. For an all-gather or a reduce-scatter, `bytes` is the size of the
-    /// whole tensor.
+    /// Returns the time of a collective or a message of `bytes` bytes, in seconds. For an all-gather or a
+    /// reduce-scatter, `bytes` is the size of the whole tensor.
     pub fn seconds(&self, hardware: &Hardware, kind: ExchangeKind, bytes: f64) -> f64 {
         let size = self.size();
         if size <= 1 {
@@ -91,9 +95,9 @@ impl GroupLinks {
             }
             let crossing = (members - below) as f64 / size as f64 * bytes;
             let (own, steps) = match kind {
-                // Each rank has different rows for every other rank.
+                // Each rank sends different data to every other rank.
                 ExchangeKind::AllToAll => (crossing, 1),
-                // The members of a domain share the data that the domain receives.
+                // The data that a domain receives is divided over the ranks in the domain.
                 _ => {
                     let ring = (members / below - 1) as f64 / (members / below) as f64;
                     (bytes * ring / below as f64, members / below - 1)
@@ -138,7 +142,7 @@ mod tests {
 
     #[test]
     fn a_group_over_nodes_is_as_fast_as_its_members_in_a_node_together() {
-        // One member in each of 4 nodes, and 8 in each of 4.
+        // One rank on each of 4 nodes, and 8 ranks on each of 4 nodes.
         let one = seconds(&[(4, 8)], ExchangeKind::AllGather, 46e9);
         assert!((one - (0.75 + 3.0 * 14e-6)).abs() < 1e-9);
         let eight = seconds(&[(32, 1)], ExchangeKind::AllGather, 46e9);
@@ -146,7 +150,7 @@ mod tests {
         let between = 0.75 / 8.0;
         let latency = 7.0 * 3.4e-6 + 3.0 * 14e-6;
         assert!((eight - (inside.max(between) + latency)).abs() < 1e-9);
-        // Each rank sends different rows in an all-to-all.
+        // In an all-to-all, each rank sends different data to every other rank.
         let rows = seconds(&[(32, 1)], ExchangeKind::AllToAll, 46e9);
         assert!((rows - (24.0 / 32.0 + 17.4e-6)).abs() < 1e-9, "{rows}");
     }
@@ -158,7 +162,7 @@ mod tests {
         assert_eq!([of(&[(8, 1)]), of(&[(16, 1)]), of(&[(2, 8)])], [0, 1, 1]);
         // Ranks 0, 3, 6 and 9: the last rank is in the next node.
         assert_eq!(of(&[(4, 3)]), 1);
-        // Tensor 2 and data 4 around a pipeline of 2.
+        // Groups of 2 tensor-parallel and 4 data-parallel ranks, with 2 pipeline ranks between them.
         assert_eq!(of(&[(2, 1), (4, 4)]), 1);
         assert_eq!(of(&[(2, 1), (2, 4)]), 0);
     }

@@ -1,4 +1,4 @@
-//! The links of the groups of a mesh.
+//! The links between the ranks of the process groups of a mesh.
 
 use std::borrow::Cow;
 
@@ -8,16 +8,16 @@ use super::hardware::Hardware;
 use super::link::{GroupLinks, gcd};
 use super::profile::{Exchange, GroupPart};
 
-/// The links between the ranks of each group of a mesh.
+/// The links between the ranks of each process group of a mesh.
 #[derive(Clone, Debug)]
 pub struct MeshLinks<'a> {
     mesh: Mesh,
     hardware: &'a Hardware,
-    /// The groups in which most layers exchange.
+    /// The links of the process groups in which most layers communicate.
     groups: Vec<((Grid, AxisSet), GroupLinks)>,
 }
 
-/// The groups in which layers and the pipeline exchange.
+/// The process groups in which layers and the pipeline communicate.
 const GROUPS: [(Grid, &[Axis]); 8] = [
     (Grid::Dense, &[Axis::Tensor]),
     (Grid::Dense, &[Axis::Context]),
@@ -29,11 +29,11 @@ const GROUPS: [(Grid, &[Axis]); 8] = [
     (Grid::Expert, &[Axis::Expert, Axis::ExpertTensor]),
 ];
 
-/// A run of ranks: its size, and the distance between two adjacent ranks of the run.
+/// A run of ranks, given by its number of ranks and the distance (stride) between two adjacent ranks.
 type Run = (usize, usize);
 
 impl<'a> MeshLinks<'a> {
-    /// Creates the links of a mesh whose ranks are the devices in order.
+    /// Creates the links of a mesh. Rank `i` of the mesh runs on device `i` of the hardware.
     pub fn new(mesh: &Mesh, hardware: &'a Hardware) -> Self {
         let groups = GROUPS.map(|(grid, axes)| {
             let set: AxisSet = axes.iter().copied().collect();
@@ -52,7 +52,7 @@ impl<'a> MeshLinks<'a> {
         &self.mesh
     }
 
-    /// Returns the links of a group over these axes.
+    /// Returns the links between the ranks of a process group over the given axes.
     ///
     /// # Panics
     ///
@@ -68,7 +68,7 @@ impl<'a> MeshLinks<'a> {
         }
     }
 
-    /// Returns the links between the ranks of an exchange.
+    /// Returns the links between the ranks that take part in a collective or a message.
     ///
     /// # Panics
     ///
@@ -87,15 +87,16 @@ impl<'a> MeshLinks<'a> {
         Cow::Owned(GroupLinks::new(self.hardware, &own))
     }
 
-    /// Returns the links of the data axis if the parameters of a grid are sharded over `ranks` ranks. The first links
-    /// connect the ranks of a sharding group. The second links connect the ranks with the same shard.
+    /// Returns the links of the data-parallel groups if the parameters of a grid are sharded over `ranks` ranks. The
+    /// first element contains the links between the ranks of a sharding group. The second element contains the links
+    /// between the ranks that hold the same shard.
     pub fn sharding(&self, grid: Grid, ranks: usize) -> [GroupLinks; 2] {
         let (inner, outer) = divide(&runs(&self.mesh, grid, grid.data_axes()), ranks);
         [inner, outer].map(|runs| GroupLinks::new(self.hardware, &runs))
     }
 }
 
-/// Returns the runs of a group over these axes, from the innermost to the outermost.
+/// Returns the runs of ranks that form a process group over these axes, from the innermost to the outermost.
 fn runs(mesh: &Mesh, grid: Grid, axes: AxisSet) -> Vec<Run> {
     let axes = axes.iter().filter(|axis| mesh.size(grid, *axis) > 1);
     let mut runs: Vec<_> = axes
@@ -105,7 +106,7 @@ fn runs(mesh: &Mesh, grid: Grid, axes: AxisSet) -> Vec<Run> {
     runs
 }
 
-/// Returns the distance between two neighboring ranks along an axis with several ranks.
+/// Returns the distance (stride) between two neighboring ranks along an axis with several ranks.
 fn stride(mesh: &Mesh, grid: Grid, axis: Axis) -> usize {
     let at = |wanted| (axis == wanted) as usize;
     match grid {
@@ -124,7 +125,7 @@ fn stride(mesh: &Mesh, grid: Grid, axis: Axis) -> usize {
     }
 }
 
-/// Splits a group: returns the runs of its first `ranks` members, and the runs of every `ranks`-th member.
+/// Splits a process group. Returns the runs of its first `ranks` ranks, and the runs of every `ranks`-th rank.
 fn divide(runs: &[Run], mut ranks: usize) -> (Vec<Run>, Vec<Run>) {
     let (mut inner, mut outer) = (vec![], vec![]);
     for (size, stride) in runs {

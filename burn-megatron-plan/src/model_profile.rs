@@ -1,19 +1,20 @@
-//! The profiles of all layers of a model on a rank. The profile of any pipeline stage follows from them.
+//! The profiles of all layers of a model on a rank. The planner combines them to the profile of any pipeline stage.
 
 use super::profile::{ELEMENT, LayerProfile};
 use burn_megatron::mesh::{Grid, stages::StageLayout};
 
-/// Elements on a rank, by the grid over whose data axis they are reduced and sharded.
+/// Numbers of parameter elements on a rank. Expert parameters and dense parameters are counted separately, because they
+/// are reduced and sharded over different groups of ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GridElements {
-    /// Elements of experts.
+    /// The number of elements of expert parameters.
     pub expert: u64,
-    /// All other elements.
+    /// The number of elements of all other parameters.
     pub dense: u64,
 }
 
 impl GridElements {
-    /// Returns the elements of a grid.
+    /// Returns the number of elements that belong to a grid.
     pub fn of(&self, grid: Grid) -> u64 {
         match grid {
             Grid::Dense => self.dense,
@@ -21,48 +22,49 @@ impl GridElements {
         }
     }
 
-    /// Adds `times` times the elements of another part.
+    /// Adds the elements of `other`, multiplied by `times`.
     pub fn add(&mut self, other: Self, times: u64) {
         self.expert += times * other.expert;
         self.dense += times * other.dense;
     }
 }
 
-/// A layer of a rank, with its parameters.
+/// The profile of a layer on a rank, with the size of its parameters.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct BlockProfile {
-    /// The computation, the exchanges and the saved tensors of the layer.
+    /// The computation, the communication and the saved tensors of the layer.
     pub layer: LayerProfile,
-    /// The parameter elements of the layer on the rank.
+    /// The number of parameter elements of the layer on the rank.
     pub parameters: GridElements,
 }
 
 impl BlockProfile {
-    /// Adds a part that runs after this part. Does not change the output size.
+    /// Adds the costs of a part that runs after this part. The output size of this profile is not changed.
     pub fn add(&mut self, other: &Self) {
         self.layer.add(&other.layer);
         self.parameters.add(other.parameters, 1);
     }
 }
 
-/// The profile of a model on a rank of a tensor, context and expert layout, for micro-batches of one size. It is the
-/// same for all pipeline stages and all ranks of the data axis.
+/// The profile of a model on one rank, for a given micro-batch size and given sizes of the tensor, context and expert
+/// axes. It contains all layers of the model, so it can be used for any pipeline stage and any data-parallel rank.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ModelProfile {
-    /// The embedding, on the first stage.
+    /// The embedding, which is on the first pipeline stage.
     pub embedding: BlockProfile,
-    /// The distinct layers.
+    /// The profiles of the distinct kinds of layers.
     pub kinds: Vec<BlockProfile>,
-    /// The kind of each layer, an index into `kinds`.
+    /// The kind of each layer, as an index into `kinds`.
     pub layers: Vec<usize>,
-    /// The last norm, the output layer and the loss, on the last stage.
+    /// The last norm, the output layer and the loss, which are on the last pipeline stage.
     pub output: BlockProfile,
-    /// Elements of the output layer that are shared with the embedding, if the two are tied.
+    /// The number of elements of the output layer that are shared with the embedding. 0 if the output layer is not tied
+    /// to the embedding.
     pub tied: u64,
 }
 
 impl ModelProfile {
-    /// Scales a 16-bit profile to a model whose elements have `bytes` bytes.
+    /// Converts a profile of a 16-bit model to a model whose elements have `bytes` bytes.
     pub fn with_element_bytes(mut self, bytes: u64) -> Self {
         let scale = |size: &mut u64| *size = *size / ELEMENT * bytes;
         let ends = [&mut self.embedding, &mut self.output];
@@ -81,12 +83,12 @@ impl ModelProfile {
         self
     }
 
-    /// Returns the bytes of a message between two stages.
+    /// Returns the size of a message between two pipeline stages, in bytes.
     pub fn message_bytes(&self) -> u64 {
         self.kinds.first().map_or(0, |kind| kind.layer.output_bytes)
     }
 
-    /// Returns the number of layers of each kind in a stage.
+    /// Returns the number of layers of each kind in a pipeline stage.
     pub fn counts(&self, stage: &StageLayout) -> Vec<usize> {
         let mut counts = vec![0; self.kinds.len()];
         for kind in &self.layers[stage.layers.clone()] {
@@ -95,7 +97,7 @@ impl ModelProfile {
         counts
     }
 
-    /// Returns the blocks of a stage, each with its number of occurrences.
+    /// Returns the distinct layers of a pipeline stage, each with its number of occurrences.
     pub fn blocks(&self, stage: &StageLayout) -> impl Iterator<Item = (&BlockProfile, usize)> {
         let ends = [
             (&self.embedding, stage.embedding as usize),
@@ -105,7 +107,7 @@ impl ModelProfile {
         ends.into_iter().chain(layers).filter(|(_, n)| *n > 0)
     }
 
-    /// Returns the parameter elements of a rank with these stages.
+    /// Returns the number of parameter elements of a rank with the given pipeline stages.
     pub fn parameters<'a>(
         &self,
         stages: impl IntoIterator<Item = &'a StageLayout> + Clone,

@@ -1,25 +1,25 @@
-//! Shared elements of charts of work over time: text, boxes, a legend and the time axis.
+//! Shared elements of Gantt charts: text, boxes, a legend and the time axis.
 
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use crate::{Area, FAINT, FONT, PlotError, TEXT, failed};
 
-/// A point in pixels.
+/// A point in a chart: the x and y coordinates in pixels.
 pub type Point = (i32, i32);
 
-/// The drawing area of a chart whose time goes from left to right.
+/// A Gantt chart: a drawing area in which time runs from left to right.
 pub struct Gantt<'a, 'b> {
     /// The drawing area.
     pub area: &'a Area<'b>,
-    /// The pixels at which the time starts and ends.
+    /// The x coordinates of the start and the end of the time axis, in pixels.
     pub columns: (i32, i32),
-    /// The time at the last pixel.
+    /// The time at the end of the time axis.
     pub total: f64,
 }
 
 impl Gantt<'_, '_> {
-    /// Returns the pixel of a time. Later times are clamped to the last pixel.
+    /// Returns the x coordinate of a time in pixels. Times after the end of the time axis are clamped to the end.
     pub fn x(&self, time: f64) -> i32 {
         let (left, right) = self.columns;
         let part = if self.total > 0.0 {
@@ -30,21 +30,21 @@ impl Gantt<'_, '_> {
         left + (part.min(1.0) * f64::from(right - left)).round() as i32
     }
 
-    /// Draws a filled box.
+    /// Draws a filled box between the points `from` and `to`.
     ///
     /// # Errors
     ///
-    /// [`PlotError::Draw`].
+    /// [`PlotError::Draw`] if drawing fails.
     pub fn rectangle(&self, from: Point, to: Point, color: RGBColor) -> Result<(), PlotError> {
         let filled = Rectangle::new([from, to], color.filled());
         self.area.draw(&filled).map_err(failed)
     }
 
-    /// Writes text of this font size below a point.
+    /// Draws text with the font size `size` below the point `at`. `from` is the horizontal alignment.
     ///
     /// # Errors
     ///
-    /// [`PlotError::Draw`].
+    /// [`PlotError::Draw`] if drawing fails.
     pub fn text(&self, text: &str, at: Point, size: i32, from: HPos) -> Result<(), PlotError> {
         let style = (FONT, size).into_font().color(&TEXT);
         let style = style.pos(Pos::new(from, VPos::Top));
@@ -52,11 +52,11 @@ impl Gantt<'_, '_> {
         self.area.draw(&text).map_err(failed)
     }
 
-    /// Draws a box and a name for each color. Returns the x coordinate after them.
+    /// Draws a legend with a box and a name for each color. Returns the x coordinate at the end of the legend.
     ///
     /// # Errors
     ///
-    /// [`PlotError::Draw`].
+    /// [`PlotError::Draw`] if drawing fails.
     pub fn legend<'n>(
         &self,
         top: i32,
@@ -71,11 +71,12 @@ impl Gantt<'_, '_> {
         Ok(x)
     }
 
-    /// Draws lines at round times over these rows. The times and their unit are written below.
+    /// Draws the time axis: vertical grid lines at round times from `top` to `bottom`, and the times and their unit
+    /// below.
     ///
     /// # Errors
     ///
-    /// [`PlotError::Draw`].
+    /// [`PlotError::Draw`] if drawing fails.
     pub fn axis(&self, (top, bottom): (i32, i32), unit: &str) -> Result<(), PlotError> {
         let step = round_step(self.total / 12.0);
         let ticks = if self.total > 0.0 {
@@ -95,7 +96,7 @@ impl Gantt<'_, '_> {
     }
 }
 
-/// Returns the smallest number of at least `least` that is 1, 2 or 5 times a power of ten.
+/// Returns the smallest number that is at least `least` and is 1, 2 or 5 times a power of ten.
 fn round_step(least: f64) -> f64 {
     if least <= 0.0 {
         return 1.0;
@@ -108,7 +109,7 @@ fn round_step(least: f64) -> f64 {
         .unwrap_or(10.0 * power)
 }
 
-/// Formats a number with at most 3 decimals.
+/// Formats a number with up to 3 decimal places.
 pub fn number(value: f64) -> String {
     let text = format!("{value:.3}");
     text.trim_end_matches('0').trim_end_matches('.').to_string()

@@ -1,4 +1,4 @@
-//! Charts as SVG: shared elements for the charts of all crates, and the chart of a pipeline schedule.
+//! Draws SVG charts: shared elements for the charts of all burn-megatron crates, and the chart of a pipeline schedule.
 
 mod gantt;
 mod schedule_chart;
@@ -12,37 +12,37 @@ use plotters::prelude::*;
 pub use gantt::Gantt;
 pub use schedule_chart::schedule_chart;
 
-/// The font of all text.
+/// The font of all text in charts.
 pub const FONT: &str = "sans-serif";
-/// The color of text and axes.
+/// The color of text and axes in charts.
 pub const TEXT: RGBColor = RGBColor(60, 60, 60);
-/// The color of grid lines.
+/// The color of grid lines in charts.
 pub const FAINT: RGBColor = RGBColor(225, 225, 225);
 
 /// The drawing area of a chart.
 pub type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
 
-/// Reasons why a plot cannot be drawn.
+/// An error of drawing or writing a chart.
 #[derive(Debug, thiserror::Error)]
 pub enum PlotError {
-    /// The drawing failed.
+    /// The chart could not be drawn.
     #[error("cannot draw the plot: {0}")]
     Draw(String),
-    /// An I/O error.
+    /// The file could not be written.
     #[error("cannot write '{path}': {source}")]
     Io {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// The cause.
+        /// The cause of the error.
         source: io::Error,
     },
 }
 
-/// Draws an SVG of this size in pixels.
+/// Draws a chart with the function `draw`, and returns it as SVG. `size` is the width and the height in pixels.
 ///
 /// # Errors
 ///
-/// The error of `draw`, or [`PlotError::Draw`].
+/// The error that `draw` returns, or [`PlotError::Draw`] if the SVG cannot be created.
 pub fn render(
     size: (u32, u32),
     draw: impl FnOnce(&Area<'_>) -> Result<(), PlotError>,
@@ -56,16 +56,16 @@ pub fn render(
     Ok(text)
 }
 
-/// Converts the error of a drawing operation.
+/// Converts the error of a drawing operation to a [`PlotError::Draw`].
 pub fn failed(error: impl std::error::Error) -> PlotError {
     PlotError::Draw(error.to_string())
 }
 
-/// Writes a chart to a file. An existing file is replaced atomically.
+/// Writes the SVG of a chart to a file. An existing file is replaced atomically.
 ///
 /// # Errors
 ///
-/// [`PlotError::Io`].
+/// [`PlotError::Io`] if the file cannot be written.
 pub fn write(path: &Path, svg: &str) -> Result<(), PlotError> {
     replace_file(path, svg.as_bytes()).map_err(|source| PlotError::Io {
         path: path.to_path_buf(),

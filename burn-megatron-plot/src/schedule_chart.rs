@@ -25,11 +25,11 @@ const MAX_SPANS: usize = 200_000;
 
 type DrawResult = Result<(), PlotError>;
 
-/// Draws a schedule as an SVG that is 1200 pixels wide.
+/// Draws a simulated pipeline schedule as an SVG Gantt chart that is 1200 pixels wide.
 ///
-/// The chart has one row per rank, and time runs from left to right. Each computation shows its micro-batch. Later
-/// chunks of a rank are lighter. Transfers are drawn below the computations. Gradient reductions take no time and are
-/// not drawn.
+/// The chart has one row per rank, and time runs from left to right. Each computation is a box with the number of its
+/// micro-batch. If a rank has several stages (chunks), boxes of later stages are lighter. Transfers are drawn below the
+/// computations. Gradient reductions take no time in the simulation and are not drawn.
 ///
 /// # Errors
 ///

@@ -1,52 +1,56 @@
-//! Compares observations with the reference.
+//! Compares the results of a parallel layout with the results of one rank.
 
 use super::Observation;
 
-/// The scale of a tensor is at least this share of the scale of the whole model.
+/// The lower bound of the scale of a tensor, as a share of the scale of the whole model. The scale is the largest
+/// absolute value.
 ///
 /// Some results are zero in exact arithmetic, such as the gradient of a key bias under softmax. Their computed values
 /// are rounding noise, which differs between layouts. In f64 the noise is about 1e-16 of the scale of the model. With
-/// this share it stays below 1e-13. An error of a gradient is found if it exceeds 1e-12 of the largest gradient.
+/// this lower bound, the relative difference stays below 1e-13. An error in a gradient is still detected if it exceeds
+/// 1e-12 of the largest gradient.
 const FLOOR: f64 = 1e-2;
 
-/// The minimum scale of a loss, in nats. The loss of a token is a difference of logits, so its rounding error does not
-/// vanish with the loss.
+/// The lower bound of the scale of a loss, in nats. The loss of a token is a difference of logits, so its rounding
+/// error does not become smaller when the loss does.
 const LOSS_FLOOR: f64 = 1e-2;
 
-/// The largest relative difference of a column of the report, with its parameter.
+/// The largest relative difference in a column of the report, and the parameter in which it occurs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Difference {
-    /// The largest absolute difference over the largest absolute reference.
+    /// The largest absolute difference between the two results, divided by the largest absolute value of the reference.
     ///
-    /// The denominator has a lower bound. It is a hundredth of the largest gradient of the model for a gradient, and a
-    /// hundredth of the largest weight for a weight. For a loss, it is 0.01. The difference is infinite if the lengths
-    /// differ, if either value is NaN, or if the denominator is zero and the values differ.
+    /// The denominator has a lower bound. For a gradient, the lower bound is a hundredth of the largest gradient of the
+    /// model. For a weight, it is a hundredth of the largest weight. For a loss, it is 0.01. The difference is infinite
+    /// if the lengths of the results differ, if a value is NaN, or if the denominator is zero and the values differ.
     pub relative: f64,
-    /// The path of the parameter, for columns that compare parameters.
+    /// The path of the parameter with the largest difference, for columns that compare parameters.
     pub path: Option<String>,
 }
 
-/// The comparison of a layout with one rank. Each entry is the worst over all ranks.
+/// The comparison of the results of a layout with the results of one rank. Differences are the largest differences over
+/// all ranks of the layout.
 #[derive(Clone, Debug)]
 pub struct Comparison {
-    /// Parameters whose initial weights are not bit-equal to the weights of one rank, or that no rank holds.
+    /// Parameters whose initial weights differ from the initial weights on one rank in at least one bit, and parameters
+    /// that no rank of the layout holds.
     pub unequal_weights: Vec<String>,
-    /// Parameters with replicas that are not bit-equal, at any time.
+    /// Parameters whose replicas differed in at least one bit at any time of the run.
     pub unequal_replicas: Vec<String>,
-    /// Loss of all steps.
+    /// The difference of the losses, over all steps.
     pub loss: Difference,
-    /// Gradients of the parameters in the first step.
+    /// The difference of the gradients in the first step.
     pub gradients: Difference,
-    /// Gradients of the parameters in the last step.
+    /// The difference of the gradients in the last step.
     pub last_gradients: Difference,
-    /// Global gradient norm of all steps.
+    /// The difference of the global gradient norms, over all steps.
     pub gradient_norm: Difference,
-    /// Weights after the last step.
+    /// The difference of the weights after the last step.
     pub final_weights: Difference,
 }
 
 impl Comparison {
-    /// Compares the observations of all ranks of a layout with the reference.
+    /// Compares the results of all ranks of a layout with the results of one rank, and returns the largest differences.
     pub fn worst(reference: &Observation, ranks: &[Observation]) -> Self {
         let all = || ranks.iter();
         Self {
@@ -82,8 +86,8 @@ impl Comparison {
         }
     }
 
-    /// Returns the names of the failing columns: differences above `tolerance`, and values that must be bit-equal but
-    /// are not.
+    /// Returns the names of the columns that fail. A column fails if a difference exceeds `tolerance`, or if values
+    /// that must be bit-equal are not.
     pub fn failing(&self, tolerance: f64) -> Vec<&'static str> {
         let differences = [
             ("loss", &self.loss),
@@ -103,7 +107,7 @@ impl Comparison {
         initial.into_iter().chain(between).chain(replicas).collect()
     }
 
-    /// Returns whether all differences are within `tolerance`, and initial weights and replicas are bit-equal.
+    /// Returns whether no difference exceeds `tolerance`, and the initial weights and the replicas are bit-equal.
     pub fn passes(&self, tolerance: f64) -> bool {
         self.failing(tolerance).is_empty()
     }
@@ -137,7 +141,7 @@ fn unequal(reference: &Observation, rank: &Observation) -> Vec<String> {
         .collect()
 }
 
-/// Returns the parameters of the reference that no rank holds.
+/// Returns the parameters of the reference that no rank of the layout holds.
 fn missing(reference: &Observation, ranks: &[Observation]) -> Vec<String> {
     let held = |path: &&String| ranks.iter().any(|rank| rank.paths.contains(path));
     reference
@@ -148,7 +152,7 @@ fn missing(reference: &Observation, ranks: &[Observation]) -> Vec<String> {
         .collect()
 }
 
-/// Returns each parameter of a rank with the values of the reference.
+/// Returns each parameter of a rank, with the reference values of the same parameter.
 fn matched<'a>(
     reference: &'a Observation,
     expected: &'a [Vec<f64>],
@@ -189,8 +193,8 @@ fn worst(all: impl Iterator<Item = Difference>) -> Difference {
     })
 }
 
-/// Returns the largest finite absolute value. A value that is not finite fails on its own, and must not hide other
-/// values.
+/// Returns the largest finite absolute value. Values that are not finite are ignored here, because they always fail the
+/// check. They must not hide errors in other values.
 fn largest_finite<'a>(values: impl Iterator<Item = &'a f64>) -> f64 {
     let finite = values.filter(|x| x.is_finite());
     finite.fold(0.0, |most, x| most.max(x.abs()))
@@ -295,7 +299,7 @@ mod tests {
         }
     }
 
-    /// Returns the columns that fail if the second of two ranks has a changed observation.
+    /// Returns the columns that fail if the observation of the second of two ranks is changed.
     fn failing(change: impl FnOnce(&mut Observation)) -> (Vec<&'static str>, Comparison) {
         let mut other = observation();
         change(&mut other);
@@ -325,7 +329,7 @@ mod tests {
         );
     }
 
-    /// NaN on both sides fails too, although the bits are equal.
+    /// NaN in both results also fails, although the bits are equal.
     #[test]
     fn nan_fails_in_each_column_on_either_side_and_on_both() {
         type Field = fn(&mut Observation) -> &mut f64;

@@ -11,61 +11,61 @@ use burn_megatron::collective::Comm;
 use burn_megatron::comm::CommError;
 use burn_megatron::data_parallel::running_states;
 
-/// The checks of a [`Guard`], in addition to the check for gradients that are not finite.
+/// Options of a [`Guard`], which select checks in addition to the check for gradients that are not finite.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GuardConfig {
-    /// Every `repeat_every` steps, compute the gradients a second time and compare them bit for bit. 0 disables the
-    /// check.
+    /// The interval of the repetition check, in steps: the gradients are computed a second time and compared bit for
+    /// bit. 0 disables the check.
     pub repeat_every: u64,
-    /// Every `replicas_every` steps, compare the parameters of all ranks bit for bit after the step. 0 disables the
-    /// check.
+    /// The interval of the replica check, in steps: after the optimizer step, the parameters of all ranks are compared
+    /// bit for bit. 0 disables the check.
     pub replicas_every: u64,
 }
 
-/// The fault of a step. All ranks return the same error.
+/// An error that a [`Guard`] detects in a training step. All ranks return the same error.
 #[derive(Debug, thiserror::Error)]
 pub enum GuardError {
     /// A gradient is not finite.
     #[error("step {step}: the gradient of {path} on rank {rank} is not finite")]
     NotFinite {
-        /// The step, from 1.
+        /// The number of the step, from 1.
         step: u64,
-        /// The path of the first such parameter, in the order of the module.
+        /// The path of the first parameter with such a gradient, in the order of the module.
         path: String,
         /// The first rank that has such a gradient.
         rank: usize,
     },
-    /// A second computation of the step gave different gradients.
+    /// A second computation of the gradients gave different results.
     #[error(
         "step {step}: computed twice, the gradient of {path} on rank {rank} differs. Randomness such as dropout must be the same \
          both times"
     )]
     NotRepeatable {
-        /// The step, from 1.
+        /// The number of the step, from 1.
         step: u64,
-        /// The path of the first such parameter.
+        /// The path of the first parameter that differs.
         path: String,
-        /// The first rank with a difference.
+        /// The first rank on which the gradients differ.
         rank: usize,
     },
-    /// The parameters differ between ranks.
+    /// The parameters differ between the ranks.
     #[error(
         "step {step}: {path} differs between rank 0 and rank {rank}: replicas must hold the same bits"
     )]
     Replicas {
-        /// The step, from 1.
+        /// The number of the step, from 1.
         step: u64,
-        /// The path of the first such parameter.
+        /// The path of the first parameter that differs.
         path: String,
         /// The first rank that differs from rank 0.
         rank: usize,
     },
-    /// The ranks have different modules.
+    /// The ranks have modules with different numbers of parameters.
     #[error(
         "rank {rank} has {found} parameters, and rank 0 has {expected}: expected replicas of one module"
     )]
     Modules {
-        /// The rank.
+        /// The index of the rank.
         rank: usize,
         /// The number of parameters of the rank.
         found: usize,
@@ -77,8 +77,8 @@ pub enum GuardError {
     Comm(#[from] CommError),
 }
 
-/// Checks the steps of any training loop, on one rank or on data-parallel replicas. It runs between the backward and
-/// the optimizer step, and after the optimizer step.
+/// Checks the steps of any training loop, on one rank or on data-parallel replicas. Call [`gradients`](Self::gradients)
+/// between the backward and the optimizer step, and [`stepped`](Self::stepped) after the optimizer step.
 ///
 /// ```
 /// use burn::module::Module;
@@ -124,8 +124,8 @@ impl Guard {
         }
     }
 
-    /// Creates a guard for the replicas of `ranks`. The calls of the guard are collective and return the same result on
-    /// all ranks.
+    /// Creates a guard for data-parallel replicas, one on each rank of `ranks`. The methods of the guard are
+    /// collective: all ranks must call them, and all ranks get the same result.
     pub fn of_ranks(config: GuardConfig, ranks: Comm) -> Self {
         Self {
             ranks: Some(ranks),
@@ -133,17 +133,19 @@ impl Guard {
         }
     }
 
-    /// Continues to count from this step, which is the last step before a run was resumed.
+    /// Sets the step counter when a run is resumed. `step` is the last completed step.
     pub fn resume(&mut self, step: u64) {
         self.step = step;
     }
 
-    /// Checks the gradients of the next step, before the optimizer step. `again` computes the gradients a second time.
-    /// It is only called in the steps that [`GuardConfig::repeat_every`] selects. Waits for the device.
+    /// Checks the gradients of a step, before the optimizer step. `again` computes the gradients a second time. It is
+    /// called only in the steps that [`GuardConfig::repeat_every`] selects. This method waits until the device has
+    /// computed the gradients.
     ///
     /// # Errors
     ///
-    /// [`GuardError::NotFinite`], [`GuardError::NotRepeatable`], or [`GuardError::Comm`].
+    /// [`GuardError::NotFinite`] if a gradient is not finite, [`GuardError::NotRepeatable`] if the second computation
+    /// gives other gradients, and [`GuardError::Comm`] if a collective fails.
     pub fn gradients<M: Module>(
         &mut self,
         model: &M,
@@ -172,12 +174,13 @@ impl Guard {
         }
     }
 
-    /// Checks the parameters after the optimizer step. Waits for the device in the steps that
-    /// [`GuardConfig::replicas_every`] selects.
+    /// Checks that the parameters are equal on all ranks, after the optimizer step. In the steps that
+    /// [`GuardConfig::replicas_every`] selects, this method waits until the device has computed the parameters.
     ///
     /// # Errors
     ///
-    /// [`GuardError::Replicas`], [`GuardError::Modules`], or [`GuardError::Comm`].
+    /// [`GuardError::Replicas`] if parameters differ, [`GuardError::Modules`] if the ranks have different numbers of
+    /// parameters, and [`GuardError::Comm`] if a collective fails.
     pub fn stepped<M: Module>(&self, model: &M) -> Result<(), GuardError> {
         let Some(ranks) = self
             .ranks
@@ -214,7 +217,8 @@ impl Guard {
         Ok(())
     }
 
-    /// Returns the first rank with an invalid parameter, and the path of the parameter in the module of this rank.
+    /// Returns the first rank on which a parameter is invalid, and the path of this parameter in the module of this
+    /// rank.
     fn first(
         &self,
         own: Option<usize>,
@@ -247,7 +251,8 @@ struct Fingerprint {
 #[derive(Default)]
 struct Fingerprints<'a> {
     gradients: Option<&'a GradientsParams>,
-    /// Whether each parameter is a running state. Each rank updates running states with its own batches.
+    /// Whether each parameter is a running state, such as a running mean. Each rank updates its running states with its
+    /// own batches.
     running: vec::IntoIter<bool>,
     path: Vec<String>,
     paths: Vec<String>,
@@ -294,7 +299,7 @@ impl ModuleVisitor for Fingerprints<'_> {
         if let Some(tensor) = tensor {
             for value in tensor.into_data().iter::<f64>() {
                 finite &= value.is_finite();
-                // Zeros may have either sign.
+                // Adding 0 makes +0 and -0 equal.
                 (value + 0.0).to_bits().hash(&mut hasher);
             }
         }

@@ -1,4 +1,4 @@
-//! The layouts that `verify` compares with one rank.
+//! The parallel layouts that [`verify`](crate::verify) compares with one rank.
 
 mod text;
 
@@ -9,7 +9,8 @@ use burn_megatron::pipeline::{LayoutScheduleError, schedule_of};
 
 pub use text::{LayoutPartError, ParseLayoutError};
 
-/// A parallel layout and its micro-batch size. The size of the data axis is always set.
+/// A parallel layout with a micro-batch size. It can be parsed from text, such as `tp2-sp-dp2`. The data-parallel size
+/// is always set.
 ///
 /// ```
 /// use burn_megatron_verify::Layout;
@@ -25,7 +26,7 @@ pub use text::{LayoutPartError, ParseLayoutError};
 pub struct Layout {
     /// The parallel layout.
     pub parallel: ParallelConfig,
-    /// Samples per micro-batch. `None` means all samples of a rank at once.
+    /// The number of samples per micro-batch. `None` means that all samples of a rank form one micro-batch.
     pub micro_batch: Option<usize>,
 }
 
@@ -39,12 +40,12 @@ impl Default for Layout {
     }
 }
 
-/// The bucket size of `verify`, in elements. It is small, so that small models have several buckets and parameters span
-/// several shards.
+/// The gradient bucket size of `verify`, in elements. It is small, so that even small models have several buckets, and
+/// parameters that are split over several shards.
 const BUCKET: usize = 5000;
 
 impl Layout {
-    /// Returns the data-parallel settings.
+    /// Returns the data-parallel settings of the layout.
     pub fn data_parallel(&self) -> DataParallelConfig {
         let ParallelConfig {
             zero_stage, hsdp, ..
@@ -62,17 +63,18 @@ impl Layout {
         self.parallel.world_size().unwrap_or(usize::MAX)
     }
 
-    /// Returns the schedule for `samples` samples per rank of the data axis.
+    /// Returns the pipeline schedule for `samples` samples per data-parallel rank.
     ///
     /// # Errors
     ///
-    /// [`LayoutScheduleError`] if the sizes do not fit the schedule.
+    /// [`LayoutScheduleError`] if the schedule does not support these sizes.
     pub fn schedule(&self, samples: usize) -> Result<Schedule, LayoutScheduleError> {
         let micro_batches = samples / self.micro_batch.unwrap_or(samples).max(1);
         schedule_of(&self.parallel, micro_batches)
     }
 
-    /// Returns layouts of tensor {1, 2, 4} x sequence parallelism {off, on} x data {1, 2}, with two micro-batches each.
+    /// Returns all combinations of the tensor-parallel sizes 1, 2 and 4, sequence parallelism off and on, and the
+    /// data-parallel sizes 1 and 2. Each layout has two micro-batches.
     pub fn standard() -> Vec<Self> {
         let mut layouts = vec![];
         for tensor in [1, 2, 4] {
@@ -94,8 +96,8 @@ impl Layout {
         layouts
     }
 
-    /// Returns layouts of two and four pipeline ranks under every schedule, for models with eight layers and eight
-    /// samples. Some layouts also have tensor, sequence and data parallelism.
+    /// Returns layouts with two and four pipeline ranks and every pipeline schedule. Some layouts also have tensor,
+    /// sequence and data parallelism. The model must have eight layers, and a step must have eight samples.
     pub fn pipelines() -> Vec<Self> {
         parsed(&[
             "pp2-mb2/gpipe",
@@ -114,8 +116,8 @@ impl Layout {
         ])
     }
 
-    /// Returns layouts with ZeRO stages 1 to 3 and hybrid sharding over the data axis, for models with eight layers and
-    /// eight samples. Some layouts also have tensor, sequence and pipeline parallelism.
+    /// Returns layouts with the ZeRO stages 1 to 3 and hybrid sharding over the data axis. Some layouts also have
+    /// tensor, sequence and pipeline parallelism. The model must have eight layers, and a step must have eight samples.
     pub fn sharded() -> Vec<Self> {
         parsed(&[
             "dp4-mb1-z1",
@@ -133,8 +135,9 @@ impl Layout {
         ])
     }
 
-    /// Returns layouts with expert and expert-tensor parallelism, combined with all other kinds of parallelism except
-    /// context parallelism, for models with eight layers, four experts and eight samples.
+    /// Returns layouts with expert parallelism and expert tensor parallelism, combined with all other kinds of
+    /// parallelism except context parallelism. The model must have eight layers and four experts, and a step must have
+    /// eight samples.
     pub fn experts() -> Vec<Self> {
         parsed(&[
             "dp2-mb1",
@@ -158,9 +161,9 @@ impl Layout {
         ])
     }
 
-    /// Returns layouts with each exchange and split of context parallelism, alone and combined with tensor, sequence,
-    /// pipeline and data parallelism. They are for models with eight layers, four heads and eight samples of sixteen
-    /// tokens.
+    /// Returns layouts with context parallelism, for each exchange method and each split of the sequence. Some layouts
+    /// also have tensor, sequence, pipeline and data parallelism. The model must have eight layers and four heads, and
+    /// a step must have eight samples of sixteen tokens.
     pub fn contexts() -> Vec<Self> {
         parsed(&[
             "cp2-ring-dp1-mb2",
@@ -184,8 +187,9 @@ impl Layout {
         ])
     }
 
-    /// Returns layouts with each method of tensor-parallel overlap, alone and combined with context, pipeline and data
-    /// parallelism. They are for models with eight layers, four heads and eight samples of sixteen tokens.
+    /// Returns layouts with each method of overlapping tensor-parallel communication. Some layouts also have context,
+    /// pipeline and data parallelism. The model must have eight layers and four heads, and a step must have eight
+    /// samples of sixteen tokens.
     pub fn overlaps() -> Vec<Self> {
         parsed(&[
             "tp2-sp-tpring-dp2-mb2",

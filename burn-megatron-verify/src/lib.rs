@@ -1,23 +1,23 @@
-//! Checks that a layout computes the same results as one rank.
+//! Checks that a parallel layout computes the same results as a single rank.
 //!
-//! [`verify`] trains a small model in each [`Layout`] and on one rank, usually in f64 on the CPU, with the same
-//! [`Trainer`](burn_megatron_train::Trainer) as a real run. It compares:
+//! [`verify`] trains a small model in each [`Layout`] and on one rank, usually in f64 on the CPU. It uses the same
+//! [`Trainer`](burn_megatron_train::Trainer) as a real training run. It compares:
 //!
 //! - the initial weights, bit for bit,
 //! - the loss and the gradient norm of each step, before clipping,
 //! - the gradient of every parameter in the first and in the last step, before clipping,
-//! - the weights after these steps.
+//! - the weights after the last step.
 //!
-//! Shards are assembled with the model's [`ParameterTable`](burn_megatron::nn::ParameterTable). Replicas on the tensor
-//! or the data axis must be bit-equal.
+//! The [`ParameterTable`](burn_megatron::nn::ParameterTable) of the model describes how shards are assembled to full
+//! tensors. Replicas on the tensor-parallel and data-parallel ranks must be bit-equal.
 //!
-//! In f64 only the order of sums differs between layouts, so the [tolerance](VerifyOptions::tolerance) is small. This
-//! includes models with FP8 layers, whose products are accumulated in f64. If a layout rounds other values than one
-//! rank does, the bound depends on the type: see [`Subject::rounding`].
+//! In f64, only the order of additions differs between layouts, so the [tolerance](VerifyOptions::tolerance) is small.
+//! This is also the case for models with FP8 layers, whose matrix multiplications are accumulated in f64. If a layout
+//! rounds other values than a run on one rank does, the tolerance depends on the dtype: see [`Subject::rounding`].
 //!
 //! The difference between two tensors is the largest absolute difference of their elements, divided by the largest
-//! absolute element of the reference. For a gradient, the denominator is at least a hundredth of the largest gradient
-//! of the model, since some gradients are zero in exact arithmetic: see [`Difference`].
+//! absolute element of the reference. For a gradient, the divisor is at least a hundredth of the largest gradient of
+//! the model, because some gradients are zero in exact arithmetic: see [`Difference`].
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -60,35 +60,36 @@ pub use report::VerifyReport;
 pub use rounding::Rounding;
 pub use subject::ModelSubject;
 
-/// A model to verify, with its data.
+/// A model to verify, with its training data.
 pub trait Subject: Sync {
-    /// The module.
+    /// The module type of the model.
     type Model: LanguageModel;
 
-    /// Builds this rank's part of the model in the layout of `groups`, including its pipeline stages. The seed is the
-    /// same for all layouts. Parameters are f64 if the [`dtype`](Self::dtype) is f64, or else f32.
+    /// Builds the part of the model that belongs to this rank, in the layout of `groups`. The weights must be
+    /// initialized with the same seed in all layouts. Parameters are f64 if [`dtype`](Self::dtype) is f64, and f32
+    /// otherwise.
     ///
     /// # Errors
     ///
-    /// [`BuildError`] if the model does not fit the mesh.
+    /// [`BuildError`] if the model cannot be split over the mesh.
     fn build(
         &self,
         groups: &ParallelContext,
         device: &Device,
     ) -> Result<ParallelModule<Self::Model>, BuildError>;
 
-    /// Checks that the model fits a layout, before the model is built.
+    /// Checks that the model can be split over a layout, before it is built.
     ///
     /// # Errors
     ///
-    /// [`BuildError`] with the sizes that do not fit.
+    /// [`BuildError`], which names the sizes that cannot be split.
     fn check_layout(&self, layout: &ParallelConfig) -> Result<(), BuildError> {
         let _ = layout;
         Ok(())
     }
 
-    /// Wraps the module for data parallelism with the settings of the layout. An implementation can replace the
-    /// communicators of the wrapper with communicators that record or corrupt calls.
+    /// Wraps the module for data parallelism with the settings of the layout. Implement this method to replace the
+    /// communicators of the wrapper, for example with communicators that record or corrupt calls.
     ///
     /// # Errors
     ///
@@ -102,16 +103,17 @@ pub trait Subject: Sync {
         DistributedDataParallel::with(model, groups, config)
     }
 
-    /// Returns the compute type of the model: f64 by default, or f32, bf16 or f16.
+    /// Returns the compute dtype of the model: f64, f32, bf16 or f16. The default implementation returns f64.
     fn dtype(&self) -> DType {
         DType::F64
     }
 
-    /// Returns the bound on differences if a layout rounds other values than one rank does, or `None` if only the order
-    /// of sums in f64 differs.
+    /// Returns the bound on differences if a layout rounds other values than a run on one rank does. Returns `None` if
+    /// only the order of additions in f64 differs.
     ///
-    /// With a bound, the optimizer steps are proportional to the gradient (AdamW with an epsilon of 1). The usual AdamW
-    /// steps have the same size for any gradient, so rounding would determine their direction for gradients near 0.
+    /// If there is a bound, `verify` sets the epsilon of AdamW to 1, so that updates are about proportional to the
+    /// gradient. With a small epsilon, the size of an update does not depend on the size of the gradient. Rounding
+    /// errors would then determine the direction of the update for gradients near 0.
     fn rounding(&self, layout: &Layout) -> Option<Rounding> {
         let _ = layout;
         None
@@ -120,18 +122,19 @@ pub trait Subject: Sync {
     /// Returns the number of samples per step over all ranks.
     fn samples(&self) -> usize;
 
-    /// Returns the training samples. Step `s` reads the samples from index `s * samples()` on. The samples must be the
-    /// same for all layouts and on all ranks. An implementation can return different samples on some ranks of `groups`
-    /// to test that `verify` detects it.
+    /// Returns the training samples. Step `s` reads [`samples`](Self::samples) samples, starting at index `s *
+    /// samples()`. The samples must be the same in all layouts and on all ranks. A test of `verify` may return
+    /// different samples on some ranks of `groups`, which `verify` must detect.
     fn data(&self, groups: &ParallelContext) -> Arc<dyn Samples>;
 
-    /// Returns whether gradients depend on the division into micro-batches: see
+    /// Returns whether the gradients depend on how the samples are divided into micro-batches: see
     /// [`ModelConfig::depends_on_micro_batches`](burn_megatron::model::ModelConfig::depends_on_micro_batches).
     fn depends_on_micro_batches(&self) -> bool {
         false
     }
 
-    /// Returns the number of layers that a pipeline can split, or 0 if the model does not support pipelines.
+    /// Returns the number of layers that can be split into pipeline stages, or 0 if the model does not support pipeline
+    /// parallelism.
     fn layers(&self) -> usize {
         0
     }
@@ -140,23 +143,24 @@ pub trait Subject: Sync {
 /// The options of [`verify`].
 #[derive(Clone, Debug)]
 pub struct VerifyOptions {
-    /// The number of optimizer steps before the weights are compared.
+    /// The number of training steps.
     pub steps: usize,
-    /// The largest relative difference that passes if only the order of sums differs.
+    /// The largest relative difference that passes if only the order of additions differs.
     pub tolerance: f64,
-    /// The settings of the trainer. `verify` replaces the number of steps, the batch, the compute type, the learning
-    /// rate schedule and the loss scale. It also replaces the data-parallel settings that a layout has. The default
-    /// bucket size is small, so that small models have several buckets.
+    /// The settings of the trainer. `verify` overwrites the number of steps, the batch size, the compute dtype, the
+    /// learning rate schedule and the loss scale. It also overwrites the data-parallel settings that belong to a
+    /// layout. The default bucket size is small, so that even small models have several gradient buckets.
     ///
-    /// Of the data-parallel settings, the single rank uses only the type of the moments and the frozen parameters. It
-    /// does not repeat steps and has no CUDA graphs. With [`cuda_graph`](TrainConfig::cuda_graph), gradients are added
-    /// to static buffers, and counted and reduced as after a graph replay. The host runs the computation that would be
-    /// captured.
+    /// The run on one rank uses only two of the data-parallel settings: the dtype of the moments and the frozen
+    /// parameters. It does not repeat steps and does not use CUDA graphs. With [`cuda_graph`](TrainConfig::cuda_graph),
+    /// the layouts add gradients to static buffers, and count and reduce them as after a graph replay. No graph is
+    /// captured: the computation runs normally.
     pub train: TrainConfig,
-    /// Whether the single rank uses the micro-batch size of the layout instead of all samples at once, since FP8 scales
-    /// may depend on the micro-batch. Some subjects require this even if it is not set.
+    /// Whether the run on one rank uses the micro-batch size of the layout, instead of one micro-batch with all
+    /// samples. This is needed if results depend on the micro-batch, as FP8 scales may do. It is always enabled if
+    /// [`Subject::depends_on_micro_batches`] returns true.
     pub same_micro_batches: bool,
-    /// Called with the name of each layout before it runs.
+    /// A function that is called with the name of each layout before the layout runs.
     pub progress: fn(&str),
 }
 
@@ -217,13 +221,13 @@ impl VerifyOptions {
             loss_scale: Some(LossScale::None),
             // A skipped step is visible in the report.
             skip_limit: NonZeroU64::MAX,
-            // The host runs the computation that would be captured.
+            // No graph is captured: the host runs the computation.
             cuda_graph: false,
             ..self.train.clone()
         }
     }
 
-    /// Returns the options for the single rank.
+    /// Returns the options for the run on one rank.
     fn single_rank(&self) -> Self {
         let data_parallel = &self.train.data_parallel;
         let train = TrainConfig {
@@ -242,7 +246,7 @@ impl VerifyOptions {
         }
     }
 
-    /// Returns the same options with steps that are proportional to the gradients.
+    /// Returns the same options with an optimizer whose updates are about proportional to the gradients.
     fn with_gradient_steps(&self) -> Self {
         Self {
             train: TrainConfig {
@@ -255,32 +259,33 @@ impl VerifyOptions {
     }
 }
 
-/// The error of a layout that cannot be run.
+/// The error for a layout that cannot be run.
 #[derive(Debug, thiserror::Error)]
 #[error("layout {layout}: {error}")]
 pub struct VerifyError {
-    /// The layout.
+    /// The layout that cannot be run.
     pub layout: Box<Layout>,
-    /// The cause.
+    /// The reason why the layout cannot be run.
     pub error: LayoutRunError,
 }
 
-/// Reasons why a layout cannot be run.
+/// The reason why a layout cannot be run.
 #[derive(Debug, thiserror::Error)]
 pub enum LayoutRunError {
-    /// The model does not fit the layout.
+    /// The model cannot be split over the layout.
     #[error(transparent)]
     Build(#[from] BuildError),
     /// A setting has no effect, or the samples cannot be divided over the ranks.
     #[error(transparent)]
     Samples(#[from] MeshError),
-    /// The schedule does not fit the samples, or the stages do not fit the layers.
+    /// The pipeline schedule does not support the number of samples, or the layers cannot be divided into the pipeline
+    /// stages.
     #[error(transparent)]
     Schedule(#[from] LayoutScheduleError),
-    /// The sharding of the data axis is invalid.
+    /// The sharding over the data axis is invalid.
     #[error(transparent)]
     Sharding(#[from] DataParallelConfigError),
-    /// A rank failed.
+    /// A rank failed during the run.
     #[error(transparent)]
     World(#[from] WorldError),
 }
@@ -288,13 +293,13 @@ pub enum LayoutRunError {
 /// The error of a rank.
 type RankError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Runs `subject` on one rank and in each layout, and compares the results. If a layout cannot run, the other layouts
-/// still run: see [`VerifyReport::not_run`].
+/// Trains the model of `subject` on one rank and in each layout, and compares the results. If a layout cannot run, the
+/// other layouts still run: see [`VerifyReport::not_run`].
 ///
 /// # Errors
 ///
-/// [`VerifyError`] if the single rank or every layout cannot be run. A layout with different results is not an error,
-/// but a failing row of the report.
+/// [`VerifyError`] if the run on one rank fails, or if no layout can be run. If the results of a layout differ, this is
+/// not an error: the layout is a failing row of the report.
 pub fn verify<S: Subject>(
     subject: &S,
     layouts: &[Layout],
@@ -337,7 +342,7 @@ pub fn verify<S: Subject>(
     Ok(VerifyReport::new(rows, not_run.collect(), options))
 }
 
-/// Runs a single rank with micro-batches of this size and returns its observation.
+/// Trains the model on a single rank with micro-batches of this size, and returns the results.
 fn run_reference<S: Subject>(
     subject: &S,
     micro_batch: Option<usize>,
@@ -354,7 +359,7 @@ fn run_reference<S: Subject>(
     Ok(observe_layout(subject, &layout, &options.single_rank())?.swap_remove(0))
 }
 
-/// Runs a layout and returns the observation of each rank.
+/// Trains the model of `subject` in one layout, and returns the results of each rank.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! Runs a layout on one rank, and assembles the full weights and gradients.
+//! Trains a model in a layout on one rank, and assembles the full weights and gradients from all ranks.
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{DType, Device, Tensor};
@@ -12,25 +12,27 @@ use burn_megatron::nn::{MeshRank, ParameterTable};
 use burn_megatron_train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
 use burn_megatron_train::{Observer, ObserverError, StepGradients, Trainer};
 
-/// The results of a run on one rank, with assembled weights and gradients.
+/// The results of a training run as seen by one rank. Weights and gradients are full tensors, which are assembled from
+/// all ranks.
 #[derive(Clone, Debug)]
 pub struct Observation {
-    /// The paths of the trained parameters, in the order of the lists below. The paths of frozen parameters and of
-    /// expert biases follow; these have no gradients.
+    /// The paths of the parameters, in the order of the other lists. Trained parameters come first. Frozen parameters
+    /// and expert biases follow, and have no gradients.
     pub paths: Vec<String>,
-    /// Full parameters before the first step, including frozen parameters and expert biases.
+    /// The full parameters before the first step, including frozen parameters and expert biases.
     pub initial_weights: Vec<Vec<f64>>,
     /// The mean loss per token of each step.
     pub losses: Vec<f64>,
-    /// Full gradients of the first step.
+    /// The full gradients of the first step.
     pub gradients: Vec<Vec<f64>>,
-    /// Full gradients of the last step.
+    /// The full gradients of the last step.
     pub last_gradients: Vec<Vec<f64>>,
     /// The gradient norm of each step before clipping, as reported by the trainer.
     pub gradient_norms: Vec<f64>,
-    /// Full parameters after the last step, including frozen parameters and expert biases, as stored in a checkpoint.
+    /// The full parameters after the last step, including frozen parameters and expert biases. They are the values that
+    /// a checkpoint would contain.
     pub final_weights: Vec<Vec<f64>>,
-    /// Parameters with replicas that are not bit-equal.
+    /// The paths of parameters whose replicas are not bit-equal.
     pub unequal_replicas: Vec<String>,
 }
 
@@ -119,7 +121,7 @@ impl Observer for GradientObserver<'_> {
             gradients.step,
             self.options.train.data_parallel.gradient_limit,
         );
-        // A training run skips a step with a gradient above the limit. Here this is an error.
+        // A training run skips a step if a gradient exceeds the limit. In `verify`, this is an error.
         if let (Some(limit), Some(culprit)) = (limit, gradients.invalid().first()) {
             return Err(format!(
                 "gradient_limit = {limit} would skip step {step}, which cannot be compared: {culprit}"
@@ -149,7 +151,7 @@ impl Observer for GradientObserver<'_> {
     }
 }
 
-/// Full parameters, and the paths of the parameters whose replicas are not equal.
+/// Full parameters, and the paths of the parameters whose replicas differ.
 struct AssembledParameters {
     full: Vec<Vec<f64>>,
     unequal: Vec<String>,
@@ -203,7 +205,7 @@ fn gather_shards(part: &[f64], comm: &Comm) -> Result<Vec<Vec<f64>>, CommError> 
 }
 
 fn bits(values: &[f64]) -> Vec<u64> {
-    // Zeros may have either sign.
+    // Adding 0 makes +0 and -0 equal.
     values.iter().map(|x| (x + 0.0).to_bits()).collect()
 }
 

@@ -1,4 +1,4 @@
-//! The table that `verify` prints.
+//! The report of [`verify`](crate::verify), which can be formatted as a table.
 
 use std::fmt;
 
@@ -8,12 +8,12 @@ use burn_megatron::text_table::Table;
 /// The columns of the table.
 const COLUMNS: usize = 10;
 
-/// The comparisons of all layouts.
+/// The report of [`verify`](crate::verify): the comparison of each layout with one rank.
 #[derive(Clone, Debug)]
 pub struct VerifyReport {
     rows: Vec<(Layout, Comparison)>,
     not_run: Vec<(Layout, String)>,
-    /// For each row, the bound if the layout rounds other values than one rank.
+    /// For each row, the bound if the layout rounds other values than a run on one rank does.
     roundings: Vec<Option<Rounding>>,
     tolerance: f64,
     steps: usize,
@@ -36,12 +36,12 @@ impl VerifyReport {
         }
     }
 
-    /// Returns the layouts with their comparisons.
+    /// Returns the layouts that ran, each with its comparison.
     pub fn rows(&self) -> &[(Layout, Comparison)] {
         &self.rows
     }
 
-    /// Returns the layouts that could not run, each with the reason.
+    /// Returns the layouts that could not run, each with the error message.
     pub fn not_run(&self) -> &[(Layout, String)] {
         &self.not_run
     }
@@ -58,7 +58,7 @@ impl VerifyReport {
         failing.map(|((layout, _), _)| layout)
     }
 
-    /// Returns the largest difference that passes, for each row.
+    /// Returns the largest relative difference that passes, for each row of the report.
     pub fn bounds(&self) -> impl Iterator<Item = f64> {
         let bound = |rounding: &Option<Rounding>| {
             let rounding = rounding.as_ref();
@@ -120,9 +120,9 @@ impl VerifyReport {
 }
 
 impl VerifyReport {
-    /// Formats the table in lines of at most `width` characters, or without a limit. If the table does not fit, columns
-    /// are left out in this order: the bounds, the names of the worst gradients, the last gradients, the gradient
-    /// norms, and the weights after the last step.
+    /// Formats the report as a table with lines of at most `width` characters, or without a limit if `width` is `None`.
+    /// If the table does not fit, columns are left out in this order: the bounds, the names of the worst gradients, the
+    /// last gradients, the gradient norms, and the weights after the last step.
     pub fn fit(&self, width: Option<usize>) -> String {
         let mut text = "largest relative difference to one rank that passes:\n".to_string();
         for reason in self.reasons() {

@@ -1,4 +1,4 @@
-//! Bounds on the differences that rounding alone may cause between a layout and one rank.
+//! Bounds on the differences that rounding errors can cause between a parallel layout and one rank.
 
 use burn_megatron_kernels::fp8::{BLOCK, Format, MX_BLOCK};
 
@@ -7,22 +7,22 @@ use burn_megatron::mesh::{ScheduleKind, ScheduleSource};
 use burn_megatron::model::RoundingSizes;
 use burn_megatron::nn::fp8::{Fp8Config, Fp8Recipe};
 
-/// A bound on the differences of a layout that rounds other values than one rank does.
+/// A bound on the differences for a layout that rounds other values than a run on one rank does.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rounding {
-    /// The largest relative difference that passes.
+    /// The largest relative difference that passes the check.
     pub bound: f64,
-    /// The values that are rounded differently, and how the bound depends on the type.
+    /// An explanation of the bound: the values that are rounded differently, and how the bound depends on the dtype.
     pub why: String,
 }
 
 impl Rounding {
-    /// Creates the bound `2 sqrt(sum of n u^2)` for values with `n` successive roundings to a type with unit roundoff
-    /// `u`, given as `(n, u)`. The unit roundoff is half the distance of adjacent numbers, divided by the smaller
-    /// number.
+    /// Creates the bound `2 sqrt(sum of n u^2)` from pairs `(n, u)` in `roundings`. Each pair describes `n` successive
+    /// roundings to a dtype with unit roundoff `u`. The unit roundoff is half the distance between two adjacent
+    /// numbers, divided by the smaller number.
     ///
-    /// The roundings of the two sides are independent, with a root mean square of 0.4 `u`. The bound is therefore about
-    /// three standard deviations of the largest value.
+    /// The roundings in the layout and on one rank are independent, and their root mean square is 0.4 `u`. The bound is
+    /// therefore about three standard deviations of the largest value.
     pub fn new(roundings: &[(usize, f64)], what: &str) -> Self {
         let squares = roundings.iter().map(|(n, unit)| *n as f64 * unit * unit);
         let bound = 2.0 * squares.sum::<f64>().sqrt();
@@ -37,16 +37,17 @@ impl Rounding {
         }
     }
 
-    /// Returns the bound for the FP8 layers of a model of these sizes in a layout, if the layout rounds other values
-    /// than one rank.
+    /// Returns the bound for a model with FP8 layers, if the layout rounds other values than a run on one rank does.
+    /// Returns `None` otherwise.
     ///
-    /// In f64, FP8 products do not depend on the order of their sums, so each value has the same FP8 code as on one
-    /// rank. There are two exceptions. Ranks may round partial sums. Scales may be computed from other values, such as
-    /// rows of an expert that come from several micro-batches at once.
+    /// In f64, the results of FP8 matrix multiplications do not depend on the order of additions. Each value is
+    /// therefore rounded to the same FP8 number as on one rank. There are two exceptions. Ranks may round partial sums.
+    /// Scales may be computed from other values, for example if an expert receives tokens of several micro-batches at
+    /// once.
     ///
-    /// FP8 dispatch of tokens to experts needs no bound. Each token is rounded once, independent of its destination:
-    /// rounding with [`Fp8DispatchScales`](burn_megatron::nn::moe::Fp8DispatchScales) does not change a row that is
-    /// already rounded.
+    /// The FP8 dispatch of tokens to experts needs no bound, because each token is rounded in the same way for every
+    /// destination. Rounding with [`Fp8DispatchScales`](burn_megatron::nn::moe::Fp8DispatchScales) does not change a
+    /// token that is already rounded.
     pub fn in_8_bits(fp8: &Fp8Config, layout: &Layout, sizes: &RoundingSizes) -> Option<Self> {
         let parallel = &layout.parallel;
         let cut = |block: usize| {
@@ -57,7 +58,7 @@ impl Rounding {
             parallel.tensor > 1 && parts.any(|part| !part.is_multiple_of(block))
         };
         let senders = parallel.expert * parallel.expert_tensor_size();
-        // An expert has the same rows as on one rank if its rows come from exactly the ranks of one micro-batch.
+        // An expert has the same tokens as on one rank if its tokens come from exactly the ranks of one micro-batch.
         let other_rows = sizes.experts && senders != parallel.tensor * parallel.context;
         let other_order = sizes.experts && senders > 1;
         let of = |recipe: &Fp8Recipe| {
@@ -87,8 +88,8 @@ impl Rounding {
             .reduce(Self::or)
     }
 
-    /// Returns the bound for FP8 pipeline transfers, if the layout has them. Activations and their gradients are
-    /// rounded between two stages. A single rank rounds neither.
+    /// Returns the bound for a layout that sends activations between pipeline stages in FP8, or `None` for other
+    /// layouts. Activations and their gradients are rounded between two stages, but not on a single rank.
     pub fn of_transfers(layout: &Layout) -> Option<Self> {
         let parallel = &layout.parallel;
         let kind = match parallel.schedule.clone().unwrap_or_default() {
@@ -104,14 +105,15 @@ impl Rounding {
         (parallel.fp8_transfers && ways > 0).then(|| Self::new(&[(2 * ways, unit)], what))
     }
 
-    /// Returns the bound for the FP8 layers of a model if sums in a narrower type than f64 have another order. Values
-    /// at a tie may then be rounded in either direction. Returns `None` without FP8 layers.
+    /// Returns the bound for a model with FP8 layers that computes in a narrower dtype than f64, or `None` without FP8
+    /// layers. The order of additions then changes the values slightly. A value halfway between two FP8 numbers may be
+    /// rounded in either direction.
     pub fn at_ties(fp8: &Fp8Config) -> Option<Self> {
         let of = |recipe| Self::of_codes(fp8.format.of(&recipe), "FP8, values at a tie");
         recipes(fp8).map(of).reduce(Self::or)
     }
 
-    /// Returns the larger of two bounds.
+    /// Returns the larger of two bounds, with its explanation.
     pub fn or(self, other: Self) -> Self {
         if other.bound > self.bound {
             other
@@ -120,9 +122,9 @@ impl Rounding {
         }
     }
 
-    /// Returns the bound for FP8 formats. A branch of a block has two successive products. Each rounds an input and a
-    /// weight, and in the backward a gradient. The residual stream is not rounded to FP8, so the errors of branches are
-    /// independent.
+    /// Returns the bound for FP8 formats. A branch of a block has two successive matrix multiplications. Each of them
+    /// rounds its input and its weight, and a gradient in the backward. The residual stream is not rounded to FP8, so
+    /// the errors of the branches are independent.
     fn of_codes([value, gradient]: [Format; 2], what: &str) -> Self {
         if value == gradient {
             Self::new(&[(6, unit(value))], what)
@@ -143,7 +145,7 @@ fn recipes(config: &Fp8Config) -> impl Iterator<Item = Fp8Recipe> {
     config.recipe.into_iter().chain(of_layers)
 }
 
-/// Returns the unit roundoff: half the distance of adjacent numbers, divided by the smaller number.
+/// Returns the unit roundoff: half the distance between two adjacent numbers, divided by the smaller number.
 fn unit(format: Format) -> f64 {
     2f64.powi(-1 - format.mantissa_bits() as i32)
 }
@@ -196,7 +198,7 @@ mod tests {
             ("current", "tp2-pp2", None),
             ("current", "tp4", Some(hybrid)),
             ("mxfp8", "pp2-dp4-z3", None),
-            // 64 / 2 is a multiple of the block size 32, 96 / 2 is not.
+            // 64 / 2 is a multiple of the block size 32, but 96 / 2 is not.
             ("mxfp8", "tp2", Some(e4m3)),
             ("blockwise", "tp2", Some(e4m3)),
             ("blockwise", "dp2", None),

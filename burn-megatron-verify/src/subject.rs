@@ -1,4 +1,4 @@
-//! A small model on random tokens, as a subject of `verify`.
+//! A [`Subject`] that trains a small model on random tokens.
 
 use std::sync::Arc;
 
@@ -15,8 +15,8 @@ use burn_megatron::nn::lora::LoraConfig;
 use burn_megatron::nn::{BuildError, ModelBuilder, ParallelModule};
 use burn_megatron_data::{DataError, IGNORE, Sample, Samples};
 
-/// A small model on random tokens. Some targets are ignored, so that the ranks of the data axis have different numbers
-/// of tokens.
+/// A [`Subject`] that trains a model on random tokens. Some targets are ignored, so that the data-parallel ranks have
+/// different numbers of tokens in the loss.
 ///
 /// ```
 /// use burn_megatron::model::ModelConfig;
@@ -34,25 +34,25 @@ use burn_megatron_data::{DataError, IGNORE, Sample, Samples};
 pub struct ModelSubject<C> {
     /// The configuration of the model.
     pub config: C,
-    /// The seed of the weights, the dropout and the tokens.
+    /// The seed for the initial weights, dropout and the random tokens.
     pub seed: u64,
-    /// Samples per step.
+    /// The number of samples per step.
     pub samples: usize,
-    /// The kernel selection.
+    /// The operations that use fused kernels.
     pub kernels: KernelChoices,
-    /// Whether samples consist of several documents.
+    /// Whether each sample consists of several packed documents.
     pub packed: bool,
     /// The FP8 configuration.
     pub fp8: Fp8Config,
-    /// The LoRA adapters. With `None`, every parameter is trained.
+    /// The settings of LoRA adapters. If it is `None`, all parameters are trained.
     pub lora: Option<LoraConfig>,
-    /// Tokens per sample. With `None`, the context length of the model.
+    /// The number of tokens per sample. `None` means the context length of the model.
     pub sequence_length: Option<usize>,
-    /// The compute type. Parameters are f64 if it is f64, or else f32.
+    /// The compute dtype. Parameters are f64 if it is f64, and f32 otherwise.
     pub dtype: DType,
 }
 
-/// Returns `count` random integers below `below`, from word `start` of a stream.
+/// Returns `count` random integers from 0 to `below - 1`, starting at index `start` of a random stream.
 pub(crate) fn integers(stream: &Stream, start: usize, count: usize, below: usize) -> Vec<i32> {
     let mut integers = Vec::with_capacity(count);
     stream.words(start as u64, count, |_, word| {
@@ -62,7 +62,7 @@ pub(crate) fn integers(stream: &Stream, start: usize, count: usize, below: usize
 }
 
 impl<C> ModelSubject<C> {
-    /// Returns the same settings with another model configuration.
+    /// Returns a subject with the same settings and another model configuration.
     pub fn with_config<D>(self, config: D) -> ModelSubject<D> {
         let Self {
             config: _,
@@ -90,8 +90,8 @@ impl<C> ModelSubject<C> {
 }
 
 impl<C: ModelConfig> ModelSubject<C> {
-    /// Creates a subject in f64 with seed 0 and the default kernels, on eight samples per step. Eight samples are
-    /// enough for [`Layout::pipelines`] and [`Layout::sharded`]. A sample is one document with the context length of
+    /// Creates a subject that computes in f64 with seed 0 and the default kernels. A step has eight samples, as
+    /// [`Layout::pipelines`] and [`Layout::sharded`] require. Each sample is one document with the context length of
     /// the model.
     pub fn new(config: C) -> Self {
         Self {
@@ -123,7 +123,7 @@ impl<C: ModelConfig> ModelSubject<C> {
         self.sequence_length.unwrap_or(self.config.context())
     }
 
-    /// Returns the bound for a type narrower than f64.
+    /// Returns the bound on differences for a dtype that is narrower than f64.
     fn rounding_of_type(&self, sizes: &RoundingSizes) -> Option<Rounding> {
         let values = sizes.values_per_layer * self.config.layers();
         let narrow = |bits: i32, name: &str| {
@@ -135,7 +135,7 @@ impl<C: ModelConfig> ModelSubject<C> {
             DType::BF16 => narrow(8, "bf16"),
             DType::F16 => narrow(11, "f16"),
             _ => {
-                // The longest sums are over features, classes, or the tokens of a step.
+                // The longest sums are over features, over classes, or over the tokens of a step.
                 let longest = sizes.longest_sum.max(self.samples * self.sequence());
                 let what = format!("sums of up to {longest} in another order in f32");
                 Some(Rounding::new(&[(values * longest, 2f64.powi(-24))], &what))
@@ -143,22 +143,22 @@ impl<C: ModelConfig> ModelSubject<C> {
         }
     }
 
-    /// Returns random integers below `below`, of shape `[seq]`.
+    /// Returns random integers from 0 to `below - 1`, of shape `[seq]`.
     fn draws(&self, key: u64, step: usize, sample: usize, below: usize) -> Vec<i32> {
         let seq = self.sequence();
         let stream = Stream::new(self.seed ^ key, step as u64);
         integers(&stream, sample * seq, seq, below)
     }
 
-    /// Returns the starts of the documents of a sample. On average, every third token starts a document.
+    /// Returns the indices at which the documents of a sample start. On average, every third token starts a document.
     fn documents(&self, step: usize, sample: usize) -> Vec<usize> {
         let draws = self.draws(4, step, sample, 3).into_iter().enumerate();
         let starts = draws.filter(|(at, draw)| *at == 0 || *draw == 0);
         starts.map(|(at, _)| at).collect()
     }
 
-    /// Returns the padding of a packed sample: the last document of every second sample, unless the sample has only one
-    /// document.
+    /// Returns the number of padding tokens of a packed sample. In every second sample, the last document is padding,
+    /// unless it is the only document.
     fn padding(&self, sample: usize, documents: &[usize]) -> usize {
         match documents {
             [_, .., last] if sample % 2 == 1 => self.sequence() - last,

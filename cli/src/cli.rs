@@ -19,7 +19,8 @@ use crate::verify::args::VerifyArgs;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use tracing_subscriber::fmt::format::FmtSpan;
 
-/// Large-model training for Burn: tensor, sequence, pipeline and data parallelism, checked against one rank.
+/// Large-model training for Burn, with tensor, sequence, pipeline and data parallelism that is checked against one
+/// rank.
 #[derive(Parser)]
 #[command(name = "burn-megatron", version, max_term_width = MAX_COLUMNS)]
 pub struct Cli {
@@ -34,9 +35,9 @@ pub struct Cli {
 /// Global flags of the log.
 #[derive(clap::Args)]
 pub struct LogArgs {
-    /// Log level of standard error: error, warn, info (also the time of each step), debug (also the phases of each
-    /// step) or trace (also each collective and each parameter's update). The progress of a run is shown at every
-    /// level.
+    /// Log level of standard error: error, warn, info, debug or trace. The level info also logs the time of each step.
+    /// The level debug also logs the phases of each step. The level trace also logs each collective and the update of
+    /// each parameter. The progress of a run is shown at every level.
     #[arg(
         long,
         global = true,
@@ -63,38 +64,39 @@ impl Cli {
 /// The subcommands of `burn-megatron`.
 #[derive(Subcommand)]
 pub enum Command {
-    /// Train a language model on text or token files. Ranks are threads of this process, or processes.
+    /// Train a language model on text or token files. The ranks are threads of this process, or separate processes.
     ///
-    /// Without flags, `burn-megatron` trains a small Llama on the text of its repository, with tensor 2 x pipeline 2
-    /// x data 2 on the CPU. The run folder receives metrics.jsonl, timings.jsonl, config.toml, loss.svg, sample.txt
-    /// and, for a model with experts, experts.svg. A checkpoint is saved at the end and when the run is interrupted.
+    /// Without flags, `burn-megatron` trains a small Llama on the text of its repository, on the CPU with 2
+    /// tensor-parallel x 2 pipeline-parallel x 2 data-parallel ranks. The files metrics.jsonl, timings.jsonl,
+    /// config.toml, loss.svg and sample.txt are written to the run folder, and also experts.svg for a model with
+    /// experts. A checkpoint is saved at the end of the run, and when the run is interrupted.
     ///
-    /// Every setting of a recipe has a flag, such as `--train.clip 0.5`. `none` removes an optional setting. `-h`
-    /// lists only the flags with a short name, and `--help KEY` describes one setting.
+    /// Every setting of a recipe has a flag, such as `--train.clip 0.5`. The value `none` removes an optional setting.
+    /// `-h` lists only the flags with a short name, and `--help KEY` describes one setting.
     Pretrain(Box<PretrainArgs>),
     /// Describe a setting of a recipe: its meaning, values, default and flag.
     ///
     /// The same description is printed by `config train.clip`, `config clip` and `pretrain --help clip`. A part of a
     /// key lists all keys that contain it.
     Config(ConfigArgs),
-    /// Tokenize text into token files: PREFIX.bin and PREFIX.idx in Megatron's format, and PREFIX.json with their
+    /// Tokenize text and write token files: PREFIX.bin and PREFIX.idx in the format of Megatron, and PREFIX.json with
     /// metadata.
     ///
-    /// The input is text or JSON lines, optionally compressed as .gz or .zst. The files are the same for any number
-    /// of workers. They are renamed to their final names only when all are complete, so an interrupted run leaves no
-    /// output.
+    /// The input is text or JSON lines, optionally compressed as .gz or .zst. The token files do not depend on the
+    /// number of workers. They get their final names only when all of them are complete, so an interrupted run leaves
+    /// no output.
     Preprocess(Box<PreprocessArgs>),
-    /// Generate text from a prompt with a saved model, in any layout.
+    /// Generate text from a prompt with a saved model, in any parallel layout.
     ///
-    /// Streams the text to standard output, and writes the speed to standard error. The same seed gives the same text
-    /// in every layout.
+    /// The text is streamed to standard output, and the speed is written to standard error. With the same seed, the
+    /// text is the same in every layout.
     Generate(Box<GenerateArgs>),
-    /// Start ranks as processes on this machine, for MPI or NCCL.
+    /// Start several ranks as processes on this machine, which communicate over MPI or NCCL.
     ///
-    /// Every rank runs the given command, as in `launch --ranks 4 pretrain --steps 20`. Each line of output is
-    /// prefixed with its rank. When a rank fails, all other ranks are stopped, and the exit code of the failed rank
-    /// is returned. With --max-restarts the job is restarted from its latest checkpoint after a transient failure.
-    /// Ctrl-C stops all ranks, and a second Ctrl-C kills them.
+    /// Every rank runs the given command, as in `launch --ranks 4 pretrain --steps 20`. Each line of output starts with
+    /// the number of the rank. When a rank fails, all other ranks are stopped, and the exit code of the failed rank is
+    /// returned. With --max-restarts, the job is restarted from its latest checkpoint after a transient failure. Ctrl-C
+    /// stops all ranks, and a second Ctrl-C kills them.
     Launch(Box<LaunchArgs>),
     /// Run one rank under mpirun. Only `launch` starts this command.
     #[command(hide = true)]
@@ -102,35 +104,38 @@ pub enum Command {
     LaunchSlot,
     /// Convert a Hugging Face model to a checkpoint, or a checkpoint to a Hugging Face model.
     ///
-    /// The contents of SRC select the direction. The model is converted tensor by tensor, and no file is overwritten.
+    /// The direction depends on the contents of SRC. The model is converted tensor by tensor, and no file is
+    /// overwritten unless --overwrite is given.
     Convert(ConvertArgs),
-    /// Compare the losses of runs: prints a table, and plots a curve for each run.
+    /// Compare the losses of several runs: print a table, and plot the loss curve of each run.
     Compare(CompareArgs),
     /// Check that parallel layouts compute the same results as one rank, on the CPU, in f64 by default.
     Verify(VerifyArgs),
-    /// Find the fastest layouts of a model on a number of devices, with estimates of memory, time and traffic.
+    /// Find the fastest parallel layouts of a model on a number of devices, with estimates of memory, step time and
+    /// communication.
     ///
-    /// `plan --model HF_FOLDER --devices 64xH100 --global-batch-size 256` searches every layout, schedule, ZeRO
-    /// stage, micro-batch size and recomputation. The times are estimates: see the book.
+    /// `plan --model HF_FOLDER --devices 64xH100 --global-batch-size 256` searches all layouts, schedules, ZeRO stages,
+    /// micro-batch sizes and kinds of recomputation. The book explains how the times are estimated.
     Plan(Box<PlanArgs>),
-    /// Show a pipeline schedule: a table, its bubble and memory, and with --svg a Gantt chart.
+    /// Show a pipeline schedule as a table, with its bubble and its memory. With --svg, also draw a Gantt chart.
     Schedule(ScheduleArgs),
     /// Check that the collectives of a communication engine are correct.
     ///
-    /// Runs every operation, type, group and order of calls, and random programs, and compares the result of every
-    /// rank with a serial model. The error for the first difference names the case, the rank, the call and the
-    /// element.
+    /// Runs collectives with every operation, dtype, process group and order of calls, and random sequences of
+    /// collectives. The result of every rank is compared with a serial model. If a result differs, the error names the
+    /// case, the rank, the call and the element.
     Conformance(ConformanceArgs),
-    /// Show the environment of a run: launcher, engines, devices, and how to install missing libraries.
+    /// Show the environment of a run: the launcher, the communication engines, the devices, and how to install missing
+    /// libraries.
     ///
-    /// Run `env` under the same launcher in place of a program that does not start. The exit code is 1 if the
-    /// variables of the launcher contradict each other.
+    /// If a program does not start, run `burn-megatron env` with the same launcher instead of the program. The exit
+    /// code is 1 if the environment variables of the launcher contradict each other.
     Env(EnvArgs),
-    /// Check that a GPU of this machine computes correct results, and print the libraries in use.
+    /// Check that a GPU of this machine computes correct results, and print the libraries that are used.
     ///
-    /// Compares kernels, matrix products, attention and training steps with the CPU, runs NCCL, and reports memory
-    /// and speed. Each check is a process with a time limit. If a check fails, its reason and remedy are printed, and
-    /// the exit code is 1.
+    /// Compares kernels, matrix multiplications, attention and training steps with the CPU, runs NCCL, and reports
+    /// memory and speed. Each check runs in a separate process with a time limit. If a check fails, the command prints
+    /// the reason and a remedy, and its exit code is 1.
     CheckGpu(CheckGpuArgs),
     /// Inspect, compare, reshard, verify and upcycle checkpoints.
     #[command(subcommand)]
@@ -151,11 +156,11 @@ pub enum LogLevel {
     Error,
     /// Warnings.
     Warn,
-    /// Steps, with their durations.
+    /// Each training step, with its duration.
     Info,
     /// Each phase of a step, with its duration.
     Debug,
-    /// Each collective and each parameter's update, with its duration.
+    /// Each collective and the update of each parameter, with its duration.
     Trace,
 }
 

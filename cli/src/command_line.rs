@@ -1,4 +1,4 @@
-//! The command line, which users can extend with their own models.
+//! The command line, to which users can add their own models.
 
 use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
@@ -28,8 +28,8 @@ const USAGE: u8 = 2;
 const BENCH: &str = "bench is another program: use burn-megatron-bench COMMAND, or in a checkout \
                      cargo run --release -p burn-megatron-bench -- COMMAND";
 
-/// Command line with `pretrain`, `verify`, `generate`, `checkpoint`, `launch` and the other commands of
-/// `burn-megatron`, for the registered model families.
+/// A command line with all commands of `burn-megatron`, such as `pretrain`, `verify`, `generate`, `checkpoint` and
+/// `launch`, for the model families that are registered with it.
 ///
 /// ```no_run
 /// # use burn_megatron_models::TransformerConfig as MyConfig;
@@ -48,7 +48,8 @@ const BENCH: &str = "bench is another program: use burn-megatron-bench COMMAND, 
 pub struct CommandLine {
     name: &'static str,
     families: Families,
-    /// The default recipe in TOML. It runs without flags, and supplies the values that other recipes leave out.
+    /// The default recipe in TOML. It is used without flags, and contains the default values for keys that other
+    /// recipes do not set.
     recipe: String,
 }
 
@@ -64,7 +65,7 @@ impl Default for CommandLine {
 }
 
 impl CommandLine {
-    /// Creates a command line with this name, without model families.
+    /// Creates a command line without model families. `name` is the name of the program.
     pub fn new(name: &'static str) -> Self {
         Self {
             name,
@@ -73,34 +74,37 @@ impl CommandLine {
         }
     }
 
-    /// Registers a model family. `[model] family = "NAME"` in a recipe selects it, and `defaults` supplies the settings
-    /// that a recipe leaves out. A recipe without a family uses the family of the [default recipe](Self::with_recipe),
-    /// or else the first family. A family of the same name is replaced.
+    /// Registers a model family. A recipe selects it with `family = "NAME"` in the table `[model]`. `defaults` contains
+    /// the values of settings that the recipe does not set. A recipe without a family uses the family of the [default
+    /// recipe](Self::with_recipe), or otherwise the first registered family. If there is already a family with this
+    /// name, it is replaced.
     pub fn with_family<C: ModelConfig>(mut self, name: &'static str, defaults: C) -> Self {
         self.families.add(name, defaults);
         self
     }
 
-    /// Registers a Hugging Face model family by its `model_type`, like [`with_family`](Self::with_family). `convert`
-    /// then reads and writes its folders, and `pretrain --load` and `generate --model` read them.
+    /// Registers a Hugging Face model family, like [`with_family`](Self::with_family). Its name is its `model_type`.
+    /// The command `convert` can then read and write Hugging Face folders of this family, and `pretrain --load` and
+    /// `generate --model` can read them.
     pub fn with_hugging_face_family<F: HfFamily>(mut self, family: F, defaults: F::Model) -> Self {
         self.families.add_hf(family, defaults);
         self
     }
 
-    /// Sets the default recipe, in TOML. `pretrain` runs it without `--recipe`, and other recipes take the values
-    /// from it that they leave out.
+    /// Sets the default recipe (TOML). `pretrain` uses it if `--recipe` is not given. It also contains the default
+    /// values for keys that other recipes do not set.
     pub fn with_recipe(mut self, recipe: impl Into<String>) -> Self {
         self.recipe = recipe.into();
         self
     }
 
-    /// Runs the command in the program's arguments. Returns its exit code, which is 2 for wrong usage.
+    /// Runs the command that the arguments of the program select. Returns the exit code, which is 2 for invalid
+    /// arguments.
     pub fn run(&self) -> ExitCode {
         self.run_from(std::env::args_os())
     }
 
-    /// Runs the command in these arguments. The first argument is the program.
+    /// Runs the command that `args` select, like [`run`](Self::run). The first argument is the name of the program.
     pub fn run_from(
         &self,
         args: impl IntoIterator<Item = impl Into<OsString> + Clone>,

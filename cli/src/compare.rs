@@ -17,7 +17,7 @@ use crate::{recipe, terminal};
 /// Flags of `compare`.
 #[derive(Args)]
 pub struct CompareArgs {
-    /// Run folders. All other runs are compared with the first run.
+    /// Run folders. The first run is the reference, with which all other runs are compared.
     #[arg(required = true, value_name = "RUN")]
     pub runs: Vec<PathBuf>,
     /// Write the plot to this file.

@@ -19,17 +19,17 @@ pub struct ConformanceArgs {
     /// Number of ranks. The default is 4 threads of this process, or the number of ranks that a launcher started.
     #[arg(long, value_name = "N")]
     pub ranks: Option<usize>,
-    /// Make the ranks call different collectives, and print the error on each rank: operation, type, length, root,
-    /// reduction or message-length.
+    /// Make the ranks call collectives that do not match, and print the error on each rank. The value is what differs:
+    /// operation, type, length, root, reduction or message-length.
     #[arg(long, value_name = "KIND")]
     pub mismatch: Option<MismatchCase>,
-    /// Number of random programs of collectives and messages over several groups.
+    /// Number of random programs to run. A program is a sequence of collectives and messages in several process groups.
     #[arg(long, value_name = "N", default_value_t = 200)]
     pub programs: usize,
-    /// Seed of all numbers and programs.
+    /// Seed of the random numbers and programs.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
-    /// The ranks and their timeouts.
+    /// Flags for the ranks and their timeouts.
     #[command(flatten)]
     pub world: RankArgs,
     /// The NCCL settings.

@@ -1,4 +1,4 @@
-//! The `burn-megatron` command, and the same command line for user-defined models: see [`CommandLine`].
+//! The `burn-megatron` command. [`CommandLine`] provides the same command line for user-defined models.
 
 // This module comes first, because all other modules use its macros.
 #[macro_use]
@@ -84,8 +84,8 @@ use error::Error;
 use family::Families;
 use recipe::Recipe;
 
-/// Checks a recipe of the `burn-megatron` command in TOML, without other layers: that it can be parsed, and that its
-/// layout is valid.
+/// Checks that the text of a recipe (TOML) can be parsed, and that its parallel layout is valid. The recipe is checked
+/// alone, without values from flags or other recipes.
 ///
 /// # Errors
 ///

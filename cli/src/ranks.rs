@@ -16,15 +16,16 @@ use crate::settings::SettingFlags;
 #[derive(Args)]
 #[command(next_help_heading = "Communication")]
 pub struct RankArgs {
-    /// Communication engine: threads (of this process), nccl or mpi. The default is threads. If a launcher started
-    /// this process as one of several ranks, the default is mpi, or nccl with --device cuda.
+    /// Communication engine: threads, nccl or mpi. With threads, all ranks are threads of this process, which is the
+    /// default. If a launcher started this process as one of several ranks, the default is mpi, or nccl with --device
+    /// cuda.
     #[arg(long, value_name = "threads|nccl|mpi")]
     pub engine: Option<Engine>,
-    /// Timeout of a collective in seconds. The error names the missing ranks.
+    /// Timeout of a collective in seconds. The error message names the ranks that are missing.
     #[arg(long = "timeout", value_name = "SECONDS", default_value_t = 100.0)]
     pub deadline: f64,
-    /// Timeout in seconds of the first collective of a group and of the first step. Between processes it also applies
-    /// to the rendezvous of all ranks.
+    /// Timeout in seconds of the first collective of a process group, and of all collectives in the first step. If
+    /// ranks are processes, it is also the timeout of the rendezvous, in which all ranks connect.
     #[arg(
         long = "first-timeout",
         value_name = "SECONDS",
@@ -32,7 +33,7 @@ pub struct RankArgs {
         hide_short_help = true
     )]
     pub first_deadline: f64,
-    /// Seconds without a heartbeat after which the process of a rank counts as lost.
+    /// Time in seconds without a heartbeat after which the process of a rank is considered lost.
     #[arg(
         long,
         value_name = "SECONDS",
@@ -40,8 +41,9 @@ pub struct RankArgs {
         hide_short_help = true
     )]
     pub heartbeat_timeout: f64,
-    /// File of mode 0600 with the token that authenticates the ranks: 64 hexadecimal digits, the same for all ranks.
-    /// The default is BURN_MEGATRON_TOKEN. Not needed under `launch` and mpirun.
+    /// File that contains the token with which the ranks authenticate: 64 hexadecimal digits, the same for all ranks.
+    /// The file must have mode 0600. The default is the environment variable BURN_MEGATRON_TOKEN. With `launch` and
+    /// mpirun, no token is needed.
     #[arg(long, value_name = "FILE", hide_short_help = true)]
     pub token_file: Option<PathBuf>,
 }

@@ -10,14 +10,14 @@ use crate::recipe::checkpoint::CheckpointConfig;
 /// Checkpoint flags that are not settings of `[checkpoint]`.
 #[derive(Args, Debug, Default)]
 pub struct SavingArgs {
-    /// Save no checkpoint, not even at the end. The weights are lost.
+    /// Save no checkpoint, not even at the end of the run. The trained weights are lost.
     #[arg(long, help_heading = "Checkpoints")]
     pub no_save: bool,
-    /// Write a Hugging Face folder for each checkpoint to the folder `hugging-face` of the run folder, in the
-    /// background. The optional value is the type of the elements; the default is the type of the checkpoint. The
-    /// tokenizer and the special tokens are copied from --load. With [lora] in the recipe, the folder holds only the
-    /// adapters, in the format of peft. If a checkpoint is not kept, its folder is removed after the next folder is
-    /// written.
+    /// Also write each checkpoint as a Hugging Face folder, in the background. It is written to the folder
+    /// `hugging-face` in the run folder. The optional value is the dtype of the weights. The default is the dtype of
+    /// the checkpoint. The tokenizer and the special tokens are copied from the model in --load. With [lora] in the
+    /// recipe, the folder contains only the adapters, in the format of peft. When a checkpoint is removed, its Hugging
+    /// Face folder is removed after the next folder is written.
     #[arg(
         long,
         value_enum,
@@ -27,13 +27,15 @@ pub struct SavingArgs {
         help_heading = "Checkpoints"
     )]
     pub save_hf: Option<Option<Dtype>>,
-    /// Resume a run. A run folder is resumed in place, with its recipe and the given flags. auto resumes --run-dir in
-    /// the same way, or starts a new run if the folder does not exist. A checkpoint, or a folder of checkpoints, is
-    /// resumed in a new run folder, unless --run-dir is the run folder that contains it. The layout may differ.
+    /// Resume a run. If the value is a run folder, the run continues in this folder, with its recipe and the given
+    /// flags. With `auto`, the run in --run-dir is resumed in the same way, or a new run is started if this folder does
+    /// not exist. If the value is a checkpoint or a folder of checkpoints, the run continues in a new run folder.
+    /// However, if --run-dir is the run folder that contains the checkpoint, the run continues there. The parallel
+    /// layout may differ from the layout of the checkpoint.
     #[arg(long, value_name = "auto|PATH", help_heading = "Checkpoints")]
     pub resume: Option<String>,
-    /// Skip the checkpoint of this step if it is currently unreadable or has another format version. It may be
-    /// intact, and is kept under another name. May be repeated.
+    /// Skip the checkpoint of this step if it cannot be read at the moment, or if it has another format version.
+    /// Because the checkpoint may be intact, it is renamed instead of removed. May be repeated.
     #[arg(
         long,
         value_name = "STEP",
@@ -41,12 +43,12 @@ pub struct SavingArgs {
         help_heading = "Checkpoints"
     )]
     pub resume_skip: Vec<u64>,
-    /// Resume from an earlier checkpoint of the same run. The later checkpoints are renamed, and removed when the
-    /// first new checkpoint is saved.
+    /// Allow resuming from a checkpoint that is not the latest checkpoint of the run. The later checkpoints are
+    /// renamed, and they are removed when the first new checkpoint is saved.
     #[arg(long, requires = "resume", help_heading = "Checkpoints")]
     pub discard_later: bool,
-    /// Keys of the recipe that may differ from the checkpoint, such as train.steps. The layout, paths and output
-    /// settings may always differ.
+    /// Keys of the recipe whose values may differ from the recipe in the checkpoint, such as train.steps. The layout,
+    /// paths and output settings may always differ.
     #[arg(
         long,
         value_name = "KEY,..",
@@ -55,9 +57,9 @@ pub struct SavingArgs {
         help_heading = "Checkpoints"
     )]
     pub resume_allow_change: Vec<String>,
-    /// Differences to accept when loading: `missing` (tensors of the model that the checkpoint lacks), `unexpected`
-    /// (tensors of the checkpoint that the model lacks), `rounding` (values are rounded to narrower types),
-    /// `settings` ([model] differs from the model of --load).
+    /// Differences to accept when weights are loaded. `missing`: the checkpoint does not contain some tensors of the
+    /// model. `unexpected`: the checkpoint contains tensors that the model does not have. `rounding`: values are
+    /// rounded to narrower dtypes. `settings`: the table [model] differs from the model in --load.
     #[arg(
         long,
         value_enum,
@@ -68,16 +70,16 @@ pub struct SavingArgs {
     pub lenient: Vec<Lenient>,
 }
 
-/// A difference that loading can accept.
+/// A difference that can be accepted when weights are loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Lenient {
-    /// Tensors that the checkpoint lacks.
+    /// Tensors of the model that the checkpoint does not contain.
     Missing,
-    /// Tensors that the model lacks.
+    /// Tensors of the checkpoint that the model does not have.
     Unexpected,
-    /// Values that are rounded to narrower types.
+    /// Values that are rounded to narrower dtypes.
     Rounding,
-    /// Settings of `[model]` that differ.
+    /// Settings in the table `[model]` that differ from the loaded model.
     Settings,
 }
 

@@ -22,16 +22,18 @@ pub struct ScheduleArgs {
     /// Number of pipeline stages over all ranks.
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = at_least_one)]
     pub stages: usize,
-    /// Stages per rank. The default depends on the schedule.
+    /// Number of pipeline stages per rank. The default depends on the schedule.
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub virtual_stages: Option<usize>,
-    /// Micro-batches per step.
+    /// Number of micro-batches per step.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = at_least_one)]
     pub micro_batches: usize,
-    /// Pair forwards with backwards of other micro-batches, as parallel.overlap_moe_expert_parallel_comm does.
+    /// Run each forward together with the backward of another micro-batch, as parallel.overlap_moe_expert_parallel_comm
+    /// does.
     #[arg(long)]
     pub pairs: bool,
-    /// Times of a forward, an input gradient, a weight gradient and a transfer, in any unit.
+    /// Times of a forward, of the input gradients of a backward, of its weight gradients, and of a transfer, in any
+    /// unit.
     #[arg(
         long,
         value_name = "F,I,W,T",
@@ -43,8 +45,8 @@ pub struct ScheduleArgs {
     /// Write a Gantt chart to this file.
     #[arg(long, value_name = "FILE.svg")]
     pub svg: Option<PathBuf>,
-    /// Write the schedule to this file, with sends, receives and gradient reductions. --pipeline-schedule reads this
-    /// format.
+    /// Write the schedule, with sends, receives and gradient reductions, to this CSV file. --pipeline-schedule can read
+    /// this file.
     #[arg(long, value_name = "FILE.csv")]
     pub csv: Option<PathBuf>,
     /// Width of the table in characters. The default is the width of the terminal.

@@ -9,11 +9,11 @@ use crate::error::Error;
 use crate::settings::keys::dotted;
 use crate::settings::{Given, SettingFlags, Settings, from_toml};
 
-/// Flag for any key of a recipe.
+/// The flag --set, which sets any key of a recipe.
 #[derive(Args, Clone, Debug, Default)]
 pub struct SetArgs {
-    /// Set any key of the recipe, as in model.hidden=256, train.clip=0.5 or model.family=qwen3. The value has the
-    /// form of the key's flag, or is TOML. May be repeated.
+    /// Set a key of the recipe, as in model.hidden=256, train.clip=0.5 or model.family=qwen3. The value is written as
+    /// for the flag of this key, or as a TOML value. May be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     set: Vec<KeyValue>,
 }

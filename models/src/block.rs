@@ -1,4 +1,5 @@
-//! A transformer block: a mixer and a feed-forward part. Each part reads the normalized residual stream and adds to it.
+//! A transformer block: a mixer and a feed-forward part. Each part normalizes the residual stream, and adds its output
+//! to the stream.
 
 use burn::module::Module;
 use burn_megatron::kernels::rope::RopeTable;
@@ -10,7 +11,7 @@ use burn_megatron::nn::{
 use crate::part::Part;
 use crate::{FeedForward, LayerSpec, Mixer, MixerInput, PartOutput, StandardMixer};
 
-/// A pre-norm transformer block with a mixer `X`.
+/// A pre-norm transformer block with a mixer of type `X` (for example attention) and a feed-forward part.
 #[derive(Module, Debug)]
 pub struct Block<X: Mixer = StandardMixer> {
     attention_norm: Norm,
@@ -25,7 +26,7 @@ pub struct Block<X: Mixer = StandardMixer> {
     /// The norm of the output of the feed-forward part, if any.
     mlp_post_norm: Option<Norm>,
     mlp_dropout: Dropout,
-    /// The number of previous tokens that a token attends to; `None` for all.
+    /// The number of previous tokens that a token attends to, or `None` if it attends to all previous tokens.
     #[module(skip)]
     window: Option<usize>,
 }
@@ -68,9 +69,9 @@ impl<X: Mixer> Block<X> {
         })
     }
 
-    /// Adds the outputs of both parts to the residual stream. The last addition is left to the following norm. `layout`
-    /// is the layout of the stream over the ranks, `context` is the tokens that each token attends to, and `experts` is
-    /// the input of expert layers.
+    /// Runs the mixer and the feed-forward part, and adds their outputs to the residual stream `x`. The last addition
+    /// is deferred: the next norm computes it. `layout` describes how the stream is split over the ranks. `context`
+    /// selects the tokens that each token attends to. `experts` is the additional input of expert layers.
     ///
     /// # Panics
     ///

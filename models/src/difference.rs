@@ -1,12 +1,12 @@
-//! The settings that matter when two transformers are compared.
+//! Compares the configurations of two transformers.
 
 use burn_megatron::nn::moe::DispatcherKind;
 
 use crate::{MoeConfig, Positions, TransformerConfig};
 
-/// Returns the model with defaults resolved, and without settings that only concern training and the layout. These are
-/// dropout, initialization, loss terms, the dispatcher of experts and its dtype, and the padding of the vocabulary.
-/// `context` only counts with learned positions.
+/// Returns the model configuration with explicit values for all defaults, and without settings that affect only
+/// training or the parallel layout. These settings are dropout, initialization, loss terms, the dispatcher of experts
+/// and its dtype, and the padding of the vocabulary. `context` is kept only with learned positions.
 pub(crate) fn plain(model: &TransformerConfig) -> TransformerConfig {
     let windows = model.windows();
     let uniform = windows

@@ -1,4 +1,4 @@
-//! The transformer as a model family.
+//! Implements the model traits for [`TransformerConfig`].
 
 use burn::tensor::{DType, Device};
 use burn_megatron::kernel_selection::{
@@ -95,9 +95,9 @@ impl ModelConfig for TransformerConfig {
         resolved.map(Some)
     }
 
-    /// Builds the stages. If the builder [enables FP8](burn_megatron::nn::ModelBuilder::with_fp8), the attention
-    /// projections, the MLP layers and the experts compute in FP8. The first and last
-    /// [`first_last_bf16`](burn_megatron::nn::fp8::Fp8Config::first_last_bf16) blocks of the model do not.
+    /// Builds the pipeline stages. If the builder [enables FP8](burn_megatron::nn::ModelBuilder::with_fp8), the
+    /// attention projections, the MLP layers and the experts are computed in FP8. The first and last
+    /// [`first_last_bf16`](burn_megatron::nn::fp8::Fp8Config::first_last_bf16) blocks of the model are not.
     fn build(&self, stages: &StageBuilder) -> Result<Transformer, BuildError> {
         Transformer::with_layers(self, |number| self.layer(number), stages)
     }
@@ -145,7 +145,8 @@ impl ModelConfig for TransformerConfig {
         vocabulary.padded / tensor
     }
 
-    /// Returns the size of the rotary tables: two f32 per row and pair of features; 0 for learned positions.
+    /// Returns the size of the RoPE tables in bytes: two f32 values per position and pair of features. Returns 0 for
+    /// learned positions.
     fn table_bytes(&self) -> u128 {
         let width = self.width_of_heads();
         let tables = [self.rope(width), self.local_rope(width)];
@@ -166,8 +167,9 @@ impl ModelConfig for TransformerConfig {
         }
     }
 
-    /// Ignores settings that only concern training and the layout: dropout, initialization, loss terms and the padding
-    /// of the vocabulary. `context` only counts with learned positions. Defaults are resolved before the comparison.
+    /// Compares two configurations. Settings that affect only training or the parallel layout are ignored: dropout,
+    /// initialization, loss terms and the padding of the vocabulary. `context` is compared only with learned positions.
+    /// A missing setting is equal to its default value.
     fn differences(&self, other: &Self) -> Vec<ConfigDifference> {
         compare_settings(&plain(self), &plain(other))
     }

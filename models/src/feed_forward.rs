@@ -1,4 +1,4 @@
-//! The feed-forward part of a block, which computes each token independently.
+//! The feed-forward part of a block, which processes each token independently.
 
 use burn::tensor::Tensor;
 use burn_megatron::nn::moe::{MoeForward, MoeMlp};
@@ -18,7 +18,7 @@ pub enum FeedForward {
 module_enum!(FeedForward { Dense, Experts });
 
 impl FeedForward {
-    /// Returns the name in the paths of parameters.
+    /// Returns the name that the paths of the parameters contain.
     pub(crate) fn name(spec: &FeedForwardSpec) -> &'static str {
         match spec {
             FeedForwardSpec::Dense(_) => "mlp",
@@ -33,7 +33,8 @@ impl FeedForward {
         })
     }
 
-    /// Returns the output of the part for the normalized residual stream, and the sum of the stream.
+    /// Normalizes the residual stream and computes the feed-forward part. Returns the output, and the residual stream
+    /// with its pending addition completed.
     pub(crate) fn forward(
         &self,
         norm: &Norm,

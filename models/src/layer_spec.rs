@@ -1,4 +1,4 @@
-//! The specification of a layer: plain data from which a block is built.
+//! The specification of a layer, from which a transformer block is built.
 
 use burn_megatron::nn::moe::MoeMlpConfig;
 use burn_megatron::nn::{
@@ -8,25 +8,26 @@ use serde::{Deserialize, Serialize};
 
 use crate::TransformerConfig;
 
-/// Specification of a layer of a [`Transformer`](crate::Transformer). `S` is the specification of its mixer.
+/// Specification of a layer of a [`Transformer`](crate::Transformer). `S` is the type of the mixer specification.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct LayerSpec<S = MixerSpec> {
-    /// The mixer, which mixes the tokens of a sequence.
+    /// The specification of the mixer, which mixes the tokens of a sequence (for example attention).
     pub mixer: S,
-    /// The feed-forward part, which computes each token independently.
+    /// The specification of the feed-forward part, which processes each token independently.
     pub feed_forward: FeedForwardSpec,
-    /// The norm of the input of each part.
+    /// The norm at the input of the mixer and at the input of the feed-forward part.
     pub norm: NormConfig,
-    /// Whether the outputs of both parts are normalized before they are added to the residual stream.
+    /// Whether the outputs of the mixer and the feed-forward part are normalized before they are added to the residual
+    /// stream.
     pub post_norms: bool,
-    /// Dropout probability of the outputs of both parts.
+    /// Dropout probability of the outputs of the mixer and the feed-forward part.
     pub dropout: f64,
 }
 
 /// Specification of a [`StandardMixer`](crate::StandardMixer).
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum MixerSpec {
-    /// Attention with keys and values per head or per group of heads.
+    /// Multi-head or grouped-query attention.
     Attention(ParallelAttentionConfig),
     /// Multi-head latent attention.
     Latent(MultiLatentAttentionConfig),
@@ -42,7 +43,7 @@ pub enum FeedForwardSpec {
 }
 
 impl<S> LayerSpec<S> {
-    /// Returns the layer with a different mixer, which `change` creates from the mixer of this layer.
+    /// Replaces the mixer specification of the layer. `change` converts the current mixer specification to the new one.
     pub fn map_mixer<T>(self, change: impl FnOnce(S) -> T) -> LayerSpec<T> {
         LayerSpec {
             mixer: change(self.mixer),
@@ -60,7 +61,7 @@ impl<S> LayerSpec<S> {
 }
 
 impl TransformerConfig {
-    /// Returns the specification of layer `number` of the complete model.
+    /// Returns the specification of layer `number`, counted from 0 over all pipeline stages.
     ///
     /// ```
     /// use burn_megatron_models::{MixerSpec, TransformerConfig};

@@ -26,7 +26,7 @@ fn a_layer_is_plain_data() {
             matches!(again.feed_forward, FeedForwardSpec::Experts(_)),
         )
     });
-    // DeepSeek's first layer has no experts.
+    // The first layer of DeepSeek has no experts.
     let expected = [
         (Some(4), false),
         (None, true),
@@ -91,7 +91,7 @@ impl ModuleMapper for Paths {
     }
 }
 
-/// The paths are keys of checkpoints.
+/// The paths must not change, because they are the keys of tensors in checkpoints.
 #[test]
 fn the_paths_of_a_block_name_the_kinds_of_its_parts() {
     for (config, mixer, feed_forwards) in [

@@ -1,12 +1,12 @@
 #![doc = "Transformer models built from the parallel layers of `burn-megatron`."]
 //!
-//! [`Transformer`] is a decoder-only transformer. Its configuration makes it a GPT-2 ([`TransformerConfig::gpt2`]), a
-//! Llama ([`TransformerConfig::llama`]), a Mixtral ([`TransformerConfig::mixtral`]) or a DeepSeek-V3
-//! ([`TransformerConfig::deepseek`]). The module [`hf`] converts from and to Hugging Face models, and [`upcycle`]
-//! converts a dense model to a mixture of experts.
+//! [`Transformer`] is a decoder-only transformer. A [`TransformerConfig`] describes a GPT-2
+//! ([`TransformerConfig::gpt2`]), a Llama ([`TransformerConfig::llama`]), a Mixtral ([`TransformerConfig::mixtral`]) or
+//! a DeepSeek-V3 ([`TransformerConfig::deepseek`]). The module [`hf`] reads and writes Hugging Face models, and
+//! [`upcycle`] converts a dense model to a mixture of experts.
 //!
-//! A layer is data: a [`LayerSpec`] holds the specifications of its mixer and its feed-forward part. A program can add
-//! custom mixers: see [`Mixer`].
+//! A layer is built from a [`LayerSpec`], which contains the specifications of its mixer (such as attention) and of its
+//! feed-forward part. To add custom mixers, implement [`Mixer`].
 
 mod block;
 mod config;

@@ -16,60 +16,63 @@ use crate::{MixerSpec, PartOutput, Transformer, module_enum};
 /// The input of a mixer, in addition to the residual stream.
 #[derive(Debug)]
 pub struct MixerInput<'a> {
-    /// The table of rotary positions, if the model has them.
+    /// The table of rotary position embeddings, if the model uses them.
     pub rotary: Option<&'a RopeTable>,
-    /// The earlier tokens that belong to the sequence of a token.
+    /// The context of attention: the previous tokens that each token may attend to.
     pub context: AttentionContext<'a>,
 }
 
-/// The FLOPs per token in a part of a layer, over all ranks. [`burn_megatron_plan::flops`] defines what is counted.
+/// The FLOPs per token of a part of a layer, summed over all ranks. [`burn_megatron_plan::flops`] defines which
+/// operations are counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LayerFlops {
-    /// The number of weights of the matrix products.
+    /// The number of weights in matrix multiplications. Each weight adds 6 FLOPs per token.
     pub weights: u64,
-    /// The FLOPs of forward and backward other than products with weights, such as attention.
+    /// The FLOPs of all other operations of the forward and the backward, such as attention scores.
     pub others: f64,
 }
 
-/// The part of a [`Block`](crate::Block) that mixes the tokens of a sequence. A model with several kinds of mixers has
-/// an enum of mixers, for which [`module_enum!`](crate::module_enum) implements `Module`.
+/// The part of a [`Block`](crate::Block) that mixes the tokens of a sequence, such as attention. For a model with
+/// several kinds of mixers, implement this trait for an enum. [`module_enum!`](crate::module_enum) implements `Module`
+/// for the enum.
 ///
-/// Under sequence parallelism, each tensor rank holds a part of the sequence of the residual stream. The column- and
-/// row-parallel layers gather and scatter it.
+/// With sequence parallelism, the residual stream is split along the sequence over the tensor-parallel ranks. The
+/// column-parallel layers of the mixer gather it, and the row-parallel layers scatter it.
 pub trait Mixer: Module + ModuleDisplay + Sync + 'static {
-    /// The specification of a mixer: plain data.
+    /// The specification from which a mixer is built.
     type Spec: Clone + Debug + Send + Sync + 'static;
 
-    /// The cache with which a [`Transformer`] with these mixers generates. Use [`KvCache`] if every mixer reads the
-    /// layer's cache in [`AttentionContext::Cached`], and [`RecomputePrefix`](burn_megatron::model::RecomputePrefix)
-    /// otherwise.
+    /// The cache that a [`Transformer`] with these mixers uses for text generation. Use [`KvCache`] if every mixer
+    /// reads the KV cache from [`AttentionContext::Cached`], and
+    /// [`RecomputePrefix`](burn_megatron::model::RecomputePrefix) otherwise.
     type Cache: GenerationCache<Transformer<Self>>;
 
-    /// Returns the name of the mixer in the paths of its parameters, such as `attention`.
+    /// Returns the name that the paths of the mixer's parameters contain, such as `attention`.
     fn name(spec: &Self::Spec) -> &'static str;
 
-    /// Returns the number of tokens that a token attends to, including the token. By default, it attends to all earlier
-    /// tokens. Layers with a window have a different rotary table if the model has a `local_base`.
+    /// Returns the size of the sliding attention window in tokens, including the query token. The default
+    /// implementation returns `None`: a token attends to all previous tokens. If `local_base` is set, layers with a
+    /// window use a separate RoPE table.
     fn window(_spec: &Self::Spec) -> Option<usize> {
         None
     }
 
-    /// Returns the FLOPs per token in sequences of `seq` tokens.
+    /// Returns the FLOPs per token of the mixer, for sequences of `seq` tokens.
     fn flops(spec: &Self::Spec, seq: usize) -> LayerFlops;
 
     /// Builds this rank's part of the mixer.
     ///
     /// # Errors
     ///
-    /// [`BuildError`] if the sizes do not fit each other or the ranks.
+    /// [`BuildError`] if the sizes are inconsistent or cannot be split over the ranks.
     fn init(spec: &Self::Spec, builder: &ModelBuilder) -> Result<Self, BuildError>;
 
-    /// Builds the norm of the input. Override it with [`NormConfig::init_for_linear`] if a linear layer recomputes the
-    /// norm in the backward.
+    /// Builds the norm at the input of the mixer. If a linear layer of the mixer recomputes the norm in the backward,
+    /// implement this method with [`NormConfig::init_for_linear`].
     ///
     /// # Errors
     ///
-    /// [`BuildError`] if the settings of recomputation do not fit the norm.
+    /// [`BuildError`] if the recomputation settings are not supported for this norm.
     fn init_norm(
         _spec: &Self::Spec,
         norm: &NormConfig,
@@ -78,18 +81,19 @@ pub trait Mixer: Module + ModuleDisplay + Sync + 'static {
         Ok(norm.init(builder))
     }
 
-    /// Returns the output for the normalized residual stream, and the sum of the stream, like [`Norm::forward_add`].
+    /// Normalizes the residual stream `x` with `norm` and computes the mixer. Returns the output of the mixer, and the
+    /// residual stream with its pending addition completed, as in [`Norm::forward_add`].
     fn forward(&self, norm: &Norm, x: Residual, input: MixerInput<'_>) -> (PartOutput, Tensor<3>);
 }
 
-/// The mixers of [`TransformerConfig`](crate::TransformerConfig).
+/// The mixers that a [`TransformerConfig`](crate::TransformerConfig) supports.
 #[derive(Clone, Debug)]
 #[expect(
     clippy::large_enum_variant,
     reason = "a model has one mixer for each layer"
 )]
 pub enum StandardMixer {
-    /// Attention with keys and values per head or per group of heads.
+    /// Multi-head or grouped-query attention.
     Attention(ParallelAttention),
     /// Multi-head latent attention.
     Latent(MultiLatentAttention),

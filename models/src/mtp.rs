@@ -1,4 +1,4 @@
-//! The layers of multi-token prediction.
+//! The modules of multi-token prediction (MTP).
 
 use burn::module::Module;
 use burn::tensor::{Int, Tensor};
@@ -10,7 +10,7 @@ use burn_megatron::nn::{
 
 use crate::{Block, LayerSpec, Mixer, TransformerConfig};
 
-/// A depth of multi-token prediction, with a block like the last layer.
+/// An MTP module, whose block has the same specification as the last layer of the model.
 #[derive(Module, Debug)]
 pub(crate) struct MtpLayer<X: Mixer> {
     embedding_norm: Norm,
@@ -24,8 +24,8 @@ pub(crate) struct MtpLayer<X: Mixer> {
 }
 
 impl<X: Mixer> MtpLayer<X> {
-    /// Builds the layers on the rank of the last stage; other ranks have none. `spec` is the last layer of the model.
-    /// The blocks compute in FP8 if the last block of the model does.
+    /// Builds the MTP modules on the rank with the last pipeline stage. Returns an empty list on other ranks. `spec` is
+    /// the specification of the last layer of the model. The blocks compute in FP8 if the last block of the model does.
     pub fn all(
         config: &TransformerConfig,
         spec: &LayerSpec<X::Spec>,
@@ -66,8 +66,8 @@ impl<X: Mixer> MtpLayer<X> {
         })
     }
 
-    /// Returns the output of this depth, from the output of the previous depth and the embedding of later tokens. All
-    /// tensors have the layout of the residual stream. `run` runs the block.
+    /// Computes the output of this MTP module from the output of the previous module and the embedding of the later
+    /// tokens. All tensors have the layout of the residual stream. `run` runs the block.
     pub fn forward(
         &self,
         hidden: Tensor<3>,
@@ -86,14 +86,14 @@ impl<X: Mixer> MtpLayer<X> {
     }
 }
 
-/// The rows of the model's prediction, and the rows of all depths.
+/// The outputs and targets of the model, and the outputs and targets of all MTP modules.
 pub(crate) struct MtpRows {
     pub own: (Tensor<3>, Tensor<2, Int>),
     pub further: (Tensor<3>, Tensor<2, Int>),
 }
 
 impl MtpRows {
-    /// Splits the rows of `depths` depths, whose rows follow the model's own.
+    /// Splits the outputs and targets. The rows of the model come first, and the rows of `depths` MTP modules follow.
     pub fn split(hidden: Tensor<3>, targets: Tensor<2, Int>, depths: usize) -> Self {
         let [rows, _] = targets.dims();
         let own = rows / (1 + depths);
@@ -108,7 +108,7 @@ impl MtpRows {
     }
 }
 
-/// Adds the sum of the losses of all depths, multiplied by `weight`, to the losses of the model.
+/// Adds the sum of the losses of all MTP modules, multiplied by `weight`, to the losses of the model.
 pub(crate) fn add_sums(own: SummedLosses, further: Tensor<1>, weight: f64) -> SummedLosses {
     let further = further.mul_scalar(weight);
     let parts = match own.parts {

@@ -55,7 +55,7 @@ fn ids(device: &Device) -> Tensor<2, Int> {
     Tensor::from_data(TensorData::new(ids, [ROWS, SEQ]), device)
 }
 
-/// Returns the ids from `depth` on, with `fill` after the last.
+/// Returns the ids shifted by `depth` to the left. The free positions at the end are filled with `fill`.
 fn shifted(ids: &Tensor<2, Int>, depth: usize, fill: i64) -> Tensor<2, Int> {
     let end = Tensor::full([ROWS, depth], fill, &ids.device());
     Tensor::cat(vec![ids.clone().narrow(1, depth, SEQ - depth), end], 1)
@@ -65,7 +65,7 @@ fn to_f64<const D: usize>(x: Tensor<D>) -> Vec<f64> {
     x.into_data().try_into_vec().unwrap()
 }
 
-/// Returns the objective like a training step: rows of targets for each depth, with the last targets ignored.
+/// Returns the objective as in a training step. Each MTP module has separate targets, and the last targets are ignored.
 fn objective(model: &Transformer, depths: usize) -> Tensor<1> {
     let ids = ids(&Device::flex().autodiff());
     let targets = shifted(&ids, 1, 4);
@@ -78,13 +78,14 @@ fn objective(model: &Transformer, depths: usize) -> Tensor<1> {
     let sums = model.loss_sums_of(hidden, targets, &LossFactor::Number(1.0));
     let parts = to_f64(sums.parts.unwrap());
     let whole = to_f64(sums.objective.clone().inner())[0];
-    // The cross-entropy, its z-loss, and the further tokens.
+    // The parts are the cross-entropy, its z-loss, and the loss of the further tokens.
     assert_eq!(parts.len(), model.loss_terms().len() + 1);
     assert!((parts.iter().sum::<f64>() - whole).abs() < 1e-12 * whole);
     sums.objective
 }
 
-/// Returns the same objective computed from ever shorter sequences, without filled or ignored values.
+/// Returns the same objective, computed with a shorter sequence for each further module, without filled or ignored
+/// values.
 fn by_slices(model: &Transformer, depths: usize) -> Tensor<1> {
     let ids = ids(&Device::flex().autodiff());
     let targets = shifted(&ids, 1, 4);
@@ -115,7 +116,7 @@ fn by_slices(model: &Transformer, depths: usize) -> Tensor<1> {
     sum
 }
 
-/// Returns the loss, then the gradients of all parameters.
+/// Returns the loss, followed by the gradients of all parameters.
 fn gradients(depths: usize, loss: impl Fn(&Transformer) -> Tensor<1>) -> Vec<Vec<f64>> {
     let (groups, device) = (ParallelContext::single(), Device::flex());
     let builder = ModelBuilder::with(&groups, &device, 3, DType::F64);
@@ -143,12 +144,12 @@ fn each_depth_predicts_a_later_token() {
             }
         }
         let moved = found.iter().filter(|of| of.iter().any(|x| *x != 0.0));
-        // All parameters except the biases for the choice of experts.
+        // All parameters have a gradient except the expert biases.
         assert!(moved.count() + 1 + depths >= found.len());
     }
 }
 
-/// Log-probabilities of generated text use these losses.
+/// The log-probabilities of generated text are computed from these losses.
 #[test]
 fn losses_of_tokens_are_those_of_the_next_ones() {
     let groups = ParallelContext::single();

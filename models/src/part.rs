@@ -1,7 +1,7 @@
-//! The parts of a block: modules whose parameter paths differ from the paths of Burn's derive.
+//! The parts of a block: modules whose parameter paths differ from the paths that Burn's derive macro creates.
 //!
-//! The paths of parameters are keys of weights and checkpoints, such as `blocks.3.attention.qkv.weight`. The derive
-//! would use the field of the block and the variant of the enum: `blocks.3.mixer.Attention.qkv.weight`.
+//! The paths of parameters are keys of weights and checkpoints, such as `blocks.3.attention.qkv.weight`. Burn's derive
+//! macro would use the name of the field and the variant of the enum: `blocks.3.mixer.Attention.qkv.weight`.
 
 use burn::module::{
     Content, Devices, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor,
@@ -9,10 +9,11 @@ use burn::module::{
 use burn::tensor::{Device, Tensor};
 use burn_megatron::nn::Bias;
 
-/// The output of a part of a block, and a bias that is still to be added to it.
+/// The output of a part of a block, and an optional bias that the caller must add to the output.
 pub type PartOutput = (Tensor<3>, Option<Bias>);
 
-/// The container type that is passed to module visitors, as in the derive of [`Block`](crate::Block).
+/// The container type that is passed to module visitors. It is the same as in the derived implementation of
+/// [`Block`](crate::Block).
 const CONTAINER: &str = "Struct:Block";
 
 /// A module in the field `field` of a block. The paths of its parameters contain `name` in place of the field.
@@ -33,7 +34,7 @@ impl<M> Part<M> {
 }
 
 impl<M: Module> Module for Part<M> {
-    // The derive of the block has entered the field, and leaves it afterwards.
+    // The derived implementation of the block has already entered the field, and it leaves the field afterwards.
     fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
         visitor.exit_module(self.field, CONTAINER);
         visitor.enter_module(self.name, CONTAINER);
@@ -88,9 +89,9 @@ impl<M: ModuleDisplay> ModuleDisplayDefault for Part<M> {
 
 impl<M: ModuleDisplay> ModuleDisplay for Part<M> {}
 
-/// Implements Burn's `Module` for an enum whose variants have one module each. Unlike Burn's derive, it adds no
-/// component to the paths of parameters. So the parameters of a module have the same paths inside and outside of the
-/// enum.
+/// Implements Burn's `Module` for an enum in which each variant contains one module. Burn's derive macro adds the name
+/// of the variant to the paths of parameters. This macro does not: the parameters of a module have the same paths
+/// inside and outside of the enum.
 ///
 /// ```
 /// use burn::nn::{LayerNorm, RmsNorm};

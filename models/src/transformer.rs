@@ -24,12 +24,13 @@ use crate::cost::flops_per_token;
 use crate::mtp::{self, MtpLayer, MtpRows};
 use crate::{Block, LayerSpec, Mixer, Positions, StandardMixer, TransformerConfig};
 
-/// A decoder-only transformer, such as GPT-2, Llama or Mixtral: the complete model, or the stages of one pipeline rank.
+/// A decoder-only transformer, such as GPT-2, Llama or Mixtral. With pipeline parallelism, it contains only the stages
+/// of one pipeline rank.
 ///
-/// Its forward does not depend on ranks, except for the start of the sequence-parallel region. There, the residual
-/// stream `[batch, seq, hidden]` becomes `[batch, seq / tensor, hidden]`.
+/// With sequence parallelism, the forward splits the residual stream `[batch, seq, hidden]` over the tensor-parallel
+/// ranks to `[batch, seq / tensor, hidden]`. Apart from this split, the code of the forward is the same on every rank.
 ///
-/// `X` is the type of the mixers. A program with custom mixers builds it with [`with_layers`](Self::with_layers).
+/// `X` is the type of the mixers. Use [`with_layers`](Self::with_layers) to build a transformer with custom mixers.
 ///
 /// ```
 /// use burn::tensor::Device;
@@ -50,15 +51,16 @@ use crate::{Block, LayerSpec, Mixer, Positions, StandardMixer, TransformerConfig
 /// ```
 #[derive(Module, Debug)]
 pub struct Transformer<X: Mixer = StandardMixer> {
-    /// Present on the first stage. Also present on the last stage if the output is tied, or for multi-token prediction.
+    /// The embedding is present on the first pipeline stage. It is also present on the last stage if the output layer
+    /// is tied, or if the model has MTP modules.
     embedding: Option<VocabParallelEmbedding>,
     positions: Option<LearnedPositions>,
     dropout: Dropout,
-    /// The blocks of all stages of this rank.
+    /// The blocks of all pipeline stages of this rank.
     blocks: StageLayers<Block<X>>,
     norm: Option<Norm>,
     output: Option<OutputLayer>,
-    /// Present on the last stage.
+    /// The MTP modules, which are present only on the last pipeline stage.
     mtp: Vec<MtpLayer<X>>,
     #[module(skip)]
     rotary: RotaryTables,
@@ -74,17 +76,17 @@ pub struct Transformer<X: Mixer = StandardMixer> {
     sequence_multiple: usize,
     #[module(skip)]
     config: TransformerConfig,
-    /// The layers of the complete model.
+    /// The specifications of all layers of the complete model.
     #[module(skip)]
     layers: Arc<[LayerSpec<X::Spec>]>,
 }
 
-/// The tables of rotary positions.
+/// The RoPE tables of a model.
 #[derive(Clone, Debug)]
 struct RotaryTables {
-    /// `None` with learned positions.
+    /// The RoPE table, or `None` with learned positions.
     all: Option<RopeTable>,
-    /// The table of blocks with a window, if it differs.
+    /// The RoPE table of blocks with a sliding window, if it differs from `all`.
     windowed: Option<RopeTable>,
 }
 
@@ -100,14 +102,14 @@ impl RotaryTables {
         })
     }
 
-    /// Returns the table of a block.
+    /// Returns the RoPE table of a block.
     fn of<X: Mixer>(&self, block: &Block<X>) -> Option<&RopeTable> {
         let windowed = self.windowed.as_ref().filter(|_| block.window().is_some());
         windowed.or(self.all.as_ref())
     }
 }
 
-/// Returns the inputs of expert layers, as parts of one node.
+/// Returns the input of expert layers that run within one autodiff node.
 fn in_one_node(tokens: RoutedTokens, step: Option<&RouterStep>) -> MoeForward<'_> {
     MoeForward {
         tokens: Some(tokens),
@@ -116,7 +118,7 @@ fn in_one_node(tokens: RoutedTokens, step: Option<&RouterStep>) -> MoeForward<'_
     }
 }
 
-/// Returns the table of rotary positions of this configuration.
+/// Returns the RoPE table for this configuration.
 fn rotary(
     rope: Option<RopeConfig>,
     builder: &ModelBuilder,
@@ -125,7 +127,7 @@ fn rotary(
         return Ok(None);
     };
     let rope = RopeConfig {
-        // An outline needs no table.
+        // An outline computes nothing, so it needs no table.
         max_positions: if builder.is_outline() && !record::is_recording() {
             1
         } else {
@@ -139,7 +141,7 @@ fn rotary(
     ))
 }
 
-/// Returns the number of blocks at each end of the complete model that do not compute in FP8.
+/// Returns the number of blocks at the start and at the end of the complete model that are not computed in FP8.
 fn blocks_at_ends(layers: usize, scope: &ModelBuilder) -> Result<usize, BuildError> {
     let ends = scope.fp8().config().first_last_bf16;
     if ends <= layers / 2 {
@@ -154,18 +156,18 @@ fn blocks_at_ends(layers: usize, scope: &ModelBuilder) -> Result<usize, BuildErr
 }
 
 impl Transformer {
-    /// The target that the loss ignores.
+    /// The target index that the loss ignores.
     pub const IGNORE: i64 = -1;
 }
 
 impl<X: Mixer> Transformer<X> {
-    /// Builds the stages of this rank. `layer` returns the specification of a layer from its index in the complete
-    /// model. It can modify the result of [`TransformerConfig::layer`], for example to use another mixer. It is called
-    /// after the sizes are checked.
+    /// Builds the pipeline stages of this rank from layer specifications. `layer` returns the specification of a layer,
+    /// given the index of the layer in the complete model. For example, it can call [`TransformerConfig::layer`] and
+    /// replace the mixer. `layer` is called after the sizes of the model are checked.
     ///
     /// # Errors
     ///
-    /// [`BuildError`] for sizes that do not fit each other or the layout.
+    /// [`BuildError`] if the sizes of the model are inconsistent or cannot be split over the layout.
     pub fn with_layers(
         config: &TransformerConfig,
         layer: impl Fn(usize) -> LayerSpec<X::Spec>,
@@ -255,7 +257,7 @@ impl<X: Mixer> Transformer<X> {
         })
     }
 
-    /// Embeds tokens `[batch, seq]` into the residual stream.
+    /// Converts tokens `[batch, seq]` to embeddings, which start the residual stream.
     fn embed(&self, tokens: Tokens, format: &BatchFormat<'_>) -> Tensor<3> {
         let mut x = on_stage(&self.embedding, "the embedding").forward(tokens);
         if let Some(positions) = &self.positions {
@@ -264,7 +266,7 @@ impl<X: Mixer> Transformer<X> {
         self.dropout.forward(x, self.layout)
     }
 
-    /// Runs the layers of a stage. After the last stage, runs the last norm.
+    /// Runs the layers of a pipeline stage. On the last stage, it also runs the last norm and the MTP modules.
     fn run_stage(
         &self,
         stage: usize,
@@ -292,8 +294,8 @@ impl<X: Mixer> Transformer<X> {
         }
     }
 
-    /// Returns the output of the last norm, concatenated with the output of each depth of multi-token prediction.
-    /// Without further tokens, returns it unchanged.
+    /// Runs the MTP modules, and returns the output of the last norm concatenated with their outputs. Returns `hidden`
+    /// unchanged if there are no further tokens.
     fn with_further(
         &self,
         hidden: Tensor<3>,
@@ -312,7 +314,7 @@ impl<X: Mixer> Transformer<X> {
         let (mut rows, mut before) = (vec![hidden.clone()], hidden);
         for (layer, tokens) in self.mtp.iter().zip(further) {
             let routed = format.routed(&tokens);
-            // The anchor sums its gradient before the gradient of the first stage's lookups.
+            // The anchor adds this gradient of the embedding before the gradient of the lookups in the first stage.
             let embedded = with_anchor(&before, || {
                 on_stage(&self.embedding, "the embedding").forward(tokens)
             });
@@ -321,7 +323,7 @@ impl<X: Mixer> Transformer<X> {
                 let rotary = self.rotary.of(block);
                 let owned = region.is_active().then(|| context.to_owned_context());
                 let Some(owned) = owned.flatten() else {
-                    // Later depths also use the output of this block, so they are parts of one node.
+                    // Later MTP modules also use the output of this block, so all of them run within one autodiff node.
                     return block.forward(
                         x,
                         rotary,
@@ -342,13 +344,13 @@ impl<X: Mixer> Transformer<X> {
         Tensor::cat(rows, 0)
     }
 
-    /// Returns the number of depths of multi-token prediction, and the weight of the loss of each.
+    /// Returns the number of MTP modules, and the weight of the loss of each module.
     fn further_loss(&self) -> Option<(usize, f64)> {
         let mtp = self.config.mtp.as_ref()?;
         Some((mtp.layers, mtp.weight()))
     }
 
-    /// Runs blocks that are recomputed together, or are not recomputed.
+    /// Runs a sequence of blocks that are recomputed together or not recomputed.
     fn run_blocks(
         &self,
         run: &StageRun<'_, Block<X>>,
@@ -357,7 +359,7 @@ impl<X: Mixer> Transformer<X> {
         experts: &MoeForward<'_>,
     ) -> Residual {
         let layout = self.layout;
-        // Without a cache the context is the same in every block.
+        // Without a KV cache, the context is the same in every block.
         let is_active = run.region.is_active();
         let context = is_active.then(|| format.layer(0).to_owned_context());
         let Some(context) = context.flatten() else {

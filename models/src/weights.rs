@@ -1,4 +1,4 @@
-//! Saves the weights of a model without the state of a run.
+//! Saves the weights of a model as a checkpoint without training state.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -16,7 +16,7 @@ pub(crate) const CHUNK: usize = 64 << 20;
 /// The key of the model family in the settings of a model.
 pub(crate) const FAMILY: &str = "family";
 
-/// The timeout of publishing.
+/// The timeout for publishing a checkpoint.
 const DEADLINE: Duration = Duration::from_secs(60);
 
 /// The tensors of a checkpoint that contains only weights.
@@ -25,15 +25,15 @@ pub(crate) struct Weights<'a> {
     /// The slices of its tensors, in the order in which they are written.
     pub shards: Vec<TensorShard>,
     pub objects: Vec<(String, Vec<u8>)>,
-    /// The description that replaces a layout.
+    /// The text that the checkpoint contains in place of a parallel layout.
     pub layout: &'a str,
     /// The recipe.
     pub config: Value,
 }
 
 impl Weights<'_> {
-    /// Saves step 0 in a new folder of checkpoints. `progress` receives the number of tensor bytes read since its last
-    /// call. One shard is in memory at a time.
+    /// Saves the weights as step 0 in the new checkpoint folder `to`. `progress` receives the number of tensor bytes
+    /// read since its last call. Only one shard is in memory at a time.
     pub fn save(
         self,
         to: &Path,
@@ -58,7 +58,7 @@ impl Weights<'_> {
     }
 }
 
-/// Checks that `to` is empty, except for leftovers of a killed save.
+/// Checks that `to` does not exist or is empty, except for the remaining files of a save that was killed.
 fn check_free(to: &Path) -> Result<(), CheckpointError> {
     let Ok(there) = std::fs::read_dir(to) else {
         return Ok(());
@@ -76,7 +76,7 @@ fn check_free(to: &Path) -> Result<(), CheckpointError> {
     Ok(())
 }
 
-/// Checks that a source has a tensor whose shape `fits`. `wanted` is text for the error.
+/// Checks that a source contains a tensor whose shape `fits` accepts. The error shows the shape `wanted`.
 pub(crate) fn check_tensor(
     source: &dyn TensorSource,
     key: &str,

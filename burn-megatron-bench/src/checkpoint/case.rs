@@ -1,4 +1,4 @@
-//! A model that is trained, saved and loaded.
+//! Trains a model, and measures how long saving and loading its checkpoints takes.
 
 use std::fs;
 use std::path::Path;
@@ -22,14 +22,14 @@ use crate::links::on_threads;
 use burn_megatron_cli::internal::Error;
 use burn_megatron_cli::internal::median;
 
-/// Tokens of a sample. The number is small, since only the effect of saving on training is measured.
+/// The number of tokens in a sample. It is small, because only the effect of saving on training is measured.
 const TOKENS: usize = 64;
 
 /// The model, the flags and the folder of the benchmark.
 pub struct CheckpointBench<'a> {
     pub args: &'a CheckpointBenchArgs,
     pub model: TransformerConfig,
-    /// Steps between two asynchronous checkpoints.
+    /// The number of steps between two asynchronous checkpoints.
     pub every: usize,
     /// The folder of this benchmark.
     pub folder: &'a Path,
@@ -38,19 +38,19 @@ pub struct CheckpointBench<'a> {
 /// The measured times in seconds, one value per sample.
 #[derive(Debug, Default)]
 pub struct CheckpointTimings {
-    /// Bytes of a checkpoint.
+    /// The size of a checkpoint in bytes.
     pub bytes: u64,
     pub save: Vec<f64>,
     pub copy: Vec<f64>,
     pub load: Vec<f64>,
     pub read: Vec<f64>,
-    /// Asynchronous save: time from its start to the publication of the checkpoint.
+    /// The time from the start of an asynchronous save to the publication of the checkpoint.
     pub write: Vec<f64>,
-    /// Asynchronous save: the time for which training was stalled.
+    /// The time for which an asynchronous save stalled training.
     pub stall: Vec<f64>,
-    /// Asynchronous save: the additional time of the steps until the checkpoint was published.
+    /// The additional time of the training steps that ran during an asynchronous save.
     pub slower: Vec<f64>,
-    /// Steps during which no checkpoint is written.
+    /// The time of training steps that run while no checkpoint is written.
     pub step: Vec<f64>,
 }
 
@@ -119,7 +119,8 @@ impl CheckpointBench<'_> {
         Ok(Saver::open(saving, groups)?)
     }
 
-    /// Repeats a save, a copy, a load and a read of the same bytes. The first round is a warm-up.
+    /// Measures saving, copying, loading and reading the same number of bytes, in several rounds. The first round is a
+    /// warm-up.
     fn measure_foreground(
         &self,
         groups: &ParallelContext,

@@ -1,5 +1,5 @@
-//! Copies and reads the same bytes without a format, as a baseline for saving and loading. Files are processed in
-//! parallel, as by ranks.
+//! Copies and reads the files of a checkpoint without interpreting them, as a baseline for saving and loading. Files
+//! are processed in parallel, as the ranks do.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};

@@ -14,7 +14,7 @@ use serde::Serialize;
 use crate::report::write;
 use case::{CheckpointBench, CheckpointTimings};
 
-/// Layers and hidden size of the model.
+/// The number of layers and the hidden size of the model.
 const LAYERS: usize = 12;
 const HIDDEN: usize = 512;
 
@@ -27,13 +27,13 @@ pub struct CheckpointBenchArgs {
     /// Number of data-parallel ranks, each with one compute thread.
     #[arg(long, visible_alias = "dp", value_name = "N", default_value_t = 2, value_parser = at_least_one)]
     pub data_parallel: usize,
-    /// ZeRO stage: 0 shards nothing, 1 the optimizer, 2 also gradients, 3 also parameters.
+    /// ZeRO stage: 0 shards nothing, 1 shards the optimizer state, 2 also gradients, 3 also parameters.
     #[arg(long, value_name = "STAGE", default_value_t = ZeroStage::Optimizer)]
     pub zero_stage: ZeroStage,
-    /// Number of checkpoints of each kind. The median is reported.
+    /// Number of checkpoints that are saved synchronously and asynchronously. The median time is reported.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = at_least_one)]
     pub repeats: usize,
-    /// Folder on the disk to measure. Default: the temporary folder of the system.
+    /// Folder for the checkpoints, on the disk to be measured. Default: the temporary folder of the system.
     #[arg(long, value_name = "DIR")]
     pub dir: Option<PathBuf>,
     /// Write the results to this file as JSON.
@@ -58,7 +58,8 @@ struct CheckpointReport {
     step_seconds: f64,
 }
 
-/// Saves, copies, loads and reads the same bytes, interleaved, and prints the bandwidth of each.
+/// Measures saving, copying, loading and reading the same number of bytes, in alternation, and prints the bandwidth of
+/// each.
 pub fn run(args: &CheckpointBenchArgs) -> Result<(), Error> {
     let dir = args.dir.clone().unwrap_or_else(std::env::temp_dir);
     let folder = tempfile::tempdir_in(&dir)

@@ -1,4 +1,4 @@
-//! Packs documents of given lengths into rows.
+//! Packs documents of given lengths into rows (samples).
 
 use burn_megatron_data::{DataError, IGNORE, Sample, Samples};
 
@@ -7,8 +7,9 @@ use burn_megatron_cli::internal::RandomTokens;
 
 pub const VOCABULARY: usize = 256;
 
-/// Returns the lengths of one document of `tokens` tokens, and of documents of each halved length down to a 64th. The
-/// documents of each length have `tokens / 2` tokens in total.
+/// Returns the lengths of documents with a long-tailed distribution. There is one document of `tokens` tokens. For each
+/// shorter length, `tokens / 2`, `tokens / 4` and so on to `tokens / 64`, the documents have `tokens / 2` tokens in
+/// total.
 pub fn long_tail(tokens: usize) -> Vec<usize> {
     let halves = (1..=6).map(|halving| (tokens >> halving, 1 << (halving - 1)));
     let shorter = halves.filter(|(length, _)| *length > 0);
@@ -16,7 +17,7 @@ pub fn long_tail(tokens: usize) -> Vec<usize> {
     [tokens].into_iter().chain(shorter).collect()
 }
 
-/// The rows of a global batch. It is the same in every step.
+/// The rows of a global batch, which is the same in every step.
 #[derive(Clone)]
 pub struct DocumentRows {
     tokens: RandomTokens,

@@ -1,5 +1,6 @@
-//! The `burn-megatron-bench context --documents` benchmark: documents of very different lengths. All ranks share rows
-//! of documents, or groups of ranks share documents by their length.
+//! The `burn-megatron-bench context --documents` benchmark: context parallelism for documents of very different
+//! lengths. Packed rows of documents are split over all ranks, or each document is split over a group of ranks that
+//! depends on its length.
 
 use std::sync::Arc;
 
@@ -21,13 +22,13 @@ use crate::links::{LinkSpeed, Rounds, Traffic, on_threads, slowest};
 use crate::report::{Column, Report, fixed};
 
 const LAYERS: usize = 1;
-/// Small relative to attention, since only attention differs.
+/// The MLP is small relative to attention, because the layouts differ only in attention.
 const MLP_WIDTH: usize = 64;
 
 /// The tolerated relative difference of the losses of two layouts. f32 sums have a different order in each layout.
 const TOLERANCE: f64 = 1e-3;
 
-/// Trains a small Llama on the documents in each layout, without a link and over a link.
+/// Trains a small Llama on the documents in each layout, without a simulated link and over a simulated link.
 pub fn run(args: &ContextArgs, lengths: &[usize]) -> Result<(), Error> {
     let lengths = match lengths {
         [] => long_tail(args.tokens),
@@ -55,9 +56,9 @@ pub fn run(args: &ContextArgs, lengths: &[usize]) -> Result<(), Error> {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum DocumentLayout {
-    /// Each row is split over all ranks in a zigzag.
+    /// Each row is split over all ranks with a zigzag split.
     Rows,
-    /// Each document is split over all ranks in a zigzag.
+    /// Each document is split over all ranks with a zigzag split.
     PerDocument,
     /// Each document is split over a group of ranks that depends on its length.
     Hybrid,
@@ -74,7 +75,8 @@ impl DocumentLayout {
         }
     }
 
-    /// Returns the layout. In the hybrid layout, a rank has room for its share of a row.
+    /// Returns the parallel layout. In the hybrid layout, each rank processes at most its share of a row per
+    /// micro-batch.
     fn config(self, ranks: usize, tokens: usize) -> ParallelConfig {
         let one = ParallelConfig::new().with_context_exchange(ContextExchange::Ring);
         let shared = one.clone().with_data(1).with_context(ranks);
@@ -123,20 +125,20 @@ impl Extent {
     }
 }
 
-/// A row of the table: a layout with the figures of a step.
+/// A row of the table: a layout with the measurements of a step.
 #[derive(Clone, Debug, Serialize)]
 struct DocumentsRow {
     ranks: usize,
     layout: DocumentLayout,
     micro_batches: usize,
-    /// Attention operations of a rank.
+    /// The FLOPs of attention on a rank.
     attention_flops: Extent,
-    /// Tokens of a rank, including padding.
+    /// The number of tokens on a rank, including padding.
     tokens: Extent,
-    /// Bytes that attention sends from a rank.
+    /// The number of bytes that attention sends from a rank.
     bytes_sent: Extent,
     loss: f64,
-    /// The seconds of the slowest rank.
+    /// The time of the slowest rank, in seconds.
     seconds: f64,
     seconds_over_link: f64,
     /// The time of the first layout divided by the time of this layout.
@@ -157,16 +159,16 @@ const COLUMNS: &[Column<DocumentsRow>] = &[
     Column::new("speed", 6, |row| fixed(row.speed_over_link, 2)),
 ];
 
-/// The figures of a step in one layout.
+/// The measurements of a step in one layout.
 struct LayoutFigures {
     micro_batches: usize,
     tokens: Extent,
-    /// Query-key pairs.
+    /// The number of query-key pairs.
     pairs: Extent,
     bytes_sent: Extent,
     /// The loss of the last step.
     loss: f64,
-    /// The seconds of the slowest rank.
+    /// The time of the slowest rank, in seconds.
     seconds: f64,
 }
 
@@ -259,7 +261,7 @@ impl DocumentsBenchmark<'_> {
             ranks,
             layout,
             micro_batches: alone.micro_batches,
-            // Two products in the forward, and four in the backward.
+            // Attention has two matrix multiplications in the forward, and four in the backward.
             attention_flops: alone.pairs.times(flops_per_pair),
             tokens: alone.tokens,
             bytes_sent: alone.bytes_sent,
@@ -278,7 +280,7 @@ impl DocumentsBenchmark<'_> {
         Ok(rows)
     }
 
-    /// Returns the figures of each layout.
+    /// Returns the measurements of each layout.
     fn time(&self, ranks: usize, speed: LinkSpeed) -> Result<Vec<LayoutFigures>, Error> {
         let mut by_rank = on_threads(ranks, |rank| self.time_rank(rank, ranks, speed))?;
         Ok(by_rank.swap_remove(0))
@@ -336,13 +338,13 @@ impl DocumentsBenchmark<'_> {
     }
 }
 
-/// Returns the groups with a link in the groups that exchange keys, values and gradients.
+/// Returns the process groups, in which the groups that exchange keys, values and gradients use the simulated link.
 fn over_link(groups: ParallelContext, link: &Arc<Link>) -> Result<ParallelContext, Error> {
     let context = SimulatedNetwork::over(groups.context().clone(), link);
     let groups = groups.with_group(Grid::Dense, Axis::Context, context);
     let axes = Grid::Dense.data_axes();
     let all = groups.group(Grid::Dense, axes)?;
-    // With one data rank, this is the group of the context axis.
+    // With one data-parallel rank, this is the group of the context axis.
     if Arc::ptr_eq(&all, groups.context()) {
         return Ok(groups);
     }
@@ -350,12 +352,12 @@ fn over_link(groups: ParallelContext, link: &Arc<Link>) -> Result<ParallelContex
     Ok(groups.with_group(Grid::Dense, axes, all))
 }
 
-/// Returns the query-key pairs of a rank.
+/// Returns the number of query-key pairs on a rank.
 fn pairs(batch: &Batch) -> u64 {
     batch.shard.as_ref().map_or(0, |shard| shard.pairs(None))
 }
 
-/// Returns the bytes that a rank sent, without the all-reduces of gradients and scalars.
+/// Returns the number of bytes that a rank sent, without the all-reduces of gradients and scalars.
 fn bytes_of_attention(transfers: &[Transfer]) -> f64 {
     let own = transfers.iter().filter(|of| of.op != "all_reduce");
     own.map(|of| of.bytes as f64).sum()

@@ -1,4 +1,5 @@
-//! The `burn-megatron-bench context` benchmark: an attention layer whose sequence is split over several ranks.
+//! The `burn-megatron-bench context` benchmark: an attention layer with context parallelism, which splits the sequence
+//! over several ranks.
 
 mod document_rows;
 mod documents;
@@ -35,19 +36,19 @@ const EXCHANGES: [ContextExchange; 3] = [
 /// Flags of `context`.
 #[derive(Args)]
 pub struct ContextArgs {
-    /// Number of tokens of the sequence.
+    /// Number of tokens in the sequence.
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = at_least_one)]
     pub tokens: usize,
     /// Number of query heads.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = at_least_one)]
     pub heads: usize,
-    /// Number of key and value groups.
+    /// Number of key-value groups (grouped-query attention).
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = at_least_one)]
     pub groups: usize,
-    /// Width of a head.
+    /// Width of an attention head.
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = at_least_one)]
     pub width: usize,
-    /// Numbers of ranks that share the sequence. Each is compared with one rank.
+    /// Numbers of ranks over which the sequence is split. Each number is compared with one rank.
     #[arg(
         long,
         visible_alias = "cp",
@@ -56,9 +57,10 @@ pub struct ContextArgs {
         default_value = "2,4"
     )]
     pub ranks: Vec<usize>,
-    /// Train on documents of these lengths instead. The documents are packed into rows of --tokens that all ranks
-    /// share, and are also shared by groups of ranks by their length (--hybrid-context-parallel of pretrain). Without
-    /// lengths: a long tail of 64 documents.
+    /// Train a small model on documents of these lengths instead. The documents are packed into sequences of --tokens,
+    /// which are split over all ranks. For comparison, each document is also split over a number of ranks that depends
+    /// on its length (--hybrid-context-parallel of pretrain). Without lengths: 64 documents with a long-tailed
+    /// distribution of lengths.
     #[arg(
         long,
         num_args = 0..,
@@ -67,18 +69,19 @@ pub struct ContextArgs {
         conflicts_with = "svg"
     )]
     pub documents: Option<Vec<usize>>,
-    /// Time of the transfers over the simulated link, as a fraction of the time of the layer without a link.
+    /// Time of the transfers over the simulated link, as a fraction of the time that the layer needs without a
+    /// simulated link.
     #[arg(long, value_name = "FRACTION", default_value_t = 0.5, value_parser = above_zero)]
     pub share: f64,
-    /// The number of steps, and the JSON file.
+    /// Flags for the number of steps and the JSON file.
     #[command(flatten)]
     pub steps: StepFlags,
-    /// Write a plot of one step over the link to this file, for each exchange.
+    /// Write a plot of one step over the simulated link to this file, for each exchange method.
     #[arg(long, value_name = "FILE.svg")]
     pub svg: Option<PathBuf>,
 }
 
-/// Times the layer on one rank and on several ranks, without a link and over a link.
+/// Measures the time of the layer on one rank and on several ranks, without a simulated link and over a simulated link.
 pub fn run(args: &ContextArgs) -> Result<(), Error> {
     if let Some(lengths) = &args.documents {
         return documents::run(args, lengths);
@@ -126,7 +129,7 @@ pub fn run(args: &ContextArgs) -> Result<(), Error> {
 
 struct Benchmark<'a> {
     args: &'a ContextArgs,
-    /// The timelines of rank 0 over the link.
+    /// The timelines of rank 0 over the simulated link.
     drawn: Mutex<Vec<RankTimeline>>,
 }
 
@@ -147,7 +150,7 @@ impl Benchmark<'_> {
         )
     }
 
-    /// Returns a row for each exchange, or a single row for one rank.
+    /// Returns a row of the table for each exchange method, or a single row for one rank.
     fn rows(&self, ranks: usize) -> Result<Vec<LayersRow>, Error> {
         let run = LayersRun {
             ranks,

@@ -1,7 +1,7 @@
-//! The `burn-megatron-bench host` benchmark: the host time for a micro-batch and for a collective.
+//! The `burn-megatron-bench host` benchmark: the time that the host needs to launch a micro-batch or a collective.
 //!
-//! The device must do no work, as on the stub in `tools/stub-cuda`, or take less time than the host needs to launch the
-//! work.
+//! The device must need less time to run the work than the host needs to launch it. The CUDA stub in `tools/stub-cuda`
+//! does no work at all.
 
 mod tensor;
 
@@ -30,8 +30,8 @@ pub struct HostBenchArgs {
     /// Model to train, with one sample per micro-batch.
     #[arg(long, value_enum, value_name = "NAME", default_value = "124m")]
     pub model: NamedModel,
-    /// Subjects: micro-batches of the model, micro-batches in FP8 with delayed scaling, and an all-reduce of two tensor
-    /// ranks over NCCL, which requires two GPUs.
+    /// Subjects to time: micro-batches of the model, micro-batches in FP8 with delayed scaling, or an all-reduce over
+    /// two tensor-parallel ranks with NCCL. The all-reduce requires two GPUs.
     #[arg(
         long,
         value_enum,
@@ -54,11 +54,11 @@ pub struct HostBenchArgs {
 /// A subject of the benchmark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum HostSubject {
-    /// A micro-batch in the default type of the device.
+    /// A micro-batch in the default dtype of the device.
     Model,
     /// A micro-batch in FP8 with delayed scaling.
     Fp8,
-    /// An all-reduce of two tensor ranks.
+    /// An all-reduce over two tensor-parallel ranks.
     Tensor,
 }
 
@@ -152,7 +152,8 @@ fn micro_batches(
     recipe.fp8.recipe = fp8;
     set_steps(&mut recipe, [1, 1], args.warm_up + args.repeats + 1);
     let mut seconds = timed_steps(&recipe, device, args.warm_up)?.seconds;
-    // A step is read after the next step is launched. The last step is read directly after the step before it.
+    // The result of a step is read after the next step is launched. The last step is an exception, so it is not
+    // counted.
     seconds.truncate(args.repeats);
     Ok(seconds)
 }

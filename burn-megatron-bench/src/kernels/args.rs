@@ -15,23 +15,23 @@ pub struct KernelBenchArgs {
     /// Device: cpu, wgpu or cuda. wgpu and cuda must be compiled in.
     #[arg(long, default_value_t = DeviceKind::Cpu)]
     pub device: DeviceKind,
-    /// Type of the tensors. AdamW and the accumulated weight gradients are always in f32.
+    /// Dtype of the tensors. AdamW and accumulated weight gradients always use f32.
     #[arg(long, value_enum, default_value_t = BenchDtype::F32)]
     pub dtype: BenchDtype,
-    /// Engines of causal attention to time: mma or portable. Default: auto, the engine that training uses.
+    /// Engines of causal attention to time: mma or portable. The default, auto, is the engine that training uses.
     #[arg(long, value_delimiter = ',', value_name = "CHOICE,..", default_value = "auto", value_parser = attention_engine)]
     pub attention: Vec<AttentionChoice>,
-    /// Sizes as tokens x features, such as 4096x1024. Default: a grid for the device.
+    /// Sizes as tokens x features, such as 4096x1024. Default: a list of sizes that depends on the device.
     #[arg(long, value_delimiter = ',', value_name = "ROWSxWIDTH,..")]
     pub sizes: Vec<Shape>,
     /// Run only these benchmarks: names from the table, operations as in --kernels, fp8 for all FP8 benchmarks, or moe
-    /// for all expert benchmarks.
+    /// for all mixture-of-experts benchmarks.
     #[arg(long, value_delimiter = ',', value_name = "NAME,..")]
     pub only: Vec<String>,
     /// Number of measured runs. The median is reported.
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = at_least_one)]
     pub repeats: usize,
-    /// Milliseconds of warm-up runs before the measured runs.
+    /// Duration of the warm-up runs before the measured runs, in milliseconds.
     #[arg(long, value_name = "MS", default_value_t = 200)]
     pub warm_up_ms: u64,
     /// Write the results to this file as JSON after each row. burn-megatron-bench/python/torch_kernels.py reads the

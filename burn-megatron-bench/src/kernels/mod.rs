@@ -1,5 +1,5 @@
-//! The `burn-megatron-bench kernels` benchmark: each kernel, compared with the composition of Burn's operations and
-//! with a copy.
+//! The `burn-megatron-bench kernels` benchmark: the time of each fused kernel, compared with the same computation in
+//! separate Burn operations and with a copy.
 
 pub mod args;
 mod fp8;
@@ -172,7 +172,8 @@ fn grid(cpu: bool) -> Vec<Shape> {
     sizes.iter().map(shape).collect()
 }
 
-/// Times both directions of an operation, its composition, and a copy of the same number of bytes.
+/// Measures the forward and the backward of an operation, the same computation in separate Burn operations, and a copy
+/// of the same number of bytes.
 fn time(
     subject: &KernelBenchmark,
     run: &KernelTimer,
@@ -233,7 +234,8 @@ fn time_pairs(
     pairs.into_iter().map(time).collect()
 }
 
-/// Returns a copy in f32, with one read and one write. It has the highest bandwidth of the device.
+/// Returns the work of copying a tensor in f32, which reads and writes every element once. It reaches the highest
+/// bandwidth of the device.
 fn copy(bytes: usize, device: &Device) -> Work<'static> {
     let half = Tensor::<1>::ones([(bytes / 8).max(1)], device);
     Box::new(move || {

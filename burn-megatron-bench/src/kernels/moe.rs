@@ -1,5 +1,5 @@
-//! Mixture-of-experts benchmarks. The products of the experts are compared with a loop over the experts, and with a
-//! single product with the same number of rows.
+//! Mixture-of-experts benchmarks. The grouped matrix multiplications of the experts are compared with a loop over the
+//! experts, and with a single matrix multiplication with the same number of rows.
 
 use burn::tensor::{DType, Device, Distribution, Tensor};
 use burn_megatron::kernels::moe::grouped::{
@@ -15,7 +15,7 @@ pub const GROUP: &str = "moe";
 /// The inner width of an expert, as in DeepSeek-V2-Lite.
 const EXPERT_WIDTH: usize = 1408;
 
-/// The number of rows of all experts, and the input width: on a CPU, and on other devices.
+/// The total number of rows of all experts and the input width, for a CPU and for other devices.
 const SIZES: [&[Shape]; 2] = [&[shape(4096, 512)], &[shape(65_536, 2048)]];
 
 /// The distribution of rows over the experts.
@@ -59,7 +59,7 @@ pub fn subjects() -> Vec<PairBenchmark> {
 }
 
 /// Returns `y = x w` as forward, and `dx = dy w^T` and `dw += x^T dy` as backward, on random values. The baseline is a
-/// loop over the experts, or a single product of all rows.
+/// loop over the experts, or a single matrix multiplication of all rows.
 fn pairs(
     load: Load,
     single: bool,
@@ -111,7 +111,7 @@ fn pairs(
         },
         TimedPair {
             direction: "backward",
-            // Both products read dy. The sums are read and written.
+            // Both multiplications read dy. The accumulated gradients are read and written.
             bytes: bytes + rows_bytes + 8 * length,
             fused: with_sums(length, device, operands, |(x, weights, dy, sizes), sums| {
                 let dx = grouped_matmul(dy.clone(), weights.swap_dims(1, 2), &sizes);

@@ -10,7 +10,8 @@ pub struct PairBenchmark {
     pub name: &'static str,
     /// The group name of the benchmark.
     pub group: &'static str,
-    /// The sizes without `--sizes`: on a CPU, and on other devices. If empty, the sizes of the operations are used.
+    /// The sizes that are used without `--sizes`, for a CPU and for other devices. If a list is empty, the default
+    /// sizes are used.
     pub sizes: [&'static [Shape]; 2],
     /// Creates the work for a size, on random values.
     pub pairs: Pairs,
@@ -68,7 +69,8 @@ pub fn with_sums<A: Clone + Send + 'static, T>(
     })
 }
 
-/// Returns the unquantized products of a linear layer: `y = x w`, and `dx = dy w^T` with `dw += x^T dy`.
+/// Returns the matrix multiplications of a linear layer without quantization: `y = x w`, and `dx = dy w^T` with `dw +=
+/// x^T dy`.
 pub fn linear_layer(x: &Tensor<2>, weight: &Tensor<2>, dy: &Tensor<2>) -> [Work<'static>; 2] {
     let (x, weight, dy) = (x.clone(), weight.clone(), dy.clone());
     let [inputs, outputs] = weight.dims();

@@ -22,8 +22,9 @@ pub struct KernelRow {
     /// The minimum number of bytes that must be read and written.
     pub bytes: usize,
     pub fused_seconds: f64,
-    /// The composition of Burn's operations. For FP8 products, the same products in the type of the run. For
-    /// experts-one-gemm, one product of all rows.
+    /// The time of the baseline: the same computation in separate Burn operations. For FP8 matrix multiplications, the
+    /// baseline is the same multiplication in the dtype of the benchmark. For experts-one-gemm, it is one matrix
+    /// multiplication of all rows.
     pub composed_seconds: Option<f64>,
     /// The time of a copy of the same number of bytes.
     pub copy_seconds: f64,
@@ -37,7 +38,7 @@ pub struct KernelSettings {
     samples: usize,
     /// Whether results may be wrong. In this case, only the host times are meaningful.
     unchecked: bool,
-    /// Whether Burn fused the operations of the composition.
+    /// Whether Burn fused the separate operations of the baseline.
     fusion: bool,
     /// The matrix multiplication engine.
     gemm_engine: String,
@@ -101,7 +102,7 @@ pub const COLUMNS: &[Column<KernelRow>] = &[
 ];
 
 impl KernelRow {
-    /// Returns the time of the composition divided by the time of the kernel.
+    /// Returns the time of the baseline divided by the time of the kernel.
     fn speedup(&self) -> Option<f64> {
         self.composed_seconds
             .map(|seconds| seconds / self.fused_seconds)

@@ -15,26 +15,28 @@ use crate::links::{LinkStep, Rounds};
 /// Flags of `overlap`.
 #[derive(Args)]
 pub struct OverlapArgs {
-    /// Number of layers of the model.
+    /// Number of layers in the model.
     #[arg(long, value_name = "N", default_value_t = 12)]
     pub layers: usize,
     /// Hidden size of the model.
     #[arg(long, value_name = "N", default_value_t = 256)]
     pub hidden: usize,
-    /// Number of tokens of a sample.
+    /// Number of tokens per sample.
     #[arg(long, value_name = "N", default_value_t = 128)]
     pub context: usize,
-    /// Samples per rank and step.
+    /// Number of samples per rank and step.
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = at_least_one)]
     pub micro_batch_size: usize,
     /// Number of data-parallel ranks, each with one compute thread. At least 2.
     #[arg(long, visible_alias = "dp", value_name = "N", default_value_t = 2)]
     pub data_parallel: usize,
-    /// Number of ranks per node. The link inside a node is eight times as fast. With stage 0, gradients are then summed
-    /// within nodes first (hierarchical_reduce). With the other stages, shards stay within a node (hsdp).
+    /// Number of ranks per node. The link inside a node is eight times as fast as the link between nodes. With stage 0,
+    /// gradients are first summed within each node (hierarchical_reduce). With the other stages, each node holds all
+    /// shards (hsdp).
     #[arg(long, value_name = "N", conflicts_with = "model_axis", value_parser = at_least_one)]
     pub ranks_per_node: Option<usize>,
-    /// Measure tensor-parallel overlap instead, with MLPs under sequence parallelism on these numbers of tensor ranks.
+    /// Measure the overlap of tensor-parallel communication instead, in MLPs with sequence parallelism, on these
+    /// numbers of tensor-parallel ranks.
     #[arg(
         long,
         visible_alias = "tp",
@@ -44,7 +46,8 @@ pub struct OverlapArgs {
         conflicts_with_all = ["data_parallel", "zero_stages", "bucket_size", "bandwidth_mb_s", "trace", "svg"]
     )]
     pub tensor_parallel: Vec<usize>,
-    /// Measure the overlap of expert exchanges with another micro-batch instead, on these numbers of ranks.
+    /// Measure the overlap of expert-parallel communication with the computation of another micro-batch instead, on
+    /// these numbers of ranks.
     #[arg(
         long,
         visible_alias = "ep",
@@ -54,11 +57,11 @@ pub struct OverlapArgs {
         conflicts_with_all = ["data_parallel", "zero_stages", "bucket_size", "bandwidth_mb_s", "trace", "svg", "engine"]
     )]
     pub expert_parallel: Vec<usize>,
-    /// Number of micro-batches of a step with --expert-parallel, each with --micro-batch-size samples.
+    /// Number of micro-batches per step with --expert-parallel. Each has --micro-batch-size samples.
     #[arg(long, value_name = "M", default_value_t = 8, requires = "expert_parallel", value_parser = at_least_one)]
     pub micro_batches: usize,
-    /// Split of the --tensor-parallel exchanges into chunks: none, ring, bulk, ring:N or bulk:N. Without N, the
-    /// number of chunks depends on the sizes.
+    /// Methods of splitting the communication of --tensor-parallel into chunks: none, ring, bulk, ring:N or bulk:N. N
+    /// is the number of chunks. Without N, it depends on the sizes.
     #[arg(
         long,
         value_delimiter = ',',
@@ -67,14 +70,14 @@ pub struct OverlapArgs {
         requires = "tensor_parallel"
     )]
     pub tp_comm_overlap: Vec<TpCommOverlapSetting>,
-    /// Count the time of products and transfers of --tensor-parallel or --expert-parallel on a virtual clock. This is
-    /// always the case with more threads than cores.
+    /// With --tensor-parallel or --expert-parallel, use a virtual clock, which only matrix multiplications and
+    /// transfers advance. The virtual clock is always used if there are more threads than cores.
     #[arg(long, requires = "model_axis")]
     pub counted: bool,
-    /// The number of steps, and the JSON file.
+    /// Flags for the number of steps and the JSON file.
     #[command(flatten)]
     pub steps: StepFlags,
-    /// ZeRO stages: 0 shards nothing, 1 the optimizer, 2 also gradients, 3 also parameters.
+    /// ZeRO stages: 0 shards nothing, 1 shards the optimizer state, 2 also gradients, 3 also parameters.
     #[arg(
         long,
         value_delimiter = ',',
@@ -82,39 +85,40 @@ pub struct OverlapArgs {
         default_value = "0,1,2,3"
     )]
     pub zero_stages: Vec<ZeroStage>,
-    /// Elements per gradient bucket. Default: a twelfth of the model, or a block for stage 3.
+    /// Number of elements per gradient bucket. Default: a twelfth of the model, or one block for stage 3.
     #[arg(long, value_name = "ELEMENTS")]
     pub bucket_size: Option<usize>,
-    /// Latency of each collective in microseconds.
+    /// Latency of each collective on the simulated link, in microseconds.
     #[arg(long, value_name = "US", default_value_t = 100)]
     pub latency_us: u64,
-    /// Time of the transfers of a step at stage 0, as a fraction of its backward. The bandwidth is computed from it:
-    /// steps without a link are measured before each stage. Stage 3 sends 1.5 times the bytes. With --tensor-parallel
-    /// and --expert-parallel: a fraction of the whole step without a link.
+    /// Time of the transfers of a step with ZeRO stage 0, as a fraction of the time of its backward. The bandwidth of
+    /// the simulated link is computed from this fraction: steps without a simulated link are measured before each
+    /// stage. Stage 3 sends 1.5 times the number of bytes. With --tensor-parallel and --expert-parallel, it is a
+    /// fraction of the time of a whole step without a simulated link.
     #[arg(long, value_name = "FRACTION", default_value_t = 0.6, value_parser = above_zero)]
     pub share: f64,
     /// Bandwidth of each rank's link in MB/s (1e6 bytes), instead of --share.
     #[arg(long, value_name = "MB/S", conflicts_with = "share", value_parser = above_zero)]
     pub bandwidth_mb_s: Option<f64>,
-    /// Write a trace of each case, for Perfetto and Chrome, to this folder: overlap-STAGE.json with overlap and
-    /// overlap-STAGE-off.json without.
+    /// Write a trace of each case to this folder, which Perfetto and Chrome can open: overlap-STAGE.json with overlap,
+    /// and overlap-STAGE-off.json without overlap.
     #[arg(long, value_name = "DIR")]
     pub trace: Option<PathBuf>,
     /// Write a plot of one step of each case to this file.
     #[arg(long, value_name = "FILE.svg")]
     pub svg: Option<PathBuf>,
-    /// The ranks of --tensor-parallel: threads, or processes that a launcher started.
+    /// Flags for the ranks of --tensor-parallel: threads of this process, or processes that a launcher started.
     #[command(flatten)]
     pub world: RankArgs,
 }
 
 impl OverlapArgs {
-    /// Returns the latency of a call.
+    /// Returns the latency of a collective on the simulated link.
     pub fn latency(&self) -> Duration {
         Duration::from_micros(self.latency_us)
     }
 
-    /// Returns the settings of layers whose ranks exchange activations.
+    /// Returns the benchmark of layers in which ranks communicate activations.
     pub fn layers(&self, ranks: usize, counted: bool, blocked: fn(&LinkStep) -> f64) -> LayersRun {
         LayersRun {
             ranks,

@@ -1,4 +1,4 @@
-//! Training steps over a slow link, with a timeline of each rank.
+//! Runs training steps over a simulated slow link, and records a timeline of each rank.
 
 use std::time::Instant;
 
@@ -36,8 +36,8 @@ pub struct OverlapCase {
 }
 
 impl OverlapSetup<'_> {
-    /// Trains, and returns the timeline of each rank. One additional step waits for the prefetches of the measured
-    /// steps.
+    /// Trains the model, and returns the timeline of each rank. One additional step is run, which waits for the
+    /// prefetches of the measured steps.
     pub fn run(&self, case: OverlapCase, speed: LinkSpeed) -> Result<Vec<RankTimeline>, Error> {
         let origin = Instant::now();
         on_threads(self.args.data_parallel, |rank| {

@@ -1,4 +1,4 @@
-//! Data parallelism: each ZeRO stage with and without overlap.
+//! Measures the overlap of data-parallel communication, for each ZeRO stage with and without overlap.
 
 use std::fs;
 use std::ops::Range;
@@ -29,7 +29,7 @@ struct Settings {
     latency_seconds: f64,
 }
 
-/// Trains over a slow link, and prints the share of the communication that is hidden.
+/// Trains over a simulated slow link, and prints the share of the communication that overlaps with computation.
 pub fn run(args: &OverlapArgs) -> Result<(), Error> {
     let setup = setup(args)?;
     let counted = args.steps.warm_up..args.steps.warm_up + args.steps.steps;
@@ -103,8 +103,8 @@ fn setup(args: &OverlapArgs) -> Result<OverlapSetup<'_>, Error> {
     Ok(OverlapSetup { args, model })
 }
 
-/// Returns the link of the flags. --share is relative to a backward that is measured now, since the load of the machine
-/// may vary.
+/// Returns the latency and bandwidth of the link that the flags select. `--share` is relative to a backward that is
+/// measured now, because the load of the machine may vary.
 fn link(setup: &OverlapSetup, counted: Range<usize>) -> Result<LinkSpeed, Error> {
     let (args, latency) = (setup.args, setup.args.latency());
     match args.bandwidth_mb_s {
@@ -116,7 +116,7 @@ fn link(setup: &OverlapSetup, counted: Range<usize>) -> Result<LinkSpeed, Error>
     }
 }
 
-/// Returns the time of the backward of a ZeRO-0 step without a link, and the transfers of the step.
+/// Returns the time of the backward of a ZeRO-0 step without a simulated link, and the transfers of the step.
 fn backward(setup: &OverlapSetup, counted: Range<usize>) -> Result<Traffic, Error> {
     let case = OverlapCase {
         stage: ZeroStage::Replicated,

@@ -1,5 +1,5 @@
-//! Blocks with experts over a slow link: measures the share of their exchanges that overlaps with the computation of
-//! another micro-batch.
+//! Trains blocks with experts over a simulated slow link. Measures the share of the expert-parallel communication that
+//! overlaps with the computation of another micro-batch.
 
 use std::fmt;
 use std::thread::available_parallelism;
@@ -64,7 +64,8 @@ impl fmt::Display for Overlap {
     }
 }
 
-/// Returns the seconds in which a rank waited for its own link, without the time in which it waited for other ranks.
+/// Returns the time for which a rank waited for its own link, in seconds. The time for which it waited for other ranks
+/// is not included.
 fn blocked(step: &LinkStep) -> f64 {
     step.sum(|transfer| {
         let begin = transfer.begin_wait.unwrap_or(transfer.done);
@@ -85,7 +86,8 @@ impl<'a> ExpertBenchmark<'a> {
         Ok(bench)
     }
 
-    /// Attention multiplies a token by `4 hidden^2` weights, and two experts by `6 hidden width` weights.
+    /// Returns the model. Attention multiplies each token with `4 hidden^2` weights, and its two experts multiply it
+    /// with `6 hidden width` weights.
     fn model(&self) -> TransformerConfig {
         let hidden = self.args.hidden;
         TransformerConfig {
@@ -123,7 +125,7 @@ impl<'a> ExpertBenchmark<'a> {
         TrainConfig {
             steps: self.args.steps.warm_up + self.args.steps.steps,
             warmup_steps: 0,
-            // The router choices stay as even as at the start.
+            // With this learning rate, the router selects the experts as evenly as at the start.
             learning_rate: 1e-9,
             min_learning_rate: 0.0,
             micro_batch_size: self.args.micro_batch_size,
@@ -156,7 +158,7 @@ impl<'a> ExpertBenchmark<'a> {
         let link = rounds.link(speed)?;
         let groups = ParallelContext::new(&self.layout(overlap), rank)?;
         let axes = AxisSet::from([Axis::Expert, Axis::ExpertTensor]);
-        // Only the layers use the link. Gradients are reduced without a link.
+        // Only the layers use the simulated link. Gradients are reduced without it.
         let experts = SimulatedNetwork::over(groups.group(Grid::Expert, axes)?, &link);
         let of_layers = groups.clone().with_group(Grid::Expert, axes, experts);
         let device = Device::flex();
@@ -197,10 +199,10 @@ mod tests {
         assert!(refused("--expert-parallel 1").contains("expected at least 2"));
     }
 
-    /// On the virtual clock, the load of the machine has no effect. Only the first of eight forwards has no computation
-    /// to overlap with. The last backward overlaps with its own weight gradients. Exchanges that take the time of all
-    /// products are hidden only if they also overlap with weight gradients. The latency of exchanging the row counts is
-    /// hidden too.
+    /// With the virtual clock, the load of the machine has no effect. Only the first of eight forwards has no
+    /// computation to overlap with. The last backward overlaps with its own weight gradients. If the communication
+    /// takes as long as all matrix multiplications, it is hidden only if it also overlaps with weight gradients. The
+    /// latency of sending the numbers of tokens is also hidden.
     #[test]
     fn another_micro_batch_hides_most_of_the_exchanges() {
         for (expert, share, latency, least) in [

@@ -13,7 +13,8 @@ use crate::report::{Column, fixed};
 use crate::timeline::{self, EventKind, RankTimeline, TimelineEvent};
 use burn_megatron_cli::internal::median;
 
-/// Calls with fewer bytes are control messages, such as a token count or a norm. Their result is needed at once.
+/// Collectives with fewer bytes are control messages, such as a token count or a norm. The rank needs their result
+/// immediately.
 const MAX_CONTROL_BYTES: u64 = 1024;
 
 /// The median of a share over ranks and steps, with its spread.
@@ -32,7 +33,7 @@ pub struct OverlapRow {
     /// The bandwidth of the link.
     pub bytes_per_second: f64,
     pub step_seconds: f64,
-    /// The time of the backward without waits.
+    /// The time of the backward without the time for which the rank waits.
     pub backward_seconds: f64,
     /// The time for which the link was busy with the transfers of a step.
     pub transfer_seconds: f64,
@@ -142,8 +143,8 @@ pub fn computing(record: &RankTimeline, step: usize, is: impl Fn(&str) -> bool) 
     phases.map(|phase| phase.seconds() - blocked(phase)).sum()
 }
 
-/// Returns the share of the transfers of a step that a perfect schedule hides. The backward computes for `backward`
-/// seconds, and the other phases compute for `others` seconds.
+/// Returns the share of the transfers of a step that a perfect schedule hides behind computation. The backward computes
+/// for `backward` seconds, and the other phases compute for `others` seconds.
 ///
 /// The assumptions are:
 ///

@@ -12,7 +12,7 @@ use burn_megatron_cli::internal::Error;
 
 use args::OverlapArgs;
 
-/// Trains over a slow link, and prints the share of the communication that is hidden.
+/// Trains over a simulated slow link, and prints the share of the communication that overlaps with computation.
 pub fn run(args: &OverlapArgs) -> Result<(), Error> {
     if !args.tensor_parallel.is_empty() {
         return tensor::run(args);

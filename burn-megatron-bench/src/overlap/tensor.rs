@@ -1,4 +1,5 @@
-//! MLPs under sequence parallelism over a slow link: measures the share of their exchanges that overlaps with products.
+//! Runs MLPs with sequence parallelism over a simulated slow link. Measures the share of their communication that
+//! overlaps with matrix multiplications.
 
 use std::fmt::{self, Display};
 use std::str::FromStr;
@@ -18,7 +19,7 @@ use crate::layers::{COLUMNS, LEGEND, LayersRow, LayersRun};
 use crate::links::{LinkSpeed, LinkStep};
 use crate::report::Report;
 
-/// The split of the exchanges into chunks: `none`, `ring`, `bulk`, `ring:N` or `bulk:N`.
+/// The method of splitting the communication into chunks: `none`, `ring`, `bulk`, `ring:N` or `bulk:N`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TpCommOverlapSetting(Option<(TpCommOverlap, Option<usize>)>);
 
@@ -128,7 +129,7 @@ fn check(args: &OverlapArgs, tensor: usize) -> Result<(), Error> {
     Ok(())
 }
 
-/// Returns the rows, which are the same on each rank. The first row is without chunks.
+/// Returns the rows of the table, which are the same on each rank. The first row is measured without chunks.
 fn on_rank(args: &OverlapArgs, rank: &Rank, counted: bool) -> Result<Vec<LayersRow>, Error> {
     let run = args.layers(rank.size(), counted, LinkStep::waited);
     let mut methods = args.tp_comm_overlap.clone();
@@ -212,7 +213,7 @@ mod tests {
         }
     }
 
-    /// On the virtual clock, the load of the machine has no effect.
+    /// With the virtual clock, the load of the machine has no effect.
     #[test]
     fn overlap_hides_most_of_what_is_sent() {
         let flags = "--tensor-parallel 2,4 --layers 2 --hidden 16 --context 32 --steps 1 --counted --latency-us 0";

@@ -16,7 +16,8 @@ pub struct StepBenchArgs {
     /// Device: cpu, wgpu or cuda. wgpu and cuda must be compiled in.
     #[arg(long, default_value_t = DeviceKind::Cpu)]
     pub device: DeviceKind,
-    /// Models: shapes of GPT-2, and byte-level Llamas. Default: tiny on a CPU, 124m on other devices.
+    /// Models to time: GPT-2 models of several sizes, and byte-level Llamas. Default: tiny on a CPU, 124m on other
+    /// devices.
     #[arg(
         long,
         value_enum,
@@ -25,22 +26,22 @@ pub struct StepBenchArgs {
         conflicts_with = "recipe"
     )]
     pub model: Vec<NamedModel>,
-    /// Recipe with the model and the training settings, instead of --model. It must be for one rank.
+    /// Recipe that contains the model and the training settings, instead of --model. Its layout must have one rank.
     #[arg(long, visible_alias = "config", value_name = "FILE.toml")]
     pub recipe: Option<PathBuf>,
-    /// Keys of the recipe.
+    /// Flags that set keys of the recipe.
     #[command(flatten)]
     pub set: SetArgs,
-    /// Samples per micro-batch. Default: the number in the model's recipe.
+    /// Number of samples per micro-batch. Default: the number in the recipe.
     #[arg(long, value_delimiter = ',', value_name = "N,..", value_parser = at_least_one)]
     pub micro_batch_size: Vec<usize>,
     /// Number of micro-batches per step.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = at_least_one)]
     pub micro_batches: usize,
-    /// Compute type of the model. Default: f32 on a CPU, bf16 on other devices.
+    /// Compute dtype of the model. Default: f32 on a CPU, bf16 on other devices.
     #[arg(long, value_name = "f64|f32|bf16|f16", value_parser = precision)]
     pub precision: Option<Precision>,
-    /// Forms of attention to time: auto, unfused, or an engine (mma, portable).
+    /// Implementations of attention to time: auto, unfused, or the name of an engine (mma or portable).
     #[arg(
         long,
         value_delimiter = ',',
@@ -57,15 +58,16 @@ pub struct StepBenchArgs {
     /// Number of warm-up steps before the measured steps.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = at_least_one)]
     pub warm_up: usize,
-    /// Python interpreter with torch. It trains the same model on the CPU in alternation with this program, in eager
-    /// mode with the same number of threads.
+    /// Python interpreter with torch. If it is set, PyTorch trains the same model on the CPU in alternation with this
+    /// program, in eager mode with the same number of threads.
     #[arg(long, value_name = "PATH")]
     pub python: Option<PathBuf>,
-    /// Number of rounds of the alternation with --python. Each round runs all steps. The median ratio over the rounds
-    /// is reported.
+    /// Number of rounds with --python. In each round, this program and PyTorch both run all steps. The median over the
+    /// rounds of the ratio of the step times is reported.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = at_least_one)]
     pub rounds: usize,
-    /// Peak of the device in TFLOP/s, for the MFU. Default: the published peak of a known GPU.
+    /// Peak throughput of the device in TFLOP/s, from which the MFU is computed. Default: the published peak, if the
+    /// GPU is known.
     #[arg(long, value_name = "TFLOP/S", value_parser = above_zero)]
     pub peak_tflops: Option<f64>,
     /// Write the results to this file as JSON, which burn-megatron-bench/python/torch_step.py reads.

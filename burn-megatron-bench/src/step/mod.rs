@@ -1,4 +1,4 @@
-//! The `burn-megatron-bench step` benchmark: whole training steps of a model with the trainer, on one device.
+//! The `burn-megatron-bench step` benchmark: the time of whole training steps of a model on one device.
 
 pub mod args;
 mod report;
@@ -20,10 +20,10 @@ use crate::report::Report;
 use args::StepBenchArgs;
 use report::{COLUMNS, StepRow, StepSettings, TorchSteps, known_peak_tflops};
 
-/// The Python program of the peer.
+/// The Python program that runs the same steps in PyTorch.
 const TORCH: &str = include_str!("../../python/torch_step.py");
 
-/// Times the steps of each model with each form of attention, and prints a table.
+/// Measures the step time of each model with each implementation of attention, and prints a table.
 pub fn run(args: &StepBenchArgs) -> Result<(), Error> {
     measure(args, &args.device.checked()?)?.finish("")
 }
@@ -246,7 +246,8 @@ mod tests {
             let line = row_line(COLUMNS, row);
             assert!(line.contains("2 x 1 x 128"), "{line}");
         }
-        // Per token: 6 operations per weight of a product, and 6 layers x hidden x tokens.
+        // A token needs 6 FLOPs per weight of a matrix multiplication, and 6 layers x hidden x tokens FLOPs for
+        // attention.
         let weights = 4 * 12 * 128 * 128 + 256 * 128;
         let expected = 6.0 * weights as f64 + (6 * 4 * 128 * 128) as f64;
         assert_eq!(report.rows[0].flops_per_token.round(), expected);

@@ -6,8 +6,8 @@ use serde_json::Value;
 
 use crate::report::{Column, fixed, unchecked};
 
-/// Dense peaks in TFLOP/s in f16 and bf16, from NVIDIA's data sheets. The key is a part of the device name. The first
-/// match is used.
+/// The peak throughput of dense matrix multiplications in f16 and bf16, in TFLOP/s, from NVIDIA's data sheets. The key
+/// is a part of the device name. The first match is used.
 const PEAKS: [(&str, f64); 8] = [
     ("B200", 2250.0),
     ("H200 NVL", 835.0),
@@ -19,7 +19,7 @@ const PEAKS: [(&str, f64); 8] = [
     ("L40S", 362.0),
 ];
 
-/// Returns the peak of a known GPU in a 16-bit type.
+/// Returns the peak throughput of a known GPU in 16-bit dtypes, in TFLOP/s.
 pub fn known_peak_tflops(device: &str) -> Option<f64> {
     let found = PEAKS.iter().find(|(name, _)| device.contains(name));
     found.map(|(_, peak)| *peak)
@@ -35,7 +35,7 @@ pub struct StepSettings {
     pub gemm_engine: String,
     /// Whether results may be wrong. In this case, only the host times are meaningful.
     pub unchecked: bool,
-    /// The peak of the device, or `None` if it is unknown.
+    /// The peak throughput of the device, or `None` if it is unknown.
     pub peak_tflops: Option<f64>,
     pub warm_up: usize,
 }
@@ -60,7 +60,7 @@ impl StepSettings {
     }
 }
 
-/// One model with one form of attention.
+/// A row of the table: one model with one implementation of attention.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StepRow {
     pub name: String,
@@ -74,13 +74,13 @@ pub struct StepRow {
     /// The seconds of each measured step.
     pub seconds: Vec<f64>,
     pub flops_per_token: f64,
-    /// The peak of the device, or `None` if it is unknown.
+    /// The peak throughput of the device, or `None` if it is unknown.
     #[serde(skip)]
     pub peak_tflops: Option<f64>,
     pub peak_bytes: Option<u64>,
-    /// The bytes of the device that are in use after the steps, as reported by the driver.
+    /// The memory of the device that is in use after the steps, in bytes, as reported by the driver.
     pub driver_bytes: Option<u64>,
-    /// The same steps in PyTorch.
+    /// The measurements of the same steps in PyTorch.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub torch: Option<TorchSteps>,
 }
@@ -88,7 +88,7 @@ pub struct StepRow {
 /// The steps of a row in PyTorch, in alternation with the steps of this program.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TorchSteps {
-    /// The name PyTorch and its version.
+    /// The name `PyTorch` with its version.
     pub name: String,
     pub seconds: Vec<f64>,
     pub peak_bytes: Option<u64>,
@@ -145,8 +145,8 @@ impl StepRow {
         self.tokens_per_second() * self.flops_per_token / 1e12
     }
 
-    /// Returns the model FLOPs utilization, as a share of the device's peak, without recomputation (Chowdhery et al.,
-    /// "PaLM", 2022, appendix B).
+    /// Returns the model FLOPs utilization (MFU), as a share of the peak throughput of the device. Recomputation is not
+    /// counted (Chowdhery et al., "PaLM", 2022, appendix B).
     pub fn mfu(&self) -> Option<f64> {
         Some(self.tflops() / self.peak_tflops?)
     }

@@ -1,4 +1,4 @@
-//! A short probe of the CPU of this machine, whose ranks are threads.
+//! Measures the hardware constants of this machine with a short benchmark, for runs whose ranks are threads.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -10,18 +10,18 @@ use super::{AttentionShare, Hardware, Link};
 use burn_megatron::comm::{Buffer, CommError, Communicator, Rank, ReduceOp, World, WorldError};
 use burn_megatron::data_parallel::host_memory::HostMemory;
 
-/// Reasons why the CPU could not be probed.
+/// An error of [`measure`].
 #[derive(Debug, thiserror::Error)]
 pub enum MeasureError {
-    /// The ranks did not run.
+    /// The ranks could not be started, or they failed.
     #[error(transparent)]
     World(#[from] WorldError),
-    /// The memory of this machine is unknown.
+    /// The memory size of this machine could not be read.
     #[error("the memory of this machine is unknown: /proc/meminfo has no MemTotal")]
     NoMemory,
 }
 
-/// Sizes of the products that are timed.
+/// The sizes of the square matrix multiplications that are timed.
 const SIZES: [usize; 7] = [16, 32, 64, 128, 256, 512, 1024];
 
 /// The duration for which each operation is repeated in a round.
@@ -30,37 +30,38 @@ const REPEAT: Duration = Duration::from_millis(60);
 /// The number of rounds of each operation.
 const ROUNDS: usize = 3;
 
-/// Elements of the tensor that is streamed. Models that are trained on a CPU have tensors of about this size, and their
-/// memory is reused.
+/// The number of elements of the tensor with which the memory bandwidth is measured. Models that are trained on a CPU
+/// have tensors of about this size, and their memory is reused.
 const STREAMED: usize = 1 << 18;
 
-/// Elements of a small and a large buffer of a collective.
+/// The numbers of elements of a small and a large buffer for all-reduces.
 const BUFFERS: [usize; 2] = [256, 1 << 20];
 
-/// The measurements of a rank, or their mean over ranks.
+/// The measurements of a rank, or the means of the measurements over all ranks.
 #[derive(Clone, Debug, Default)]
 struct Rates {
-    /// Operations per second, by the size of the product.
+    /// FLOP/s of matrix multiplications, in the order of [`SIZES`].
     products: Vec<f64>,
-    /// Bytes per second.
+    /// Memory bandwidth, in bytes per second.
     bandwidth: f64,
-    /// Seconds per pass of an operation on few elements.
+    /// Overhead of an operation in seconds, measured with few elements, for one pass.
     operation: f64,
-    /// Operations per second of attention, in the forward and the backward.
+    /// FLOP/s of attention, in the forward and the backward.
     attention: [f64; 2],
-    /// Seconds of an all-reduce over the ranks, for each buffer size.
+    /// The time of an all-reduce over all ranks in seconds, for each buffer size in [`BUFFERS`].
     sums: [f64; 2],
 }
 
-/// Probes the CPU with `ranks` thread-ranks at the same time, each with one compute thread, in f32. The probe takes
-/// some seconds. It measures products by size, streaming, attention, and all-reduces over the ranks.
+/// Measures the hardware constants of this machine for `ranks` ranks that run as threads, with one compute thread per
+/// rank, in f32. The benchmark takes a few seconds. It measures matrix multiplications of several sizes, memory
+/// bandwidth, attention, and all-reduces over the ranks.
 ///
-/// The ranks share the machine. The rates of a rank are therefore measured while all other ranks compute. The memory of
-/// a rank is an equal share of the machine's memory.
+/// Because the ranks share the machine, all ranks run the benchmark at the same time. The memory of each rank is an
+/// equal share of the memory of the machine.
 ///
 /// # Errors
 ///
-/// [`MeasureError`] if the ranks did not run or the memory of the machine is unknown.
+/// [`MeasureError`] if the ranks cannot be started or fail, or if the memory size of the machine cannot be read.
 pub fn measure(ranks: usize) -> Result<Hardware, MeasureError> {
     let host = HostMemory::read();
     let limits = [host.machine, host.cgroup].into_iter().flatten();
@@ -97,8 +98,9 @@ pub fn measure(ranks: usize) -> Result<Hardware, MeasureError> {
     })
 }
 
-/// Returns the link over which a ring all-reduce of the two buffers takes these times. The ring has `2 (n - 1)` steps,
-/// which send `2 (n - 1) / n` of the buffer. A single rank sends nothing; its link is computed as for two ranks.
+/// Returns the bandwidth and the latency for which ring all-reduces of the two buffers take the measured times. A ring
+/// of `n` ranks has `2 (n - 1)` steps, which together send `2 (n - 1) / n` of the buffer. A single rank sends nothing,
+/// so its link is computed as for two ranks.
 fn link(ranks: usize, [small, large]: [f64; 2]) -> Link {
     let steps = 2.0 * (ranks.max(2) - 1) as f64;
     let bytes = BUFFERS.map(|elements| 4.0 * elements as f64 * steps / ranks.max(2) as f64);
@@ -111,7 +113,7 @@ fn link(ranks: usize, [small, large]: [f64; 2]) -> Link {
     }
 }
 
-/// Measures the rates of one rank while all other ranks do the same.
+/// Runs the benchmark on one rank while all other ranks do the same.
 fn probe(rank: &Rank) -> Result<Rates, CommError> {
     let (device, world) = (burn::tensor::Device::flex(), rank.communicator());
     let random = |dims: [usize; 2]| Tensor::<2>::random(dims, Distribution::Default, &device);
@@ -146,7 +148,7 @@ fn probe(rank: &Rank) -> Result<Rates, CommError> {
     })
 }
 
-/// Returns the seconds of an operation on few elements, as the mean of forward and backward.
+/// Returns the time of an operation with few elements in seconds, as the mean of the forward and the backward.
 fn probe_operation(world: &dyn Communicator) -> Result<f64, CommError> {
     const OPERATIONS: usize = 32;
     let device = burn::tensor::Device::flex().autodiff();
@@ -162,7 +164,7 @@ fn probe_operation(world: &dyn Communicator) -> Result<f64, CommError> {
     Ok(seconds / (2 * OPERATIONS) as f64)
 }
 
-/// Returns the operations per second of the forward and the backward of causal attention.
+/// Returns the FLOP/s of causal attention in the forward and in the backward.
 fn probe_attention(world: &dyn Communicator) -> Result<[f64; 2], CommError> {
     let (heads, tokens, width) = (4, 256, 32);
     let device = burn::tensor::Device::flex().autodiff();
@@ -181,8 +183,8 @@ fn probe_attention(world: &dyn Communicator) -> Result<[f64; 2], CommError> {
     Ok([flops / of_forward, 2.5 * flops / of_backward])
 }
 
-/// Returns the seconds of an operation, as the median of several rounds. All ranks repeat it at the same time. The
-/// first rank determines the number of repetitions.
+/// Returns the time of an operation in seconds, as the median of several rounds. All ranks repeat the operation at the
+/// same time. The first rank determines the number of repetitions.
 fn repeat(world: &dyn Communicator, mut operation: impl FnMut()) -> Result<f64, CommError> {
     operation();
     let start = Instant::now();

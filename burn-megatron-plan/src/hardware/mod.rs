@@ -1,4 +1,5 @@
-//! Hardware constants of the planner: the compute and memory rates of a device, and the links between devices.
+//! Hardware constants of the planner: the compute throughput and the memory bandwidth of a device, and the links
+//! between devices.
 //!
 //! A [`Hardware`] is read from a TOML file. The files of common devices are [built in](Hardware::named). The source of
 //! each constant is a comment in `src/hardware/*.toml`.
@@ -11,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 pub use measure::{MeasureError, measure};
 
-/// A cluster of identical devices.
+/// Hardware constants of a cluster of identical devices.
 ///
 /// ```
 /// use burn_megatron_plan::hardware::Hardware;
@@ -27,103 +28,107 @@ pub use measure::{MeasureError, measure};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Hardware {
-    /// The name in reports.
+    /// The name that reports show.
     pub name: String,
-    /// Memory of a device, in bytes.
+    /// The memory size of a device, in bytes.
     pub memory: u64,
-    /// The number of CPU cores. It is set if the devices are thread-ranks of one machine and the number of ranks is at
-    /// least the number of cores.
+    /// The number of CPU cores that the ranks share. It is set only if the ranks are threads of one machine and the
+    /// number of ranks is at least the number of cores.
     ///
-    /// The rates are valid for a rank while all other ranks compute. While other ranks wait, a rank also uses their
-    /// share, up to one core. The same cores copy the messages.
+    /// The other constants then describe a rank while all other ranks compute. While other ranks wait, a rank also uses
+    /// their share of the cores, up to one core. The cores also copy the messages, so communication does not overlap
+    /// with computation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cores: Option<usize>,
-    /// Memory bandwidth, in bytes per second, of operations that mainly read and write memory.
+    /// The memory bandwidth that memory-bound operations reach, in bytes per second.
     pub bandwidth: f64,
-    /// Overhead of an operation in seconds, in addition to its computation, in the forward and in the backward. It is 0
-    /// if operations are queued faster than the device computes them.
+    /// The overhead per operation in seconds, for example the time to launch a kernel. It is added once in the forward
+    /// and once in the backward. It is 0 if kernels are launched asynchronously and the device is always busy.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub operation: f64,
-    /// Peak operations per second of matrix products, by the type of their operands: `f32`, `bf16`, `f16`, `fp8`. Model
-    /// FLOPs utilization (MFU) is relative to this peak.
+    /// The peak throughput of matrix multiplications in FLOP/s, keyed by the dtype of the operands: `f32`, `bf16`,
+    /// `f16` or `fp8`. Model FLOPs utilization (MFU) is relative to this peak.
     pub peak: BTreeMap<String, f64>,
-    /// The share of the peak that products reach, as pairs of size and share. The key is a type, or `default` for all
-    /// other types.
+    /// The share of the peak throughput that matrix multiplications reach, as a list of pairs of size and share. The
+    /// key is a dtype, or `default` for all dtypes that are not listed. See [`product_share`](Self::product_share).
     pub products: BTreeMap<String, Vec<(f64, f64)>>,
-    /// The share of the 16-bit peak that attention reaches. If the model computes in f32, the share of the f32 peak.
+    /// The share of the peak throughput that attention reaches. It is relative to the 16-bit peak, or to the f32 peak
+    /// if the model computes in f32.
     pub attention: AttentionShare,
-    /// The memory of the host, if state and activations can be [offloaded](burn_megatron::nn::ActivationOffload).
+    /// The host of a device, if optimizer state and activations can be
+    /// [offloaded](burn_megatron::nn::ActivationOffload) to its memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<Host>,
-    /// The links, from the fastest to the slowest.
+    /// The links between devices, from the fastest to the slowest.
     pub links: Vec<Link>,
 }
 
-/// A device's share of its host.
+/// Hardware constants of a host: the share of its memory and bandwidth that one device may use.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Host {
-    /// Bytes of memory.
+    /// The host memory for one device, in bytes.
     pub memory: u64,
-    /// Bytes per second in each direction between a device and the host, with both directions active at the same time.
+    /// The bandwidth between a device and the host in bytes per second, per direction, while both directions are in
+    /// use.
     pub link: f64,
-    /// Bytes per second that the CPU reads and writes.
+    /// The memory bandwidth of the CPU for one device, in bytes per second of reads plus writes.
     pub bandwidth: f64,
 }
 
-/// The share of the peak that attention reaches.
+/// The share of the peak throughput that attention reaches, from 0 to 1.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AttentionShare {
-    /// Share in the forward.
+    /// The share in the forward.
     pub forward: f64,
-    /// Share in the backward.
+    /// The share in the backward.
     pub backward: f64,
 }
 
-/// A link that connects groups of consecutive devices.
+/// A link, such as NVLink or InfiniBand, which connects groups of consecutive devices.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Link {
-    /// The name in reports.
+    /// The name that reports show.
     pub name: String,
-    /// The number of devices that the link connects: a node, or a rack. Only the last link has `None`: it connects all
-    /// devices.
+    /// The number of devices in each group that the link connects, for example the devices of a node or a rack. Only
+    /// the last link has `None`, which means that it connects all devices.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub devices: Option<usize>,
-    /// Bytes per second that a device sends.
+    /// The bandwidth at which a device sends, in bytes per second.
     pub bandwidth: f64,
-    /// Seconds per step of a collective.
+    /// The latency of each step of a collective, in seconds.
     pub latency: f64,
 }
 
-/// Reasons why a hardware file cannot be used.
+/// An error for a hardware file that cannot be used.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum HardwareError {
-    /// No built-in device has this name.
+    /// There is no built-in device with this name.
     #[error("invalid device {0:?}: expected {names}, or a hardware file", names = Hardware::names().join(", "))]
     Unknown(String),
     /// The file does not have the format of a hardware file.
     #[error("{0}")]
     Format(String),
-    /// A constant is out of range.
+    /// The value of a constant is out of range.
     #[error("invalid {name} = {value}: expected {expected}")]
     Value {
         /// The name of the constant.
         name: String,
         /// The value of the constant.
         value: String,
-        /// The values that are allowed.
+        /// The allowed values.
         expected: &'static str,
     },
-    /// The device has no peak for a type.
+    /// The hardware file has no peak throughput for a dtype.
     #[error("{device} has no peak of {dtype}: it has {known}")]
     NoPeak {
-        /// The device.
+        /// The name of the device.
         device: String,
-        /// The type.
+        /// The dtype.
         dtype: String,
-        /// The types for which the device has a peak.
+        /// The dtypes for which the file has a peak throughput.
         known: String,
     },
 }
@@ -143,11 +148,11 @@ impl Hardware {
         BUILT_IN.map(|(name, _)| name)
     }
 
-    /// Returns a built-in device. The name is case-insensitive.
+    /// Returns the constants of a built-in device, such as `H100`. The name is case-insensitive.
     ///
     /// # Errors
     ///
-    /// [`HardwareError::Unknown`], with the names of the built-in devices.
+    /// [`HardwareError::Unknown`], which lists the names of the built-in devices.
     pub fn named(name: &str) -> Result<Self, HardwareError> {
         let found = BUILT_IN
             .iter()
@@ -156,11 +161,11 @@ impl Hardware {
         Self::parse(text)
     }
 
-    /// Reads the text of a hardware file.
+    /// Parses the text of a hardware file (TOML).
     ///
     /// # Errors
     ///
-    /// [`HardwareError`], with the name of the invalid constant.
+    /// [`HardwareError`], which names the invalid constant.
     pub fn parse(text: &str) -> Result<Self, HardwareError> {
         let hardware: Self =
             toml::from_str(text).map_err(|error| HardwareError::Format(error.to_string()))?;
@@ -168,7 +173,7 @@ impl Hardware {
         Ok(hardware)
     }
 
-    /// Returns the text of a hardware file.
+    /// Returns the constants as the text of a hardware file (TOML).
     pub fn to_toml(&self) -> String {
         toml::to_string(self).unwrap_or_else(|error| error.to_string())
     }
@@ -267,11 +272,11 @@ impl Hardware {
         Ok(())
     }
 
-    /// Returns the peak operations per second of products of this type.
+    /// Returns the peak throughput of matrix multiplications with operands of type `dtype`, in FLOP/s.
     ///
     /// # Errors
     ///
-    /// [`HardwareError::NoPeak`] if the device has no peak for this type.
+    /// [`HardwareError::NoPeak`] if the hardware file has no peak for this dtype.
     pub fn peak_of(&self, dtype: &str) -> Result<f64, HardwareError> {
         let found = self.peak.get(dtype).copied();
         found.ok_or_else(|| HardwareError::NoPeak {
@@ -281,17 +286,18 @@ impl Hardware {
         })
     }
 
-    /// Returns the share of the peak that products of this type and `size` reach. `size` is the cube root of `m n k`.
+    /// Returns the share of the peak throughput that matrix multiplications of type `dtype` and size `size` reach. The
+    /// size of a multiplication of `[m, k]` and `[k, n]` is the cube root of `m n k`.
     ///
-    /// Between the given sizes, the share is linear in the logarithm of the size. Above the largest size, it is
-    /// constant. Below the smallest size, the share falls so that a product takes at least the time of a product of the
-    /// smallest size.
+    /// Between the sizes in [`products`](Self::products), the share is interpolated linearly in the logarithm of the
+    /// size. Above the largest size, the share is constant. Below the smallest size, the share decreases so that a
+    /// multiplication takes as long as a multiplication of the smallest size.
     pub fn product_share(&self, dtype: &str, size: f64) -> f64 {
         let curve = self.products.get(dtype);
         let curve = &curve.unwrap_or(&self.products["default"])[..];
         let above = curve.partition_point(|(known, _)| *known <= size);
         let Some(&(low, share)) = curve[..above].last() else {
-            // A smaller product takes at least the time of the smallest given size.
+            // A smaller multiplication takes as long as a multiplication of the smallest given size.
             let (least, share) = curve[0];
             return share * (size / least).powi(3).min(1.0);
         };
@@ -340,7 +346,7 @@ mod tests {
         assert_eq!(share(1024.0), 0.37);
         assert!((share(1024.0 * 2f64.sqrt()) - 0.43).abs() < 1e-12);
         assert_eq!(share(1e9), 0.555);
-        // A product of size 64 takes the same time as a product of the smallest given size.
+        // A multiplication of size 64 takes the same time as a multiplication of the smallest given size.
         assert_eq!(share(64.0), 0.02 / 8.0);
         assert!(h100.product_share("fp8", 4096.0) < share(4096.0));
     }

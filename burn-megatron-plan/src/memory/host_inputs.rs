@@ -1,4 +1,4 @@
-//! Tracks which saved inputs of recomputed blocks are on the host, by the rules of [activation
+//! Tracks which saved inputs of recomputed blocks are on the host. It follows the rules of [activation
 //! offload](burn_megatron::nn::ActivationOffload).
 
 use std::collections::HashMap;
@@ -7,15 +7,15 @@ use crate::profile::StageProfile;
 use burn_megatron::nn::ActivationOffload;
 use burn_megatron::pipeline::schedule::Action;
 
-/// Bytes of the inputs of a stage and a micro-batch that are on the host.
+/// The sizes of the inputs of one micro-batch in one stage that are on the host, in bytes.
 #[derive(Clone, Copy, Debug, Default)]
 struct Offloaded {
     all: u64,
-    /// Bytes of inputs that no other operation keeps on the device.
+    /// The size of the offloaded inputs that no other operation keeps on the device.
     freed: u64,
 }
 
-/// The inputs of a rank that are on the host.
+/// The block inputs of a rank that are on the host.
 #[derive(Debug)]
 pub(super) struct HostInputs {
     config: ActivationOffload,
@@ -36,8 +36,8 @@ impl HostInputs {
         }
     }
 
-    /// Records the end of a forward: all inputs except the last ones move to the host, until the budget is used.
-    /// Returns the number of bytes that are freed on the device.
+    /// Records the end of a forward. All block inputs except the last `prefetch` inputs are offloaded to the host,
+    /// until the byte limit is reached. Returns the number of bytes that are freed on the device.
     pub fn leave(&mut self, action: &Action, stage: &StageProfile) -> u64 {
         let last = stage.offloadable.len().saturating_sub(self.config.prefetch);
         let mut own = Offloaded::default();
@@ -53,7 +53,8 @@ impl HostInputs {
         own.freed
     }
 
-    /// Records the end of a backward. Returns the number of bytes that were not on the device.
+    /// Records the end of a backward, which removes its inputs from the host. Returns the number of bytes that were
+    /// freed on the device in the forward.
     pub fn take(&mut self, action: &Action) -> u64 {
         let own = self.of.remove(&(action.stage, action.micro_batch));
         let own = own.unwrap_or_default();
@@ -61,9 +62,10 @@ impl HostInputs {
         own.freed
     }
 
-    /// Returns the bytes of the input that is in transfer during an action. This is the size of the largest input, or 0
-    /// if the action has no inputs on the host. It is the same in the forward and in the backward. In the backward, the
-    /// `prefetch` inputs that are loaded ahead take the place of the last inputs.
+    /// Returns the size in bytes of the input that is copied to or from the host during an action. This is the size of
+    /// the largest input, or 0 if the action has no inputs on the host. The result is the same in the forward and in
+    /// the backward. The backward loads `prefetch` inputs ahead of time. They replace the last `prefetch` inputs, which
+    /// are never offloaded and which the backward reads first.
     pub fn on_its_way(&self, action: &Action, stage: &StageProfile) -> u64 {
         let own = self.of.get(&(action.stage, action.micro_batch));
         let inputs = stage.offloadable.iter().map(|input| input.bytes);

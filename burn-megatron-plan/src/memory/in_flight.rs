@@ -1,4 +1,4 @@
-//! The memory of one rank over the actions of its schedule.
+//! The memory of one pipeline rank for each action of its schedule.
 
 use super::host_inputs::HostInputs;
 use super::posted::PostedReceives;
@@ -8,7 +8,7 @@ use burn_megatron::data_parallel::{MemoryPlan, ZeroStage};
 use burn_megatron::nn::ActivationOffload;
 use burn_megatron::pipeline::schedule::{Action, ActionKind, Schedule};
 
-/// The memory at one action.
+/// The memory of a pipeline rank at one action of the schedule.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MemorySample {
     /// The action.
@@ -21,7 +21,7 @@ pub struct MemorySample {
     pub after: MemoryByKind,
 }
 
-/// The memory of a rank in addition to its state, in bytes.
+/// The memory of a rank in addition to its training state, in bytes.
 #[derive(Debug)]
 struct Alive {
     activations: u64,
@@ -105,7 +105,7 @@ pub(super) fn rank_memory(
 }
 
 impl Alive {
-    /// Adds the memory of an action before its peak. Returns the bytes of its temporary tensors.
+    /// Adds the memory that an action needs at its peak. Returns the size of its temporary tensors.
     fn enter(&mut self, action: &Action, stages: &[StageProfile]) -> u64 {
         let stage = &stages[action.stage];
         let kept = stage.saved_bytes();
@@ -121,9 +121,9 @@ impl Alive {
         }
     }
 
-    /// Adds the memory of a pair before its peak. Returns the bytes of its temporary tensors. The forward and the
-    /// backward of a pair alternate layer by layer. A layer of the forward is kept after the backward has released a
-    /// layer.
+    /// Adds the memory that a forward and a backward need at their peak if they run together. Returns the size of their
+    /// temporary tensors. The forward and the backward alternate layer by layer. The backward releases the activations
+    /// of a layer before the forward keeps the activations of its next layer.
     fn enter_pair(&mut self, forward: &Action, backward: &Action, stages: &[StageProfile]) -> u64 {
         let [one, other] = [forward, backward].map(|action| &stages[action.stage]);
         let largest = |stage: &StageProfile, of: fn(&LayerProfile) -> u64| {
@@ -182,7 +182,8 @@ impl Alive {
         self.activations += stage.saved_bytes() - logits;
     }
 
-    /// Releases the gradient that was received, and adds the gradient of the input, which will be sent.
+    /// Releases the gradient that was received, and adds the gradient of the input, which is sent to the previous
+    /// stage.
     fn end_backward(&mut self, stage: &StageProfile) {
         if stage.output.is_none() {
             self.release(stage.output_bytes());

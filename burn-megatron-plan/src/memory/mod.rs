@@ -1,10 +1,11 @@
-//! Plans the memory of every pipeline rank of a layout, by kind, before anything is allocated.
+//! Plans the memory of every pipeline rank of a layout, without allocating anything.
 //!
-//! The state (parameters, gradients, optimizer, buffers) comes from a [`MemoryPlan`], which is exact. The tensors that
-//! a micro-batch keeps for its backward, and the temporary tensors, come from a [`StageProfile`]. The profile runs the
-//! model's own forward and backward on shapes only. The plan therefore includes recomputation, fused operations,
-//! sequence splits and loss chunks of the model. The number of micro-batches in flight comes from the schedule. The
-//! peak is the maximum over the actions of the schedule of the bytes of all stages of the rank.
+//! A [`MemoryPlan`] gives the exact size of the training state (parameters, gradients, optimizer state and buffers). A
+//! [`StageProfile`] gives the sizes of the temporary tensors and of the tensors that a micro-batch keeps for its
+//! backward. It is computed by running the forward and the backward of the model with tensor shapes but without data.
+//! The plan therefore includes recomputation, fused operations, sequence splits and loss chunks of the model. The
+//! pipeline schedule determines the number of micro-batches in flight. The peak memory of a rank is the maximum over
+//! all actions of the schedule, summed over the stages of the rank.
 
 mod host_inputs;
 mod in_flight;
@@ -28,31 +29,32 @@ use burn_megatron::pipeline::schedule::{Action, Schedule};
 pub use in_flight::MemorySample;
 pub use request::{MemoryError, MemoryRequest, RankProfiles, plan_memory, plan_memory_with};
 
-/// The memory of one rank in bytes, by kind.
+/// The memory of one rank in bytes, divided into kinds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryByKind {
-    /// Parameters in the type of the model.
+    /// Parameters in the dtype of the model.
     pub parameters: u64,
     /// Gradients.
     pub gradients: u64,
-    /// Master weights and moments.
+    /// Optimizer state: master weights and moments.
     pub optimizer: u64,
-    /// Buffers of the data-parallel collectives, and gathered parameters.
+    /// Buffers of data-parallel collectives, and parameters that ZeRO-3 has gathered.
     pub buffers: u64,
     /// The activations that the micro-batches in flight keep for their backward, and the tensors that are sent between
     /// stages.
     pub activations: u64,
-    /// The tensors that the output layer and the loss keep. Includes the temporary tensors of these layers if they are
-    /// at the peak.
+    /// The tensors that the output layer and the loss keep for the backward. If the peak is in these layers, their
+    /// temporary tensors are included.
     pub logits: u64,
-    /// Other temporary tensors of the operation that runs.
+    /// Temporary tensors of the operations that run at this time. Temporary tensors of the output layer and the loss
+    /// are counted in `logits`.
     pub transient: u64,
     /// Memory that the allocator wastes: see [`MemoryRequest::slack`].
     pub slack: u64,
 }
 
 impl MemoryByKind {
-    /// Returns the state of a rank.
+    /// Returns the memory of the training state of a rank: parameters, gradients, optimizer state and buffers.
     pub fn state(plan: &MemoryPlan) -> Self {
         Self {
             parameters: plan.parameters,
@@ -63,7 +65,7 @@ impl MemoryByKind {
         }
     }
 
-    /// Returns the bytes of all kinds, with their names.
+    /// Returns the name of each kind with its number of bytes.
     pub fn kinds(&self) -> [(&'static str, u64); 8] {
         [
             ("parameters", self.parameters),
@@ -77,14 +79,14 @@ impl MemoryByKind {
         ]
     }
 
-    /// Returns the sum over all kinds.
+    /// Returns the total number of bytes.
     pub fn total(&self) -> u64 {
         let kinds = self.kinds().into_iter();
         kinds.fold(0, |sum, (_, bytes)| sum.saturating_add(bytes))
     }
 
-    /// Adds the slack of an allocator that needs `factor` times the allocated bytes. Parameters, gradients and
-    /// optimizer state are few large allocations and need no slack.
+    /// Adds the memory that an allocator wastes if it needs `factor` times the allocated bytes. Nothing is added for
+    /// parameters, gradients and optimizer state, because they are a few large allocations.
     fn with_slack(self, factor: f64) -> Self {
         let parts = [self.buffers, self.activations, self.logits, self.transient];
         let pieces: u64 = parts.into_iter().fold(0, u64::saturating_add);
@@ -118,39 +120,39 @@ impl Sum for MemoryByKind {
     }
 }
 
-/// The memory of one pipeline rank.
+/// The peak memory of one pipeline rank, and its memory over the schedule.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RankMemory {
-    /// The peak memory.
+    /// The peak memory of the rank.
     pub peak: MemoryByKind,
-    /// The action at the peak, or `None` for the optimizer step.
+    /// The action of the schedule at which the peak occurs, or `None` if it occurs in the optimizer step.
     pub at: Option<Action>,
-    /// The peak number of bytes of saved inputs of recomputed blocks on the host.
+    /// The peak size of the block inputs that are offloaded to the host, in bytes.
     pub host_activations: u64,
-    /// The memory before, during and after each action of the rank, in order.
+    /// The memory before, during and after each action of the rank, in the order of the schedule.
     pub samples: Vec<MemorySample>,
 }
 
-/// The memory of all pipeline ranks.
+/// The planned memory of all pipeline ranks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MemoryReport {
     /// The memory of each pipeline rank.
     pub ranks: Vec<RankMemory>,
     /// The profile of each stage.
     pub stages: Vec<StageProfile>,
-    /// The state of each pipeline rank.
+    /// The size of the training state of each pipeline rank.
     pub states: Vec<MemoryPlan>,
-    /// The order in which micro-batches pass through the stages.
+    /// The pipeline schedule.
     pub schedule: Schedule,
 }
 
 impl MemoryReport {
-    /// Creates the report of all pipeline ranks from their states and the profiles of the stages, in the order of the
-    /// schedule.
+    /// Creates the report of all pipeline ranks from the sizes of their training states and the profiles of the
+    /// pipeline stages.
     ///
-    /// `slack` is the factor of [`MemoryRequest::slack`]. `offload` determines the [inputs](StageProfile::offloadable)
-    /// that are offloaded to the host. `receives_ahead` is the number of receives from each neighbor that are
-    /// [posted ahead](burn_megatron::pipeline::engine::P2pConfig::receives_ahead).
+    /// `slack` is described in [`MemoryRequest::slack`]. `offload` selects the [block
+    /// inputs](StageProfile::offloadable) that are offloaded to the host. `receives_ahead` is the number of receives
+    /// from each neighbor that are [posted ahead of time](burn_megatron::pipeline::engine::P2pConfig::receives_ahead).
     pub fn new(
         schedule: &Schedule,
         stages: Vec<StageProfile>,
@@ -173,7 +175,7 @@ impl MemoryReport {
         }
     }
 
-    /// Returns the pipeline rank that needs the most memory, with its memory.
+    /// Returns the index of the pipeline rank that needs the most memory, and its memory.
     pub fn fullest(&self) -> (usize, &RankMemory) {
         let ranks = self.ranks.iter().enumerate();
         let fullest =

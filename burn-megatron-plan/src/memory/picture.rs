@@ -1,4 +1,4 @@
-//! Draws the memory of every pipeline rank over a step as SVG.
+//! Draws the memory of every pipeline rank during a training step as SVG.
 
 use std::path::Path;
 
@@ -35,14 +35,15 @@ const COLORS: [RGBColor; 8] = [
 ];
 const LIMIT: RGBColor = RGBColor(180, 0, 0);
 
-/// The memory from a given time on.
+/// A point of a timeline: a time, and the memory from this time on.
 type Point = (f64, MemoryByKind);
 
 impl MemoryReport {
-    /// Draws the memory of a step as SVG, with one panel per pipeline rank.
+    /// Draws the memory during a training step as SVG, with one panel per pipeline rank.
     ///
-    /// Each panel stacks the kinds of memory over the time of the step. The optimizer step is at the end. The unit of
-    /// time is a forward of a stage, and a backward takes two units. `limit` is drawn as a line.
+    /// Each panel shows the kinds of memory as a stacked area chart over time. The optimizer step is at the end. The
+    /// time is not measured: a forward of a stage takes one unit of time, and a backward takes two. If `limit` (a
+    /// number of bytes) is set, it is drawn as a line.
     ///
     /// # Errors
     ///
@@ -73,11 +74,11 @@ impl MemoryReport {
         })
     }
 
-    /// Writes [`MemoryReport::svg`] to a file.
+    /// Draws the memory as [`MemoryReport::svg`] does, and writes the SVG to a file.
     ///
     /// # Errors
     ///
-    /// [`PlotError::Draw`] or [`PlotError::Io`].
+    /// [`PlotError::Draw`] if drawing fails, and [`PlotError::Io`] if the file cannot be written.
     pub fn write_svg(&self, path: &Path, title: &str, limit: Option<u64>) -> Result<(), PlotError> {
         write(path, &self.svg(title, limit)?)
     }
@@ -139,8 +140,8 @@ impl super::RankMemory {
     }
 }
 
-/// Reduces the points to the number that can be drawn. Each interval keeps the point with the most bytes, at the start
-/// of the interval.
+/// Reduces the number of points so that they can be drawn. The points are divided into intervals of time. Each interval
+/// keeps only its point with the most bytes, which is moved to the start of the interval.
 fn downsampled(points: &[Point]) -> Vec<Point> {
     let Some((last, points)) = points.split_last() else {
         return vec![];
@@ -209,8 +210,8 @@ fn draw_rank(
     Ok(())
 }
 
-/// Returns the outline of a kind, which is stacked on the kinds before it: to the right along its top, and back along
-/// its bottom.
+/// Returns the outline of the area of a kind of memory, which is stacked on the areas of the previous kinds. The
+/// outline goes to the right along the top of the area, and back along its bottom.
 fn band(timeline: &[Point], kind: usize, unit: f64) -> Vec<(f64, f64)> {
     let height = |memory: &MemoryByKind, kinds: usize| {
         let kinds = memory.kinds().into_iter().take(kinds);

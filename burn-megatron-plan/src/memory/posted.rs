@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use crate::profile::StageProfile;
 use burn_megatron::pipeline::schedule::{Action, ActionKind, Schedule};
 
-/// The memory of receives as the [engine](burn_megatron::pipeline::engine) posts them: `ahead` receives from each
-/// neighbor are posted before the schedule reaches them.
+/// The memory of posted receives. Like the [pipeline engine](burn_megatron::pipeline::engine), it posts `ahead`
+/// receives from each neighbor before the schedule reaches them.
 pub(super) struct PostedReceives {
     ahead: usize,
-    /// The bytes of the tensors from each peer, in order.
+    /// The sizes in bytes of the tensors that are received from each peer, in order.
     bytes: BTreeMap<usize, Vec<u64>>,
     /// The number of receives from each peer that the schedule has reached.
     reached: BTreeMap<usize, usize>,
@@ -35,13 +35,13 @@ impl PostedReceives {
         }
     }
 
-    /// Returns the bytes of the receives that are posted before the first action.
+    /// Returns the size of the receives that are posted before the first action, in bytes.
     pub fn at_start(&self) -> u64 {
         let of_peer = |bytes: &Vec<u64>| bytes.iter().take(self.ahead).sum::<u64>();
         self.bytes.values().map(of_peer).sum()
     }
 
-    /// Returns the bytes of the receive that is posted when the schedule reaches `receive`.
+    /// Returns the size in bytes of the receive that is posted when the schedule reaches `receive`.
     pub fn posted_in(&mut self, receive: &Action, schedule: &Schedule) -> u64 {
         let Some(peer) = schedule.peer(receive) else {
             return 0;

@@ -7,8 +7,8 @@ use burn_megatron::data_parallel::format_bytes;
 use burn_megatron::text_table::Table;
 
 impl fmt::Display for MemoryReport {
-    /// Writes one row per pipeline rank: the kinds of memory at its peak, the total, the bytes on the host if there are
-    /// any, and the action at the peak.
+    /// Writes a table with one row per pipeline rank. A row shows the kinds of memory at the peak, the total, the bytes
+    /// on the host (if there are any), and the action at which the peak occurs.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kinds = self.fullest().1.peak.kinds();
         let shown: Vec<usize> = (0..kinds.len())

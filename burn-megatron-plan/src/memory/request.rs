@@ -1,4 +1,4 @@
-//! Plans the memory of a model in a layout.
+//! Plans the memory of a model in a parallel layout.
 
 use std::collections::HashMap;
 
@@ -23,68 +23,68 @@ use burn_megatron::nn::lora::LoraConfig;
 use burn_megatron::nn::{BuildError, ModelBuilder, RecomputeConfig};
 use burn_megatron::pipeline::{LayoutScheduleError, schedule_of, stages_on_rank};
 
-/// The settings of a run whose memory is planned.
+/// The settings of a training run whose memory is planned.
 #[derive(Clone, Debug)]
 pub struct MemoryRequest<'a> {
-    /// The layout.
+    /// The parallel layout.
     pub layout: &'a ParallelConfig,
-    /// The number of ranks.
+    /// The number of ranks (world size).
     pub ranks: usize,
-    /// Samples of a micro-batch on one rank.
+    /// The number of samples in a micro-batch on one rank.
     pub micro_batch_size: usize,
-    /// Tokens of a sample.
+    /// The number of tokens in a sample.
     pub sequence_length: usize,
-    /// Micro-batches per step of one rank.
+    /// The number of micro-batches per step on one rank.
     pub micro_batches: usize,
-    /// The settings of data parallelism: the sharding of the state, and its types.
+    /// The data-parallel settings, which include the sharding and the dtypes of the training state.
     pub sharding: &'a DataParallelConfig,
     /// The operations that use fused kernels.
     pub kernels: &'a KernelChoices,
     /// The layers that compute in FP8.
     pub fp8: &'a Fp8Config,
-    /// The LoRA adapters. If they are set, every other parameter is frozen.
+    /// The settings of LoRA adapters. If they are set, all other parameters are frozen.
     pub lora: Option<&'a LoraConfig>,
-    /// The layers that are recomputed in the backward.
+    /// The layers whose activations are recomputed in the backward.
     pub recompute: &'a RecomputeConfig,
-    /// Properties that cannot be derived from shapes.
+    /// Settings of the shape-only run for properties that do not follow from the shapes of tensors.
     pub settings: ShapeSettings,
-    /// The bytes that the allocator needs for activations and temporary tensors, divided by the bytes of these tensors.
-    /// 1 means an exact plan. A caching allocator needs about 1.05 to 1.1.
+    /// The memory that the allocator needs for activations and temporary tensors, divided by the size of these tensors.
+    /// 1 means that the allocator wastes no memory. A caching allocator needs about 1.05 to 1.1.
     pub slack: f64,
 }
 
-/// Reasons why the memory cannot be planned.
+/// An error of [`plan_memory`].
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
-    /// The layout does not fit the ranks.
+    /// The layout is invalid for this number of ranks.
     #[error(transparent)]
     Mesh(#[from] MeshError),
     /// The layout has no valid schedule.
     #[error(transparent)]
     Schedule(#[from] LayoutScheduleError),
-    /// A group cannot be described.
+    /// A process group cannot be created.
     #[error(transparent)]
     Comm(#[from] CommError),
-    /// The model does not fit the layout.
+    /// The model cannot be split over the layout.
     #[error(transparent)]
     Build(#[from] BuildError),
-    /// The state cannot be sharded in this way.
+    /// The training state cannot be sharded with these settings.
     #[error(transparent)]
     Sharding(#[from] DataParallelError),
-    /// The model cannot be run on shapes.
+    /// The model has an operation that cannot run without data.
     #[error(transparent)]
     Profile(#[from] ProfileError),
 }
 
-/// Profiles of pipeline ranks, shared by the plans of several layouts of one model.
+/// A cache of the profiles of pipeline ranks, which speeds up planning several layouts of the same model.
 ///
-/// The requests may differ in layout, micro-batch size, number of micro-batches, recomputation and sharding. All
-/// layouts whose ranks compute the same share one profile, independent of schedule and sharding.
+/// The requests may differ in layout, micro-batch size, number of micro-batches, recomputation and sharding. A profile
+/// does not depend on the schedule and the sharding. It is reused for all ranks that run the same computation.
 #[derive(Debug, Default)]
 pub struct RankProfiles(Mutex<HashMap<ProfileKey, Vec<(RecomputeConfig, RankProfile)>>>);
 
-/// Key of a profile: the layout without its schedule and sharding, the samples and tokens of a micro-batch, and the
-/// kind of rank.
+/// The key of a profile: the layout without its schedule and sharding, the numbers of samples and tokens of a
+/// micro-batch, and the kind of the rank.
 type ProfileKey = (ParallelConfig, [usize; 2], RankKind);
 
 impl RankProfiles {
@@ -121,12 +121,13 @@ impl RankProfiles {
     }
 }
 
-/// Plans the memory of every pipeline rank by running the model on shapes. Nothing is allocated or sent.
+/// Plans the memory of every pipeline rank by running the model with tensor shapes but without data. Nothing is
+/// allocated or sent.
 ///
 /// # Errors
 ///
-/// [`MemoryError`] if the layout does not fit the model or the ranks, or if the model has an operation that cannot be
-/// planned. The error names the operation.
+/// [`MemoryError`] if the layout is invalid for the model or the number of ranks, or if the model has an operation that
+/// cannot be planned. The error names the operation.
 pub fn plan_memory<C: ModelConfig>(
     config: &C,
     request: &MemoryRequest<'_>,
@@ -134,7 +135,8 @@ pub fn plan_memory<C: ModelConfig>(
     plan_memory_with(config, request, &RankProfiles::default())
 }
 
-/// Runs [`plan_memory`] and reuses the profiles of earlier plans of the same model.
+/// Plans the memory like [`plan_memory`], and reuses profiles that earlier calls for the same model have stored in
+/// `profiles`.
 ///
 /// # Errors
 ///
@@ -184,13 +186,14 @@ pub fn plan_memory_with<C: ModelConfig>(
     ))
 }
 
-/// The properties that determine the profile and the state of a pipeline rank.
+/// The kind of a pipeline rank: the properties that determine its profile and its training state.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct RankKind {
-    /// Each stage: whether it has the embedding, the kinds of its layers, and whether it has the loss.
+    /// The stages of the rank. For each stage: whether it has the embedding, the kinds of its layers, and whether it
+    /// has the loss.
     stages: Vec<(bool, Vec<usize>, bool)>,
     input: [usize; 3],
-    /// The pipeline rank, if settings depend on the position of a layer.
+    /// The index of the pipeline rank, if settings depend on the position of a layer.
     rank: Option<usize>,
 }
 
@@ -214,7 +217,7 @@ impl RankKind {
     }
 }
 
-/// Returns the state of a pipeline rank.
+/// Returns the size of the training state of a pipeline rank.
 fn rank_state<C: ModelConfig>(
     config: &C,
     request: &MemoryRequest<'_>,

@@ -7,7 +7,7 @@ const NONE: ActivationOffload = ActivationOffload {
     prefetch: 1,
 };
 
-/// Returns a stage that keeps `bytes` bytes of a micro-batch. Its backward needs the same bytes and no more.
+/// Returns a stage that keeps `bytes` bytes of a micro-batch. Its backward needs no additional memory.
 fn stage(bytes: u64) -> StageProfile {
     let layer = LayerProfile {
         saved: vec![SavedTensor {
@@ -56,7 +56,7 @@ fn chunks_in_flight_are_those_of_the_schedule() {
     assert_eq!(interleaved, [11, 9, 7, 5]);
 }
 
-/// Stage 1 is the large one. Its rank has the peak, although rank 0 has more micro-batches in flight.
+/// Stage 1 needs more memory than stage 0. Its rank has the peak, although rank 0 has more micro-batches in flight.
 #[test]
 fn the_peak_is_of_bytes_not_of_counts() {
     let config = ScheduleConfig::new(ScheduleKind::OneFOneB, 2, 4);
@@ -92,7 +92,7 @@ fn the_peak_is_of_bytes_not_of_counts() {
     assert!(!report.to_string().contains("on the host"));
 }
 
-/// A layer of the forward is kept after the backward of the same pair has released a layer.
+/// If a forward runs together with a backward, the backward releases a layer before the forward keeps the next layer.
 #[test]
 fn a_pair_keeps_one_micro_batch_and_one_layer_more() {
     let config = ScheduleConfig::new(ScheduleKind::OneFOneB, 1, 4).with_pairs(true);
@@ -110,7 +110,7 @@ fn a_pair_keeps_one_micro_batch_and_one_layer_more() {
         rank.peak.total()
     };
     assert_eq!(peak_of(of_four_layers.clone()), 50);
-    // With one layer, forward and backward are both alive.
+    // With one layer, the tensors of the forward and the backward are in memory at the same time.
     assert_eq!(peak_of(stage(100)), 200);
     // The loss needs more memory than a layer.
     of_four_layers.backward_bytes = 70;
@@ -175,7 +175,7 @@ fn receives_ahead_have_their_memory() {
         let expected = without.iter().map(|peak| peak + 5 * ahead as u64);
         assert_eq!(peaks, expected.collect::<Vec<_>>(), "{ahead}");
     }
-    // No more receives are posted than the schedule has.
+    // At most the receives in the schedule are posted.
     assert_eq!(peaks(usize::MAX).0, [20, 20]);
 }
 
@@ -187,8 +187,8 @@ fn inputs<const N: usize>(bytes: [u64; N]) -> Vec<BlockInput> {
     bytes.map(input).into()
 }
 
-/// Two micro-batches of a stage. Each keeps 10 bytes, which include inputs of 1, 2 and 4 bytes. The last input is
-/// needed at once.
+/// A stage has two micro-batches. Each keeps 10 bytes, which include inputs of 1, 2 and 4 bytes. The backward needs the
+/// last input first, so it stays on the device.
 #[test]
 fn inputs_on_the_host_are_not_on_the_device() {
     let schedule = generate(&ScheduleConfig::new(ScheduleKind::GPipe, 1, 2)).unwrap();
@@ -210,7 +210,7 @@ fn inputs_on_the_host_are_not_on_the_device() {
     assert_eq!(peak(&stages, 100, 1), (20 - 6 + 4, 6));
     assert_eq!(peak(&stages, 100, 0), (20 - 14 + 4, 14));
     assert_eq!(peak(&stages, 100, 3), (20, 0));
-    // The budget has room only for the first input of the second micro-batch.
+    // The byte limit leaves room only for the first input of the second micro-batch.
     assert_eq!(peak(&stages, 4, 1), (20 - 4 + 4, 4));
     // Offloading an input that another operation keeps on the device frees nothing.
     let mut shared = stages.clone();

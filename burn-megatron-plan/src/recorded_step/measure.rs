@@ -1,4 +1,4 @@
-//! Measures the computation of an operation, and finds the axes of an exchange.
+//! Measures the computation of a recorded operation, and finds the axes of a recorded collective.
 
 use burn_ir::{FloatOperationIr, OperationIr, TensorIr};
 
@@ -6,10 +6,10 @@ use super::storage::bytes_of;
 use crate::profile::{AttentionShape, GroupPart, LayerProfile, Product};
 use burn_megatron::mesh::{Axis, AxisSet, Grid, Mesh};
 
-/// Returns the grid and the axes in which the ranks of a group differ.
+/// Returns the grid of a process group, and the axes in which its ranks differ.
 ///
-/// If the ranks are not a whole group of a grid, they may be a part of a group of expert ranks. The part is the ranks
-/// of one node, or one rank of each node. Otherwise the set of axes is empty.
+/// If the ranks are not a whole group of a grid, they may be a part of a group of expert ranks: either the ranks on one
+/// node, or one rank on each node. Otherwise the set of axes is empty.
 pub(super) fn axes_of(ranks: &[usize], mesh: &Mesh) -> (Grid, AxisSet, GroupPart) {
     let places = Grid::ALL.map(|grid| {
         let all = mesh.without_trivial_axes(grid, grid.axes());

@@ -1,4 +1,4 @@
-//! Computes the memory of a stage's layers over time, from a recording of the forward and the backward.
+//! Computes the memory of the layers of a pipeline stage over time, from a recording of the forward and the backward.
 //!
 //! Each operation of the forward that has a tracked input is a node. A node has the tensors that it saves: those that
 //! [`Function::forward`](burn_megatron_kernels::Function::forward) returned, or those that Burn's operations keep. The

@@ -1,4 +1,4 @@
-//! Records the stages of one rank of a model.
+//! Records the pipeline stages of one rank of a model.
 
 use std::sync::Arc;
 
@@ -26,52 +26,54 @@ use burn_megatron::nn::{
     BuildError, LossFactor, ModelBuilder, ParallelModule, RecomputeConfig, RecomputeLayers,
 };
 
-/// The rank, the types and the settings for which the computation of a micro-batch is profiled.
+/// The settings of [`profile_rank`]: the rank, the dtypes and the options of the model.
 #[derive(Clone, Debug)]
 pub struct ProfileRequest<'a> {
-    /// The rank, which may be [offline](ParallelContext::offline).
+    /// The process groups of the rank to profile. They may be [offline](ParallelContext::offline).
     pub groups: &'a ParallelContext,
-    /// The type in which the model computes.
+    /// The dtype in which the model computes.
     pub dtype: DType,
     /// The operations that use fused kernels.
     pub kernels: &'a KernelChoices,
     /// The layers that compute in FP8.
     pub fp8: &'a Fp8Config,
-    /// The layers that are recomputed in the backward.
+    /// The layers whose activations are recomputed in the backward.
     pub recompute: &'a RecomputeConfig,
-    /// The LoRA adapters. If they are set, every other parameter is frozen.
+    /// The settings of LoRA adapters. If they are set, all other parameters are frozen.
     pub lora: Option<&'a LoraConfig>,
-    /// Path patterns of the parameters that are frozen.
+    /// Patterns that match the paths of frozen parameters.
     pub freeze: &'a [String],
-    /// Samples and tokens of a micro-batch: `[batch, seq]`, before the sequence is split.
+    /// The shape `[batch, seq]` of a micro-batch: the number of samples, and the number of tokens before the sequence
+    /// is split.
     pub shape: [usize; 2],
-    /// The shape of the input of the first stage on the rank, `[batch, seq, hidden]`. It is ignored for the first stage
-    /// of the model. See [`RankProfile::output`].
+    /// The shape `[batch, seq, hidden]` of the tensor that the first stage on this rank receives, which is
+    /// [`RankProfile::output`] of the previous stage. The first stage of the model receives no tensor and ignores this
+    /// shape.
     pub input: [usize; 3],
-    /// Properties that cannot be derived from shapes.
+    /// Settings of the shape-only run for properties that do not follow from the shapes of tensors.
     pub settings: ShapeSettings,
 }
 
-/// The profiles of the stages of a rank.
+/// The profiles of the pipeline stages of a rank.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RankProfile {
-    /// The stages of the rank in order, each with its number.
+    /// The profile of each stage of the rank, with the index of the stage in the model.
     pub stages: Vec<(usize, StageProfile)>,
-    /// The shape of the tensor that a stage sends to the next stage: `[batch, seq, hidden]`. The last stage of a model
+    /// The shape `[batch, seq, hidden]` of the tensor that a stage sends to the next stage. The last stage of the model
     /// sends nothing.
     pub output: [usize; 3],
 }
 
-/// Reasons why a model cannot be profiled.
+/// An error of [`profile_rank`].
 #[derive(Debug, thiserror::Error)]
 pub enum ProfileError {
     /// The model cannot be built.
     #[error(transparent)]
     Build(#[from] BuildError),
-    /// Sequences cannot be split over the context axis.
+    /// The sequences cannot be split over the context axis.
     #[error(transparent)]
     Context(#[from] ContextSplitError),
-    /// An operation cannot run on shapes only.
+    /// The model has an operation that cannot run without data.
     #[error("the memory of the model cannot be planned: {0}")]
     Record(#[from] RecordError),
     /// A pattern of [`ProfileRequest::freeze`] is invalid.
@@ -79,12 +81,14 @@ pub enum ProfileError {
     Freeze(#[from] DataParallelError),
 }
 
-/// Profiles the stages of one rank of a model by running the forward and the backward on shapes only. Nothing is
-/// allocated. If layers [repeat](ModelConfig::layer_kind), only a few of them are run.
+/// Profiles the pipeline stages of one rank of a model. The forward and the backward run with tensor shapes but without
+/// data, so nothing is allocated. If layers of the same [kind](ModelConfig::layer_kind) repeat, only a few of them are
+/// run.
 ///
 /// # Errors
 ///
-/// [`ProfileError`]. It names the operation if an operation cannot be planned.
+/// [`ProfileError`] if the model cannot be built or profiled. If an operation cannot run without data, the error names
+/// the operation.
 pub fn profile_rank<C: ModelConfig>(
     config: &C,
     request: &ProfileRequest<'_>,
@@ -160,7 +164,7 @@ fn shortened<C: ModelConfig>(
     (StageLayout { layers, ..stage }, repeat)
 }
 
-/// Returns whether the bytes that a layer keeps depend on its position, in addition to its
+/// Returns whether the number of bytes that a layer keeps depends on its position, in addition to its
 /// [kind](ModelConfig::layer_kind).
 pub(crate) fn goes_by_place(
     recompute: &RecomputeConfig,
@@ -172,7 +176,7 @@ pub(crate) fn goes_by_place(
     !each || !fp8_of_all || !recompute.patterns.is_empty() || !freeze.is_empty()
 }
 
-/// One stage that is recorded.
+/// The settings for recording one pipeline stage.
 struct StageRun<'a> {
     device: &'a Device,
     request: &'a ProfileRequest<'a>,
@@ -249,7 +253,7 @@ impl StageRun<'_> {
     }
 }
 
-/// Receives gradients and adds them to buffers of the training state, like
+/// Adds gradients to the gradient buffers of the training state, like
 /// [`DistributedDataParallel`](burn_megatron::data_parallel::DistributedDataParallel).
 struct ShapeSink {
     device: Device,
@@ -273,7 +277,7 @@ impl ShapeSink {
         }
     }
 
-    /// Returns a buffer with places for the gradients of these parameters.
+    /// Returns a flat buffer for the gradients of these parameters.
     fn buffer(&self, parameters: &[usize]) -> FlatGradients {
         let mut length = 0;
         let places = parameters.iter().map(|index| {

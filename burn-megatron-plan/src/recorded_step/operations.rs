@@ -1,5 +1,5 @@
-//! Rules for the backward of Burn's own differentiable operations: the tensors that they keep, and the memory that
-//! their backward allocates.
+//! Rules for the memory of Burn's differentiable operations: the tensors that each operation keeps for its backward,
+//! and the memory that its backward allocates.
 //!
 //! The rules follow `burn-autodiff` 0.22.1 without gradient checkpointing. The tests in `tests/tests/plan_memory/`
 //! compare the planned bytes with the bytes on the heap. Every operation has a rule. An operation that is not listed
@@ -18,12 +18,13 @@ use super::storage::bytes_of;
 pub(super) struct Rule {
     /// The inputs and outputs that are kept.
     pub saved: Vec<TensorIr>,
-    /// Bytes of other kept tensors: intermediate results of an operation that autodiff runs as several operations.
+    /// The sizes in bytes of other tensors that are kept: intermediate results of an operation that autodiff runs as
+    /// several operations.
     pub inner: Vec<u64>,
     /// The tracked inputs whose gradients are new tensors. The gradients of the other inputs share the memory of the
     /// output's gradient.
     pub made: Vec<TensorIr>,
-    /// The tracked inputs, which get a gradient.
+    /// The inputs that are tracked by autodiff, which get a gradient.
     pub inputs: Vec<TensorIr>,
 }
 
@@ -37,12 +38,13 @@ impl Rule {
 /// Bytes of an element of an index tensor.
 const INDEX: u64 = 8;
 
-/// Returns the bytes of a tensor with the same number of elements and `size` bytes each, such as a mask or indices.
+/// Returns the size in bytes of a tensor with the same number of elements and `size` bytes per element, such as a mask
+/// or indices.
 fn bytes_with(tensor: &TensorIr, size: u64) -> u64 {
     tensor.shape.num_elements() as u64 * size
 }
 
-/// Returns the bytes of one number per row, for a tensor that is reduced along a dimension.
+/// Returns the size in bytes of the result if a tensor is reduced along a dimension.
 fn bytes_of_rows(tensor: &TensorIr, dim: usize) -> u64 {
     let width = tensor.shape.to_vec().get(dim).copied().unwrap_or(1);
     bytes_of(tensor) / width.max(1) as u64
@@ -72,7 +74,7 @@ pub(super) fn rule(
         made: tracked.clone(),
         ..shared(saved)
     };
-    // Each operand is kept for the gradient of the other.
+    // Each operand is kept if the other operand needs a gradient.
     let product = |lhs: &TensorIr, rhs: &TensorIr| {
         let of = |kept: &TensorIr, other: &TensorIr| is_tracked(other).then(|| kept.clone());
         Rule {
@@ -178,7 +180,7 @@ pub(super) fn rule(
         OperationIr::Module(module) => match module {
             ModuleOperationIr::Linear(op) => product(&op.x, &op.weight),
             ModuleOperationIr::Embedding(op) => made(vec![&op.indices]),
-            // Kept: the centered input, the normalized input, and two numbers per row.
+            // LayerNorm keeps the centered input, the normalized input, and two numbers per row.
             ModuleOperationIr::LayerNorm(op) => {
                 let of = bytes_of(&op.input);
                 let rows = bytes_of_rows(&op.input, op.input.shape.num_dims() - 1);
@@ -191,7 +193,7 @@ pub(super) fn rule(
                 let scores = bytes_of(&op.query) / width * key[key.len() - 2] as u64;
                 made(operation.inputs().collect()).with_inner([scores, scores, scores])
             }
-            // Products, and other functions of the inputs.
+            // Matrix multiplications, and other functions of the inputs.
             _ => made(operation.inputs().collect()),
         },
         _ => all(),

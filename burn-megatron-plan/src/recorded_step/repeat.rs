@@ -1,4 +1,4 @@
-//! Finds repeated layers. A recording runs only a few of them, which stand for all.
+//! Finds layers that repeat. A recording runs only a few of them, and their results are used for all.
 
 /// The maximum length of a repeated sequence of layers.
 const LONGEST: usize = 8;
@@ -7,12 +7,12 @@ const LONGEST: usize = 8;
 /// a norm after it, and the layers between them are identical.
 const RECORDED: usize = 3;
 
-/// The layers of a stage that a recording leaves out: a number of repetitions of the same layers.
+/// The layers of a stage that are not recorded: a number of repetitions of the same sequence of layers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Repeat {
-    /// The number of layers of a repetition.
+    /// The number of layers in a repetition.
     pub period: usize,
-    /// The number of repetitions that are left out.
+    /// The number of repetitions that are not recorded.
     pub times: usize,
 }
 
@@ -54,7 +54,7 @@ mod tests {
         // Three dense layers, then expert layers.
         let experts = [&[0; 3][..], &[1; 58]].concat();
         assert_eq!(of(&experts), (1, 55));
-        // A window in every other layer, and in five of six layers.
+        // A sliding window in every other layer, and in five of six layers.
         assert_eq!(of(&[0, 1].repeat(13)), (2, 10));
         assert_eq!(of(&[0, 0, 0, 0, 0, 1].repeat(5)), (6, 2));
         assert_eq!(of(&[0, 1, 0, 1, 0]), (0, 0));

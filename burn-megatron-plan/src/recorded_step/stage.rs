@@ -81,7 +81,7 @@ pub(super) struct Stage {
     pub held_by_rules: Vec<Storage>,
     /// Saved inputs of recomputed blocks that may be offloaded to the host, each with its layer.
     pub offloadable: Vec<(usize, Storage)>,
-    /// Whether the current call saves such an input.
+    /// Whether the current call saves an input that may be offloaded to the host.
     pub is_offloadable: bool,
     pub liveness: Liveness,
     /// The time at which the forward of each layer starts.
@@ -94,7 +94,7 @@ pub(super) struct Stage {
     /// Gradients that the current call has taken from the graph. The call holds them until it ends.
     pub taken: Vec<Storage>,
     pub input: Option<Storage>,
-    /// Storages that deferred weight gradients hold.
+    /// Storages that are kept for deferred weight gradients.
     pub deferred: HashSet<Storage>,
     pub deferred_bytes: Vec<u64>,
 }
@@ -190,7 +190,8 @@ impl Stage {
         profile
     }
 
-    /// Returns the recorded layers that stand for the layers that were left out: the second-to-last period.
+    /// Returns the recorded layers whose results are used for the layers that were not recorded. They are the
+    /// second-to-last repetition.
     fn repeated(&self, repeat: Repeat) -> Range<usize> {
         let is_layer = |name: &LayerName| matches!(name, LayerName::Layer(_));
         let after = self.names.iter().rposition(is_layer).map_or(0, |at| at + 1);

@@ -17,18 +17,19 @@ use burn_megatron::mesh::Mesh;
 use burn_megatron::model::LayerNote;
 use burn_megatron::nn::OffloadNote;
 
-/// Functions whose second input is a weight, whose gradient a schedule may defer.
+/// Functions whose second input is a weight. A pipeline schedule may defer the gradient of this weight.
 const DEFER_WEIGHT_GRADIENTS: [&str; 3] = ["LinearFunction", "GroupedMatmul", "ExpertProduct"];
 
 pub(super) struct Walk<'a> {
     recording: &'a Recording,
     mesh: &'a Mesh,
     storages: Storages,
-    /// Storages with a smaller index outlive a step: parameters and their gradients.
+    /// The number of storages that outlive a step: parameters and their gradients. Their indices are smaller than this
+    /// number.
     state: usize,
     /// Storages of the training state that were created later: flat gradient buffers.
     later_state: HashSet<Storage>,
-    /// Whether the next operation creates such a storage.
+    /// Whether the next operation creates a storage of the training state.
     makes_state: bool,
     /// Whether the next operation creates the input of the stage.
     takes_input: bool,

@@ -1,4 +1,4 @@
-//! A cache of values that several threads request.
+//! A cache whose values several threads may request at the same time.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -6,8 +6,8 @@ use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 
-/// Values by key. Each value is computed once. A thread that requests a value that is being computed waits for this
-/// value only.
+/// A thread-safe cache of values by key. Each value is computed once. If a thread requests a value that another thread
+/// is computing, it waits for this value.
 #[derive(Debug)]
 pub(super) struct Cache<K, V>(Mutex<HashMap<K, Arc<OnceLock<V>>>>);
 

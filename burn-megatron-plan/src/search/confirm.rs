@@ -1,4 +1,4 @@
-//! Checks the plans of a search against the memory of the model's own operations.
+//! Checks the memory of the plans that a search found, by running the operations of the model without data.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -11,19 +11,22 @@ use super::space::{PipelineSettings, ShardingSettings};
 use super::{Plan, Rejection, Search, SearchCounts, SearchProgress};
 use burn_megatron::mesh::ScheduleSource;
 
-/// The reason for which the memory of a candidate cannot be computed.
+/// The reason why the memory of a candidate cannot be computed.
 #[derive(Clone, Debug, PartialEq)]
 pub enum MemoryRefusal {
-    /// Its settings are invalid.
+    /// The settings of the candidate are invalid. The value is the error message.
     Settings(String),
-    /// The model cannot run its micro-batches with any schedule and sharding.
+    /// The model cannot run micro-batches of this size in this layout, whatever the schedule and the sharding are. The
+    /// value is the error message.
     Model(String),
 }
 
-/// Returns the memory of a candidate on the rank that needs the most, from the model's own operations, without slack.
+/// A function that returns the memory of a candidate on the pipeline rank that needs the most memory. It runs the
+/// operations of the model without data, as [`plan_memory`](crate::memory::plan_memory) does. The memory that the
+/// allocator wastes is not included.
 pub type OwnMemory<'a> = dyn Fn(&Candidate) -> Result<MemoryByKind, MemoryRefusal> + Sync + 'a;
 
-/// A candidate that does not fit. Other candidates of the same sizes are compared with it.
+/// A candidate whose memory exceeds the limit. Other candidates with the same axis sizes are compared with it.
 #[derive(Clone, Debug)]
 pub(super) struct Refutation {
     of: Group,
@@ -34,12 +37,13 @@ pub(super) struct Refutation {
 
 #[derive(Clone, Debug)]
 enum Why {
-    /// The number of bytes that the candidate needs in addition to the result of the formulas.
+    /// The number of bytes that the candidate needs in addition to the number of bytes that the formulas give.
     Excess(u64),
     Refused(MemoryRefusal),
 }
 
-/// Settings of candidates with equal axis sizes that differ only in their sharding.
+/// The settings that are equal in a group of candidates. The candidates of a group have equal axis sizes and differ
+/// only in their sharding.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Group {
     pub sequence_parallel: bool,
@@ -67,8 +71,8 @@ impl Group {
     }
 }
 
-/// The tolerated error of the formulas for the state of another sharding, as a share of the limit. Within this
-/// tolerance, the memory is computed from the model's own operations.
+/// The tolerated error of the formulas, as a share of the memory limit, for a candidate with another sharding than the
+/// rejected candidate. If the memory is within this tolerance, it is computed by running the operations of the model.
 const TOLERANCE: f64 = 0.01;
 
 impl Refutation {
@@ -82,7 +86,8 @@ impl Refutation {
         is_same.then_some(text)
     }
 
-    /// Returns whether a candidate that needs `bytes` by the formulas does not fit into `limit`.
+    /// Returns whether this refutation shows that another candidate exceeds `limit`. The formulas give `bytes` for this
+    /// other candidate.
     pub fn refutes(
         &self,
         group: &Group,
@@ -114,8 +119,8 @@ impl Refutation {
 }
 
 impl Search<'_> {
-    /// Computes the memory of the best plans from the model's own operations. Returns whether at least one plan does
-    /// not fit. The sizes of such a plan are then searched again.
+    /// Computes the memory of the best plans by running the operations of the model. Returns whether at least one plan
+    /// does not fit. The axis sizes of this plan are then searched again.
     pub(super) fn confirm(&mut self, memory: &OwnMemory<'_>) -> bool {
         let mut best: Vec<_> = self.best.values().map(|kept| kept.plan.clone()).collect();
         super::report::sort(&mut best);
@@ -167,7 +172,7 @@ impl Search<'_> {
         };
         self.refuted.entry(sizes).or_default().push(refutation);
         self.best.remove(&sizes);
-        // A slower plan of the same sizes may now be the best.
+        // A slower plan with the same axis sizes may now be the best.
         for visited in &mut self.entries {
             if visited.entry.sizes() == sizes {
                 visited.found = None;
@@ -182,8 +187,8 @@ impl Search<'_> {
         }
     }
 
-    /// If no plan fits, sets the memory of the nearest plan to the memory of the model's own operations, if that memory
-    /// exceeds the limit.
+    /// If no plan fits, computes the memory of the nearest plan by running the operations of the model. The memory of
+    /// the plan is replaced if the result exceeds the limit.
     pub(super) fn confirm_nearest(&mut self, memory: &OwnMemory<'_>) {
         if !self.best.is_empty() || self.nearest_refuted.is_some() {
             return;

@@ -1,4 +1,4 @@
-//! The layouts of a search that fit the mesh and the model.
+//! The entries of a search: layouts that are valid for the mesh and the model.
 
 use std::sync::Arc;
 
@@ -11,20 +11,21 @@ use super::super::{MeshLinks, ModelProfile, Recompute};
 use super::cache::Cache;
 use super::{PlannedModel, Rejection, SearchConfig, SearchCounts, Sizes, sizes_of};
 
-/// A layout with a micro-batch size and a kind of recomputation, before its schedule and sharding are chosen.
+/// An entry of a search: a layout with a micro-batch size and a kind of recomputation. Its schedule and sharding are
+/// not yet selected.
 pub(super) struct Entry<'a> {
-    /// The layout, as in a recipe.
+    /// The parallel layout, as in a recipe.
     pub layout: Arc<ParallelConfig>,
     pub links: Arc<MeshLinks<'a>>,
     pub profile: Arc<ModelProfile>,
     pub micro_batch: usize,
     pub micro_batches: usize,
     pub recompute: Recompute,
-    /// Whether [`Recompute::FullOffloaded`] is tried for the settings that do not fit.
+    /// Whether [`Recompute::FullOffloaded`] is tried for settings that do not fit into memory.
     pub with_offloaded: bool,
-    /// The number of schedules times the number of shardings.
+    /// The number of candidates in this entry: the number of schedules times the number of shardings.
     pub settings: u64,
-    /// A lower bound of the time over all schedules and shardings of the entry.
+    /// A lower bound of the step time for all schedules and shardings of the entry.
     pub bound: f64,
 }
 
@@ -35,7 +36,8 @@ impl Entry<'_> {
     }
 }
 
-/// Key of a profile: tensor ranks, sequence parallelism, context, expert and expert-tensor ranks, and samples.
+/// The key of a profile: tensor-parallel size, sequence parallelism, context, expert and expert tensor sizes, and
+/// micro-batch size.
 type ProfileKey = (usize, bool, usize, usize, Option<usize>, usize);
 
 /// The source of the entries of a search.
@@ -62,7 +64,7 @@ impl<'s, 'a> EntrySource<'s, 'a> {
         }
     }
 
-    /// Returns all entries whose sizes fit, in the order of the layouts. All other candidates are counted.
+    /// Returns all entries that are valid, in the order of the layouts. All other candidates are counted as rejected.
     pub fn all(&self) -> (Vec<Entry<'a>>, SearchCounts) {
         let (fixed, devices) = (&self.config.fixed, self.config.devices);
         let layouts = fixed.layouts(devices, self.model.has_experts());

@@ -1,18 +1,20 @@
-//! Searches all layouts of a number of devices.
+//! Searches for the fastest parallel layout of a model on a number of devices.
 //!
-//! The candidates are all factorizations of the devices over the axes, combined with every schedule, micro-batch size,
-//! ZeRO stage, sharding group and kind of recomputation. A candidate that does not fit is tried with optimizer state on
-//! the host. This module has no validity rules: the [`Mesh`](burn_megatron::mesh::Mesh), the model, the layer split,
-//! the schedule generator and [`DataParallelConfig`] check each candidate.
+//! The candidates are all factorizations of the number of devices over the parallel axes. Each is combined with every
+//! schedule, micro-batch size, ZeRO stage, sharding group size and kind of recomputation. If a candidate does not fit
+//! into memory, the search also tries to offload its optimizer state to the host. This module does not define which
+//! candidates are valid: the [`Mesh`](burn_megatron::mesh::Mesh), the model, the layer split, the schedule generator
+//! and [`DataParallelConfig`] check each candidate.
 //!
-//! Candidates are visited in the order of a lower bound of their time: `m` micro-batches without a bubble. The search
-//! stops when no other candidate can be among the best. The remaining candidates are counted, but not timed. The result
-//! is deterministic: entries are timed in parallel, in waves whose size does not depend on the number of cores.
+//! Candidates are evaluated in the order of a lower bound of their step time: the time of all micro-batches without a
+//! pipeline bubble. The search stops when no remaining candidate can be among the best. The remaining candidates are
+//! counted, but their times are not computed. The result is deterministic: candidates are evaluated in parallel, in
+//! groups whose size does not depend on the number of cores.
 //!
-//! [`search`] computes memory from formulas. [`search_confirmed`] also computes the memory of the model's own
-//! operations for each plan that it returns. A plan that needs too much memory is rejected, and its sizes are searched
-//! again without it, until all plans fit. The result is the fastest of all candidates that fit by the formulas and by
-//! the operations.
+//! [`search`] computes memory only with formulas. [`search_confirmed`] also computes the memory of each plan by running
+//! the operations of the model without data. If a plan needs too much memory, it is rejected, and the search is
+//! repeated for its axis sizes, until all plans fit. The result contains the fastest candidates that fit according to
+//! both methods.
 
 mod cache;
 mod confirm;
@@ -43,33 +45,33 @@ pub use confirm::{MemoryRefusal, OwnMemory};
 pub use report::{Plan, Rejection, RejectionCount, SearchCounts, SearchReport};
 pub use space::FixedSettings;
 
-/// The properties of a model that a search needs. There is one implementation for each way to profile a model.
+/// The interface between a search and a model: the properties of the model that a search needs.
 pub trait PlannedModel: Sync {
     /// Returns the number of layers.
     fn layers(&self) -> usize;
 
-    /// Returns whether the model has experts, which use a separate grid.
+    /// Returns whether the model has experts, whose parameters use a separate grid of ranks.
     fn has_experts(&self) -> bool;
 
-    /// Returns the operations of forward and backward per token.
+    /// Returns the FLOPs per token of the forward and the backward.
     fn flops_per_token(&self) -> f64;
 
-    /// Checks whether the model and its sequences can be split over the layout.
+    /// Checks that the layout can split the model and its sequences.
     ///
     /// # Errors
     ///
-    /// The reason why they cannot be split.
+    /// A message that explains why the layout cannot split them.
     fn check(&self, layout: &ParallelConfig) -> Result<(), String>;
 
-    /// Returns the profile of a rank. It depends only on the tensor, context and expert axes of the layout, and on the
-    /// micro-batch size.
+    /// Returns the profile of the model on a rank. The result may depend only on the tensor, context and expert axes of
+    /// the layout, and on the micro-batch size.
     ///
     /// # Errors
     ///
-    /// The reason why the model cannot be profiled.
+    /// A message that explains why the model cannot be profiled.
     fn profile(&self, layout: &ParallelConfig, micro_batch: usize) -> Result<ModelProfile, String>;
 
-    /// Returns the bytes of state per parameter.
+    /// Returns the number of bytes of training state per parameter.
     fn state_bytes(&self) -> StateBytes;
 }
 
@@ -78,21 +80,21 @@ pub trait PlannedModel: Sync {
 pub struct SearchConfig<'a> {
     /// The number of devices.
     pub devices: usize,
-    /// The rates of a device and its links.
+    /// The hardware constants of the devices and their links.
     pub hardware: &'a Hardware,
-    /// The data types of the run.
+    /// The dtypes of the training run.
     pub types: ComputeTypes,
-    /// Tokens of a sequence.
+    /// The number of tokens in a sequence.
     pub sequence: usize,
-    /// Samples of a step over all ranks.
+    /// The global batch size: the number of samples per step over all ranks.
     pub global_batch: usize,
-    /// Bytes that a rank may use.
+    /// The number of bytes of device memory that a rank may use.
     pub memory_limit: u64,
-    /// The settings of data parallelism that are not searched.
+    /// The data-parallel settings that are not searched.
     pub sharing: DataParallelConfig,
-    /// Settings that are given and not searched.
+    /// The settings that are given instead of searched.
     pub fixed: FixedSettings,
-    /// The number of plans that are returned.
+    /// The maximum number of plans to return.
     pub top: usize,
 }
 
@@ -110,29 +112,29 @@ impl SearchConfig<'_> {
     }
 }
 
-/// The number of entries that are timed before their results are compared.
+/// The number of entries that are evaluated in parallel before their results are compared.
 const WAVE: usize = 16;
 
-/// Progress of a search.
+/// The progress of a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SearchProgress {
-    /// The number of entries whose schedules and shardings were all compared. An entry is a layout with a micro-batch
-    /// size and a recomputation.
+    /// The number of completed entries. An entry is a combination of a layout, a micro-batch size and a kind of
+    /// recomputation. It is completed when all its schedules and shardings were compared.
     pub compared: usize,
-    /// The number of entries in total.
+    /// The total number of entries.
     pub all: usize,
-    /// The number of plans whose memory was computed from the model's own operations.
+    /// The number of plans whose memory was computed by running the operations of the model.
     pub confirmed: usize,
 }
 
-/// A function that shows the progress of a search.
+/// A function that is called with the progress of a search.
 pub type ShowProgress<'a> = dyn Fn(SearchProgress) + Sync + 'a;
 
-/// Searches the layouts of a model. Memory is computed from formulas.
+/// Searches for the fastest layouts of a model. The memory of a layout is computed with formulas.
 ///
 /// # Errors
 ///
-/// [`HardwareError::NoPeak`] if the hardware has no peak for the types of the run.
+/// [`HardwareError::NoPeak`] if the hardware has no peak throughput for the dtypes of the run.
 pub fn search(
     model: &dyn PlannedModel,
     config: &SearchConfig<'_>,
@@ -143,8 +145,9 @@ pub fn search(
     Ok(search.report())
 }
 
-/// Searches the layouts of a model. Each plan of the result also fits by `memory`, the memory of the model's own
-/// operations on the rank that needs the most. Calls `progress` from time to time.
+/// Searches for the fastest layouts of a model, and confirms that each returned plan fits into memory. `memory`
+/// computes the memory of a plan by running the operations of the model without data. `progress` is called from time to
+/// time.
 ///
 /// # Errors
 ///
@@ -165,7 +168,7 @@ pub fn search_confirmed(
     Ok(search.report())
 }
 
-/// Sizes of the axes: tensor, context, pipeline, expert, expert-tensor.
+/// The sizes of the axes: tensor, context, pipeline, expert and expert tensor.
 type Sizes = [usize; 5];
 
 fn sizes_of(layout: &ParallelConfig) -> Sizes {
@@ -178,10 +181,10 @@ fn sizes_of(layout: &ParallelConfig) -> Sizes {
     ]
 }
 
-/// The best plan of its sizes.
+/// The best plan for a set of axis sizes.
 struct Kept {
     plan: Plan,
-    /// Whether the plan fits by the model's own operations.
+    /// Whether running the operations of the model has confirmed that the plan fits.
     is_confirmed: bool,
 }
 
@@ -192,7 +195,7 @@ struct Visited<'a> {
     found: Option<VisitCounts>,
 }
 
-/// Counts of one visit.
+/// The counts of one visit of an entry.
 struct VisitCounts {
     counts: SearchCounts,
     plans: u64,
@@ -203,16 +206,16 @@ struct Search<'a> {
     model: &'a dyn PlannedModel,
     config: &'a SearchConfig<'a>,
     rates: DeviceRates<'a>,
-    /// Counts of the candidates that are in no entry.
+    /// The counts of candidates that do not belong to any entry.
     counts: SearchCounts,
     /// All entries, sorted by their bounds. Empty during a run.
     entries: Vec<Visited<'a>>,
     pipelines: Pipelines,
     best: HashMap<Sizes, Kept>,
-    /// The time that a plan must beat to be among the best.
+    /// A plan is among the best only if its time is less than this time.
     worst: f64,
     nearest: Option<Plan>,
-    /// Candidates that do not fit by the model's own operations, keyed by sizes.
+    /// Candidates that do not fit according to the operations of the model, keyed by axis sizes.
     refuted: HashMap<Sizes, Vec<Refutation>>,
     nearest_refuted: Option<Plan>,
     confirmed: usize,
@@ -307,7 +310,8 @@ impl<'a> Search<'a> {
         self.worst = worst.copied().unwrap_or(f64::INFINITY);
     }
 
-    /// Returns the reason why a candidate of these sizes, which takes at least `seconds`, is not among the best.
+    /// Returns the reason why a candidate with these axis sizes is not among the best plans, if its step takes at least
+    /// `seconds`.
     fn is_slower(&self, sizes: Sizes, seconds: f64) -> Option<Rejection> {
         let same = self.best.get(&sizes);
         if same.is_some_and(|kept| seconds >= kept.plan.step.seconds) {

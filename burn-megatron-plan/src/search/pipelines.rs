@@ -1,4 +1,5 @@
-//! Schedules of a search. Each schedule is generated once. For many micro-batches, only its start is generated.
+//! The pipeline schedules of a search. Each schedule is generated once. If there are many micro-batches, only the start
+//! of the schedule is generated.
 
 use std::sync::Arc;
 
@@ -11,39 +12,39 @@ use super::super::fit::in_flight;
 use super::cache::Cache;
 use super::space::PipelineSettings;
 
-/// The number of micro-batches per rank after which a schedule repeats itself.
+/// The number of micro-batches per rank after which a schedule becomes periodic.
 const WARM_UP: usize = 4;
 
-/// Two schedules of the same pipeline. The second schedule has `ranks` more micro-batches, which is one period. All
-/// further periods take the time of this period.
+/// The schedule of a pipeline. For many micro-batches, it is represented by two shorter schedules. The second one has
+/// one period more than the first, which is `ranks` micro-batches. Each further period takes the same time.
 #[derive(Clone, Debug)]
 pub struct Pipeline {
     schedule: Arc<Schedule>,
-    /// The schedule with one more period, if the first schedule has fewer micro-batches than requested.
+    /// The schedule with one more period. `None` if `schedule` contains all requested micro-batches.
     next: Option<Arc<Schedule>>,
-    /// The number of further periods.
+    /// The number of further periods that are not in the schedules.
     periods: f64,
 }
 
 /// A value, or the reason why it cannot be created.
 type Made<V> = Result<Arc<V>, String>;
 
-/// The schedules and stages that layouts with the same pipeline share.
+/// A cache of the schedules and stages that layouts with the same pipeline share.
 #[derive(Debug, Default)]
 pub struct Pipelines {
-    /// Schedules, keyed by kind and stages per rank, ranks, micro-batches, and whether forwards and backwards are
-    /// paired.
+    /// Schedules, keyed by kind and stages per rank, ranks, micro-batches, and whether forwards run together with
+    /// backwards of other micro-batches.
     schedules: Cache<(PipelineSettings, usize, usize, bool), Made<Schedule>>,
     /// Stages, keyed by kind and stages per rank, and ranks.
     stages: Cache<(PipelineSettings, usize), Made<Vec<StageLayout>>>,
 }
 
 impl Pipelines {
-    /// Returns the stages of a layout with these settings.
+    /// Returns the pipeline stages of a layout with these settings.
     ///
     /// # Errors
     ///
-    /// The reason why the layers cannot be distributed over the stages.
+    /// A message that explains why the layers cannot be distributed over the stages.
     pub fn stages(
         &self,
         settings: PipelineSettings,
@@ -56,11 +57,11 @@ impl Pipelines {
         })
     }
 
-    /// Returns the schedule of a layout with a pipeline, for `micro_batches` micro-batches.
+    /// Returns the pipeline schedule of a layout for `micro_batches` micro-batches.
     ///
     /// # Errors
     ///
-    /// The reason why the generator rejects the schedule.
+    /// A message that explains why the schedule generator rejects the settings.
     pub fn get(
         &self,
         settings: PipelineSettings,
@@ -94,7 +95,7 @@ impl Pipelines {
 }
 
 impl Pipeline {
-    /// Returns the seconds of all micro-batches.
+    /// Returns the simulated time of all micro-batches, in seconds.
     pub fn seconds(&self, times: &StageTimes) -> Result<f64, String> {
         let total = |schedule| total_time(schedule, times).map_err(|error| error.to_string());
         let seconds = total(&self.schedule)?;
@@ -104,8 +105,8 @@ impl Pipeline {
         })
     }
 
-    /// Returns the peak number of bytes that a rank keeps for its backward. A micro-batch keeps `bytes[s]` in stage
-    /// `s`.
+    /// Returns the peak number of activation bytes of a pipeline rank over the schedule. A micro-batch keeps `bytes[s]`
+    /// bytes in stage `s` for its backward.
     pub fn in_flight(&self, rank: usize, bytes: &[u64]) -> u64 {
         let kept = in_flight(Some(&self.schedule), rank, bytes);
         match &self.next {
@@ -124,8 +125,8 @@ mod tests {
     use burn_megatron::mesh::ScheduleKind;
     use burn_megatron::pipeline::schedule::simulate;
 
-    /// The start of a schedule determines the time and the memory of the whole schedule, for every kind and for stages
-    /// of different sizes.
+    /// Checks that the start of a schedule determines the time and the memory of the whole schedule, for every kind of
+    /// schedule and for stages of different sizes.
     #[test]
     fn a_schedule_repeats_itself() {
         let pipelines = Pipelines::default();
@@ -180,7 +181,8 @@ mod tests {
         }
     }
 
-    /// Bubbles of published layouts: 1.0819 % of the step of Llama 3 70B, 0.4537 % of 405B, 0.3891 % of DeepSeek-V3.
+    /// Checks the bubbles of published layouts: 1.0819 % of the step for Llama 3 70B, 0.4537 % for Llama 3 405B, and
+    /// 0.3891 % for DeepSeek-V3.
     #[test]
     fn bubbles_are_the_known_ones() {
         let pipelines = Pipelines::default();

@@ -6,20 +6,21 @@ use super::super::memory::MemoryByKind;
 use super::super::time::LayerSeconds;
 use super::visit::RankStages;
 
-/// Ranks of a pipeline that hold and compute the same. There are few classes, since the middle stages are identical.
+/// Pipeline ranks that hold the same layers and run the same computation. There are few classes, because the middle
+/// stages of a pipeline are identical.
 pub(super) struct RankClass {
     pub elements: RankElements,
     pub seconds: LayerSeconds,
     /// The ranks of the class.
     pub ranks: Vec<usize>,
-    /// The memory in addition to the state, on the rank of the class that needs the most.
+    /// The memory in addition to the training state, on the rank of the class that needs the most.
     pub working: MemoryByKind,
     /// The peak number of bytes of activations on the host, on the rank of the class that needs the most.
     pub on_host: u64,
 }
 
 impl RankClass {
-    /// Returns the classes of the ranks with these stages and times. The memory in addition to the state is not
+    /// Groups the ranks with these stages and times into classes. The memory in addition to the training state is not
     /// computed yet.
     pub fn of_ranks(
         profile: &ModelProfile,

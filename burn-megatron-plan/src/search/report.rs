@@ -1,4 +1,4 @@
-//! The results of a search, and the numbers of rejected candidates with their reasons.
+//! The results of a search: the best plans, and the numbers of rejected candidates with the reasons.
 
 use std::collections::BTreeMap;
 
@@ -9,34 +9,35 @@ use super::super::time::{StepEstimate, StepPart};
 use super::super::{Candidate, Recompute};
 use super::{Sizes, sizes_of};
 
-/// Reasons why candidates are not among the best.
+/// The reason why a candidate is not among the best plans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Rejection {
-    /// The devices do not form the mesh.
+    /// The number of devices does not match the sizes of the axes.
     Mesh,
-    /// The model or its sequence cannot be split over the layout.
+    /// The layout cannot split the model or its sequences.
     Model,
-    /// The samples cannot be divided over replicas and micro-batches.
+    /// The global batch cannot be divided into micro-batches on the data-parallel replicas.
     Batch,
     /// The layers cannot be distributed over the stages.
     Stages,
     /// The schedule does not support this number of micro-batches.
     Schedule,
-    /// The data axis cannot be sharded in this way.
+    /// The training state cannot be sharded in this way over the data axis.
     Sharding,
     /// The candidate does not fit into memory.
     Memory,
-    /// The memory cannot be computed, since an operation of the model does not support these sizes.
+    /// The memory cannot be computed, because an operation of the model does not support these sizes.
     Unplanned,
-    /// Other settings of the same sizes are faster.
+    /// Other candidates with the same axis sizes are faster.
     SameSizes,
-    /// Layouts of other sizes are faster.
+    /// Layouts with other axis sizes are faster.
     Slower,
 }
 
 impl Rejection {
-    /// Returns the reason in words, for example for `12 candidates: the devices do not form the mesh`.
+    /// Returns a description of the reason, for example for a line such as `12 candidates: the devices do not form the
+    /// mesh`.
     pub const fn describe(self) -> &'static str {
         match self {
             Self::Mesh => "the devices do not form the mesh",
@@ -58,17 +59,17 @@ impl Rejection {
 pub struct RejectionCount {
     /// The number of candidates.
     pub candidates: u64,
-    /// The message of the first rejected candidate that has a message.
+    /// The error message of one of the rejected candidates, if there is a message.
     pub example: Option<String>,
 }
 
-/// The numbers of candidates of a search. The number of candidates is the number of best plans plus the number of
-/// rejected candidates.
+/// The numbers of evaluated and rejected candidates of a search. Every candidate is either one of the best plans or
+/// rejected.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct SearchCounts {
-    /// All candidates.
+    /// The number of all candidates.
     pub candidates: u64,
-    /// The rejected candidates, keyed by reason.
+    /// The numbers of rejected candidates, keyed by reason.
     pub rejected: BTreeMap<Rejection, RejectionCount>,
 }
 
@@ -93,18 +94,19 @@ impl SearchCounts {
     }
 }
 
-/// A layout that runs, with the cost of a step.
+/// A plan: a valid candidate with the estimated time and memory of a training step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
-    /// The layout and its settings.
+    /// The layout and the other settings of the plan.
     pub candidate: Candidate,
-    /// The time of a step.
+    /// The estimated time of a step.
     pub step: StepEstimate,
     /// The memory of the pipeline rank that needs the most.
     pub memory: MemoryByKind,
-    /// Tokens per second over all devices.
+    /// The throughput of all devices together, in tokens per second.
     pub tokens_per_second: f64,
-    /// Model FLOPs utilization: the operations of the model as a share of the peak of all devices, from 0 to 1.
+    /// The model FLOPs utilization (MFU): the FLOP/s of the model divided by the peak throughput of all devices, from 0
+    /// to 1.
     pub mfu: f64,
 }
 
@@ -136,8 +138,8 @@ impl Plan {
         )
     }
 
-    /// Returns the part of the step that loses the most time compared with the faster plan `best`, and the lost seconds
-    /// per step. Returns `None` if no part is slower.
+    /// Returns the part of the step that takes the most additional time compared with the plan `best`, and the
+    /// additional seconds per step. Returns `None` if no part takes longer than in `best`.
     pub fn loses_by(&self, best: &Self) -> Option<(StepPart, f64)> {
         let parts = self.step.parts.iter();
         let lost = parts.map(|(part, seconds)| (part, seconds - best.step.parts[part]));
@@ -151,7 +153,7 @@ impl Plan {
 pub struct SearchReport {
     /// The best plans, at most one for each set of axis sizes, fastest first.
     pub best: Vec<Plan>,
-    /// If no plan fits: the plan that needs the least memory.
+    /// The plan that needs the least memory, if no plan fits into memory.
     pub nearest: Option<Plan>,
     /// The numbers of candidates, with the reasons why they were rejected.
     pub counts: SearchCounts,

@@ -1,48 +1,51 @@
-//! The search space: the sizes of the axes, and the other settings.
+//! The search space: all possible axis sizes and other settings of a layout.
 
 use burn_megatron::mesh::{ParallelConfig, ScheduleKind, ZeroStage, stages::LayerSplit};
 
 use super::super::Recompute;
 
-/// The settings that are given instead of searched. `None` means that a setting is searched.
+/// The settings of a search that have a fixed value. A setting that is `None` is searched.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FixedSettings {
-    /// Ranks of the tensor axis.
+    /// The tensor-parallel size.
     pub tensor: Option<usize>,
-    /// Sequence parallelism.
+    /// Whether sequence parallelism is used.
     pub sequence_parallel: Option<bool>,
-    /// Settings that are never searched: the ranks per node, and communication overlap in layouts that support it.
+    /// The settings of the layout that are never searched: the number of ranks per node, and the communication overlap.
+    /// Overlap is used only in layouts that support it.
     pub given: ParallelConfig,
-    /// Ranks of the context axis.
+    /// The context-parallel size.
     pub context: Option<usize>,
-    /// Ranks of the pipeline axis.
+    /// The pipeline-parallel size.
     pub pipeline: Option<usize>,
     /// The pipeline schedule.
     pub schedule: Option<ScheduleKind>,
-    /// Stages per rank of the pipeline.
+    /// The number of pipeline stages per rank (virtual stages).
     pub virtual_stages: Option<usize>,
-    /// Ranks of the expert axis.
+    /// The expert-parallel size.
     pub expert: Option<usize>,
-    /// Ranks that share an expert.
+    /// The number of ranks over which each expert is split (expert tensor parallelism).
     pub expert_tensor: Option<usize>,
-    /// Replicas.
+    /// The data-parallel size.
     pub data: Option<usize>,
-    /// The state that is sharded over the data axis.
+    /// The ZeRO stage, which determines the training state that is sharded over the data axis.
     pub zero_stage: Option<ZeroStage>,
-    /// Ranks of a sharding group. The size of the data axis means one group.
+    /// The number of ranks in a sharding group (HSDP). If it equals the size of the data axis, there is one group.
     pub hsdp: Option<usize>,
-    /// Samples of a micro-batch.
+    /// The number of samples in a micro-batch.
     pub micro_batch: Option<usize>,
-    /// The kind of recomputation.
+    /// The kind of activation recomputation.
     pub recompute: Option<Recompute>,
-    /// The share of the optimizer state on the host. With 0, activations are not offloaded either.
+    /// The share of the optimizer state that is offloaded to the host, from 0 to 1. With 0, activations are not
+    /// offloaded either.
     pub offload: Option<f64>,
 }
 
-/// A schedule with its stages per rank, or `None` without a pipeline.
+/// A pipeline schedule and the number of stages per rank, or `None` without pipeline parallelism.
 pub type PipelineSettings = Option<(ScheduleKind, usize)>;
 
-/// The ZeRO stage, and the number of ranks of a sharding group. `None` means the whole data axis.
+/// A ZeRO stage and the number of ranks in a sharding group. `None` means that the whole data axis is one sharding
+/// group.
 pub type ShardingSettings = (ZeroStage, Option<usize>);
 
 /// Returns the divisors of a number in ascending order.
@@ -56,8 +59,8 @@ pub fn divisors(n: usize) -> Vec<usize> {
 }
 
 impl FixedSettings {
-    /// Returns all factorizations of `devices` over the axes, with and without sequence parallelism. A model with
-    /// experts also gets all factorizations of the expert grid.
+    /// Returns all factorizations of `devices` over the parallel axes, with and without sequence parallelism. For a
+    /// model with experts, they are combined with all factorizations over the axes of the expert grid.
     pub fn layouts(&self, devices: usize, has_experts: bool) -> Vec<ParallelConfig> {
         let mut layouts = vec![];
         let of = |fixed: Option<usize>, n: usize| sizes(fixed, n);
@@ -129,8 +132,8 @@ impl FixedSettings {
         .collect()
     }
 
-    /// Returns the schedules of a pipeline of `ranks` ranks for `layers` layers. The interleaved schedule is returned
-    /// with each number of stages that follows from a number of layers per stage.
+    /// Returns the schedules to try for a pipeline of `ranks` ranks and a model of `layers` layers. The interleaved
+    /// schedule is returned once for each possible number of stages per rank.
     pub fn pipelines(&self, ranks: usize, layers: usize) -> Vec<PipelineSettings> {
         if ranks == 1 {
             return vec![None];
@@ -156,7 +159,8 @@ impl FixedSettings {
         settings
     }
 
-    /// Returns the micro-batch sizes, which are the divisors of the samples of a replica.
+    /// Returns the micro-batch sizes to try. They are the divisors of `samples`, the number of samples per
+    /// data-parallel replica.
     pub fn micro_batches(&self, samples: usize) -> Vec<usize> {
         if let Some(fixed) = self.micro_batch {
             return vec![fixed];
@@ -164,7 +168,8 @@ impl FixedSettings {
         divisors(samples)
     }
 
-    /// Returns the shardings over a data axis of `ranks` ranks: no sharding, and ZeRO-1 to ZeRO-3 with each group size.
+    /// Returns the shardings to try for a data axis of `ranks` ranks: no sharding, and ZeRO-1 to ZeRO-3 with each size
+    /// of a sharding group.
     pub fn shardings(&self, ranks: usize) -> Vec<ShardingSettings> {
         let stages = [
             ZeroStage::Replicated,
@@ -193,7 +198,8 @@ impl FixedSettings {
         shardings
     }
 
-    /// Returns the kinds of recomputation. With a host, they include recomputation with offloaded inputs.
+    /// Returns the kinds of recomputation to try. If `has_host` is set, they include recomputation with offloaded
+    /// inputs.
     pub fn recomputes(&self, has_host: bool) -> Vec<Recompute> {
         let offloads = has_host && self.offload != Some(0.0);
         let all = Recompute::ALL
@@ -205,8 +211,8 @@ impl FixedSettings {
         all.collect()
     }
 
-    /// Returns the shares of the optimizer state on the host, in the order in which they are tried. The first share
-    /// that fits is used, since a larger share makes the step longer.
+    /// Returns the shares of the optimizer state to offload to the host, in the order in which they are tried. The
+    /// first share that fits into memory is used, because a larger share makes the step longer.
     pub fn offloads(&self, has_host: bool) -> &[f64] {
         match &self.offload {
             Some(fixed) => std::slice::from_ref(fixed),
@@ -216,7 +222,8 @@ impl FixedSettings {
     }
 }
 
-/// Returns the sizes of an axis among `ranks` ranks: the fixed size if it divides `ranks`, or else every divisor.
+/// Returns the possible sizes of an axis for `ranks` ranks. This is the fixed size, if it divides `ranks`. Without a
+/// fixed size, these are all divisors.
 fn sizes(fixed: Option<usize>, ranks: usize) -> Vec<usize> {
     match fixed {
         Some(size) if size > 0 && ranks.is_multiple_of(size) => vec![size],
@@ -225,8 +232,9 @@ fn sizes(fixed: Option<usize>, ranks: usize) -> Vec<usize> {
     }
 }
 
-/// Returns the split of layers over stages. Each stage gets the same number of layers if the number of stages divides
-/// the number of layers. Otherwise the first and the last stage get fewer layers, the last stage the fewest.
+/// Returns the split of layers over pipeline stages. If the number of layers is a multiple of the number of stages, all
+/// stages get the same number of layers. Otherwise the first and the last stage get fewer layers than the other stages,
+/// and the last stage gets the fewest.
 pub fn split(layers: usize, stages: usize) -> LayerSplit {
     if stages < 3 || layers.is_multiple_of(stages) {
         return LayerSplit::Even;
@@ -257,8 +265,8 @@ mod tests {
     #[test]
     fn every_factorisation_is_a_layout() {
         let free = FixedSettings::default();
-        // 4 = t c p d has ten solutions. Three have tensor 2 and one has tensor 4. These four exist with and without
-        // sequence parallelism.
+        // 4 = t c p d has ten solutions. Three of them have the tensor size 2, and one has the tensor size 4. These
+        // four exist with and without sequence parallelism.
         assert_eq!(free.layouts(4, false).len(), 10 + 4);
         let fixed = FixedSettings {
             tensor: Some(2),

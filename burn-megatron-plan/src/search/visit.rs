@@ -35,8 +35,8 @@ pub(super) struct Visit<'s> {
 }
 
 impl<'s> Visit<'s> {
-    /// Times the schedules and shardings of an entry. Skips settings that are slower than the results of the search so
-    /// far.
+    /// Estimates the time of all schedules and shardings of an entry. Settings that are slower than the results of the
+    /// search so far are skipped.
     pub fn of(search: &'s Search<'s>, entry: &'s Entry<'s>) -> Self {
         let mut visit = Self {
             search,
@@ -88,8 +88,9 @@ impl<'s> Visit<'s> {
         }
     }
 
-    /// Times a schedule with its shardings. Returns the shardings that do not fit with the whole optimizer state on the
-    /// device. Also returns the reason why the other shardings are not timed with activations on the host.
+    /// Estimates the time of a schedule with each sharding. Returns the shardings that do not fit into memory if the
+    /// whole optimizer state is on the device. Also returns the reason why the other shardings are not tried with
+    /// activation offload.
     fn schedule(
         &mut self,
         seconds: &(Recompute, ModelSeconds),
@@ -100,7 +101,7 @@ impl<'s> Visit<'s> {
             return (vec![], Rejection::SameSizes);
         }
         match self.time(seconds, settings, shardings) {
-            // Offloading is not faster if both fit.
+            // If a sharding fits without offload, offload is not faster.
             Ok(timed) => (self.shard(&timed, shardings), Rejection::SameSizes),
             Err((reason, text)) => {
                 let counts = &mut self.found.counts;
@@ -112,7 +113,7 @@ impl<'s> Visit<'s> {
         }
     }
 
-    /// Returns the reason why a candidate that takes at least `seconds` is not among the best.
+    /// Returns the reason why a candidate is not among the best plans, if its step takes at least `seconds`.
     fn is_slower(&self, seconds: f64) -> Option<Rejection> {
         if seconds >= self.fastest {
             return Some(Rejection::SameSizes);

@@ -1,4 +1,4 @@
-//! The time of the exchanges over the data axis and of the optimizer.
+//! Estimates the time of data-parallel communication and of the optimizer.
 
 use super::super::link::sent_bytes;
 use super::super::model_profile::GridElements;
@@ -16,38 +16,40 @@ const OPTIMIZER_BYTES: f64 = 4.0 + 3.0 * 8.0 + 2.0 + 4.0;
 /// Bytes that the CPU of the host reads and writes per element: the gradient, the master weight and the moments.
 const HOST_BYTES: f64 = 4.0 + 3.0 * 8.0;
 
-/// The seconds that the data axis and the optimizer add to a step, and the bytes that are sent.
+/// The time that data-parallel communication and the optimizer add to a step, and the bytes that a rank sends.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct DataExchange {
-    /// Seconds that the rank waits for gradients and parameters.
+    /// The time that the rank waits for gradients and parameters, in seconds.
     pub waited: f64,
-    /// The seconds of the optimizer.
+    /// The time of the optimizer step, in seconds.
     pub optimizer: f64,
-    /// Bytes that the rank sends.
+    /// The number of bytes that the rank sends over the data axis.
     pub bytes: f64,
 }
 
-/// The settings for sharding and exchanging the state of a rank.
+/// The settings that determine how the training state of a rank is sharded and communicated.
 #[derive(Clone, Copy, Debug)]
 pub struct StateSharing<'a> {
-    /// The settings of data parallelism.
+    /// The data-parallel settings.
     pub data: &'a DataParallelConfig,
-    /// Bytes of a parameter that is gathered.
+    /// The number of bytes per parameter element in all-gathers of parameters.
     pub parameter_bytes: f64,
-    /// The share of the optimizer state on the host, from 0 to 1.
+    /// The share of the optimizer state that is offloaded to the host, from 0 to 1.
     pub offloaded: f64,
 }
 
 impl DataExchange {
-    /// Computes the exchanges of a rank with these `parameters`, whose micro-batches take `seconds`. `groups` are the
-    /// [links](super::super::MeshLinks::sharding) of the dense and the expert grid.
+    /// Estimates the data-parallel communication of a rank with these `parameters`. `seconds` is the time of a
+    /// micro-batch on this rank. `groups` are the [links of the sharding groups](super::super::MeshLinks::sharding) of
+    /// the dense and the expert grid.
     ///
     /// Gradients are reduced during the backward of the last micro-batch. With ZeRO-2 and ZeRO-3, they are reduced
-    /// during every backward. Gathered parameters arrive during the first forward. With ZeRO-3, they are gathered in
-    /// each forward and backward. The rank waits only while an exchange takes longer than the computation.
+    /// during every backward. Parameters are gathered during the first forward. With ZeRO-3, they are gathered during
+    /// each forward and each backward. Communication overlaps with the computation. The rank waits only if the
+    /// communication takes longer than the computation.
     ///
-    /// Optimizer state on the host is updated on the host while the device updates the rest. Gradients are sent to the
-    /// host and parameters are sent back bucket by bucket.
+    /// The offloaded part of the optimizer state is updated on the host while the device updates the remaining part.
+    /// Gradients are copied to the host, and parameters are copied back, bucket by bucket.
     pub fn new(
         parameters: GridElements,
         groups: &[[GroupLinks; 2]; 2],
@@ -133,7 +135,7 @@ impl DataExchange {
         sum
     }
 
-    /// Adds the bytes to the bytes of the data axis.
+    /// Adds the number of bytes that are sent to the bytes of the data axis.
     pub fn add_to(&self, bytes: &mut AxisBytes) {
         bytes.add(Axis::Data.into(), self.bytes);
     }

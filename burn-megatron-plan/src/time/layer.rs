@@ -1,4 +1,4 @@
-//! The time of a layer: its operations on the device, and the exchanges for which it waits.
+//! Estimates the time of a layer: its operations on the device, and the communication for which it waits.
 
 use super::super::hardware::{Hardware, HardwareError};
 use super::super::link::sent_bytes;
@@ -9,20 +9,20 @@ use burn_megatron::collective::ExchangeKind;
 use burn_megatron::mesh::Axis;
 use burn_megatron::nn::tp_comm_overlap;
 
-/// The data types of a run that affect its time.
+/// The dtypes of a training run that affect its step time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ComputeTypes {
-    /// The type of products: a key of [`Hardware::peak`].
+    /// The dtype of matrix multiplications, as a key of [`Hardware::peak`].
     pub products: String,
-    /// The type of attention: a key of [`Hardware::peak`].
+    /// The dtype of attention, as a key of [`Hardware::peak`].
     pub attention: String,
-    /// Bytes of an operand of a product.
+    /// The number of bytes per element in the operands of matrix multiplications.
     pub operand_bytes: f64,
-    /// Bytes of a parameter that is gathered.
+    /// The number of bytes per parameter element in all-gathers of parameters.
     pub parameter_bytes: f64,
 }
 
-/// A device with its rates for the types of a run.
+/// The throughput of a device for the dtypes of a training run.
 #[derive(Clone, Debug)]
 pub struct DeviceRates<'a> {
     hardware: &'a Hardware,
@@ -31,26 +31,26 @@ pub struct DeviceRates<'a> {
     attention: f64,
 }
 
-/// The seconds of one micro-batch in a layer or a stage.
+/// The estimated time of one micro-batch in a layer or a pipeline stage, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LayerSeconds {
-    /// The forward.
+    /// The time of the forward.
     pub forward: PartSeconds,
-    /// The gradients of the inputs, including recomputation.
+    /// The time of the part of the backward that computes the gradients of the inputs, including recomputation.
     pub input_gradient: PartSeconds,
-    /// The gradients of the weights.
+    /// The time of the part of the backward that computes the gradients of the weights.
     pub weight_gradient: PartSeconds,
-    /// The part of the exchanges that overlaps with the computation of another micro-batch. It is 0 unless the layout
-    /// [pairs](burn_megatron::mesh::ParallelConfig::overlap_moe_expert_parallel_comm) a forward with the backward of
-    /// another micro-batch.
+    /// The communication time that overlaps with the computation of another micro-batch. It is 0 unless the layout
+    /// [runs a forward together with the backward of another
+    /// micro-batch](burn_megatron::mesh::ParallelConfig::overlap_moe_expert_parallel_comm).
     pub hidden: f64,
-    /// The part of the exchanges of a backward that overlaps with the weight gradients of the same backward. It also
-    /// overlaps without a pair.
+    /// The communication time of a backward that overlaps with the weight gradients of the same backward. This overlap
+    /// does not need another micro-batch.
     pub hidden_alone: f64,
 }
 
 impl LayerSeconds {
-    /// Adds another layer `times` times.
+    /// Adds the time of another layer, multiplied by `times`.
     pub fn add(&mut self, other: &Self, times: usize) {
         let times = times as f64;
         self.forward += other.forward * times;
@@ -60,8 +60,8 @@ impl LayerSeconds {
         self.hidden_alone += other.hidden_alone * times;
     }
 
-    /// Adds the time of recomputation to the backward. Selective recomputation repeats the streaming operations; full
-    /// recomputation repeats the whole forward.
+    /// Adds the time of recomputation to the backward. Selective recomputation repeats the memory-bound operations of
+    /// the forward. Full recomputation repeats the whole forward.
     pub fn recomputed(mut self, recompute: Recompute) -> Self {
         self.input_gradient[StepPart::Recomputation] += match recompute {
             Recompute::None => 0.0,
@@ -71,8 +71,8 @@ impl LayerSeconds {
         self
     }
 
-    /// Adds a transfer of `transfer` seconds to the host in the forward, and from the host in the backward. A pass
-    /// waits only while the transfer takes longer than the pass.
+    /// Adds the time of activation offload. `transfer` is the time in seconds to copy the input to the host in the
+    /// forward, or back in the backward. A pass waits only if the copy takes longer than the pass.
     pub fn offloaded(mut self, transfer: f64) -> Self {
         let backward = self.input_gradient.total() + self.weight_gradient.total();
         self.input_gradient[StepPart::Offload] += (transfer - backward).max(0.0);
@@ -80,12 +80,12 @@ impl LayerSeconds {
         self
     }
 
-    /// Returns the sum of the forward and both parts of the backward.
+    /// Returns the total time: the forward and both parts of the backward.
     pub fn total(&self) -> PartSeconds {
         self.forward + self.input_gradient + self.weight_gradient
     }
 
-    /// Returns the seconds of a micro-batch that is paired with other micro-batches.
+    /// Returns the time of a micro-batch if each pass runs together with a pass of another micro-batch.
     pub fn in_pairs(&self) -> PartSeconds {
         let mut seconds = self.total();
         seconds[StepPart::Expert] -= self.hidden;
@@ -94,11 +94,11 @@ impl LayerSeconds {
 }
 
 impl<'a> DeviceRates<'a> {
-    /// Creates the rates of a device for these types.
+    /// Creates the throughput of a device for the given dtypes.
     ///
     /// # Errors
     ///
-    /// [`HardwareError::NoPeak`] if the device has no peak for one of the types.
+    /// [`HardwareError::NoPeak`] if the hardware has no peak throughput for one of the dtypes.
     pub fn new(hardware: &'a Hardware, types: &'a ComputeTypes) -> Result<Self, HardwareError> {
         Ok(Self {
             hardware,
@@ -108,24 +108,25 @@ impl<'a> DeviceRates<'a> {
         })
     }
 
-    /// Returns the hardware.
+    /// Returns the hardware constants.
     pub fn hardware(&self) -> &'a Hardware {
         self.hardware
     }
 
-    /// Returns the peak of products, to which utilization is relative.
+    /// Returns the peak throughput of matrix multiplications in FLOP/s. Model FLOPs utilization (MFU) is relative to
+    /// this peak.
     pub fn peak(&self) -> f64 {
         self.products
     }
 
-    /// Returns whether exchanges overlap with computation. They do not if ranks share cores, since the cores also copy
-    /// the messages.
+    /// Returns whether communication overlaps with computation. It does not if ranks share CPU cores, because the cores
+    /// also copy the messages.
     pub(super) fn hides(&self) -> bool {
         self.hardware.cores.is_none()
     }
 
-    /// Returns the seconds of a product: the maximum of the time of its operations and the time to read its operands
-    /// and write its result.
+    /// Returns the time of a matrix multiplication in seconds. It is the time to compute the FLOPs, or the time to read
+    /// the operands and write the result, whichever is longer.
     pub fn product(&self, product: &Product) -> f64 {
         let [batch, m, n, k] =
             [product.batch, product.m, product.n, product.k].map(|size| size as f64);
@@ -140,24 +141,26 @@ impl<'a> DeviceRates<'a> {
         bytes / self.hardware.bandwidth
     }
 
-    /// Returns the seconds of a layer.
+    /// Returns the estimated time of a layer for one micro-batch.
     ///
-    /// The time of the backward follows from the forward:
+    /// The time of the backward is computed from the forward:
     ///
-    /// - Each of the two gradients of a product takes the time of the product.
-    /// - The backward of attention has 2.5 times the operations of the forward (one more product).
-    /// - Streaming operations move twice the bytes (also the gradient).
+    /// - A matrix multiplication has two gradients, and each takes the time of the multiplication in the forward.
+    /// - The backward of attention has 2.5 times the FLOPs of the forward, because it computes the scores again.
+    /// - Memory-bound operations read and write twice the number of bytes, because they also read and write gradients.
     ///
-    /// The following exchanges overlap with computation, except on shared cores:
+    /// The following communication overlaps with computation, unless ranks share CPU cores:
     ///
-    /// - Exchanges of the tensor axis in the backward overlap with the weight gradients. In the forward, they overlap
-    ///   with the products if these run [in chunks](burn_megatron::nn::tp_comm_overlap).
-    /// - Messages of a context ring overlap with attention.
-    /// - All-to-alls of expert rows overlap with the computation of another micro-batch, if the layout has such pairs.
-    ///   In the forward, they overlap with the backward of the other micro-batch. In the backward, they overlap with
-    ///   its forward, or with the layer's own weight gradients.
+    /// - Tensor-parallel collectives of the backward overlap with the weight gradients. Tensor-parallel collectives of
+    ///   the forward overlap with matrix multiplications if these are [split into
+    ///   chunks](burn_megatron::nn::tp_comm_overlap).
+    /// - Messages of ring attention (context parallelism) overlap with attention.
+    /// - All-to-alls of expert parallelism overlap with another micro-batch, if the layout runs a forward together with
+    ///   the backward of another micro-batch. The all-to-alls of a forward then overlap with the backward of the other
+    ///   micro-batch. The all-to-alls of a backward overlap with the forward of the other micro-batch, or with the
+    ///   weight gradients of the same layer.
     ///
-    /// The rank waits for all other exchanges.
+    /// The rank waits for all other communication.
     pub fn layer(&self, layer: &LayerProfile, links: &MeshLinks<'_>) -> LayerSeconds {
         let products: f64 = layer.products.iter().map(|p| self.product(p)).sum();
         let flops: f64 = layer.attention.iter().map(|shape| shape.flops()).sum();
@@ -203,9 +206,9 @@ impl<'a> DeviceRates<'a> {
         }
     }
 
-    /// Returns three times of the exchanges of a pass, in seconds. The first is the time by part. The second is the
-    /// time of the messages of a context ring, which are in no part. The third is the time of the all-to-alls of expert
-    /// rows.
+    /// Returns three communication times of a pass, in seconds. The first is the time divided into parts. The second is
+    /// the time of the messages of ring attention, which the first does not include. The third is the time of the
+    /// all-to-alls of expert parallelism.
     fn exchanged(
         &self,
         layer: &LayerProfile,
@@ -231,7 +234,8 @@ impl<'a> DeviceRates<'a> {
     }
 }
 
-/// Returns the part of an exchange, which follows from its axes. Expert axes come before context, data and tensor.
+/// Returns the part of the step to which a collective belongs, depending on its axes. Expert axes come before context,
+/// data and tensor.
 fn part(exchange: &Exchange) -> StepPart {
     let has = |axis| exchange.axes.contains(axis);
     if has(Axis::Expert) || has(Axis::ExpertTensor) {
@@ -245,7 +249,7 @@ fn part(exchange: &Exchange) -> StepPart {
     }
 }
 
-/// Adds the bytes that a rank sends in these passes of a layer, `times` times.
+/// Adds the number of bytes that a rank sends in the given passes of a layer, multiplied by `times`.
 pub fn add_sent(bytes: &mut AxisBytes, layer: &LayerProfile, passes: &[TrainingPass], times: f64) {
     let exchanges = layer.exchanges.iter();
     for exchange in exchanges.filter(|exchange| passes.contains(&exchange.pass)) {

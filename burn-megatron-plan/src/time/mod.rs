@@ -1,9 +1,9 @@
-//! The time of a step: its layers, the pipeline, the data axis and the optimizer.
+//! Estimates the time of a training step: its layers, the pipeline, data-parallel communication and the optimizer.
 //!
-//! A step is `m` micro-batches through the pipeline, timed by the
-//! [simulator](burn_megatron::pipeline::schedule::simulate) with the times of each stage. Then come the wait for
-//! gradients and parameters, and the optimizer. The cost model is an alpha-beta and roofline model: an operation takes
-//! the maximum of its compute time and its memory time.
+//! The [simulator](burn_megatron::pipeline::schedule::simulate) computes the time of all micro-batches in the pipeline
+//! from the times of each stage. The time to wait for gradients and parameters, and the time of the optimizer, are
+//! added. Operations follow a roofline model: an operation takes its compute time or its memory time, whichever is
+//! longer. Communication follows an alpha-beta model (latency plus bytes divided by bandwidth).
 
 mod data;
 mod layer;
@@ -24,20 +24,20 @@ use burn_megatron::mesh::stages::StageLayout;
 use burn_megatron::mesh::{Axis, Grid};
 use burn_megatron::pipeline::schedule::StageTimes;
 
-/// The time of a step of one layout.
+/// The estimated time of a training step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepEstimate {
-    /// Seconds of a step.
+    /// The time of a step, in seconds.
     pub seconds: f64,
-    /// The seconds by part, for the rank that computes the longest.
+    /// The time of each part of the step in seconds, for the rank that computes the longest.
     pub parts: PartSeconds,
-    /// The share of the pipeline's time in which its ranks do not compute, from 0 to 1.
+    /// The pipeline bubble: the share of time in which pipeline ranks do not compute, from 0 to 1.
     pub bubble: f64,
-    /// The bytes of the rank that sends the most.
+    /// The number of bytes that a rank sends in a step, for the rank that sends the most.
     pub bytes: AxisBytes,
 }
 
-/// The seconds of one micro-batch in each layer of a model.
+/// The estimated time of one micro-batch in each layer of a model.
 #[derive(Clone, Debug)]
 pub struct ModelSeconds {
     embedding: LayerSeconds,
@@ -45,19 +45,19 @@ pub struct ModelSeconds {
     output: LayerSeconds,
 }
 
-/// The seconds of one micro-batch, by stage and by rank.
+/// The estimated time of one micro-batch, for each pipeline stage and for each pipeline rank.
 #[derive(Clone, Debug)]
 pub struct PipelineSeconds {
-    /// The seconds of each stage.
+    /// The time of each stage.
     pub stages: Vec<LayerSeconds>,
-    /// The seconds of a message from a stage to the next stage.
+    /// The time of a message from a stage to the next stage, in seconds.
     pub transfer: f64,
-    /// The seconds of each rank: the sum over its stages.
+    /// The time of each pipeline rank, which is the sum over its stages.
     pub ranks: Vec<LayerSeconds>,
 }
 
 impl ModelSeconds {
-    /// Computes the seconds of each layer, without recomputation.
+    /// Estimates the time of each layer, without recomputation.
     pub fn new(model: &ModelProfile, rates: &DeviceRates<'_>, links: &MeshLinks<'_>) -> Self {
         let of = |block: &BlockProfile| rates.layer(&block.layer, links);
         Self {
@@ -67,7 +67,7 @@ impl ModelSeconds {
         }
     }
 
-    /// Adds recomputation to all layers except the embedding and the output layer.
+    /// Adds the time of recomputation to all layers except the embedding and the output layer.
     pub fn recomputed(
         &self,
         recompute: Recompute,
@@ -91,7 +91,8 @@ impl ModelSeconds {
         }
     }
 
-    /// Returns the seconds of all layers of the model. Uses pairs if the layout has them.
+    /// Returns the time of all layers of the model in seconds. If the layout runs a forward together with the backward
+    /// of another micro-batch, the overlap is included.
     pub fn whole(&self, model: &ModelProfile) -> f64 {
         let whole = StageLayout {
             embedding: true,
@@ -111,7 +112,7 @@ impl ModelSeconds {
         sum
     }
 
-    /// Returns the seconds of the stages of a pipeline. `rank_of` returns the rank of a stage.
+    /// Returns the times of the stages and ranks of a pipeline. `rank_of` returns the rank of a stage.
     pub fn pipeline(
         &self,
         model: &ModelProfile,
@@ -141,7 +142,7 @@ impl ModelSeconds {
 }
 
 impl PipelineSeconds {
-    /// Returns the times for the simulator.
+    /// Returns the times of all stages in the format of the pipeline simulator.
     pub fn stage_times(&self) -> StageTimes {
         let of = |seconds: fn(&LayerSeconds) -> f64| self.stages.iter().map(seconds).collect();
         StageTimes {
@@ -156,7 +157,7 @@ impl PipelineSeconds {
         }
     }
 
-    /// Returns the rank that computes the longest, and its seconds.
+    /// Returns the index of the rank that computes the longest, and its time in seconds.
     pub fn busiest(&self) -> (usize, f64) {
         let ranks = self.ranks.iter().enumerate();
         let seconds = ranks.map(|(rank, seconds)| (rank, seconds.total().total()));
@@ -171,8 +172,8 @@ impl PipelineSeconds {
         sum * (1.0 / self.ranks.len() as f64)
     }
 
-    /// Returns the seconds by part of the rank that computes the longest. For ranks that share cores, returns the mean,
-    /// since shared cores are never idle.
+    /// Returns the time of each part for the rank that computes the longest. If ranks share CPU cores, returns the mean
+    /// over the ranks, because shared cores are never idle.
     fn least(&self, rates: &DeviceRates<'_>, of: fn(&LayerSeconds) -> PartSeconds) -> PartSeconds {
         match rates.hides() {
             true => of(&self.ranks[self.busiest().0]),
@@ -180,16 +181,17 @@ impl PipelineSeconds {
         }
     }
 
-    /// Returns the seconds that a step spends in its layers, for the rank that computes the longest, or the mean over
-    /// ranks that share cores.
+    /// Returns the time that a step spends in its layers, for the rank that computes the longest. If ranks share CPU
+    /// cores, returns the mean over the ranks.
     fn in_layers(&self, rates: &DeviceRates<'_>, micro_batches: usize) -> PartSeconds {
         let mut seconds = self.least(rates, LayerSeconds::in_pairs) * micro_batches as f64;
         seconds[StepPart::Expert] += self.alone();
         seconds
     }
 
-    /// Returns the seconds in which a rank without a pipeline waits for the exchanges of the first forward and the last
-    /// backward, which have no pair. With a pipeline, other actions are unpaired too; the simulator accounts for them.
+    /// Returns the time for which a rank waits for communication in the first forward and the last backward. These two
+    /// do not run together with another micro-batch. Returns 0 with pipeline parallelism, because the pipeline
+    /// simulator includes this time.
     fn alone(&self) -> f64 {
         match &self.ranks[..] {
             [only] => only.hidden - only.hidden_alone,
@@ -197,14 +199,15 @@ impl PipelineSeconds {
         }
     }
 
-    /// Returns a lower bound of the seconds of a step of `micro_batches` micro-batches. Without a pipeline, it is the
-    /// time of the step in the layers.
+    /// Returns a lower bound of the time of `micro_batches` micro-batches, in seconds. Without pipeline parallelism, it
+    /// equals the time of the layers.
     pub fn bound(&self, rates: &DeviceRates<'_>, micro_batches: usize) -> f64 {
         self.in_layers(rates, micro_batches).total()
     }
 
-    /// Returns the seconds in which one micro-batch passes all stages forward and backward. A schedule takes at least
-    /// this time. With many stages there are many transfers, which the [bound](Self::bound) does not count.
+    /// Returns the time in seconds in which one micro-batch passes forward and backward through all stages, including
+    /// the transfers between ranks. Every schedule takes at least this time. [`bound`](Self::bound) does not include
+    /// transfers, so this bound can be larger if there are many stages.
     pub fn path(&self, rank_of: impl Fn(usize) -> usize) -> f64 {
         let StageTimes {
             forward,
@@ -218,9 +221,9 @@ impl PipelineSeconds {
         forward + input_gradient.iter().sum::<f64>() + 2.0 * hops.count() as f64 * self.transfer
     }
 
-    /// Corrects the simulated time `total` of `micro_batches` micro-batches for ranks that share cores. A rank that
-    /// waits leaves its core to the other ranks. The time is the maximum of all computation on all cores and the
-    /// longest path with one core per action.
+    /// Corrects the simulated time `total` of `micro_batches` micro-batches if the ranks share CPU cores. While a rank
+    /// waits, other ranks use its share of the cores. The corrected time is the time of all computation on all cores,
+    /// or the time of the longest path with a whole core per action, whichever is longer.
     pub fn on_cores(
         &self,
         total: f64,
@@ -237,7 +240,8 @@ impl PipelineSeconds {
         }
     }
 
-    /// Returns the estimate of a step of `micro_batches` micro-batches that take `total` seconds in the pipeline.
+    /// Returns the estimate of a whole training step. `total` is the time of `micro_batches` micro-batches in the
+    /// pipeline, in seconds.
     pub fn step(
         &self,
         total: f64,
@@ -260,7 +264,8 @@ impl PipelineSeconds {
     }
 }
 
-/// Returns the bytes that a rank with these stages sends in the layers of a step and to other stages.
+/// Returns the number of bytes that a rank with the given pipeline stages sends in a step, in its layers and to other
+/// stages.
 pub fn layer_bytes(
     model: &ModelProfile,
     stages: &[&StageLayout],
@@ -317,7 +322,7 @@ mod tests {
         }
     }
 
-    /// A waiting rank leaves its core to the other ranks.
+    /// While a rank waits, other ranks use its share of the cores.
     #[test]
     fn a_bubble_costs_nothing_on_shared_cores() {
         let rank = |seconds| LayerSeconds {
@@ -329,7 +334,7 @@ mod tests {
             transfer: 0.0,
             ranks: vec![rank(1.0), rank(3.0)],
         };
-        // Four micro-batches, for which a pipeline needs 14 seconds.
+        // Four micro-batches, for which a pipeline needs 14 seconds without shared cores.
         let total = |hardware: &Hardware| seconds.on_cores(14.0, 4, hardware, 2);
         assert_eq!(total(&Hardware::named("H100").unwrap()), 14.0);
         assert_eq!(total(&on_cores(2)), 14.0);
@@ -354,7 +359,8 @@ mod tests {
         assert_eq!((step.seconds, step.bubble), (8.0, 0.0));
     }
 
-    /// An exchange that could overlap with weight gradients is not hidden if the compute cores copy its messages.
+    /// A collective that could overlap with weight gradients does not overlap if the cores that compute also copy its
+    /// messages.
     #[test]
     fn nothing_is_hidden_on_shared_cores() {
         let mesh = Mesh::new(&ParallelConfig::new().with_tensor(2), 2).unwrap();
@@ -391,7 +397,8 @@ mod tests {
         assert!(waited(&on_cores(2)) > 1e-6);
     }
 
-    /// All-to-alls of expert rows overlap with the computation of another micro-batch in the same pair.
+    /// All-to-alls of expert parallelism overlap with the computation of the other micro-batch that runs at the same
+    /// time.
     #[test]
     fn pairs_hide_the_exchanges_of_experts() {
         let types = ComputeTypes {
@@ -449,7 +456,7 @@ mod tests {
         assert!(exchanged > 0.0 && plain.hidden == 0.0);
         assert!((waited - 4.0 * exchanged).abs() < 1e-12);
         assert_eq!(times.paired_forward, times.forward);
-        // The first forward and the last backward are unpaired. The last backward overlaps its exchanges with its
+        // The first forward and the last backward run alone. The communication of the last backward overlaps with its
         // weight gradients.
         let (pairs, waited, times) = seconds(&h100, 8192, true);
         assert!((pairs.hidden - exchanged).abs() < 1e-12);
@@ -461,7 +468,7 @@ mod tests {
             pairs.input_gradient.total(),
             times.input_gradient[0]
         ));
-        // Short products hide only their own time.
+        // Short matrix multiplications hide communication only for the time that they take.
         let (short, ..) = seconds(&h100, 64, true);
         let computed = short.total().total() - short.total()[StepPart::Expert];
         assert!((short.hidden - computed).abs() < 1e-15 && 0.0 < computed && computed < exchanged);

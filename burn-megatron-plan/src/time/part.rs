@@ -1,34 +1,34 @@
-//! The parts of the time of a step.
+//! The parts into which the time of a training step is divided.
 
 use std::ops::{Add, AddAssign, Index, IndexMut, Mul};
 
 use serde::Serialize;
 
-/// A part of a step's time.
+/// A part of the time of a training step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum StepPart {
-    /// Matrix products.
+    /// Matrix multiplications.
     Products,
     /// Attention.
     Attention,
-    /// Memory-bound operations: norms, activations, rotary positions, residuals.
+    /// Memory-bound operations: norms, activation functions, rotary position embeddings and residual additions.
     Streaming,
-    /// Overhead of operations in addition to their computation.
+    /// The overhead per operation, such as kernel launches.
     Overhead,
-    /// Waiting for exchanges over the tensor axis.
+    /// Waiting for tensor-parallel communication.
     Tensor,
-    /// Waiting for exchanges over the context axis.
+    /// Waiting for context-parallel communication.
     Context,
-    /// Waiting for exchanges of expert rows.
+    /// Waiting for expert-parallel communication.
     Expert,
-    /// Recomputing a forward in the backward.
+    /// Recomputing activations in the backward.
     Recomputation,
-    /// Waiting for activations that are transferred to or from the host.
+    /// Waiting for activations that are copied to or from the host.
     Offload,
     /// Waiting for other stages of the pipeline.
     Bubble,
-    /// Waiting for gradients and parameters over the data axis.
+    /// Waiting for data-parallel communication of gradients and parameters.
     Data,
     /// The optimizer step.
     Optimizer,
@@ -51,7 +51,7 @@ impl StepPart {
         Self::Optimizer,
     ];
 
-    /// Returns the name in reports.
+    /// Returns the name that reports show.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Products => "products",
@@ -70,12 +70,12 @@ impl StepPart {
     }
 }
 
-/// Seconds by [`StepPart`].
+/// The time in seconds of each [`StepPart`].
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct PartSeconds([f64; StepPart::ALL.len()]);
 
 impl PartSeconds {
-    /// Returns the seconds of one part.
+    /// Creates times in which only one part is not 0.
     pub fn of(part: StepPart, seconds: f64) -> Self {
         let mut all = Self::default();
         all[part] = seconds;
@@ -92,7 +92,7 @@ impl PartSeconds {
         StepPart::ALL.into_iter().map(|part| (part, self[part]))
     }
 
-    /// Returns the largest part other than products and attention, which no layout avoids.
+    /// Returns the part with the longest time, except matrix multiplications and attention, which every layout needs.
     pub fn largest_cost(&self) -> StepPart {
         let avoidable = StepPart::ALL.into_iter().skip(2);
         let largest = avoidable.max_by(|one, two| self[*one].total_cmp(&self[*two]));

@@ -1,26 +1,27 @@
-//! Differences of tensors, and the bounds within which rounding explains them.
+//! Computes differences of tensors, and the bounds on differences that rounding errors can cause.
 
 use burn::tensor::{DType, Device};
 
-/// The scale of a sum is at least this share of the magnitude of its terms. Sums can cancel to zero in exact
-/// arithmetic. The computed value of such a sum is rounding noise, whose size depends on the terms.
+/// The lower bound of the scale of a sum, as a share of the sum of the absolute values of its terms. Sums can cancel to
+/// zero in exact arithmetic. The computed value of such a sum is rounding noise, whose size depends on the terms.
 pub(super) const CANCELLED: f64 = 0.1;
 
 /// The error bounds of a device.
 ///
 /// The bound of a single operation is two roundings of its output plus 16 `sqrt(n)` unit roundoffs of f32. `n` is the
-/// longest sum that the operation can have. `sqrt(n)` is the standard deviation of `n` roundings, and the factor
-/// includes a margin for approximated functions. Sums of 16-bit values are expected to be accumulated in f32.
+/// number of terms of the longest sum that the operation can contain. `sqrt(n)` is the standard deviation of `n`
+/// roundings, and the factor 16 includes a margin for approximated functions. Sums of 16-bit values are expected to be
+/// accumulated in f32.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Units {
     margin: f64,
-    /// The unit roundoff of the factors of products, if the device rounds them.
+    /// The unit roundoff of the operands of matrix multiplications, if the device rounds them.
     factors: Option<f64>,
 }
 
 impl Units {
     pub fn of(device: &Device, margin: f64) -> Self {
-        // On CUDA, Burn multiplies f32 with the factors in TF32.
+        // On CUDA, Burn rounds the operands of f32 matrix multiplications to TF32.
         let is_cuda = format!("{device:?}").contains("Cuda");
         Self {
             margin,
@@ -28,14 +29,14 @@ impl Units {
         }
     }
 
-    /// Returns the bound of one operation with sums of `n` terms and an output of this type.
+    /// Returns the bound of one operation that contains sums of `n` terms and has an output of this dtype.
     pub fn operation(&self, n: usize, output: DType, is_product: bool) -> f64 {
         let sums = 16.0 * 2f64.powi(-24) * (n as f64).sqrt();
         let factors = self.factors.filter(|_| is_product).unwrap_or_default();
         self.margin * (2.0 * unit(output) + sums + 4.0 * factors)
     }
 
-    /// Returns the bound of `operations` operations in a row.
+    /// Returns the bound of a sequence of `operations` operations.
     pub fn row(&self, operations: usize, scale: &Scale) -> f64 {
         let factors = self.factors.filter(|_| scale.has_products);
         let unit = unit(scale.narrowest).max(factors.unwrap_or_default());
@@ -43,17 +44,17 @@ impl Units {
     }
 }
 
-/// The properties on which the rounding error of several operations depends.
+/// The properties of a sequence of operations on which its rounding error depends.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Scale {
     /// The largest number of values that one operation adds.
     pub longest_sum: usize,
-    /// The narrowest float type.
+    /// The narrowest float dtype.
     pub narrowest: DType,
     pub has_products: bool,
 }
 
-/// Returns the unit roundoff of a type.
+/// Returns the unit roundoff of a dtype.
 fn unit(dtype: DType) -> f64 {
     match dtype {
         DType::F64 => 2f64.powi(-53),
@@ -66,8 +67,8 @@ fn unit(dtype: DType) -> f64 {
 /// Returns the largest difference of two elements, divided by the largest finite element of the reference or by
 /// `scale`, whichever is larger.
 ///
-/// Returns infinity if the lengths differ, or if an element is NaN or infinite and the other element is not equal to
-/// it.
+/// Returns infinity if the lengths differ. Also returns infinity if an element is NaN or infinite, unless both elements
+/// are equal.
 pub fn difference(expected: &[f64], found: &[f64], scale: f64) -> f64 {
     if expected.len() != found.len() {
         return f64::INFINITY;

@@ -1,26 +1,28 @@
-//! Compares one step of any Burn module on a device with the same step on the CPU in f64.
+//! Compares one training step of any Burn module on a device, such as a GPU, with the same step on the CPU in f64.
 //!
-//! [`check_device`] runs a forward and a backward on each device. It compares the loss and every gradient with the
-//! results of an [`Oracle`] on the CPU.
+//! [`check_device`] runs a forward and a backward on each device. It compares the loss and every gradient with
+//! reference results from the CPU: see [`Oracle`].
 //!
-//! To find the module where a difference starts, it records the operations of the forward on Burn's capture device,
-//! with the parameter that each operation reads. It runs them one at a time on the device, with the values of the
-//! oracle as inputs. The report names the first operation whose output differs from the oracle. If each operation is
-//! correct alone but the step is not, the operations run in a row, as in a program (fused, in a build with `fusion`).
-//! Bisection then finds the first output that differs.
+//! It also finds the module in which a difference starts. For this, it records the operations of the forward on Burn's
+//! capture device, with the parameter that each operation reads. It then runs each operation separately on the device,
+//! with inputs from the reference. The report names the first operation whose output differs from the reference. If
+//! each single operation is correct but the step is not, the operations are run as a sequence, as in a program. In a
+//! build with the feature `fusion`, the sequence is fused. Bisection then finds the first output of the sequence that
+//! differs.
 //!
 //! Limitations of the report:
 //!
-//! - An operation belongs to the module of the parameter that it reads. An operation without a parameter, such as an
-//!   activation, belongs to the module of the parameter that was read last.
-//! - The operations are recorded without autodiff. For some layers, such as `Linear`, autodiff may use other
-//!   operations. A difference in these operations is only visible in the loss and the gradients.
-//! - The backward is compared by the gradients of parameters. The report names the first gradient that differs in the
-//!   order of the backward, but no operation.
-//! - A forward cannot be recorded if it reads values of tensors, or if it uses a backend operation that the capture
-//!   device does not support. The report gives the reason, and compares only the loss and the gradients.
-//! - The kernels are the kernels of the build. Whether products are tuned (`autotune`) is decided when Burn is
-//!   compiled.
+//! - The module of an operation is the module whose parameter the operation reads. For an operation that reads no
+//!   parameter, such as an activation function, it is the module whose parameter was read last.
+//! - The operations are recorded without autodiff. For some layers, such as `Linear`, the forward with autodiff may use
+//!   other operations. A difference in these operations can be seen only in the loss and the gradients.
+//! - In the backward, only the gradients of parameters are compared, not single operations. The report names the first
+//!   gradient that differs, in the order of the backward.
+//! - A forward cannot be recorded if it reads the values of tensors, or if it uses a backend operation that the capture
+//!   device does not support. In this case, the report states the reason, and only the loss and the gradients are
+//!   compared.
+//! - The check uses the kernels with which Burn was compiled. The feature `autotune`, which selects matrix
+//!   multiplication kernels, cannot be changed at run time.
 
 mod compare;
 pub(crate) mod observed;
@@ -41,25 +43,26 @@ pub use compare::difference as relative_difference;
 pub use place::Batch;
 pub use report::{DeviceReport, DeviceRun, FirstDifference, GradientDifference, ReplayMode};
 
-/// The reference of a comparison: the type in which the CPU computes.
+/// The reference of a device check: the dtype in which the CPU computes the expected results.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Oracle {
-    /// Parameters and batch are converted to f64. A module that creates f32 tensors cannot run in f64.
+    /// The CPU computes in f64: parameters and batch are converted to f64. A module that creates f32 tensors cannot run
+    /// in f64.
     #[default]
     F64,
-    /// Parameters and batch keep their types. Single operations are still compared in f64, except functions that create
-    /// f32 tensors, which run in their own types.
+    /// The CPU computes in the dtypes of the parameters and the batch. Single operations are still compared in f64,
+    /// except functions that create f32 tensors.
     F32,
 }
 
 /// The options of [`check_device`].
 #[derive(Clone, Debug)]
 pub struct DeviceOptions {
-    /// The reference of the comparison.
+    /// The dtype in which the CPU computes the reference.
     pub oracle: Oracle,
-    /// A factor on every bound: see [`DeviceRun::bound`].
+    /// A factor that every bound is multiplied with: see [`DeviceRun::bound`].
     pub margin: f64,
-    /// Whether the operations of the forward are also compared.
+    /// Whether the single operations of the forward are also compared.
     pub observe: bool,
 }
 
@@ -73,24 +76,25 @@ impl Default for DeviceOptions {
     }
 }
 
-/// Reasons why nothing could be compared. A failure on a device is not an error, but a run that does not pass.
+/// An error of [`check_device`], if nothing could be compared. A failure on a device is not an error: its [`DeviceRun`]
+/// does not pass.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceCheckError {
-    /// The forward or the backward failed on the CPU.
+    /// The forward or the backward failed on the CPU, so that there is no reference.
     #[error("the step fails on the CPU in {dtype}, which devices are compared with: {reason}")]
     Oracle {
-        /// The type of the oracle.
+        /// The dtype of the reference.
         dtype: String,
-        /// The message of the model.
+        /// The message of the failure.
         reason: String,
     },
-    /// The forward draws random numbers.
+    /// The forward draws random numbers, so that two runs cannot be compared.
     #[error(
         "the forward draws random numbers ({operation}): expected a step that is the same on every run. Dropout of Burn is \
          off here; pass noise with the batch"
     )]
     Random {
-        /// The operation, or a description of the difference.
+        /// The random operation, or a description of the difference between two runs.
         operation: String,
     },
     /// The margin is not a positive number.
@@ -98,12 +102,13 @@ pub enum DeviceCheckError {
     Margin(String),
 }
 
-/// Runs one step of `model` on each device and on the CPU, and compares the results: see the [module](self).
+/// Runs one training step of `model` on each device and on the CPU, and compares the results. See the [module
+/// documentation](self).
 ///
-/// `loss` computes the loss, of shape `[1]`, from a copy of the model and the batch. It is called once for each device,
-/// for the oracle, and for the recording. If the forward cannot be recorded, it is called once more on the CPU. The
-/// model is evaluated with gradients: dropout is off, and batch norms use their running statistics. The model is not
-/// changed.
+/// `loss` computes the loss, of shape `[1]`, from a copy of the model and the batch. It is called once on each device,
+/// once for the reference, and once for the recording. If the forward cannot be recorded, it is called once more on the
+/// CPU. Gradients are computed in evaluation mode: dropout is off, and batch norms use their running statistics. The
+/// model is not changed.
 ///
 /// ```
 /// use burn::nn::{Linear, LinearConfig};
@@ -121,7 +126,7 @@ pub enum DeviceCheckError {
 ///
 /// # Errors
 ///
-/// [`DeviceCheckError`] if there is no reference to compare with.
+/// [`DeviceCheckError`] if the step fails on the CPU, if it draws random numbers, or if the margin is invalid.
 pub fn check_device<M: Module, B: Batch>(
     model: &M,
     batch: &B,

@@ -1,4 +1,4 @@
-//! The parts of the observation of a forward that other modules use.
+//! Functions for recording a forward that other modules use.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -9,7 +9,7 @@ use burn::tensor::{Device, Tensor};
 use super::trace::Trace;
 use super::{Batch, place};
 
-/// Returns the output bytes of the operations of each module.
+/// Returns the size in bytes of the operation outputs of each module.
 ///
 /// # Errors
 ///

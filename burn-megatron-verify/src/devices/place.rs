@@ -6,9 +6,10 @@ use burn::backend::DispatchTensor;
 use burn::module::{Flag, Module, ModuleMapper, Param, ParamId};
 use burn::tensor::{Bool, DType, Device, Int, Tensor};
 
-/// The input of a forward in addition to the model.
+/// A batch of data: the input of a forward in addition to the model.
 ///
-/// Tensors are batches, and so are lists and tuples of batches. For a struct of tensors, convert each field:
+/// The trait is implemented for tensors, and for lists and tuples of batches. For a struct of tensors, implement it by
+/// copying each field:
 ///
 /// ```
 /// use burn::tensor::{DType, Device, Int, Tensor};
@@ -29,7 +30,8 @@ use burn::tensor::{Bool, DType, Device, Int, Tensor};
 /// }
 /// ```
 pub trait Batch {
-    /// Returns a copy on `device`. Floats are converted to `float`, or keep their type if it is `None`.
+    /// Returns a copy of the batch on `device`. Float tensors are converted to the dtype `float`, or keep their dtype
+    /// if `float` is `None`.
     fn on(&self, device: &Device, float: Option<DType>) -> Self;
 }
 
@@ -81,15 +83,15 @@ macro_rules! tuples {
 
 tuples! { (A 0) (A 0, B 1) (A 0, B 1, C 2) (A 0, B 1, C 2, E 3) }
 
-/// Returns a copy of the module on a plain device, with floats in type `float` or in their own type. Shared parameters
-/// stay shared.
+/// Returns a copy of the module on a device without autodiff. Floats are converted to the dtype `float`, or keep their
+/// dtype if it is `None`. Shared parameters stay shared.
 pub(super) fn place<M: Module>(model: &M, device: &Device, float: Option<DType>) -> M {
     // `valid` creates new running states. Moving the model would change the running states of the original.
     let copy = model.valid().to_device(device).map(&mut Cast(float));
     copy.map(&mut Leaves::default())
 }
 
-/// Returns a copy for training: with gradients and with the flags of the model.
+/// Returns a copy of the module for training, with gradients and with the training flags of the model.
 pub(super) fn place_for_training<M: Module>(model: &M, device: &Device) -> M {
     let copy = model.valid().to_device(device).train();
     copy.map(&mut Leaves {
@@ -98,7 +100,7 @@ pub(super) fn place_for_training<M: Module>(model: &M, device: &Device) -> M {
     })
 }
 
-/// Returns a copy with gradients for the parameters that have gradients in the model. Training flags are off.
+/// Returns a copy of the module in which the same parameters have gradients as in the model. Training flags are off.
 pub(super) fn place_with_gradients<M: Module>(
     model: &M,
     device: &Device,

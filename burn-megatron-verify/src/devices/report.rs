@@ -1,4 +1,4 @@
-//! The report of `check_device`.
+//! The report of [`check_device`](super::check_device).
 
 use std::fmt;
 
@@ -9,92 +9,96 @@ use super::compare::{CANCELLED, Scale, Units, difference, largest};
 use super::step::Step;
 use super::trace::Trace;
 
-/// The results of a step on all devices.
+/// The result of [`check_device`](super::check_device): the comparison of each device with the CPU.
 #[derive(Clone, Debug)]
 pub struct DeviceReport {
-    /// The reference of the comparison.
+    /// The dtype in which the CPU computed the reference.
     pub oracle: Oracle,
-    /// The runs, one per device.
+    /// The results of the devices, in the order in which the devices were given.
     pub runs: Vec<DeviceRun>,
 }
 
 impl DeviceReport {
-    /// Returns whether every device agrees with the CPU.
+    /// Returns whether the results of all devices agree with the CPU.
     pub fn passes(&self) -> bool {
         self.runs.iter().all(DeviceRun::passes)
     }
 }
 
-/// A step on a device, compared with the step on the CPU.
+/// The results of a training step on one device, compared with the same step on the CPU.
 #[derive(Clone, Debug)]
 pub struct DeviceRun {
-    /// The device.
+    /// The name of the device.
     pub device: String,
-    /// The reason why the step failed, or `None`.
+    /// The error message if the step failed on the device, or `None`.
     pub failed: Option<String>,
-    /// The losses: on the device, and on the CPU.
+    /// The loss on the device, followed by the loss on the CPU.
     pub loss: [f64; 2],
-    /// The difference of the losses, divided by the loss or by a tenth of the norm of parameter times gradient,
-    /// whichever is larger. The second divisor is used because a loss can cancel to zero.
+    /// The relative difference of the losses. The divisor is the loss, or a tenth of the norm of the products of
+    /// parameter and gradient, whichever is larger. The second divisor is used because the terms of a loss can cancel
+    /// to zero.
     pub loss_difference: f64,
-    /// The gradient of each parameter, in the order of the module.
+    /// The difference of the gradient of each parameter, in the order of the module.
     pub gradients: Vec<GradientDifference>,
-    /// The largest relative difference of loss and gradients that passes: `2 sqrt(operations n) u`. `n` is the longest
-    /// sum of an operation, and `u` is the unit roundoff of the narrowest type. If there are products on CUDA, `u` is
-    /// at least the unit roundoff of TF32.
+    /// The largest relative difference of the loss and the gradients that passes: `2 sqrt(operations n) u`. `n` is the
+    /// number of terms of the longest sum in any operation, and `u` is the unit roundoff of the narrowest dtype. If
+    /// there are matrix multiplications on CUDA, `u` is at least the unit roundoff of TF32.
     pub bound: f64,
-    /// The operation where a difference starts.
+    /// The first operation whose output differs, or `None`.
     pub first: Option<FirstDifference>,
-    /// The number of operations of the forward that were compared alone.
+    /// The number of operations of the forward that were compared separately.
     pub operations: usize,
-    /// The reason why the other operations were not compared, or `None` if all were compared.
+    /// The reason why some operations were not compared, or `None` if all operations were compared.
     pub not_observed: Option<String>,
-    /// The parameters in the order of the forward. Empty if the forward was not observed.
+    /// The parameters in the order in which the forward reads them. Empty if the forward was not recorded.
     order: Vec<String>,
 }
 
-/// The gradient of a parameter.
+/// The difference of the gradient of one parameter.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GradientDifference {
     /// The path of the parameter.
     pub path: String,
-    /// The largest difference of an element, divided by the largest element or by a tenth of the largest element of all
-    /// gradients, whichever is larger. Gradients that cancel to zero are rounding errors. Infinite if only one side has
-    /// a gradient.
+    /// The largest difference of an element, divided by a scale. The scale is the largest element of this gradient or a
+    /// tenth of the largest element of all gradients, whichever is larger. The second value is needed because a
+    /// gradient that cancels to zero consists only of rounding errors. The result is infinite if only one of the two
+    /// runs has a gradient.
     pub relative: f64,
 }
 
-/// The way in which an operation was run.
+/// The way in which the operation was run on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplayMode {
-    /// The operation alone, on inputs from the CPU.
+    /// The operation was run separately, with inputs from the CPU.
     Single,
-    /// The operation after all operations before it, on their outputs.
+    /// The operation was run in a sequence after all previous operations, with their outputs as inputs.
     Sequence,
 }
 
-/// The first operation whose output differs.
+/// The first operation of the forward whose output differs from the reference.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FirstDifference {
-    /// The path of the module whose parameter the operation reads, or else whose parameter was read last. Empty before
-    /// the first parameter, or if the parameter belongs to the root module.
+    /// The path of the module whose parameter the operation reads. If the operation reads no parameter, the path of the
+    /// module whose parameter was read last. It is empty for operations before the first parameter, and for parameters
+    /// of the root module.
     pub module: String,
-    /// The name of the operation, or of a function with custom kernels.
+    /// The name of the operation, or of the function with custom kernels.
     pub operation: String,
-    /// The index in the forward, from 0.
+    /// The index of the operation in the forward, from 0.
     pub number: usize,
-    /// The number of operations of the forward.
+    /// The total number of operations of the forward.
     pub operations: usize,
-    /// The shape of the first output.
+    /// The shape of the first output of the operation.
     pub shape: Vec<usize>,
-    /// The largest difference relative to the largest element. For a single sum or product, the denominator is at least
-    /// a tenth of the result on absolute values, since terms can cancel.
+    /// The largest difference of an element, divided by the largest element. Because the terms of a sum can cancel, the
+    /// divisor has a lower bound for sums and matrix multiplications that are run separately. It is a tenth of the
+    /// result for the absolute values of the inputs.
     pub relative: f64,
-    /// The largest difference that rounding explains.
+    /// The largest relative difference that rounding errors can cause.
     pub bound: f64,
     /// The way in which the operation was run.
     pub mode: ReplayMode,
-    /// The error, if the fault is not a difference of values.
+    /// The error message, if the operation failed instead of returning different values.
     pub reason: Option<String>,
 }
 
@@ -124,7 +128,7 @@ impl DeviceRun {
             has_products: true,
         };
         let scale = known.map_or(unknown, Trace::scale);
-        // A backward has about two operations for each operation of the forward.
+        // The backward has about two operations per operation of the forward.
         let operations = known.map_or(16 * reference.gradients.len().max(1), |it| 3 * it.len());
         let mut run = Self {
             device: format!("{device:?}"),
@@ -161,7 +165,7 @@ impl DeviceRun {
         run
     }
 
-    /// Returns whether the device agrees with the CPU.
+    /// Returns whether the results of the device agree with the CPU.
     pub fn passes(&self) -> bool {
         self.failed.is_none()
             && self.first.is_none()
@@ -169,14 +173,15 @@ impl DeviceRun {
             && self.wrong_gradients().next().is_none()
     }
 
-    /// Returns the gradients whose difference exceeds the bound.
+    /// Returns the gradients whose relative difference exceeds the bound.
     pub fn wrong_gradients(&self) -> impl Iterator<Item = &GradientDifference> {
         self.gradients
             .iter()
             .filter(|it| it.relative.is_nan() || it.relative > self.bound)
     }
 
-    /// Returns the first gradient that differs, in the order of the backward. `None` if the forward was not observed.
+    /// Returns the first gradient whose relative difference exceeds the bound, in the order of the backward. Returns
+    /// `None` if the forward could not be recorded.
     pub fn first_wrong_gradient(&self) -> Option<&GradientDifference> {
         let order = self.order.iter().rev();
         let of = |path: &String| self.wrong_gradients().find(|it| it.path == *path);

@@ -13,7 +13,8 @@ use super::place::place_with_gradients;
 /// The results of a step.
 pub(super) struct Step {
     pub loss: f64,
-    /// The change of the loss for a relative change of all parameters: the norm of parameter times gradient.
+    /// The sensitivity of the loss to relative changes of the parameters: the norm of the products of parameter and
+    /// gradient.
     pub sensitivity: f64,
     /// The path and the gradient of each parameter, in the order of the module. `None` if the loss does not depend on
     /// the parameter.
@@ -81,7 +82,7 @@ struct Collect<'a> {
     path: Vec<String>,
     seen: HashSet<ParamId>,
     found: Vec<(String, Option<Vec<f64>>)>,
-    /// The sum of the squares of parameter times gradient.
+    /// The sum of the squares of the products of parameter and gradient.
     squares: f64,
 }
 

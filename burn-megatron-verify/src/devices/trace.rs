@@ -1,4 +1,4 @@
-//! Records the operations of a forward by module, and runs them on a device.
+//! Records the operations of a forward with their modules, and runs them on a device.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -42,7 +42,7 @@ struct Node {
 
 enum What {
     Operation(OperationIr),
-    /// The index of a call of a function with custom kernels.
+    /// The index of a call to a function with custom kernels.
     Call(usize),
 }
 
@@ -96,7 +96,7 @@ impl Trace {
                 }
                 RecordedStep::ForwardEnd(call) if inside == Some(call) => {
                     inside = None;
-                    // The outputs of the call are recorded by now.
+                    // The outputs of the call have been recorded.
                     continue;
                 }
                 _ => continue,
@@ -136,7 +136,7 @@ impl Trace {
         self.nodes.len()
     }
 
-    /// Returns the bytes of all outputs of each module.
+    /// Returns the size in bytes of all operation outputs of each module.
     pub fn output_bytes(&self) -> BTreeMap<String, u64> {
         let mut modules = BTreeMap::new();
         for node in &self.nodes {
@@ -183,12 +183,12 @@ impl Trace {
         }
     }
 
-    /// Runs each operation on `device` with the inputs of the CPU, which are computed in f64 and rounded to their
-    /// types. Returns the first operation whose output differs from the CPU.
+    /// Runs each operation separately on `device`. Its inputs are computed on the CPU in f64 and rounded to their
+    /// dtypes. Returns the first operation whose output differs from the output on the CPU.
     ///
     /// # Errors
     ///
-    /// The operation that cannot be run. `compared` is then the number of operations before it.
+    /// The operation that cannot be run. `compared` is set to the number of previous operations.
     pub fn alone(
         &self,
         device: &Device,
@@ -258,7 +258,8 @@ impl Trace {
         Ok(None)
     }
 
-    /// Runs the operations in a row. Finds the first operation whose output differs from the CPU by bisection.
+    /// Runs the operations as a sequence. Uses bisection to find the first operation whose output differs from the
+    /// output on the CPU.
     ///
     /// # Errors
     ///
@@ -386,8 +387,8 @@ fn absolute(data: &TensorData) -> TensorData {
     TensorData::new(values, data.shape().clone()).convert_dtype(data.dtype())
 }
 
-/// Creates a replay. Operations in a row are fused as in a program. Single operations run without fusion if the device
-/// supports this.
+/// Creates a replay of the operations. With `in_a_row`, they are fused as in a program. Otherwise they run without
+/// fusion, if the device supports this.
 fn replay(device: &Device, in_a_row: bool) -> Result<Replay, String> {
     let alone = if in_a_row {
         None

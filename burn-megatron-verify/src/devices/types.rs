@@ -1,9 +1,9 @@
-//! Maps the types of recorded tensors to a device.
+//! Maps the dtypes of recorded tensors to the dtypes of a device.
 
 use burn::tensor::{DType, Device};
 use burn_ir::{IrVisitorMut, OperationIr, TensorIr};
 
-/// The mapping of the types of a recording to the types of a device.
+/// The mapping from the dtypes of a recording to the dtypes of a device.
 #[derive(Clone, Copy)]
 pub(super) struct Types {
     exact: bool,

@@ -1,4 +1,4 @@
-//! A decoder with one attention layer and a fault of context parallelism.
+//! A decoder with one attention layer, in which a fault of context parallelism can be injected.
 
 use std::sync::Arc;
 
@@ -23,24 +23,26 @@ use burn_megatron::nn::{
 use burn_megatron_data::{DataError, Sample, Samples};
 use burn_megatron_kernels::philox::Stream;
 
-/// The fault. No fault has an effect on a single rank.
+/// A fault of context parallelism. It has no effect on a single rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ContextFault {
-    /// The results of blocks are added without rescaling.
+    /// Ring attention adds the results of the blocks without rescaling them.
     MergedWithoutRescaling,
-    /// The summed gradients of keys and values stay on the last rank that added to them.
+    /// The summed gradients of keys and values are not sent back to their rank. They stay on the last rank that added
+    /// to them.
     GradientsOneHopShort,
-    /// Each rank numbers the positions of its shard from 0.
+    /// Each rank uses positions from 0 for its shard of the sequence.
     LocalPositions,
-    /// The loss is the mean over the ranks of their means over tokens.
+    /// The loss is averaged over the tokens of each rank, and then over the ranks.
     LossPerRank,
-    /// Each rank predicts the next token in its shard.
+    /// The targets of each rank are the next tokens within its shard, instead of the next tokens within the whole
+    /// sequence.
     TargetsOfThePart,
-    /// Each rank attends only to its own keys, as in a group of one rank.
+    /// Each rank attends only to its own keys, as if its process group had one rank.
     GroupOfOne,
 }
 
-/// A ring exchange with a fault.
+/// A ring of context-parallel ranks with a fault.
 #[derive(Debug)]
 struct FaultyRing {
     ring: Ring,
@@ -130,7 +132,7 @@ impl KeyValueExchange for FaultyRing {
     }
 }
 
-/// One layer of attention between an embedding and an output layer.
+/// A model with one attention layer between an embedding and an output layer.
 #[derive(Module, Debug)]
 pub struct ContextDecoder {
     embedding: VocabParallelEmbedding,
@@ -210,7 +212,8 @@ impl LanguageModel for ContextDecoder {
         let own = targets.clone().not_equal_elem(IGNORE).int().sum();
         let mut losses = self.loss.losses(logits, targets);
         if self.fault == Some(ContextFault::LossPerRank) {
-            // The sum over the ranks, divided by the number of tokens of all ranks, is the mean of the per-rank means.
+            // The value is scaled so that its sum over the ranks, divided by the number of tokens of all ranks, is the
+            // mean of the per-rank means.
             let own = own.into_scalar::<f64>();
             let all = self.context.all_reduce_scalar(own, ReduceOp::Sum).unwrap();
             let mean = all / self.context.size() as f64;
@@ -232,20 +235,20 @@ impl LanguageModel for ContextDecoder {
     }
 
     fn flops_per_token(&self, seq: usize) -> f64 {
-        // Weights of the projections to 16 query, 8 key and 8 value features, of the 16 output features, and of the
-        // output layer. Attention counts causal pairs.
+        // The weights are the projections to 16 query, 8 key and 8 value features, the projection of the 16 output
+        // features, and the output layer. For attention, only causal query-key pairs are counted.
         let weights = HIDDEN * (16 + 8 + 8 + 16 + TOKENS);
         (6 * weights + 6 * 16 * seq) as f64
     }
 }
 
-/// A test subject with two samples of 16 tokens.
+/// A [`Subject`] with a [`ContextDecoder`], two samples of 16 tokens, and an optional fault.
 #[derive(Clone, Copy, Debug)]
 pub struct ContextSubject(pub Option<ContextFault>);
 
 /// Samples whose targets are the next tokens. The first two positions have no target.
 struct FaultySamples {
-    /// The positions of a row on this rank, if targets are the next tokens of this rank.
+    /// The positions of this rank's shard of the sequence, if the targets are the next tokens within the shard.
     own: Option<Vec<usize>>,
 }
 

@@ -1,4 +1,4 @@
-//! A communicator that corrupts reductions or exchanges of rows.
+//! A communicator that corrupts collectives, to simulate faults.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -12,47 +12,50 @@ use burn_megatron::comm::{
 use burn_megatron_kernels::adamw::outcome::columns;
 use parking_lot::Mutex;
 
-/// The calls that a [`CorruptedComm`] corrupts: float reductions, or one other kind of call. All other calls are
-/// forwarded.
+/// The kind of corruption that a [`CorruptedComm`] applies to reductions of floats or to another kind of call. All
+/// other calls are forwarded unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Corruption {
-    /// Skips the reduction: each rank gets its own contribution back.
+    /// Skips reductions: each rank gets its own contribution back.
     Skip,
-    /// Removes the sums of squares of other ranks from the statistics of a step.
+    /// Removes the sums of squares of the other ranks from the statistics of a step, which the gradient norm is
+    /// computed from.
     OwnSquares,
-    /// Skips the maximum over the ranks.
+    /// Skips max-reductions over the ranks.
     OwnMax,
-    /// Skips reductions in groups that are split from this group.
+    /// Skips reductions in process groups that are split from this group.
     SkipInSubgroups,
-    /// Skips a reduction that directly follows another reduction, unless it reduces a single number. Within a step,
-    /// these are all buckets after the first.
+    /// Skips a reduction that directly follows another reduction, unless it reduces a single number. In a training
+    /// step, these are the reductions of all gradient buckets after the first.
     SkipAfterFirst,
-    /// Multiplies sums by the number of ranks, as if a mean was not divided.
+    /// Multiplies sums by the number of ranks, as if a mean was not divided by this number.
     Undivided,
-    /// Adds the previous contribution of a rank to its contribution to a sum of the same length, like a gradient buffer
+    /// Adds the previous contribution of a rank to its next contribution of the same length, like a gradient buffer
     /// that is not cleared before the next step.
     NotCleared,
-    /// The rank at index 1 gets slightly larger values.
+    /// Makes the values on the rank at index 1 slightly larger.
     Drift,
-    /// In an all-to-all in f64, swaps the elements for the first two ranks that receive any, up to the smaller of the
+    /// Swaps the elements that an all-to-all in f64 sends to the first two receiving ranks, up to the smaller of the
     /// two counts.
     Misrouted,
-    /// In every third all-to-all in f64, zeros the elements from the rank at index 1. These are the results of its
-    /// experts, since a dispatch sends tokens and weights before.
+    /// Sets the elements from the rank at index 1 to zero in every third all-to-all in f64. Because the first two
+    /// all-to-alls of a dispatch send tokens and weights, these elements are the results of the experts.
     LostResults,
-    /// An all-to-all in f64 sends the data of another all-to-all of the same length that is still in flight. This
-    /// confuses two micro-batches.
+    /// Replaces the data that an all-to-all in f64 sends with the data of another all-to-all of the same length that is
+    /// still in flight. This mixes up two micro-batches.
     OtherMicroBatch,
-    /// An all-to-all returns this rank's own data: a ring drops one chunk and uses another chunk twice.
+    /// Replaces the result of an all-to-all with the data of the calling rank. A ring that is built from all-to-alls
+    /// then drops one chunk and uses another chunk twice.
     OwnChunk,
-    /// An all-gather that follows one of the same length returns the previous result: the chunks are out of order.
+    /// Replaces the result of an all-gather with the result of the previous all-gather of the same length. The chunks
+    /// are then in the wrong order.
     PreviousChunk,
 }
 
 /// The relative error of [`Corruption::Drift`].
 pub const DRIFT: f64 = 1e-12;
 
-/// A communicator that corrupts calls. See [`Corruption`].
+/// A communicator that corrupts some calls and forwards the others to another communicator. See [`Corruption`].
 #[derive(Debug)]
 pub struct CorruptedComm {
     inner: Comm,
@@ -70,7 +73,7 @@ pub struct CorruptedComm {
 }
 
 impl CorruptedComm {
-    /// Wraps `inner`.
+    /// Wraps `inner` in a communicator that applies `corruption`.
     pub fn wrap(inner: &Comm, corruption: Corruption) -> Comm {
         Arc::new(Self {
             inner: inner.clone(),
@@ -212,7 +215,8 @@ impl CorruptedComm {
     }
 }
 
-/// Zeros the sums of squares of other ranks in gathered statistics. Each row has `width` columns.
+/// Sets the sums of squares of the other ranks to zero in gathered statistics. The statistics of each rank have `width`
+/// elements.
 fn without_squares_of_others(buffer: Buffer, own: usize, width: usize) -> Buffer {
     let mut rows: Vec<f64> = buffer.into_vec();
     let others = rows.chunks_mut(width).enumerate();
@@ -255,7 +259,7 @@ fn plus(left: Buffer, right: Buffer) -> Buffer {
     sums.collect::<Vec<_>>().into()
 }
 
-/// Multiplies f64 values, the type of `verify`, by a factor.
+/// Multiplies f64 values by a factor. f64 is the default dtype of `verify`.
 fn times(buffer: Buffer, factor: f64) -> Buffer {
     match buffer {
         Buffer::F64(values) => {

@@ -1,4 +1,4 @@
-//! A small decoder with an injected fault that `verify` must find.
+//! A small decoder in which a fault can be injected that `verify` must detect.
 
 use std::sync::Arc;
 
@@ -30,62 +30,63 @@ use burn_megatron_kernels::philox::Stream;
 use super::corrupted::{CorruptedComm, Corruption, DRIFT};
 use super::replacing::Replacing;
 
-/// The fault. No fault has an effect on a single rank.
+/// A fault of tensor, sequence or data parallelism, or of micro-batches. It has no effect on a single rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The gradients of a column-parallel layer's input are not summed.
+    /// The gradient of the input of a column-parallel layer is not summed over the tensor-parallel ranks.
     NoBackwardSum,
-    /// The output of a row-parallel layer is not summed.
+    /// The output of a row-parallel layer is not summed over the tensor-parallel ranks.
     NoForwardSum,
-    /// The gradient of the embedding is already complete on every rank, but is summed again.
+    /// The gradient of the embedding, which is already complete on every rank, is summed over the ranks again.
     SummedTwice,
-    /// The bias of a row-parallel layer is added on every rank, before the sum.
+    /// The bias of a row-parallel layer is added on every rank before the outputs are summed.
     BiasBeforeSum,
-    /// The gradient of a norm under sequence parallelism is not summed.
+    /// With sequence parallelism, the gradient of a norm is not summed over the tensor-parallel ranks.
     NormNotSummed,
-    /// Replicated keys and values on two ranks get the gradient of only one of them.
+    /// Keys and values are replicated on two ranks, but their gradient contains the contribution of only one of these
+    /// ranks.
     SharedNotSummed,
-    /// A replicated parameter is declared as split, so the gradient norm counts it on each rank.
+    /// A replicated parameter is declared as sharded, so the gradient norm includes its gradient once per rank.
     CountedTwice,
-    /// The gradient norm is local to each rank.
+    /// Each rank computes the gradient norm only over the gradients that it holds.
     LocalNorm,
-    /// Each rank initializes split parameters with the shard of the first rank.
+    /// Each rank initializes its shard of a parameter with the values of the first shard.
     OneSeed,
-    /// Each rank draws its own dropout mask for a replicated activation.
+    /// Each rank draws a different dropout mask for a replicated activation.
     MaskPerRank,
-    /// Each sequence shard draws the dropout mask of the first shard.
+    /// With sequence parallelism, each rank draws the dropout mask of the first shard of the sequence.
     MaskOfFirstPart,
-    /// Each sequence shard uses the positions of the first shard.
+    /// With sequence parallelism, each rank uses the positions of the first shard of the sequence.
     PositionsOfFirstPart,
-    /// One rank of the data axis starts from slightly different weights.
+    /// One data-parallel rank starts from slightly different weights.
     OwnWeights,
-    /// Gradients are not summed over the data axis.
+    /// Gradients are not summed over the data-parallel ranks.
     NoDataSum,
-    /// All ranks of the data axis read the samples of the first rank.
+    /// All data-parallel ranks read the samples of the first rank.
     SameSamples,
-    /// The loss is the mean over the ranks of the data axis of their means over tokens.
+    /// The loss is averaged over the tokens of each data-parallel rank, and then over the ranks.
     MeanOfMeans,
-    /// The loss is the mean over micro-batches of their means over tokens.
+    /// The loss is averaged over the tokens of each micro-batch, and then over the micro-batches.
     MeanOfMicroBatches,
-    /// The loss is the sum over micro-batches of their means over tokens.
+    /// The loss is averaged over the tokens of each micro-batch, and then summed over the micro-batches.
     SumOfMicroBatches,
-    /// The loss lowers the mean of the logits, as label smoothing does, but only over the rank's shard of the
+    /// Label smoothing uses the mean of the logits over the rank's shard of the vocabulary, instead of the whole
     /// vocabulary.
     LocalSmoothing,
-    /// One rank of the data axis gets slightly different gradients.
+    /// One data-parallel rank gets slightly different gradients.
     Drift,
-    /// The epilogue that computes the gradient of a bias overwrites the gradient of the previous micro-batch. Requires
-    /// [`FaultySubject::epilogues`].
+    /// The matrix multiplication epilogue that computes the gradient of a bias overwrites the gradient of the previous
+    /// micro-batch. Requires [`FaultySubject::epilogues`].
     BiasGradientReplaced,
-    /// A gradient buffer is not cleared before the next step. Such a buffer keeps its address for CUDA graphs.
+    /// A gradient buffer, which keeps its address for CUDA graphs, is not cleared before the next step.
     NotCleared,
-    /// The column-parallel layer of a ring computes with its own chunk instead of its neighbor's chunk.
+    /// A column-parallel layer with ring overlap uses its own chunk instead of the chunk of its neighbor.
     ChunkDropped,
-    /// The column-parallel layer computes with the chunks of an all-gather in the wrong order.
+    /// A column-parallel layer uses the chunks of an all-gather in the wrong order.
     ChunksOutOfOrder,
 }
 
-/// The decoder of [`FaultySubject`]: one block with every kind of parallel layer.
+/// The model of [`FaultySubject`]: a decoder with one block, which contains every kind of parallel layer.
 #[derive(Module, Debug)]
 pub struct Decoder {
     embedding: VocabParallelEmbedding,
@@ -116,7 +117,7 @@ const SEQ: usize = 8;
 const HEADS: usize = 4;
 const GROUPS: usize = 2;
 const WIDTH: usize = 12;
-/// Not a multiple of 2, so that the last rank has padding.
+/// The vocabulary size. It is not a multiple of 2, so that the shard of the last rank is padded.
 const TOKENS: usize = 13;
 const IGNORE: i64 = -1;
 const SAMPLES: usize = 4;
@@ -214,7 +215,7 @@ impl Decoder {
         })
     }
 
-    /// Returns the GELU of the first product of the MLP.
+    /// Returns the GELU of the first linear layer of the MLP.
     fn activated(&self, x: Tensor<3>) -> LinearInput {
         if !self.epilogues {
             return Activation::GeluTanh.forward(self.up.forward(x)).into();
@@ -264,8 +265,8 @@ impl LanguageModel for Decoder {
         let own = || is_target.clone().int().sum().into_scalar::<f64>();
         let factor = match self.fault {
             Some(Fault::MeanOfMeans) => {
-                // The sum over the ranks, divided by the number of tokens of all ranks, is the mean of the per-rank
-                // means.
+                // The value is scaled so that its sum over the ranks, divided by the number of tokens of all ranks, is
+                // the mean of the per-rank means.
                 let own = own();
                 let all = self.data.all_reduce_scalar(own, ReduceOp::Sum).unwrap();
                 all / self.data.size() as f64 / own
@@ -302,14 +303,15 @@ impl LanguageModel for Decoder {
     }
 }
 
-/// A test subject with four samples of eight tokens. The first sample has the fewest targets, the last sample the most.
+/// A [`Subject`] with a small decoder, four samples of eight tokens, and an optional fault. The number of targets
+/// increases from the first to the last sample.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FaultySubject {
-    /// The fault, if any.
+    /// The injected fault, if any.
     pub fault: Option<Fault>,
     /// The FP8 recipe of the linear layers, if any.
     pub fp8: Option<Fp8Recipe>,
-    /// Whether GELU is an epilogue of the adjacent products. Cannot be combined with FP8.
+    /// Whether GELU is computed in the epilogues of the adjacent matrix multiplications. Cannot be combined with FP8.
     pub epilogues: bool,
 }
 

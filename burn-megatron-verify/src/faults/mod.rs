@@ -1,7 +1,7 @@
-//! Published defects of other frameworks, planted in small models. [`find_published`] checks that [`verify`] finds each
-//! defect.
+//! Published defects of other frameworks, which are injected into small models. [`find_published`] checks that
+//! [`verify`] detects each defect.
 //!
-//! The models pass without the fault. With the fault, they compute the result that the published report describes.
+//! Without the fault, the models pass. With the fault, they compute the wrong result that the publication describes.
 
 pub mod context;
 pub mod corrupted;
@@ -14,7 +14,7 @@ use super::{Comparison, VerifyError, VerifyOptions, verify};
 use context::{ContextFault, ContextSubject};
 use decoder::{Fault, FaultySubject};
 
-/// The fault that reproduces a published defect.
+/// The fault that is injected to reproduce a published defect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlantedFault {
     /// A fault of [`FaultySubject`].
@@ -23,18 +23,18 @@ pub enum PlantedFault {
     Context(ContextFault),
 }
 
-/// A published defect, with the fault that is planted for it.
+/// A published defect, with the fault that reproduces it.
 #[derive(Clone, Copy, Debug)]
 pub struct PublishedFault {
     /// A description of the defect.
     pub defect: &'static str,
     /// The link to the publication.
     pub link: &'static str,
-    /// The behavior of the small model.
+    /// A description of how the small model with the fault behaves.
     pub planted: &'static str,
     /// The layout in which the fault has an effect.
     pub layout: &'static str,
-    /// The fault.
+    /// The fault that reproduces the defect.
     pub fault: PlantedFault,
 }
 
@@ -54,7 +54,7 @@ const fn of(
     }
 }
 
-/// Defects from the issue trackers of Megatron-LM, transformers, axolotl, unsloth and others.
+/// The list of published defects, from the issue trackers of Megatron-LM, transformers, axolotl, unsloth and others.
 pub const PUBLISHED: [PublishedFault; 15] = [
     of(
         "Gradient accumulation averages the means of micro-batches with different numbers of tokens",
@@ -163,16 +163,16 @@ pub const PUBLISHED: [PublishedFault; 15] = [
     ),
 ];
 
-/// The results of `verify` for a planted defect.
+/// The result of [`verify`] for a model with a published defect.
 #[derive(Clone, Debug)]
 pub struct FoundFault {
-    /// The defect.
+    /// The published defect.
     pub published: PublishedFault,
     /// Whether the model passes without the fault.
     pub sound: bool,
-    /// The comparison with one rank, with the fault planted.
+    /// The comparison of the layout with one rank, with the injected fault.
     pub comparison: Comparison,
-    /// The bound on differences.
+    /// The largest relative difference that passes.
     pub tolerance: f64,
 }
 
@@ -182,8 +182,8 @@ impl FoundFault {
         self.sound && !self.comparison.passes(self.tolerance)
     }
 
-    /// Returns the failing checks: the largest relative differences, and the first tensor that must be bit-equal but is
-    /// not.
+    /// Returns a description of the checks that fail. It lists the largest relative differences, and the first tensor
+    /// that must be bit-equal but is not.
     pub fn checks(&self) -> String {
         let found = &self.comparison;
         let first = |paths: &[String]| {
@@ -214,8 +214,8 @@ impl FoundFault {
         checks.collect::<Vec<_>>().join(", ")
     }
 
-    /// Returns a row of a Markdown table: the defect with its link, the planted behavior, the layout, and the failing
-    /// checks.
+    /// Returns a row of a Markdown table, with the defect and its link, the injected behavior, the layout, and the
+    /// failing checks.
     pub fn markdown(&self) -> String {
         let PublishedFault {
             defect,
@@ -247,7 +247,7 @@ impl fmt::Display for FoundFault {
     }
 }
 
-/// Runs `verify` on each defect of [`PUBLISHED`], with and without the fault. Calls `progress` before each defect.
+/// Runs [`verify`] for each defect in [`PUBLISHED`], with and without the fault. Calls `progress` before each defect.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! A gradient buffer in which the last gradient replaces the gradients before it.
+//! A faulty gradient buffer, in which each gradient replaces the previous gradient instead of being added to it.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use burn_megatron_kernels::gradient::{
     ComputeGradients, Destination, GradientBuffer, WeightGradientFn,
 };
 
-/// A buffer in which a new gradient replaces the old one.
+/// A gradient buffer in which a new gradient replaces the previous gradient.
 pub(super) struct Replacing(Destination);
 
 impl Replacing {

@@ -7,22 +7,22 @@ use super::Layout;
 use burn_megatron::data_parallel::ZeroStage;
 use burn_megatron::mesh::{ContextExchange, ContextSplit, ScheduleKind, TpCommOverlap};
 
-/// The error of a text that is not a [`Layout`].
+/// The error for a text that cannot be parsed as a [`Layout`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("invalid layout \"{text}\": \"{part}\" {fault}")]
 pub struct ParseLayoutError {
     /// The whole text.
     pub text: String,
-    /// The invalid part.
+    /// The invalid part of the text.
     pub part: String,
-    /// The error of this part.
+    /// The reason why this part is invalid.
     pub fault: LayoutPartError,
 }
 
-/// Reasons why a part of a layout is invalid.
+/// The reason why a part of the text of a layout is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LayoutPartError {
-    /// An unknown part.
+    /// The part is unknown.
     #[error(
         "is not one of tpN, sp, cpN, epN, etpN, dpN, ppN, mbN, zN, hsdpN, nodeN (tensor, sequence, context, expert, \
          expert-tensor, data and pipeline parallelism, micro-batch, ZeRO stage, ranks of a sharding group and of a node), an exchange \
@@ -32,7 +32,7 @@ pub enum LayoutPartError {
          (stages on each rank), as in pp2-mb1/interleaved/v2"
     )]
     Unknown,
-    /// A repeated part.
+    /// The part repeats an earlier part.
     #[error("repeats an earlier part: expected each once, as in tp2-sp-dp2")]
     Repeated,
 }
@@ -212,14 +212,14 @@ impl Layout {
     }
 }
 
-/// The exchanges of context parallelism without a parameter.
+/// The exchange methods of context parallelism that have no parameter.
 const EXCHANGES: [(&str, ContextExchange); 3] = [
     ("ring", ContextExchange::Ring),
     ("allgather", ContextExchange::AllGather),
     ("alltoall", ContextExchange::AllToAll),
 ];
 
-/// The splits of context parallelism, except the default split.
+/// The sequence splits of context parallelism, except the default split.
 const SPLITS: [(&str, ContextSplit); 3] = [
     ("contiguous", ContextSplit::Contiguous),
     ("striped", ContextSplit::Striped),

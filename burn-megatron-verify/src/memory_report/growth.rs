@@ -5,14 +5,15 @@ use std::fmt;
 
 use super::{Meter, SMALLEST_GROWTH, heap};
 
-/// Memory that each step leaves allocated.
+/// Memory growth: memory that each step allocates and does not free.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MemoryGrowth {
-    /// The median of the bytes that the measured steps added.
+    /// The number of bytes that a step adds, as the median over the measured steps.
     pub bytes_per_step: u64,
-    /// On the CPU: the bytes that one step allocated and that were still allocated after the next step, with the
-    /// functions that allocated them. The innermost function comes first. Functions of Burn and the standard library
-    /// are left out. Sorted by size, largest first.
+    /// The places in the code that allocated the memory, which are known only on the CPU. Each entry contains a number
+    /// of bytes and the functions that allocated them, innermost first. Only bytes that one step allocated and that
+    /// were still allocated after the next step are counted. Functions of Burn and of the standard library are not
+    /// listed. The largest entry comes first.
     pub places: Vec<(u64, String)>,
 }
 

@@ -7,7 +7,8 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The system allocator with counting. [`memory_report`](super::memory_report) requires it on the CPU:
+/// A global allocator that counts allocated bytes and forwards to the system allocator.
+/// [`memory_report`](super::memory_report) requires it on the CPU:
 ///
 /// ```
 /// use burn_megatron_verify::memory_report::HeapCounter;
@@ -17,8 +18,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// # fn main() {}
 /// ```
 ///
-/// Each allocation costs two atomic operations, and also a backtrace while a report looks for growth. The buffers in
-/// which matrices are packed for a product are [not counted](is_counted).
+/// Counting adds two atomic operations to each allocation, and also a backtrace while a report searches for memory
+/// growth. The packing buffers of matrix multiplications are [not counted](is_counted).
 #[derive(Debug)]
 pub struct HeapCounter;
 
@@ -43,14 +44,15 @@ thread_local! {
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Returns whether memory of this layout is counted. The buffers in which the crate `gemm` packs matrices are not
-/// counted. Their size depends on the CPU caches, and each thread that computes a product keeps a buffer. The buffers
-/// are aligned to cache lines, while tensors need an alignment of at most 16 bytes.
+/// Returns whether [`HeapCounter`] counts an allocation with this layout. The buffers in which the crate `gemm` packs
+/// matrices are not counted. Their size depends on the CPU caches, and each thread that runs a matrix multiplication
+/// keeps a buffer. They are recognized by their alignment: they are aligned to cache lines, while tensors need an
+/// alignment of at most 16 bytes.
 pub fn is_counted(layout: Layout) -> bool {
     layout.align() <= align_of::<u128>()
 }
 
-/// Returns the number of allocated bytes, or 0 if this is not the global allocator of the program.
+/// Returns the number of allocated bytes, or 0 if [`HeapCounter`] is not the global allocator of the program.
 pub fn live() -> usize {
     LIVE.load(Ordering::Relaxed)
 }
@@ -60,7 +62,7 @@ pub fn peak() -> usize {
     PEAK.load(Ordering::Relaxed)
 }
 
-/// Resets the peak to the number of bytes that are allocated now.
+/// Resets [`peak`] to the number of bytes that are allocated now.
 pub fn reset_peak() {
     PEAK.store(live(), Ordering::Relaxed);
 }

@@ -1,8 +1,10 @@
-//! Measures the memory of one step of any Burn module on one device, and the memory that grows from step to step.
+//! Measures the memory that one training step of any Burn module needs on one device, and detects memory that grows
+//! from step to step.
 //!
-//! [`memory_report`] runs several steps and measures memory between them. On the CPU it measures the heap of the
-//! process, counted by [`HeapCounter`]. On a GPU it reads the usage of the CubeCL memory pool. The bytes of parameters
-//! and of the outputs of operations are also given by module, from the module and a recording of its forward.
+//! [`memory_report`] runs several steps and measures the memory between them. On the CPU, it measures the heap of the
+//! process, which [`HeapCounter`] counts. On a GPU, it reads the usage of the CubeCL memory pool. The report also
+//! contains the sizes of the parameters and of the operation outputs of each module. These sizes are computed from the
+//! module and a recording of its forward.
 
 mod growth;
 pub mod heap;
@@ -20,67 +22,69 @@ use burn_megatron::text_table::Table;
 pub use growth::MemoryGrowth;
 pub use heap::HeapCounter;
 
-/// Steps before the first measurement. They create memory that is allocated only once, such as threads and caches.
+/// The number of steps before the first measurement. They allocate memory that is needed only once, such as threads and
+/// caches.
 const WARMUP: usize = 2;
 
-/// The smallest growth per step that is reported. Maps and logs of a program grow by less.
+/// The smallest growth per step that is reported, in bytes. Maps and logs of a program usually grow by less.
 const SMALLEST_GROWTH: u64 = 1024;
 
-/// Reasons why there is no report.
+/// An error of [`memory_report`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MemoryReportError {
-    /// The heap is not counted.
+    /// The heap is not counted, because [`HeapCounter`] is not the global allocator.
     #[error(
         "the heap is not counted: set burn_megatron_verify::memory_report::HeapCounter as the #[global_allocator] of the program"
     )]
     NotCounted,
-    /// The device has a memory pool that is not a CubeCL pool.
+    /// The memory pool of the device is not a CubeCL pool.
     #[error(
         "the device does not report the memory of its pool: expected the CPU (Flex), or a device of CubeCL"
     )]
     NoPool,
-    /// There are too few steps.
+    /// The number of steps is less than 3.
     #[error("{0} steps: expected 3 or more, to detect growth")]
     Steps(usize),
 }
 
-/// The memory of a step, in bytes.
+/// The memory of a training step, in bytes.
 #[derive(Clone, Debug)]
 pub struct MemoryReport {
-    /// The device.
+    /// The name of the device.
     pub device: String,
-    /// The path and the bytes of each parameter. A shared parameter counts once.
+    /// The path and the size in bytes of each parameter. A shared parameter is counted once.
     pub parameters: Vec<(String, u64)>,
-    /// The output bytes of the operations of each module in the forward, including views, in evaluation mode. An error
-    /// if the forward cannot be recorded.
+    /// The size in bytes of the outputs of all operations in the forward, for each module. Views are included, and the
+    /// module is in evaluation mode. If the forward cannot be recorded, the value is an error message.
     pub outputs: Result<BTreeMap<String, u64>, String>,
-    /// The bytes of the gradients of parameters.
+    /// The size of the gradients of all parameters, in bytes.
     pub gradients: u64,
-    /// The bytes that the forward keeps for the backward, including the loss.
+    /// The number of bytes that the forward keeps for the backward, including the loss.
     pub kept: u64,
-    /// The peak of the forward, above the memory before it. On a GPU it is the memory in use at the end of the forward,
-    /// since the pool reports no peak.
+    /// The peak memory of the forward, minus the memory before the forward. On a GPU, it is the memory in use at the
+    /// end of the forward, because the memory pool does not report a peak.
     pub forward_peak: u64,
-    /// The peak of the backward, above the memory before the forward. On a GPU it is the memory in use at the end of
-    /// the backward.
+    /// The peak memory of the backward, minus the memory before the forward. On a GPU, it is the memory in use at the
+    /// end of the backward.
     pub backward_peak: u64,
-    /// The bytes that the device has reserved, or `None` on the CPU.
+    /// The number of bytes that the memory pool of the device has reserved, or `None` on the CPU.
     pub reserved: Option<u64>,
-    /// The bytes allocated after each step, once its gradients are dropped, above the bytes before the first measured
-    /// step.
+    /// The number of allocated bytes after each step, when its gradients are dropped, minus the number of bytes before
+    /// the first measured step.
     pub after_steps: Vec<i64>,
-    /// The memory that grows from step to step.
+    /// The memory that grows from step to step, or `None` if it does not grow.
     pub growth: Option<MemoryGrowth>,
 }
 
-/// Runs `steps` steps of `model` on `device`, after 2 warmup steps that are not measured. `steps` must be at least 3.
+/// Runs training steps of `model` on `device` and measures their memory. Two warmup steps are followed by `steps`
+/// measured steps. `steps` must be at least 3.
 ///
-/// `loss` computes the loss, of shape `[1]`, as in a training step. The model is not changed. Other threads of the
-/// program should not allocate memory at the same time.
+/// `loss` computes the loss, of shape `[1]`, from the model and the batch, as in a training step. The model is not
+/// changed. Other threads of the program should not allocate memory during the measurement.
 ///
 /// # Errors
 ///
-/// [`MemoryReportError`] if the memory cannot be measured.
+/// [`MemoryReportError`] if the memory cannot be measured, or if there are too few steps.
 pub fn memory_report<M: Module, B: Batch>(
     model: &M,
     batch: &B,
@@ -111,7 +115,7 @@ pub fn memory_report<M: Module, B: Batch>(
         } else {
             step()
         };
-        // The memory of the list itself does not count as growth of the program.
+        // The memory of this list must not be counted as growth of the program.
         measured.clear();
         measured.push(one);
         after_steps.push(meter.live() as i64 - base as i64);
@@ -170,7 +174,7 @@ impl Meter {
         }
     }
 
-    /// Returns the peak since the last call. For a pool, returns the bytes in use.
+    /// Returns the peak number of bytes since the last call. For a memory pool, returns the number of bytes in use.
     fn peak(&self) -> u64 {
         match self {
             Self::Heap => {
@@ -247,7 +251,8 @@ impl ModuleVisitor for Parameters {
 }
 
 impl MemoryReport {
-    /// Returns the bytes of each module: its own parameters, and the outputs of its operations.
+    /// Returns two sizes in bytes for each module: the size of its parameters without submodules, and the size of the
+    /// outputs of its operations.
     pub fn by_module(&self) -> BTreeMap<String, [u64; 2]> {
         let mut modules: BTreeMap<String, [u64; 2]> = BTreeMap::new();
         for (path, bytes) in &self.parameters {

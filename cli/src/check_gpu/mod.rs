@@ -25,16 +25,16 @@ use outcome::{CheckResult, Findings, Report, Verdict};
 /// Flags of `check-gpu`.
 #[derive(Args)]
 pub struct CheckGpuArgs {
-    /// The kind of the device: cuda, wgpu or cpu.
+    /// The kind of device to check: cuda, wgpu or cpu.
     #[arg(long, default_value_t = DeviceKind::Cuda)]
     pub device: DeviceKind,
-    /// Write the results to this file as JSON, after each check.
+    /// Write the results to this file as JSON. The file is updated after each check.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Run only the given checks.
+    /// Run only these checks.
     #[arg(long, value_delimiter = ',', value_name = "CHECK,..")]
     pub only: Vec<Check>,
-    /// Seconds after which a check is killed and fails.
+    /// Timeout of each check in seconds. A check that takes longer is killed and fails.
     #[arg(long, value_name = "SECONDS", default_value_t = 120.0)]
     pub timeout: f64,
     /// Run the given check in this process, and print its findings as JSON.
@@ -47,11 +47,11 @@ pub struct CheckGpuArgs {
 pub enum Check {
     /// The CUDA libraries and their versions.
     Libraries,
-    /// The first kernel, compared with the host.
+    /// A first simple kernel, compared with the same computation on the host.
     FirstKernel,
-    /// Matrix products in every type, compared with the CPU.
+    /// Matrix multiplications in every dtype, compared with the CPU.
     Products,
-    /// Fused kernels in every type, forward and backward, compared with the CPU.
+    /// Fused kernels in every dtype, in the forward and the backward, compared with the CPU.
     Kernels,
     /// Attention with each engine, compared with the portable engine.
     Attention,
@@ -59,7 +59,7 @@ pub enum Check {
     Training,
     /// Training steps in FP8, compared with the CPU.
     Fp8,
-    /// The memory and the speed of a training run.
+    /// The memory use and the speed of a training run.
     Memory,
     /// NCCL on one rank.
     Nccl,

@@ -29,29 +29,31 @@ use crate::terminal::bar_style;
 /// Flags of `convert`.
 #[derive(Args)]
 pub struct ConvertArgs {
-    /// The source. A Hugging Face folder, which contains a config.json, is converted to a checkpoint. A checkpoint,
-    /// or the latest checkpoint of a run folder, is converted to a Hugging Face folder.
+    /// The model to convert. A Hugging Face folder, which contains a config.json, is converted to a checkpoint. A
+    /// checkpoint, or the latest checkpoint in a run folder, is converted to a Hugging Face folder.
     #[arg(value_name = "SRC")]
     source: PathBuf,
-    /// The new folder. It must not exist, unless --overwrite is given.
+    /// The folder to write. It must not exist, unless --overwrite is given.
     #[arg(value_name = "DST")]
     target: PathBuf,
     /// Replace an existing model folder.
     #[arg(long)]
     overwrite: bool,
-    /// The type of the elements. The default is the type of the checkpoint.
+    /// The dtype of the converted tensors. The default is the dtype of each tensor in the checkpoint.
     #[arg(long, value_enum)]
     dtype: Option<Dtype>,
-    /// Maximum bytes of tensors per file, such as 512MiB. The default is 5GB. A larger tensor gets a separate file.
+    /// Maximum size of the tensors in a file, such as 512MiB. The default is 5GB. A tensor that is larger is written to
+    /// a separate file.
     #[arg(long, value_name = "SIZE")]
     max_shard_size: Option<ByteSize>,
-    /// Hugging Face folder that provides the family, special tokens, tokenizer and generation settings. By default,
-    /// they are taken from the model that the run was loaded from, and the tokenizer and the chat template from its
-    /// data. A checkpoint that was converted from a folder has its own settings.
+    /// Hugging Face folder from which the model family, special tokens, tokenizer and generation settings are taken. A
+    /// checkpoint that was converted from a Hugging Face folder contains them. For other checkpoints, the default is
+    /// the model from which the run was loaded (--load). In this case, the tokenizer and the chat template come from
+    /// the training data of the run.
     #[arg(long, value_name = "DIR")]
     like: Option<PathBuf>,
-    /// Write the whole model, with the adapters of the checkpoint merged into its weights. By default, a checkpoint
-    /// of adapters is written as a peft folder, which contains only the adapters.
+    /// Write the whole model, with the LoRA adapters of the checkpoint merged into its weights. By default, a
+    /// checkpoint with LoRA adapters is converted to a peft folder, which contains only the adapters.
     #[arg(long)]
     merge_lora: bool,
     /// Write the exponential moving average of the weights (train.ema) instead of the weights.
@@ -59,7 +61,7 @@ pub struct ConvertArgs {
     ema: bool,
 }
 
-/// Element types.
+/// Dtypes of converted tensors.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub enum Dtype {
     #[value(aliases = ["fp64", "float64"])]

@@ -24,23 +24,23 @@ const HELD_OUT: f64 = 0.1;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ChatConfig {
-    /// Files of JSON lines, or folders with .jsonl files.
+    /// JSON Lines files with conversations, or folders that contain .jsonl files.
     #[schemars(extend("value" = "PATH,.."))]
     pub files: Vec<PathBuf>,
-    /// The fraction of conversations that is held out. The default is 0.1.
+    /// The fraction of conversations that is held out for evaluation. The default is 0.1.
     pub held_out: Option<f64>,
-    /// Files of held-out conversations. Replaces `held_out`.
+    /// JSON Lines files with held-out conversations, instead of a fraction of `files` (`held_out`).
     pub held_out_files: Vec<PathBuf>,
-    /// The chat template. The default is the template of the tokenizer.
+    /// The file with the chat template. The default is the chat template of the tokenizer.
     #[schemars(extend("value" = "PATH"))]
     pub template: Option<PathBuf>,
-    /// The date that the template inserts, such as 2025-01-31. The default is no date.
+    /// The date that the chat template inserts, such as 2025-01-31. By default, there is no date.
     pub date: Option<String>,
     /// The tokens that contribute to the loss.
     pub loss: TrainedTokens,
-    /// The treatment of conversations that exceed the sequence length.
+    /// The handling of conversations that are longer than the sequence length.
     pub long: LongExamples,
-    /// Whether several conversations are packed into a row. They do not attend to each other.
+    /// Whether several conversations are packed into one training sample. Tokens do not attend to other conversations.
     pub packing: bool,
 }
 

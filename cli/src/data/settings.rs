@@ -16,32 +16,34 @@ use crate::error::Error;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct DataConfig {
-    /// Text: a file, or a folder, of text, JSON lines, Parquet or Arrow. Without `path`, `files` and `chat`, the text
-    /// of this repository is used.
+    /// The training text: a text, JSON Lines, Parquet or Arrow file, or a folder that contains such files. If `path`,
+    /// `files` and `chat` are all missing, the text of this repository is used.
     #[schemars(extend("resume" = "may_differ", "value" = "PATH"))]
     pub path: Option<PathBuf>,
-    /// The key of the text in JSON lines, Parquet and Arrow. The default is `text`.
+    /// The key of the text in JSON Lines, or the name of the text column in Parquet and Arrow. The default is `text`.
     #[schemars(extend("flag" = "json-key", "resume" = "may_differ"))]
     pub json_key: Option<String>,
-    /// The extensions of the files that are read in a folder of text.
+    /// The extensions of the files that are read if `path` is a folder.
     #[schemars(extend("flag" = "extensions", "resume" = "may_differ"))]
     pub extensions: Vec<String>,
-    /// A tokenizer.json, a folder with one, or `bytes`. The default for text is `bytes`. With token files, the
-    /// tokenizer is only used for the prompt and the sample.
+    /// The tokenizer: a tokenizer.json, a folder that contains a tokenizer.json, or `bytes`, which uses every byte as a
+    /// token. The default for text is `bytes`. With token files, the tokenizer is used only for the generated sample
+    /// and its prompt.
     #[schemars(extend("flag" = "tokenizer", "resume" = "may_differ", "value" = "PATH|bytes"))]
     pub tokenizer: Option<String>,
-    /// Whether each document of a text gets the special tokens of its tokenizer, such as `<s>`. The default is true.
-    /// For token files, set `preprocess --special-tokens`.
+    /// Whether the tokenizer adds its special tokens, such as `<s>`, to each document of a text. The default is true.
+    /// For token files, use `preprocess --special-tokens` instead.
     #[schemars(extend("resume" = "may_differ"))]
     pub special_tokens: Option<bool>,
-    /// The shares of training, validation and test of token files, as in "969,30,1". A text allows only "100,0,0",
-    /// without held-out data.
+    /// The shares of the token files that are used for training, validation and test, as in "969,30,1". For text, the
+    /// only possible value is "100,0,0", which means that no data is held out.
     #[schemars(extend("value" = "SHARES"))]
     pub split: Option<String>,
-    /// The folder that caches the sample order of token files. By default each process computes the order.
+    /// The folder in which the order of the samples in token files is cached. By default, each process computes the
+    /// order.
     #[schemars(extend("resume" = "may_differ", "value" = "PATH"))]
     pub cache: Option<PathBuf>,
-    /// The end-of-document token of token files, if PREFIX.json does not define it.
+    /// The id of the end-of-document token in token files, if PREFIX.json does not define it.
     pub eod: Option<u32>,
     /// Whether samples consist of complete documents that do not attend to each other.
     pub packing: bool,
@@ -49,31 +51,32 @@ pub struct DataConfig {
     pub reset_attention: bool,
     /// Whether the loss of the token after the end of a document is masked.
     pub eod_mask_loss: bool,
-    /// The token files.
+    /// The token files, instead of text.
     #[schemars(extend("resume" = "may_differ"))]
     pub files: Vec<TokenFileEntry>,
-    /// Conversations to fine-tune on.
+    /// The conversations for fine-tuning, instead of text.
     #[schemars(extend("resume" = "may_differ"))]
     pub chat: Option<ChatConfig>,
 }
 
-/// Entry for a pair of token files.
+/// A pair of token files (PREFIX.bin and PREFIX.idx), with or without a weight.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub enum TokenFileEntry {
-    /// `PREFIX` of `PREFIX.bin` and `PREFIX.idx`.
+    /// The common path `PREFIX` of the files `PREFIX.bin` and `PREFIX.idx`.
     Prefix(PathBuf),
-    /// The prefix with a weight.
+    /// The prefix and the weight of the token files.
     Weighted(WeightedTokenFiles),
 }
 
-/// Pair of token files with a weight.
+/// A pair of token files with a weight.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct WeightedTokenFiles {
-    /// `PREFIX` of `PREFIX.bin` and `PREFIX.idx`.
+    /// The common path `PREFIX` of the files `PREFIX.bin` and `PREFIX.idx`.
     pub prefix: PathBuf,
-    /// The share of samples from these files, in any unit.
+    /// The weight of these files. The share of samples from these files is the weight divided by the sum of all
+    /// weights.
     pub weight: f64,
 }
 

@@ -17,24 +17,24 @@ use crate::settings::NcclFlags;
 /// Flags of `generate`.
 #[derive(Args)]
 pub struct GenerateArgs {
-    /// The model: a checkpoint, a folder of checkpoints or a run folder (the latest checkpoint is used), or a Hugging
-    /// Face folder.
+    /// The model: a checkpoint, a folder of checkpoints, a run folder, or a Hugging Face folder. In a folder of
+    /// checkpoints and in a run folder, the latest checkpoint is used.
     #[arg(long, value_name = "PATH")]
     pub model: PathBuf,
     /// The prompt. May be repeated.
     #[arg(long, value_name = "TEXT", required_unless_present_any = ["prompt_file", "prompts"])]
     pub prompt: Vec<String>,
-    /// File with one prompt.
+    /// File that contains one prompt.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "prompts"])]
     pub prompt_file: Option<PathBuf>,
-    /// File with one prompt per line. In a .jsonl file, each line is an object with the key "prompt".
+    /// File that contains one prompt per line. In a .jsonl file, each line is an object with the key "prompt".
     #[arg(long, value_name = "FILE", conflicts_with = "prompt")]
     pub prompts: Option<PathBuf>,
-    /// Continue up to N prompts at a time. The batch size does not change the texts.
+    /// Number of prompts that are processed at the same time. The generated texts do not depend on it.
     #[arg(long, value_name = "N", default_value_t = 8)]
     pub batch_size: usize,
-    /// Write the texts as JSON Lines to this file. By default, the text of a single prompt is streamed to standard
-    /// output, and several texts are written to standard output as JSON Lines.
+    /// Write the generated texts to this file as JSON Lines. By default, a single text is streamed to standard output,
+    /// and several texts are written to standard output as JSON Lines.
     #[arg(long, value_name = "FILE")]
     pub output: Option<PathBuf>,
     /// Write the log-probabilities of the new tokens, in nats. The output is JSON Lines.
@@ -49,7 +49,7 @@ pub struct GenerateArgs {
         help_heading = "Sampling"
     )]
     pub max_tokens: usize,
-    /// Sampling temperature; 0 takes the most likely token.
+    /// Sampling temperature. With 0, the most likely token is always selected.
     #[arg(
         long,
         allow_negative_numbers = true,
@@ -64,14 +64,14 @@ pub struct GenerateArgs {
     /// Sample only from the most likely tokens whose probabilities add up to P.
     #[arg(long, value_name = "P", help_heading = "Sampling")]
     pub top_p: Option<f64>,
-    /// Stop before this text. May be repeated.
+    /// Stop the generation before this text. May be repeated.
     #[arg(long, value_name = "TEXT", help_heading = "Sampling")]
     pub stop: Vec<String>,
-    /// Seed of sampling. The same seed gives the same text in any layout.
+    /// Seed of the sampling. With the same seed, the text is the same in every layout.
     #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Sampling")]
     pub seed: u64,
-    /// Generate N different texts for each prompt, as JSON Lines. Sample i is the same for any N, batch size and
-    /// layout.
+    /// Generate N different texts for each prompt, as JSON Lines. Each of these texts does not depend on N, the batch
+    /// size or the layout.
     #[arg(
         long,
         visible_alias = "num-return-sequences",
@@ -80,12 +80,12 @@ pub struct GenerateArgs {
         help_heading = "Sampling"
     )]
     pub samples: usize,
-    /// The tokenizer: a tokenizer.json, a folder with one, or `bytes`. The default is the tokenizer of the Hugging
-    /// Face folder. For a checkpoint, it is the tokenizer of its recipe, or of the Hugging Face folder from which it
-    /// was converted.
+    /// The tokenizer: a tokenizer.json, a folder that contains a tokenizer.json, or `bytes`. The default is the
+    /// tokenizer in the Hugging Face folder. For a checkpoint, the default is the tokenizer in its recipe, or in the
+    /// Hugging Face folder from which it was converted.
     #[arg(long, value_name = "PATH|bytes")]
     pub tokenizer: Option<String>,
-    /// Number of tensor-parallel ranks. Each layer is split over them.
+    /// Number of tensor-parallel ranks, over which each layer is split.
     #[arg(
         long,
         visible_alias = "tp",
@@ -94,11 +94,11 @@ pub struct GenerateArgs {
         help_heading = "Parallelism"
     )]
     pub tensor_parallel: usize,
-    /// Split the activations between the blocks along the sequence, over the ranks of --tensor-parallel. A model with
-    /// experts requires this flag if there are several tensor-parallel ranks.
+    /// Use sequence parallelism: activations between the tensor-parallel layers are split along the sequence over the
+    /// ranks of --tensor-parallel. A model with experts requires this flag if there are several tensor-parallel ranks.
     #[arg(long, visible_alias = "sp", help_heading = "Parallelism")]
     pub sequence_parallel: bool,
-    /// Number of pipeline-parallel ranks. The layers are divided among them.
+    /// Number of pipeline-parallel ranks, over which the layers are divided.
     #[arg(
         long,
         visible_alias = "pp",
@@ -107,7 +107,7 @@ pub struct GenerateArgs {
         help_heading = "Parallelism"
     )]
     pub pipeline_parallel: usize,
-    /// Number of context-parallel ranks. They process a prompt together, and each rank keeps a part of the KV cache.
+    /// Number of context-parallel ranks. They process each prompt together, and each rank holds a part of the KV cache.
     #[arg(
         long,
         visible_alias = "cp",
@@ -116,14 +116,14 @@ pub struct GenerateArgs {
         help_heading = "Parallelism"
     )]
     pub context_parallel: usize,
-    /// The compute type of the model.
+    /// The compute dtype of the model.
     #[arg(long, value_name = "f64|f32|bf16|f16", default_value = "f32", value_parser = precision, help_heading = "Device and kernels")]
     pub precision: Precision,
     /// Recompute the whole sequence for each token instead of using the KV cache.
     #[arg(long, help_heading = "Device and kernels")]
     pub no_cache: bool,
-    /// Draft the token after the next one with the model's multi-token prediction module, and process both tokens in
-    /// one forward pass. It does not change the texts on the CPU.
+    /// Use speculative decoding: the multi-token prediction module of the model drafts the token after the next token,
+    /// and one forward pass processes both tokens. On the CPU, this does not change the generated texts.
     #[arg(long, conflicts_with = "no_cache", help_heading = "Device and kernels")]
     pub speculative: bool,
     /// Device: cpu, wgpu or cuda. wgpu and cuda must be compiled in.
@@ -136,7 +136,7 @@ pub struct GenerateArgs {
         help_heading = "Device and kernels"
     )]
     pub kernels: Vec<String>,
-    /// The ranks and their timeouts.
+    /// Flags for the ranks and their timeouts.
     #[command(flatten)]
     pub ranks: RankArgs,
     /// The NCCL settings.

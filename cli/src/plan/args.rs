@@ -17,10 +17,11 @@ use crate::set::SetArgs;
 /// Flags of `plan`.
 #[derive(Args)]
 pub struct PlanArgs {
-    /// The model: a Hugging Face folder, or its config.json. No weights are read.
+    /// The model: a Hugging Face folder, or a config.json. The weights are not read.
     #[arg(long, value_name = "HF_FOLDER|config.json", required_unless_present_any = ["recipe", "measure"])]
     pub model: Option<PathBuf>,
-    /// A recipe with the model, the batch and the precision. Its layout is used only with --own-layout.
+    /// A recipe that contains the model, the batch size and the precision. The layout in the recipe is used only with
+    /// --own-layout.
     #[arg(
         long,
         visible_alias = "config",
@@ -28,14 +29,14 @@ pub struct PlanArgs {
         conflicts_with = "model"
     )]
     pub recipe: Option<PathBuf>,
-    /// Keys of the recipe.
+    /// Flags that set keys of the recipe.
     #[command(flatten)]
     pub set: SetArgs,
     /// Plan the layout of the recipe instead of searching for one. The exit code is 1 if the layout does not fit.
     #[arg(long, requires = "recipe", conflicts_with_all = ["fix", "top", "write_recipe"])]
     pub own_layout: bool,
-    /// The devices: a number and H100, H200, B200, A100 or MI300X, as in 64xH100, or only a number with --hardware.
-    /// The number is optional with --own-layout, where the recipe determines it.
+    /// The number and the kind of the devices, as in 64xH100. The kind is H100, H200, B200, A100 or MI300X. With
+    /// --hardware, give only the number. With --own-layout, the number is optional, because the recipe determines it.
     #[arg(
         long,
         value_name = "NxDEVICE",
@@ -44,13 +45,15 @@ pub struct PlanArgs {
         hide_default_value = true
     )]
     pub devices: String,
-    /// A file with the speeds of a device and its links, in the format of burn-megatron-plan/src/hardware.
+    /// A file with the throughput, the memory and the links of the devices, in the format of the files in
+    /// burn-megatron-plan/src/hardware.
     #[arg(long, value_name = "FILE.toml")]
     pub hardware: Option<PathBuf>,
-    /// Tokens per sequence. The default is the sequence length of the recipe, or the longest sequence of the model.
+    /// Number of tokens per sequence. The default is the sequence length of the recipe, or the maximum sequence length
+    /// of the model.
     #[arg(long, value_name = "N")]
     pub sequence_length: Option<usize>,
-    /// Samples per step. The default is the global batch size of the recipe.
+    /// Number of samples per step. The default is the global batch size of the recipe.
     #[arg(
         long,
         visible_alias = "batch-size",
@@ -58,13 +61,13 @@ pub struct PlanArgs {
         required_unless_present_any = ["recipe", "measure"]
     )]
     pub global_batch_size: Option<usize>,
-    /// The compute type of the model. The default is the precision of the recipe, or bf16.
+    /// The compute dtype of the model. The default is the precision of the recipe, or bf16.
     #[arg(long, value_name = "f32|bf16|f16", value_parser = precision)]
     pub precision: Option<Precision>,
-    /// Memory of a device that a plan may use, as in 72GiB. The default is all memory of the device.
+    /// Maximum memory per device that a plan may use, as in 72GiB. The default is the whole memory of the device.
     #[arg(long, value_name = "BYTES")]
     pub memory_limit: Option<ByteSize>,
-    /// Fixed settings, which are not searched: tensor, sequence_parallel, tp_comm_overlap,
+    /// Settings with a fixed value, which are not searched: tensor, sequence_parallel, tp_comm_overlap,
     /// tp_comm_overlap_num_splits, overlap_moe_expert_parallel_comm, ranks_per_node, context, pipeline, schedule,
     /// virtual_stages, expert, expert_tensor, data, zero_stage, hsdp, micro_batch, recompute, offload.
     #[arg(long, value_name = "SETTING=VALUE,..", value_delimiter = ',')]
@@ -78,13 +81,15 @@ pub struct PlanArgs {
     /// Write the recipe of the best plan to this file.
     #[arg(long, value_name = "FILE.toml")]
     pub write_recipe: Option<PathBuf>,
-    /// Plot the memory of the best plan over a step, by kind and pipeline rank, to this file.
+    /// Write a plot to this file that shows the memory of the best plan during a step, by kind of memory and by
+    /// pipeline rank.
     #[arg(long, value_name = "FILE.svg")]
     pub svg: Option<PathBuf>,
-    /// Instead of planning, measure the CPU of this machine with --ranks thread-ranks, and write its hardware file.
+    /// Instead of planning, measure the CPU of this machine with the number of ranks in --ranks, which run as threads,
+    /// and write a hardware file.
     #[arg(long, value_name = "FILE.toml", conflicts_with_all = ["model", "recipe"])]
     pub measure: Option<PathBuf>,
-    /// Number of thread-ranks for --measure.
+    /// Number of ranks for --measure. They run as threads.
     #[arg(long, value_name = "N", requires = "measure", default_value_t = 1)]
     pub ranks: usize,
 }

@@ -17,16 +17,17 @@ use crate::settings::SettingFlags;
 /// of the recipe to their help.
 #[derive(Args)]
 pub struct PretrainArgs {
-    /// The recipe, a TOML file. Missing settings are taken from the run that is resumed, or else from the compiled-in
-    /// recipe (for `burn-megatron`: cli/src/tiny.toml).
+    /// The recipe, which is a TOML file. Settings that it does not contain are taken from the run that is resumed, or
+    /// otherwise from the built-in recipe (cli/src/tiny.toml for `burn-megatron`).
     #[arg(long, visible_alias = "config", value_name = "FILE.toml")]
     pub recipe: Option<PathBuf>,
-    /// Keys of the recipe.
+    /// Flags that set keys of the recipe.
     #[command(flatten)]
     pub set: SetArgs,
-    /// Training data: a file of text, JSON lines, Parquet or Arrow (also .gz or .zst), a folder of such files, a
-    /// Hugging Face dataset folder, or the PREFIX of PREFIX.bin and PREFIX.idx. A .jsonl file of conversations
-    /// selects fine-tuning. The default is the text of this repository.
+    /// Training data: a file, a folder of files, a Hugging Face dataset folder, or the PREFIX of the token files
+    /// PREFIX.bin and PREFIX.idx. Files can be text, JSON Lines, Parquet or Arrow, optionally compressed as .gz or
+    /// .zst. If the value is a .jsonl file of conversations, the model is fine-tuned on them. The default is the text
+    /// of this repository.
     #[arg(
         long,
         value_name = "PATH|PREFIX",
@@ -37,7 +38,8 @@ pub struct PretrainArgs {
     /// A flag for each key of the recipe.
     #[command(flatten)]
     pub settings: SettingFlags,
-    /// Micro-batches per step and data-parallel rank; sets --micro-batch-size.
+    /// Number of micro-batches per step on each data-parallel rank. The value of --micro-batch-size is computed from
+    /// it.
     #[arg(
         long,
         value_name = "M",
@@ -45,8 +47,8 @@ pub struct PretrainArgs {
         help_heading = "Training"
     )]
     pub micro_batches: Option<usize>,
-    /// Measure the quantization errors of FP8 layers in the last step: print a table, and write fp8.json to the run
-    /// folder.
+    /// Measure the quantization errors of the FP8 layers in the last step. They are printed as a table, and written to
+    /// fp8.json in the run folder.
     #[arg(long, help_heading = "Precision")]
     pub fp8_report: bool,
     /// Flags of checkpoints and resuming.
@@ -55,32 +57,32 @@ pub struct PretrainArgs {
     /// Device: cpu, wgpu or cuda. wgpu and cuda must be compiled in (--features wgpu, --features cuda).
     #[arg(long, default_value_t = DeviceKind::Cpu, help_heading = "Device and kernels")]
     pub device: DeviceKind,
-    /// Fail if a CUDA device has to use slow engines: Burn's matmul instead of cuBLASLt, or attention without matrix
-    /// units. Without this flag, the header contains a warning.
+    /// Fail if only a slow implementation is available on a CUDA device: Burn's matmul instead of cuBLASLt, or
+    /// attention without tensor cores. Without this flag, a warning is printed in the header.
     #[arg(long, help_heading = "Device and kernels")]
     pub require_fast_kernels: bool,
-    /// Operations that use fused kernels: auto, fused or unfused, for all operations or for one, as in
-    /// `unfused,norm=fused`. The operations are norm, activation, dropout, rope, attention, softmax, loss, linear and
-    /// optimizer. Attention also accepts an engine: mma (NVIDIA matrix units, f16 and bf16) or portable. `gemm=`
-    /// selects an installed library for matrix products on the CPU: mkl, openblas or blis. On CUDA,
-    /// `epilogue_fusion=true` fuses GELU as an epilogue of matrix products, and `measured` selects the faster form at
-    /// the first start. `gemm_algorithms=FILE` uses the cuBLASLt algorithms that burn-megatron-bench gemm --tune has
-    /// chosen.
+    /// Operations that use fused kernels. The value is auto, fused or unfused for all operations, optionally followed
+    /// by values for single operations, as in `unfused,norm=fused`. The operations are norm, activation, dropout, rope,
+    /// attention, softmax, loss, linear and optimizer. For attention, the value can also be an engine: mma (NVIDIA
+    /// tensor cores, f16 and bf16) or portable. `gemm=` selects an installed library for matrix multiplications on the
+    /// CPU: mkl, openblas or blis. On CUDA, `epilogue_fusion=true` computes GELU in the epilogue of matrix
+    /// multiplications, and `epilogue_fusion=measured` selects the faster variant at the first start.
+    /// `gemm_algorithms=FILE` uses the cuBLASLt algorithms that `burn-megatron-bench gemm --tune` has selected.
     #[arg(
         long,
         value_name = "CHOICE|OPERATION=CHOICE,..",
         help_heading = "Device and kernels"
     )]
     pub kernels: Vec<String>,
-    /// Compute threads per rank on the CPU. By default the cores are divided evenly among the ranks.
+    /// Number of compute threads per rank on the CPU. By default, the cores are divided evenly among the ranks.
     #[arg(long, value_name = "N", help_heading = "Device and kernels")]
     pub compute_threads: Option<usize>,
-    /// The ranks and their timeouts.
+    /// Flags for the ranks and their timeouts.
     #[command(flatten)]
     pub ranks: RankArgs,
-    /// Seconds that the current step has to finish after Ctrl-C or SIGTERM. Saving then has the same time again. If
-    /// twice the longest step is more, that time applies instead. When the time is over, the process exits with code
-    /// 130.
+    /// Time in seconds that the current step has to finish after Ctrl-C or SIGTERM. Saving the checkpoint has the same
+    /// time again. If twice the time of the longest step is longer, it is used instead. When the time is over, the
+    /// process exits with code 130.
     #[arg(
         long,
         value_name = "SECONDS",
@@ -88,7 +90,7 @@ pub struct PretrainArgs {
         help_heading = "Run"
     )]
     pub grace: f64,
-    /// Folder in which the run folder is created. The default is runs.
+    /// Folder in which the run folder is created. The default is `runs`.
     #[arg(
         long,
         value_name = "PATH",
@@ -96,35 +98,36 @@ pub struct PretrainArgs {
         help_heading = "Run"
     )]
     pub runs_dir: Option<PathBuf>,
-    /// Run folder. It must not exist, unless the run is resumed (--resume).
+    /// Run folder, to which all files of the run are written. It must not exist, unless the run is resumed (--resume).
     #[arg(long, value_name = "PATH", help_heading = "Run")]
     pub run_dir: Option<PathBuf>,
-    /// Start even if the planned memory exceeds the memory of this machine, its cgroup or its devices.
+    /// Start the run even if it is planned to need more memory than this machine, its cgroup or its devices have.
     #[arg(long, help_heading = "Memory")]
     pub ignore_memory: bool,
-    /// Maximum memory of a rank, as in 80GiB. A run whose plan exceeds it is refused before anything is allocated,
-    /// with the settings that would fit. By default, the limit is the available memory. With --device cpu, all ranks
-    /// on this machine must fit into the memory of the machine and its cgroup. With --device cuda, the ranks on a
-    /// device must fit into its memory.
+    /// Maximum memory of a rank, as in 80GiB. If a run is planned to need more, it fails before anything is allocated,
+    /// and the error lists settings with less memory. By default, the limit is the available memory. With --device cpu,
+    /// all ranks on this machine must fit into the memory of the machine and its cgroup. With --device cuda, all ranks
+    /// on a device must fit into the memory of the device.
     #[arg(long, value_name = "BYTES", help_heading = "Memory")]
     pub memory_limit: Option<ByteSize>,
-    /// Print the details of the header: the mesh with its process groups, the gradient buckets, the reason for each
-    /// kernel, and the memory by kind. Without this flag they are only in header.txt in the run folder.
+    /// Print a detailed header: the mesh with its process groups, the gradient buckets, the reason why each kernel was
+    /// selected, and the memory by kind. Without this flag, the details are only in header.txt in the run folder.
     #[arg(long, short, help_heading = "Run")]
     pub verbose: bool,
-    /// Print the recipe with the source of each value, and exit.
+    /// Print the recipe with the source of each value (a file, a flag or a default), and exit.
     #[arg(long, help_heading = None::<&str>)]
     pub print_recipe: bool,
-    /// Check the recipe, the layout, the data and the memory, print the header of the run with the memory by kind,
-    /// and exit. Nothing is allocated or written.
+    /// Check the recipe, the layout, the data and the memory, print the header of the run with the planned memory by
+    /// kind, and exit. No model is allocated, and no file is written.
     #[arg(long, conflicts_with = "print_recipe", help_heading = None::<&str>)]
     pub dry_run: bool,
-    /// Inject a fault into a collective of one rank. KIND@rank=N,call=N counts calls from 0 since the start.
-    /// KIND@rank=N,step=N,call=N counts steps from 1, and calls from 0 since the beginning of the step. KIND is
-    /// delay:TIME (as in delay:2.5s), drop, shape, wrong-call, nan, panic, error, kill, abort, segfault, stop,
-    /// terminate, interrupt or spin. With never-starts@rank=N the rank never starts. bit-flip:TARGET or
-    /// bit-flip:TARGET:ELEMENT:BIT flips a bit of an activation, gradient, weight, optimizer state (optimizer) or
-    /// result of a collective; call=N then counts the tensors of this kind. May be repeated.
+    /// Inject a fault into a collective call of one rank, to test error handling. The value has the form
+    /// KIND@rank=N,call=N, where calls are counted from 0 since the start of the run. With KIND@rank=N,step=N,call=N,
+    /// calls are counted from 0 since the start of the step, and steps are counted from 1. KIND is delay:TIME (as in
+    /// delay:2.5s), drop, shape, wrong-call, nan, panic, error, kill, abort, segfault, stop, terminate, interrupt or
+    /// spin. With never-starts@rank=N, the rank does not start. bit-flip:TARGET or bit-flip:TARGET:ELEMENT:BIT flips a
+    /// bit of a tensor. TARGET is activation, gradient, weight, optimizer or collective (the result of a collective),
+    /// and call=N counts the tensors of this kind. May be repeated.
     #[arg(
         long,
         value_name = "FAULT",
@@ -132,8 +135,8 @@ pub struct PretrainArgs {
         help_heading = "Testing"
     )]
     pub inject: Vec<Fault>,
-    /// Continue the run in the run folder with this resolved recipe, which replaces the flags of settings. `launch
-    /// --max-restarts` adds both values to the flags of the first attempt.
+    /// Continue the run in this run folder with this complete recipe, which replaces all flags for settings. `launch
+    /// --max-restarts` adds this flag with both values when it restarts a run.
     #[arg(long, value_names = ["FILE.toml", "RUN_DIR"], num_args = 2, hide = true)]
     pub restart: Option<Vec<PathBuf>>,
 }

@@ -12,17 +12,17 @@ use crate::error::Error;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct CheckpointConfig {
-    /// The initial weights and the model: a checkpoint or a Hugging Face folder.
+    /// The checkpoint or Hugging Face folder from which the model and the initial weights are loaded.
     #[schemars(extend("flag" = "load", "value" = "PATH"))]
     pub load: Option<PathBuf>,
-    /// Whether to save at the end of the run and when it is interrupted.
+    /// Whether checkpoints are saved at the end of the run and when the run is interrupted.
     pub save: bool,
     /// The number of steps between checkpoints. A checkpoint is also saved at the end of the run.
     #[schemars(extend("flag" = "save-every"))]
     pub every: Option<u64>,
-    /// The number of newest checkpoints that are kept. The default is all.
+    /// The number of checkpoints to keep. Older checkpoints are removed. By default, all checkpoints are kept.
     pub keep_last: Option<usize>,
-    /// In addition, keep checkpoints whose step is a multiple of this number.
+    /// Checkpoints whose step is a multiple of this number are never removed.
     pub keep_every: Option<u64>,
     /// Whether training continues while a checkpoint is written.
     pub asynchronous: bool,

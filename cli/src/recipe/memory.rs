@@ -11,9 +11,9 @@ use crate::byte_size;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct MemoryConfig {
-    /// The layers that are recomputed in the backward.
+    /// The layers whose activations are recomputed in the backward (activation checkpointing).
     pub recompute: RecomputeConfig,
-    /// The state that is kept in host memory.
+    /// The optimizer state and the activations that are offloaded to host memory.
     pub offload: OffloadTable,
 }
 
@@ -21,15 +21,16 @@ pub struct MemoryConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct OffloadTable {
-    /// The fraction of the optimizer state that is kept in host memory and updated on the CPU, from 0 to 1. The
-    /// fraction is rounded to complete buckets.
+    /// The fraction of the optimizer state that is held in host memory and updated on the CPU, from 0 to 1. It is
+    /// rounded to a whole number of gradient buckets.
     pub optimizer: f64,
-    /// The maximum number of bytes per rank, such as 2GiB, of activations that are offloaded to host memory. Only the
-    /// inputs of recomputed blocks are offloaded.
+    /// The maximum size of the activations per rank that are offloaded to host memory, such as 2GiB. Only the inputs of
+    /// recomputed blocks are offloaded.
     #[schemars(extend("value" = "BYTES"))]
     #[serde(deserialize_with = "byte_size::deserialize")]
     pub activations: u64,
-    /// The number of blocks whose inputs are fetched from the host before the backward reaches them.
+    /// The number of blocks whose offloaded inputs are copied back to the device ahead of time, before the backward
+    /// reaches these blocks.
     pub prefetch: usize,
 }
 

@@ -1,4 +1,4 @@
-//! The recipe: all settings that determine the computation of a run.
+//! The recipe, which contains all settings that determine the computation of a run.
 
 pub mod checkpoint;
 pub mod memory;
@@ -26,17 +26,18 @@ use crate::family::{Families, Model, WeightsError};
 use checkpoint::CheckpointConfig;
 use memory::MemoryConfig;
 
-/// The default recipe. It runs without flags, and supplies the values that other recipes leave out.
+/// The default recipe. It is used without flags, and contains the default values for keys that other recipes do not
+/// set.
 pub const DEFAULT_RECIPE: &str = include_str!("../tiny.toml");
 
-/// Source of the keys that a recipe leaves out.
+/// The source of the keys that a recipe does not set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum BaseRecipe {
-    /// Missing keys are taken from the default recipe of the command, or from the recipe of the resumed run.
+    /// Keys that are not set are taken from the default recipe of the command, or from the recipe of the resumed run.
     #[default]
     Default,
-    /// The recipe is complete.
+    /// No keys are added, because the recipe is complete.
     None,
 }
 
@@ -65,34 +66,34 @@ pub struct RecipeOf<M> {
     pub base: BaseRecipe,
     /// The model: its `family` and the settings of the family.
     pub model: M,
-    /// The parallel layout, without its sharding of the data axis.
+    /// The parallel layout. The sharding over the data axis is a part of `data_parallel`.
     #[serde(deserialize_with = "layout")]
     #[schemars(extend("resume" = "order_of_sums"))]
     pub parallel: ParallelConfig,
-    /// The sharding of state over the data axis, and the compute type of the model.
+    /// The sharding of the training state over the data axis, and the compute dtype of the model.
     pub data_parallel: DataParallelConfig,
     /// The operations that use fused kernels, the attention engine, and the chunks of the loss.
     #[schemars(extend("resume" = "order_of_sums"))]
     pub kernels: KernelChoices,
-    /// The layers that multiply in FP8, and their scaling recipe.
+    /// The layers that compute in FP8, and their scaling recipe.
     pub fp8: Fp8Config,
-    /// Low-rank adapters. Only the adapters are trained.
+    /// Low-rank adapters (LoRA). If this table is set, only the adapters are trained.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lora: Option<LoraConfig>,
-    /// Settings that save memory.
+    /// Settings that reduce the memory use.
     #[schemars(extend("resume" = "may_differ"))]
     pub memory: MemoryConfig,
-    /// The NCCL engine. Other engines ignore these settings.
+    /// The settings of the NCCL communication engine. Other engines ignore them.
     #[schemars(extend("resume" = "order_of_sums"))]
     pub nccl: NcclConfig,
     /// The training run, without its [`DataParallelConfig`]: see [`Recipe::train_config`].
     pub train: TrainConfig,
-    /// The text that is generated at the end of the run.
+    /// The settings of the text that is generated at the end of the run.
     #[schemars(extend("resume" = "may_differ"))]
     pub sample: GenerateConfig,
     /// The training data.
     pub data: DataConfig,
-    /// The checkpoints to load, save and keep.
+    /// The checkpoint to load, and the checkpoints to save and keep.
     #[schemars(extend("resume" = "may_differ"))]
     pub checkpoint: CheckpointConfig,
 }

@@ -4,24 +4,24 @@ use burn_megatron_models::TransformerConfig;
 use burn_megatron_models::hf::ModelFamily;
 use clap::ValueEnum;
 
-/// Model with the shape of a GPT-2, or a byte-level Llama named after its hidden size.
+/// Models that benchmarks can train: GPT-2 models, and byte-level Llamas, which are named after their hidden size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum NamedModel {
-    /// 4 layers, hidden 128, 128 tokens: for tests, and for a CPU.
+    /// A tiny GPT-2 for tests and for a CPU: 4 layers, hidden size 128, 128 tokens.
     Tiny,
-    /// GPT-2 small: 12 layers, hidden 768, 1024 tokens.
+    /// GPT-2 small: 12 layers, hidden size 768, 1024 tokens.
     #[value(name = "124m")]
     Small,
-    /// GPT-2 XL: 48 layers, hidden 1600, 1024 tokens.
+    /// GPT-2 XL: 48 layers, hidden size 1600, 1024 tokens.
     #[value(name = "1.5b")]
     Xl,
-    /// The Llama of `pretrain` without a recipe: 4 layers, hidden 96, 128 tokens.
+    /// The Llama that `pretrain` trains without a recipe: 4 layers, hidden size 96, 128 tokens.
     #[value(name = "llama-96")]
     Llama96,
-    /// 4 layers, hidden 256, 256 tokens.
+    /// A Llama with 4 layers, hidden size 256, 256 tokens.
     #[value(name = "llama-256")]
     Llama256,
-    /// 12 layers, hidden 768, 256 tokens.
+    /// A Llama with 12 layers, hidden size 768, 256 tokens.
     #[value(name = "llama-768")]
     Llama768,
 }

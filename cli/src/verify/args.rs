@@ -11,23 +11,26 @@ use crate::set::SetArgs;
 /// Flags of `verify`.
 #[derive(Args)]
 pub struct VerifyArgs {
-    /// Layouts, such as `tp2-sp-dp2,tp4`: tpN tensor, sp sequence parallel, tpring or tpbulk its overlap, dpN data,
-    /// ppN pipeline, mbN samples per micro-batch, zN ZeRO stage, hsdpN ranks per sharding group, nodeN ranks per
-    /// node. After a slash follow the pipeline schedule and the stages per rank, as in `pp2-mb1/interleaved/v2`. The
-    /// default is tensor {1,2,4} x sequence parallel {off,on} x data {1,2}, thirteen pipelines, twelve sharded
-    /// layouts, and further settings in some layouts. For models with experts, the default is eighteen layouts of
-    /// expert ranks. For a recipe, the default is its own layout.
+    /// Layouts to verify, such as `tp2-sp-dp2,tp4`. The main parts of a layout are tpN (tensor-parallel ranks), sp
+    /// (sequence parallelism), dpN (data-parallel ranks) and ppN (pipeline-parallel ranks). Other parts are tpring or
+    /// tpbulk (overlap of tensor-parallel communication), mbN (samples per micro-batch), zN (ZeRO stage), hsdpN (ranks
+    /// per sharding group) and nodeN (ranks per node). The pipeline schedule and the number of stages per rank are
+    /// written after slashes, as in `pp2-mb1/interleaved/v2`. By default, all combinations of 1, 2 and 4
+    /// tensor-parallel ranks, sequence parallelism off and on, and 1 and 2 data-parallel ranks are verified. The
+    /// default also includes thirteen layouts with pipelines, twelve sharded layouts, and further settings in some
+    /// layouts. For models with experts, the default is eighteen layouts with expert parallelism. For a recipe, the
+    /// default is the layout of the recipe.
     #[arg(long, value_delimiter = ',', value_name = "LAYOUT,..")]
     pub layouts: Vec<Layout>,
     /// Models to verify: small transformers (gpt, gpt-untied, llama, llama-tied, mixtral, mixtral-shared, olmoe,
-    /// gpt-oss, gemma, deepseek), or registered families with their default settings, in the default layouts that
-    /// they support. `burn-megatron` verifies the small transformers by default. Other commands verify the registered
-    /// families.
+    /// gpt-oss, gemma, deepseek), or registered model families. A registered family is verified with its default
+    /// settings, in the default layouts that it supports. By default, `burn-megatron` verifies the small transformers,
+    /// and other commands verify their registered families.
     #[arg(long, value_delimiter = ',', value_name = "MODEL,..")]
     pub models: Vec<String>,
-    /// Verify a recipe instead, with its batch size and all settings that affect the computation, on random tokens.
-    /// --layouts overrides its layout, zero_stage, hsdp and micro-batches. Use a small model, because verify computes
-    /// in f64.
+    /// Verify the model of a recipe instead, on random tokens. The batch size and all settings that affect the
+    /// computation are taken from the recipe. --layouts replaces the layout, zero_stage, hsdp and the micro-batches of
+    /// the recipe. The model should be small, because verify computes in f64.
     #[arg(
         long,
         visible_alias = "config",
@@ -35,13 +38,15 @@ pub struct VerifyArgs {
         conflicts_with = "models"
     )]
     pub recipe: Option<PathBuf>,
-    /// Show that `verify` detects published defects of other frameworks. Each defect is planted in a small model and
-    /// run in a layout that exposes it, and the failed checks are printed. Takes seconds.
+    /// Show that `verify` detects published defects of other frameworks. Each defect is injected into a small model,
+    /// which runs in a layout in which the defect has an effect. The checks that fail are printed. This takes a few
+    /// seconds.
     #[arg(long, exclusive = true)]
     pub faults: bool,
-    /// Compare with a step that another framework computed. The folder holds a Hugging Face model, its gradients
-    /// under the same names in `gradients/`, and `step.json` with tokens, targets and loss. Scripts in cli/foreign/
-    /// write such a folder. The bound is --tolerance, by default 1e-4, or 5e-2 for steps in 16 bits.
+    /// Compare one training step with the same step in another framework. The folder contains a Hugging Face model, the
+    /// gradients of its tensors with the same names in `gradients/`, and `step.json` with the tokens, the targets and
+    /// the loss. Scripts in cli/foreign/ write such a folder. The largest relative difference that passes is
+    /// --tolerance. Its default is 1e-4, or 5e-2 for 16-bit steps.
     #[arg(
         long,
         value_name = "FOLDER",
@@ -50,31 +55,32 @@ pub struct VerifyArgs {
         ]
     )]
     pub against: Option<PathBuf>,
-    /// Keys of the recipe.
+    /// Flags that set keys of the recipe.
     #[command(flatten)]
     pub set: SetArgs,
-    /// Verify every model with three seeds, every setting, the types f32 and bf16, and all FP8 scaling recipes. Takes
-    /// minutes.
+    /// Verify every model with three seeds, every setting, the dtypes f32 and bf16, and all FP8 scaling recipes. This
+    /// takes minutes.
     #[arg(long, conflicts_with_all = ["recipe", "layouts", "fp8", "precision", "seed"])]
     pub all: bool,
     /// Operations that use fused kernels; see `pretrain --help`.
     #[arg(long, value_name = "CHOICE|OPERATION=CHOICE,..")]
     pub kernels: Vec<String>,
-    /// Pack several documents into each sample. Tokens do not attend to other documents.
+    /// Pack several documents into each sample. Tokens attend only to tokens of the same document.
     #[arg(long)]
     pub packed: bool,
-    /// Samples per step. The default is 8, or the global batch size of the recipe.
+    /// Number of samples per step. The default is 8, or the global batch size of the recipe.
     #[arg(long, visible_alias = "batch-size", value_name = "N")]
     pub global_batch_size: Option<usize>,
-    /// Optimizer steps before the weights are compared.
+    /// Number of optimizer steps before the weights are compared.
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub steps: u16,
-    /// Multiply in FP8 in the linear layers of the blocks, with this scaling recipe. The single rank uses FP8 too.
+    /// Compute the linear layers of the blocks in FP8, with this scaling recipe. The reference run on one rank also
+    /// uses FP8.
     #[arg(long, value_name = "delayed|current|blockwise|mxfp8|none")]
     pub fp8: Option<Fp8Choice>,
-    /// Verify models with adapters on these layers, given by their peft names. All other parameters are frozen, and
-    /// both factors of each adapter have random values. Without a value, all layers of the attention and the MLPs
-    /// have adapters.
+    /// Verify models with LoRA adapters on these layers, given by their names in peft. All other parameters are frozen.
+    /// Both matrices of each adapter are initialized with random values. Without a value, all linear layers of
+    /// attention and MLPs have adapters.
     #[arg(
         long,
         value_name = "MODULE,..",
@@ -85,29 +91,30 @@ pub struct VerifyArgs {
         conflicts_with_all = ["recipe", "all"]
     )]
     pub lora: Vec<String>,
-    /// Compute in this type. The default is f64 for any precision of the recipe. The bound for narrower types follows
-    /// from the type, and is printed.
+    /// Dtype of the computation. The default is f64, whatever the precision of the recipe is. For narrower dtypes, the
+    /// largest relative difference that passes depends on the dtype, and is printed.
     #[arg(long, value_enum, value_name = "f64|f32|bf16")]
     pub precision: Option<VerifyType>,
-    /// Largest relative difference that passes if only the order of summation differs. The default is 1e-10. Layouts
-    /// that round differently from one rank have a wider bound, which is printed.
+    /// Largest relative difference that passes if only the order of additions differs between a layout and one rank.
+    /// The default is 1e-10. Layouts that also round other values than one rank does have a larger bound, which is
+    /// printed.
     #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = tolerance)]
     pub tolerance: Option<f64>,
-    /// Seed of weights, dropout and tokens. The default is 1, or the seed of the recipe.
+    /// Seed of the weights, dropout and the random tokens. The default is 1, or the seed of the recipe.
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
 }
 
-/// Types in which `verify` computes.
+/// Dtypes in which `verify` computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum VerifyType {
-    /// 64 bits, with rounding errors far below the effect of any mistake.
+    /// 64-bit floats, whose rounding errors are far smaller than the effect of any mistake.
     #[value(aliases = ["fp64", "float64"])]
     F64,
-    /// 32 bits.
+    /// 32-bit floats.
     #[value(aliases = ["fp32", "float32"])]
     F32,
-    /// 16 bits, with master weights in f32.
+    /// bfloat16, with master weights in f32.
     #[value(alias = "bfloat16")]
     Bf16,
 }

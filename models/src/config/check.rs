@@ -1,4 +1,4 @@
-//! Checks all sizes before anything is allocated.
+//! Checks the sizes of a transformer before any memory is allocated.
 
 use burn_megatron::mesh::{Axis, divisors_near, split_evenly};
 use burn_megatron::nn::{BuildError, Vocabulary};
@@ -15,9 +15,10 @@ const MAX_HEAD_WIDTH: usize = 1 << 16;
 const MAX_PARAMETERS: u128 = 1 << 50;
 
 impl TransformerConfig {
-    /// Checks all sizes against each other and against `tensor` ranks, before anything is allocated.
+    /// Checks that the sizes of the model are valid and can be split over `tensor` tensor-parallel ranks. Nothing is
+    /// allocated.
     ///
-    /// Returns the width of a head.
+    /// Returns the width of an attention head.
     ///
     /// ```
     /// use burn_megatron_models::TransformerConfig;
@@ -120,7 +121,7 @@ impl TransformerConfig {
         Ok(head_width)
     }
 
-    /// Checks the floating-point settings in f32, the type in which most values are computed.
+    /// Checks the floating-point settings in f32, because most values are computed in f32.
     fn check_numbers(&self) -> Result<(), BuildError> {
         let is_finite = |value: f64| (value as f32).is_finite();
         for (name, value, fits, what) in [
@@ -193,7 +194,7 @@ impl TransformerConfig {
         Ok(width)
     }
 
-    /// Counts the parameters of matrices, which are nearly all parameters.
+    /// Counts the elements of all matrices, which are nearly all parameters.
     fn count_parameters(&self, head_width: usize, vocabulary: usize) -> u128 {
         let [hidden, layers, vocabulary] =
             [self.hidden, self.layers, vocabulary].map(|n| n as u128);
@@ -212,7 +213,7 @@ impl TransformerConfig {
             Positions::Rotary { .. } => 0,
         };
         let ends = if self.tied { 1 } else { 2 };
-        // Each depth has a projection and a block like the last block.
+        // Each MTP module has a projection, and a block with the same sizes as the last block.
         let depths = self.mtp.as_ref().map_or(0, |mtp| mtp.layers as u128);
         let further = depths * (attention + self.mlp_of(self.layers - 1) + 2 * hidden);
         hidden * (layers * attention + mlps + further + ends * vocabulary + learned)

@@ -6,7 +6,7 @@ use burn_megatron::nn::{BuildError, QkNorm, QkNormConfig, unfused_reason};
 use super::{MAX_SIZE, Positions, TransformerConfig, refused};
 
 impl TransformerConfig {
-    /// Returns the attention window of layer `number`.
+    /// Returns the sliding window of layer `number`, or `None` if the layer attends to all previous tokens.
     pub fn window_of(&self, number: usize) -> Option<usize> {
         match &self.layer_windows[..] {
             [] => self.window,
@@ -14,7 +14,7 @@ impl TransformerConfig {
         }
     }
 
-    /// Returns the windows of all layers.
+    /// Returns the sliding windows of all layers.
     pub(crate) fn windows(&self) -> Vec<Option<usize>> {
         (0..self.layers)
             .map(|number| self.window_of(number))
@@ -29,7 +29,7 @@ impl TransformerConfig {
         self.qk_norm.map(norm)
     }
 
-    /// Returns the widths of the norms of queries and keys, if there are such norms.
+    /// Returns the widths of the query norm and the key norm, if the model has them.
     pub(crate) fn qk_norm_widths(&self) -> Option<[usize; 2]> {
         let width = self.width_of_heads();
         Some(match self.qk_norm? {
@@ -44,7 +44,8 @@ impl TransformerConfig {
         unfused_reason(self.attention_dropout, width, self.attention_soft_cap)
     }
 
-    /// Returns the rotary configuration of layers with a window, if it differs from the other layers.
+    /// Returns the RoPE configuration of layers with a sliding window, if it differs from the configuration of the
+    /// other layers.
     pub(crate) fn local_rope(&self, head_width: usize) -> Option<RopeConfig> {
         let rope = self.rope(head_width)?;
         Some(RopeConfig {

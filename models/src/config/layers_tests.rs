@@ -79,8 +79,8 @@ fn windows_are_those_of_each_layer() {
         ..TransformerConfig::llama()
     };
     assert_eq!(config.windows(), [Some(3), None, Some(5), None]);
-    // A pattern whose length does not divide the number of layers, as in Gemma 3. The written-out pattern is the same
-    // model.
+    // The length of the pattern does not divide the number of layers, as in Gemma 3. A list with one window per layer
+    // describes the same model.
     let pattern = |windows: &[usize]| TransformerConfig {
         layer_windows: windows.to_vec(),
         ..TransformerConfig::llama()
@@ -96,7 +96,7 @@ fn windows_are_those_of_each_layer() {
     assert_eq!(config.windows(), [Some(7); 4]);
 }
 
-/// Returns the number of parameters of the module, after comparing it with the plan.
+/// Checks that the plan has the same number of parameters as the module, and returns this number.
 fn parameters(config: &TransformerConfig) -> u64 {
     let groups = ParallelContext::single();
     let builder = ModelBuilder::with(&groups, &Device::flex(), 0, DType::F32).outline();
@@ -211,8 +211,8 @@ fn parameters_are_the_published_ones() {
     }
 }
 
-/// Windows in half of the layers of gpt-oss 120B: 126 pairs per query on average instead of 2048. Tables of
-/// Megatron-Bridge give 32.61 GFLOP per token.
+/// Half of the layers of gpt-oss 120B have sliding windows, with 126 query-key pairs per query on average instead of
+/// 2048. Tables of Megatron-Bridge give 32.61 GFLOP per token.
 #[test]
 fn operations_count_the_windows_of_layers() {
     let windowed = gpt_oss(36, 128);
@@ -230,7 +230,8 @@ fn operations_count_the_windows_of_layers() {
     assert_ne!(named.layer_kind(0), named.layer_kind(1));
 }
 
-/// Each depth has a block like the last block. The last stage has an embedding, unless it is also the first stage.
+/// Each MTP module has a block with the sizes of the last block. The last stage has an additional embedding, unless it
+/// is also the first stage.
 #[test]
 fn further_tokens_are_counted() {
     let with = |depths: usize, tied| TransformerConfig {

@@ -1,4 +1,4 @@
-//! Latent attention of a transformer.
+//! The configuration of multi-head latent attention.
 
 use burn_megatron::nn::{BuildError, MultiLatentAttentionConfig};
 use schemars::JsonSchema;
@@ -7,27 +7,28 @@ use serde::{Deserialize, Serialize};
 use super::{Positions, TransformerConfig, refused};
 use crate::RotaryScaling;
 
-/// Multi-head latent attention (MLA, DeepSeek-V2, arXiv:2405.04434), which replaces attention with keys and values per
-/// head: see [`MultiLatentAttention`](burn_megatron::nn::MultiLatentAttention).
+/// Configuration of multi-head latent attention (MLA, DeepSeek-V2, arXiv:2405.04434), which replaces standard
+/// attention: see [`MultiLatentAttention`](burn_megatron::nn::MultiLatentAttention).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MlaConfig {
-    /// The rank of the query latent (`q_lora_rank`); by default queries have no latent.
+    /// The rank of the query latent (`q_lora_rank`). By default, queries are projected without a latent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub q_rank: Option<usize>,
     /// The rank of the key-value latent (`kv_lora_rank`).
     #[schemars(extend("resume" = "never"))]
     pub kv_rank: usize,
-    /// The number of features of a query or key without rotary position (`qk_nope_head_dim`).
+    /// The number of features of a query or key head without rotary position embedding (`qk_nope_head_dim`).
     #[schemars(extend("resume" = "never"))]
     pub nope_width: usize,
-    /// The number of features of a query or key with rotary position (`qk_rope_head_dim`), an even number.
+    /// The number of features of a query or key head with rotary position embedding (`qk_rope_head_dim`), an even
+    /// number.
     #[schemars(extend("resume" = "never"))]
     pub rope_width: usize,
-    /// The number of features of a value (`v_head_dim`).
+    /// The number of features of a value head (`v_head_dim`).
     #[schemars(extend("resume" = "never"))]
     pub value_width: usize,
-    /// The epsilon of the norms of latents.
+    /// The epsilon of the RMSNorms of the latents.
     #[serde(default = "norm_epsilon")]
     pub norm_epsilon: f64,
 }
@@ -37,7 +38,7 @@ fn norm_epsilon() -> f64 {
 }
 
 impl MlaConfig {
-    /// Returns the number of features of a query or a key.
+    /// Returns the number of features of a query or key head: `nope_width + rope_width`.
     pub fn head_width(&self) -> usize {
         self.nope_width + self.rope_width
     }
@@ -105,8 +106,8 @@ impl MlaConfig {
         }
     }
 
-    /// Returns an upper bound of the number of weights of a layer's matrices, divided by `hidden`. Latents are counted
-    /// as if they were as wide as the residual stream.
+    /// Returns an upper bound of the number of weights in the matrices of a layer, divided by `hidden`. Latents are
+    /// counted as if they were as wide as the residual stream.
     pub(crate) fn columns(&self, heads: usize) -> u128 {
         let [heads, q_rank, kv_rank] =
             [heads, self.q_rank.unwrap_or(0), self.kv_rank].map(|n| n as u128);
@@ -120,8 +121,8 @@ impl MlaConfig {
         q_rank + kv_rank + rope + heads * (width + nope + 2 * value)
     }
 
-    /// Returns the factor of the attention scores: `1 / sqrt(head_width)`. With YaRN it is multiplied by the square of
-    /// `0.1 mscale_all_dim ln(factor) + 1`.
+    /// Returns the scale factor of the attention scores: `1 / sqrt(head_width)`. With YaRN, it is multiplied by the
+    /// square of `0.1 mscale_all_dim ln(factor) + 1`.
     pub(crate) fn scale(&self, positions: &Positions) -> f64 {
         let plain = 1.0 / (self.head_width() as f64).sqrt();
         match positions {

@@ -9,7 +9,7 @@ use burn_megatron::nn::moe::ScoreFunction;
 
 use crate::{MoeConfig, MtpConfig};
 
-/// Returns DeepSeek-V2-Lite, and DeepSeek-V3 without and with multi-token prediction.
+/// Returns the configurations of DeepSeek-V2-Lite, and of DeepSeek-V3 without and with multi-token prediction.
 fn published() -> [TransformerConfig; 3] {
     let mla = |q_rank| MlaConfig {
         q_rank,
@@ -63,7 +63,7 @@ fn published() -> [TransformerConfig; 3] {
     [lite, v3, with_mtp]
 }
 
-/// Megatron also counts the weights of the norms of latents: 16.3862 and 249.8121.
+/// Megatron-LM also counts the weights of the norms of the latents, which gives 16.3862 and 249.8121.
 #[test]
 fn sizes_are_the_published_ones() {
     let expected = [
@@ -100,7 +100,7 @@ fn yarn(mscale_all_dim: f64) -> Positions {
     }
 }
 
-/// The factors of DeepSeek-V3 and of DeepSeek-V2-Lite.
+/// Checks the scale factors of the attention scores of DeepSeek-V3 and DeepSeek-V2-Lite.
 #[test]
 fn yarn_scales_the_scores() {
     let mla = MlaConfig {

@@ -30,7 +30,8 @@ pub(crate) const MAX_SIZE: usize = 1 << 30;
 pub struct TransformerConfig {
     /// The vocabulary size.
     pub vocabulary: usize,
-    /// The vocabulary is padded to a multiple of this number times the tensor-parallel size.
+    /// A divisor of the padded vocabulary size. The vocabulary is padded to a multiple of this number times the
+    /// tensor-parallel size.
     #[schemars(extend("resume" = "may_differ"))]
     pub vocabulary_divisible_by: usize,
     /// The maximum sequence length.
@@ -46,75 +47,78 @@ pub struct TransformerConfig {
     pub groups: Option<usize>,
     /// The width of a head; by default `hidden / heads`.
     pub head_width: Option<usize>,
-    /// The inner width of the MLP. By default `4 hidden`, or for a gated activation `8/3 hidden`, rounded down
-    /// to a multiple of 64 (at least 64).
+    /// The inner width of the MLP. The default is `4 hidden`. With a gated activation, the default is `8/3 hidden`,
+    /// rounded down to a multiple of 64 and at least 64.
     pub mlp_width: Option<usize>,
-    /// The normalization.
+    /// The kind of normalization layer.
     pub norm: NormKind,
-    /// The epsilon of the normalization, which is added to the variance.
+    /// The epsilon of the normalization layers, which is added to the variance.
     pub norm_epsilon: f64,
-    /// Whether the weights of the norms are stored as their difference from 1, so that weight decay pulls them towards
-    /// 1.
+    /// Whether each norm stores its weight minus 1. Weight decay then pulls the weights towards 1.
     pub norm_zero_centered: bool,
-    /// The activation of the MLP.
+    /// The activation function of the MLP.
     pub activation: Activation,
     /// The position embedding.
     pub positions: Positions,
-    /// Whether linear layers have biases.
+    /// Whether linear layers have a bias.
     pub bias: bool,
     /// Whether the query, key and value projections have biases; by default the value of `bias`.
     pub qkv_bias: Option<bool>,
     /// Whether the output projection of attention has a bias; by default the value of `bias`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub output_bias: Option<bool>,
-    /// RMSNorm of queries and keys: per head, as in Qwen 3, or over all heads, as in OLMoE. Not used by default. A
-    /// recipe may also set true, which means per head.
+    /// RMSNorm of queries and keys, which is computed per head (as in Qwen 3) or over all heads (as in OLMoE). By
+    /// default, queries and keys are not normalized. In a recipe, `true` means per head.
     #[serde(with = "qk_norm_setting")]
     #[schemars(schema_with = "qk_norm_setting::schema")]
     pub qk_norm: Option<QkNorm>,
-    /// Whether the weights of the query and key norms are stored as their difference from 1, as in Gemma 3.
+    /// Whether the query and key norms store their weights minus 1, as in Gemma 3.
     pub qk_norm_zero_centered: bool,
-    /// The sliding window of attention in tokens, including the query token, as in Mistral; by default unlimited.
+    /// The size of the sliding attention window in tokens, including the query token, as in Mistral. By default, a
+    /// token attends to all previous tokens.
     pub window: Option<usize>,
-    /// The window of each layer as a pattern that repeats from the first layer, as in gpt-oss and Gemma. 0 means
-    /// unlimited. By default, all layers use `window`.
+    /// The sliding windows of the layers, as in gpt-oss and Gemma. The list is repeated until it covers all layers. 0
+    /// means no window. By default, all layers use `window`.
     pub layer_windows: Vec<usize>,
-    /// The base of rotary positions in layers with a window, as in Gemma 3. These layers then have no position scaling.
-    /// By default, all layers use the same base.
+    /// The base of the rotary embedding in layers with a sliding window, as in Gemma 3. These layers then use no RoPE
+    /// scaling. By default, all layers use the same base.
     pub local_base: Option<f64>,
-    /// Whether attention has a sink, as in gpt-oss: a learned logit per head in the softmax denominator.
+    /// Whether attention has an attention sink, as in gpt-oss: a learned logit per head that is added to the softmax
+    /// denominator.
     pub sinks: bool,
-    /// The factor of the attention scores; by default `1 / sqrt(head_width)`.
+    /// The scale factor of the attention scores; by default `1 / sqrt(head_width)`.
     pub attention_scale: Option<f64>,
     /// The soft cap `c` of the attention scores: a scaled score `s` becomes `c tanh(s / c)`, as in Gemma 2.
     pub attention_soft_cap: Option<f64>,
-    /// The soft cap of the output logits, with the formula of `attention_soft_cap`.
+    /// The soft cap `c` of the output logits: a logit `s` becomes `c tanh(s / c)`.
     pub logit_soft_cap: Option<f64>,
-    /// Whether the outputs of attention and MLP are normalized before they are added, as in Gemma 2 and 3.
+    /// Whether the outputs of attention and the MLP are normalized before they are added to the residual stream, as in
+    /// Gemma 2 and 3.
     pub post_norms: bool,
-    /// Whether the embedding is multiplied by `sqrt(hidden)`, rounded to the dtype of the model, as in Gemma.
+    /// Whether the embedding is multiplied by `sqrt(hidden)`, as in Gemma. The factor is rounded to the dtype of the
+    /// model.
     pub scaled_embedding: bool,
     /// Whether the output layer shares the weight of the embedding.
     pub tied: bool,
-    /// Dropout probability of the embedding and of both outputs of each block.
+    /// Dropout probability of the embedding output, the attention outputs and the MLP outputs.
     pub dropout: f64,
     /// Dropout probability of the attention probabilities.
     pub attention_dropout: f64,
-    /// The standard deviation of the initial weights.
+    /// The standard deviation of the normal distribution from which the weights are initialized.
     pub init_std: f64,
-    /// Whether the initial standard deviation of output projections is divided by `sqrt(2 layers)`, as in GPT-2.
+    /// Whether `init_std` is divided by `sqrt(2 layers)` for the output projections of attention and MLPs, as in GPT-2.
     pub scaled_output_init: bool,
-    /// Label smoothing of the loss.
+    /// The label smoothing factor of the cross-entropy loss.
     pub label_smoothing: f64,
-    /// The weight of the squared log-sum-exp in the loss (z-loss).
+    /// The coefficient of the z-loss, which adds the squared log-sum-exp of the logits to the loss.
     pub z_loss: f64,
-    /// Multi-head latent attention; by default off: heads have keys and values, or share them in groups.
+    /// Multi-head latent attention (MLA). By default, the model uses multi-head or grouped-query attention.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mla: Option<MlaConfig>,
-    /// Mixture of experts in place of MLPs; by default there are no experts.
+    /// Mixture of experts (MoE), which replaces MLPs. By default, the model has no experts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub moe: Option<MoeConfig>,
-    /// Multi-token prediction; by default a model predicts only the next token.
+    /// Multi-token prediction (MTP). By default, the model predicts only the next token.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mtp: Option<MtpConfig>,
 }
@@ -127,9 +131,10 @@ impl Default for TransformerConfig {
 }
 
 impl TransformerConfig {
-    /// Returns a small byte-level GPT-2: LayerNorm, GELU, learned positions, tied output.
+    /// Returns the configuration of a small byte-level GPT-2, with LayerNorm, GELU, learned positions and a tied output
+    /// layer.
     ///
-    /// The example checks that a small GPT-2 computes the same on two ranks as on one rank:
+    /// The example checks that a small GPT-2 computes the same results on two ranks as on one rank:
     ///
     /// ```
     /// use burn_megatron_models::TransformerConfig;
@@ -191,7 +196,8 @@ impl TransformerConfig {
         }
     }
 
-    /// Returns a small byte-level Llama: RMSNorm, SwiGLU, rotary positions, grouped queries, no biases.
+    /// Returns the configuration of a small byte-level Llama, with RMSNorm, SwiGLU, rotary positions, grouped-query
+    /// attention and no biases.
     ///
     /// The example trains a small Llama on two ranks with tensor parallelism:
     ///
@@ -233,7 +239,8 @@ impl TransformerConfig {
         }
     }
 
-    /// Returns a small byte-level Mixtral: a Llama with experts in place of MLPs. Each token uses two of eight experts.
+    /// Returns the configuration of a small byte-level Mixtral: a Llama with experts in place of MLPs. Each token uses
+    /// two of eight experts.
     pub fn mixtral() -> Self {
         Self {
             moe: Some(MoeConfig::default()),
@@ -241,8 +248,9 @@ impl TransformerConfig {
         }
     }
 
-    /// Returns a small byte-level DeepSeek-V3: latent attention, and experts after the first block. Experts are chosen
-    /// by the sigmoid of their scores within the best groups, in addition to a shared expert for all tokens.
+    /// Returns the configuration of a small byte-level DeepSeek-V3. It has latent attention, and experts in all blocks
+    /// after the first block. The router selects experts by the sigmoid of their scores, within the best expert groups.
+    /// A shared expert processes all tokens.
     pub fn deepseek() -> Self {
         Self {
             groups: None,
@@ -285,7 +293,7 @@ impl TransformerConfig {
         }
     }
 
-    /// Returns the width of a head. The sizes may be unchecked.
+    /// Returns the width of a head. The sizes need not be checked before.
     pub(crate) fn width_of_heads(&self) -> usize {
         match &self.mla {
             Some(mla) => mla.head_width(),

@@ -1,4 +1,4 @@
-//! Mixture of experts of a transformer.
+//! The configuration of mixture-of-experts layers.
 
 use burn_megatron::mesh::{Axis, ParallelConfig, split_evenly};
 use burn_megatron::nn::BuildError;
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{TransformerConfig, refused};
 
-/// A mixture of experts that replaces the MLPs of some blocks.
+/// Configuration of a mixture of experts, which replaces the MLP in some or all blocks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct MoeConfig {
@@ -23,42 +23,46 @@ pub struct MoeConfig {
     pub experts_per_token: usize,
     /// The inner width of an expert; by default the width of the MLP.
     pub expert_width: Option<usize>,
-    /// The interval between blocks with experts: 1 for all blocks after `first_dense`.
+    /// The interval between blocks with experts. With 1, all blocks after the first `first_dense` blocks have experts.
     pub every: usize,
-    /// The number of blocks at the start without experts.
+    /// The number of blocks at the start of the model that have an MLP instead of experts.
     pub first_dense: usize,
-    /// The function from router scores to expert weights.
+    /// The function that converts router scores to expert weights.
     pub score: ScoreFunction,
-    /// Whether the weights are divided by their sum over the chosen experts. By default true if a token chooses several
-    /// experts, except with pre-softmax.
+    /// Whether the expert weights of a token are divided by their sum over the selected experts. The default is true if
+    /// a token uses several experts, except with pre-softmax.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub normalized: Option<bool>,
-    /// The scale factor of the expert weights.
+    /// The scaling factor of the expert weights.
     pub factor: f64,
-    /// The method of choosing experts.
+    /// The method that the router uses to select experts.
     pub choice: RouterChoice,
-    /// Limits the choice to groups of experts (group-limited routing).
+    /// Group-limited routing: the router selects experts only from the best groups. By default, it selects from all
+    /// experts.
     pub groups: Option<ExpertGroups>,
-    /// The update rate of the expert biases for load balancing; by default there are no biases.
+    /// The update rate of the expert biases, which balance the load of the experts. By default, the router has no
+    /// expert biases.
     pub bias_update_rate: Option<f64>,
-    /// Router jitter: in training, router inputs are multiplied by random factors from `1 - jitter` to `1 + jitter`.
+    /// Router jitter: during training, router inputs are multiplied by random factors from `1 - jitter` to `1 +
+    /// jitter`.
     pub jitter: f64,
-    /// Whether the router has a bias, as in gpt-oss.
+    /// Whether the linear layer of the router has a bias, as in gpt-oss.
     pub router_bias: bool,
     /// The dtype in which the router computes.
     pub router_dtype: RouterDType,
     /// The inner width of the shared expert, an MLP that processes every token. By default, the model has no shared
     /// expert.
     pub shared_width: Option<usize>,
-    /// Whether a gate scales the output of the shared expert.
+    /// Whether a learned gate scales the output of the shared expert.
     pub shared_gate: bool,
     /// The auxiliary losses of the routers.
     pub losses: Vec<RouterLoss>,
     /// Expert capacity: the maximum number of tokens per expert. By default, no tokens are dropped.
     pub capacity: Option<Capacity>,
-    /// The dispatcher, which exchanges tokens between ranks.
+    /// The dispatcher, which sends tokens to the ranks of their experts and returns the results.
     pub dispatcher: DispatcherKind,
-    /// The scales of tokens that the flex dispatcher sends in FP8; by default tokens are sent in their own dtype.
+    /// The kind of scales for tokens that the flex dispatcher sends in FP8. By default, tokens are sent in the dtype of
+    /// the model.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("experimental" = true))]
     pub fp8_dispatch: Option<Fp8DispatchScales>,
@@ -115,7 +119,8 @@ impl MoeConfig {
         }
     }
 
-    /// Sets that every `every`-th block has experts, after `dense` blocks at the start without experts.
+    /// Returns a configuration in which every `every`-th block has experts, after `dense` blocks without experts at the
+    /// start.
     pub(crate) fn in_blocks(self, every: usize, dense: usize) -> Self {
         Self {
             every,
@@ -128,7 +133,7 @@ impl MoeConfig {
     ///
     /// # Errors
     ///
-    /// [`BuildError::Config`].
+    /// [`BuildError::Config`] if no block has experts.
     pub(crate) fn check_blocks(&self, layers: usize) -> Result<(), BuildError> {
         if self.first_dense < layers {
             return Ok(());
@@ -162,9 +167,10 @@ impl MoeConfig {
         ]
     }
 
-    /// Returns whether results depend on the division into micro-batches: see
-    /// [`ModelConfig::depends_on_micro_batches`](burn_megatron::model::ModelConfig::depends_on_micro_batches). The loss
-    /// of global balance does not: it covers all micro-batches that the ranks compute at once.
+    /// Returns whether the results depend on how a batch is divided into micro-batches: see
+    /// [`ModelConfig::depends_on_micro_batches`](burn_megatron::model::ModelConfig::depends_on_micro_batches). The
+    /// global load balancing loss does not depend on it, since it covers all micro-batches that the ranks compute at
+    /// the same time.
     pub(crate) fn depends_on_micro_batches(&self) -> bool {
         let local = |loss: &RouterLoss| loss.kind != RouterLossKind::GlobalBalance;
         self.losses.iter().any(local)
@@ -194,7 +200,7 @@ impl MoeConfig {
             .with_shared(shared.map(|shared| shared.with_gate(self.shared_gate)))
     }
 
-    /// Returns whether the weights of the chosen experts are divided by their sum.
+    /// Returns whether the weights of the selected experts are divided by their sum.
     pub(crate) fn is_normalized(&self) -> bool {
         let usual = self.score != ScoreFunction::PreSoftmax && self.experts_per_token > 1;
         self.normalized.unwrap_or(usual)
@@ -205,7 +211,7 @@ impl MoeConfig {
         self.expert_width.unwrap_or_else(|| model.mlp_width())
     }
 
-    /// Checks the sizes that a layout splits, before anything is allocated.
+    /// Checks that the layout can split the sizes of the experts. Nothing is allocated.
     pub(crate) fn check(
         &self,
         model: &TransformerConfig,
@@ -216,7 +222,7 @@ impl MoeConfig {
         checked.map_err(|message| refused(format!("moe: {message}")))?;
         let expert_tensor = layout.expert_tensor_size();
         let width = self.width(model);
-        // Each tensor rank routes its part of the sequence.
+        // Each tensor-parallel rank routes its part of the sequence.
         split_evenly("context", model.context, Axis::Tensor, tensor)?;
         split_evenly("experts", self.experts, Axis::Expert, layout.expert)?;
         split_evenly("expert width", width, Axis::ExpertTensor, expert_tensor)?;
@@ -226,7 +232,7 @@ impl MoeConfig {
         Ok(())
     }
 
-    /// Returns the number of columns of all experts of a block.
+    /// Returns the sum of the inner widths of all experts of a block, including the shared expert.
     pub(crate) fn columns(&self, model: &TransformerConfig) -> u128 {
         let shared = self.shared_width.unwrap_or(0) as u128;
         self.experts as u128 * self.width(model) as u128 + shared

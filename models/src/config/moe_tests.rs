@@ -84,7 +84,7 @@ fn losses_shared_experts_and_dense_blocks() {
     assert_passes(local, &["tp1-ep2-dp2-mb2", "tp1-ep2-pp2-dp2-mb2/zb-h1"]);
 }
 
-/// Biases are bit-equal over all data ranks in every layout, because they only depend on whole numbers.
+/// The expert biases are bit-equal on all data-parallel ranks in every layout, because they depend only on integers.
 #[test]
 fn twenty_steps_move_the_expert_biases_alike() {
     let config = with(|moe| {

@@ -1,4 +1,4 @@
-//! Settings of multi-token prediction.
+//! The configuration of multi-token prediction.
 
 use burn_megatron::nn::BuildError;
 use schemars::JsonSchema;
@@ -6,25 +6,27 @@ use serde::{Deserialize, Serialize};
 
 use super::{Positions, TransformerConfig, refused};
 
-/// Multi-token prediction (MTP, DeepSeek-V3, arXiv:2412.19437, section 2.2). At each token, the model also predicts the
-/// tokens after the next token. Each of them has a separate module on the last pipeline stage. The input of depth `k`
-/// is `h`, the normalized output of depth `k - 1` (of the model for `k = 1`), and `e`, the embedding of the token at
-/// distance `k`:
+/// Configuration of multi-token prediction (MTP, DeepSeek-V3, arXiv:2412.19437, section 2.2). At each position, the
+/// model also predicts `layers` tokens after the next token. Each additional token is predicted by a separate MTP
+/// module on the last pipeline stage. Module `k` (the prediction depth) has two inputs. `h` is the normalized output of
+/// module `k - 1`, or of the model for `k = 1`. `e` is the embedding of the token `k` positions ahead. The module
+/// computes:
 ///
 /// ```text
 /// h' = norm(block([norm(e) | norm(h)] W))
 /// ```
 ///
-/// The output layer of the model computes the loss of the following token from `h'`. Training minimises the loss of the
-/// model plus `loss_scaling_factor / layers` times the sum over the losses of all depths (equation 24). Each loss is a
-/// sum over tokens, divided by the number of tokens in the loss of the model. Generation does not run the modules, except
-/// the first module to draft tokens (`GenerateConfig::speculative`).
+/// The output layer of the model computes the logits of the following token from `h'`. Training minimizes the loss of
+/// the model plus `loss_scaling_factor / layers` times the sum of the losses of all modules (equation 24). The loss of
+/// a module is a sum over tokens, divided by the number of tokens in the loss of the model. Generation does not run the
+/// MTP modules, except that speculative decoding drafts tokens with the first module (`GenerateConfig::speculative`).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct MtpConfig {
-    /// The number of additional tokens to predict (`num_nextn_predict_layers`). Each has a block.
+    /// The number of additional tokens to predict (`num_nextn_predict_layers`). Each additional token has a separate
+    /// block.
     pub layers: usize,
-    /// The weight of the mean MTP loss, above 0. DeepSeek-V3 was trained with 0.3, then 0.1.
+    /// The weight of the mean of the MTP losses, above 0. DeepSeek-V3 was trained with 0.3, and later with 0.1.
     pub loss_scaling_factor: f64,
 }
 
@@ -38,12 +40,12 @@ impl Default for MtpConfig {
 }
 
 impl MtpConfig {
-    /// Returns the weight of the loss of one depth.
+    /// Returns the weight of the loss of one MTP module.
     pub(crate) fn weight(&self) -> f64 {
         self.loss_scaling_factor / self.layers as f64
     }
 
-    /// Checks the settings against the settings of the model.
+    /// Checks that the settings are valid for the model.
     pub(crate) fn check(&self, model: &TransformerConfig) -> Result<(), BuildError> {
         let factor = self.loss_scaling_factor;
         if !(factor > 0.0 && (factor as f32) > 0.0 && (factor as f32).is_finite()) {

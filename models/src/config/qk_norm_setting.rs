@@ -1,4 +1,5 @@
-//! The setting `qk_norm` in a recipe: false, true for a norm per head, `"heads"` or `"whole"`.
+//! Reads and writes the setting `qk_norm` of a recipe: `false`, `"heads"` (or `true`) for a norm per head, or
+//! `"whole"`.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! Checks of RoPE scaling.
+//! Checks the settings of RoPE scaling.
 
 use burn_megatron::kernels::KernelError;
 use burn_megatron::kernels::rope::RopeConfig;
@@ -7,7 +7,8 @@ use burn_megatron::nn::BuildError;
 use super::Positions;
 use crate::RotaryScaling;
 
-/// Checks that dynamic scaling has no effect. It would start after the original context.
+/// Checks that dynamic RoPE scaling has no effect. It would have an effect on sequences that are longer than the
+/// original context.
 pub(crate) fn check_dynamic(positions: &Positions, context: usize) -> Result<(), BuildError> {
     match positions {
         Positions::Rotary {
@@ -24,7 +25,7 @@ pub(crate) fn check_dynamic(positions: &Positions, context: usize) -> Result<(),
     }
 }
 
-/// Checks the settings of the rotary table before ranks build it.
+/// Checks the settings of the RoPE table before the ranks build it.
 pub(crate) fn check(rope: &RopeConfig) -> Result<(), BuildError> {
     let Err(error) = rope.frequencies() else {
         return Ok(());

@@ -28,7 +28,7 @@ fn what_would_fit_is_said() {
         config.hidden = 42;
         config.positions = Positions::Learned;
     };
-    // Not 1, 3, 7 and 21, which are not divisible by two groups and two ranks.
+    // The suggestions do not include 1, 3, 7 and 21, which are not divisible by two groups and two ranks.
     assert_snapshot!(
         error(hidden_42, 2),
         @"model: hidden = 42 is not divisible by 4 heads: expected 2, 6, 14, 42 heads, or set head_width"
@@ -37,7 +37,8 @@ fn what_would_fit_is_said() {
         config.heads = 12;
         config.groups = Some(5);
     };
-    // Not 3, which four ranks can neither split nor replicate.
+    // The suggestions do not include 3, because three groups can neither be split over four ranks nor replicated
+    // evenly.
     assert_snapshot!(
         error(twelve_heads, 4),
         @"model: 12 heads are not divisible by 5 key-value groups: expected 1, 2, 4, 12 groups"
@@ -121,7 +122,8 @@ fn fewer_groups_than_ranks_fit_if_they_divide_them() {
     assert!(config(3, 12).check(4, false).is_err());
 }
 
-/// The published FLOPs per token, in units of 1e5: computed like Megatron-LM, with the causal half of attention.
+/// Checks the published FLOPs per token, in units of 1e5. They are computed as in Megatron-LM, with half of the
+/// attention matrix.
 #[test]
 fn operations_per_token_are_the_published_ones() {
     let llama = |hidden, layers, heads, mlp| TransformerConfig {
@@ -202,7 +204,7 @@ fn operations_per_token_are_the_published_ones() {
         let flops = config.flops_per_token(seq) / 1e9;
         assert!((flops - expected).abs() < 6e-4, "{name}: {flops}");
     }
-    // A window of 128 in every layer: 126 pairs per query on average instead of 2048.
+    // Every layer has a sliding window of 128 tokens, with 126 query-key pairs per query on average instead of 2048.
     let windowed = TransformerConfig {
         window: Some(128),
         ..gpt_oss.clone()

@@ -1,4 +1,4 @@
-//! The cost of attention.
+//! Formulas for the cost of attention.
 
 use burn_megatron::collective::ExchangeKind;
 use burn_megatron::kernels::attention::Heads;
@@ -15,7 +15,7 @@ use super::RankShare;
 use crate::LayerFlops;
 
 impl LayerFlops {
-    /// Returns the FLOPs of attention in sequences of `seq` tokens.
+    /// Returns the FLOPs per token of attention, in sequences of `seq` tokens.
     pub(crate) fn of_attention(config: &ParallelAttentionConfig, seq: usize) -> Self {
         let q = config.heads * config.head_width;
         let kv = config.groups * config.head_width;
@@ -33,13 +33,13 @@ impl RankShare<'_> {
     }
 }
 
-/// Returns the profile without the norm.
+/// Returns the profile of an attention layer without its norm.
 pub(super) fn profile(config: &ParallelAttentionConfig, share: &RankShare<'_>) -> BlockProfile {
     let mut block = BlockProfile::default();
     let (tokens, tensor) = (share.tokens(), share.tensor());
     let [h, width] = [config.hidden, config.head_width].map(|n| n as u64);
     let heads = config.heads as u64 / tensor;
-    // If there are more tensor ranks than groups, the groups are replicated.
+    // If there are more tensor-parallel ranks than key-value groups, the groups are replicated.
     let kv = (config.groups as u64 / tensor).max(1) * width;
     let q = heads * width;
     let layer = &mut block.layer;
@@ -56,12 +56,12 @@ pub(super) fn profile(config: &ParallelAttentionConfig, share: &RankShare<'_>) -
     let qk_norm = config.qk_norm.as_ref().map(|norm| norm.kind);
     let passes = if qk_norm.is_some() { 2 } else { 1 };
     layer.streamed_bytes += passes * 2 * tokens * (q + kv) * ELEMENT;
-    // Two matrix products, rotary positions, attention.
+    // The operations are two matrix multiplications, the rotary position embedding and attention.
     layer.operations += 3 + passes;
     layer.backward_bytes = ELEMENT * (share.stream() * h + 2 * tokens * (q + 2 * kv));
     share.exchange_pair(layer, tokens * h * ELEMENT);
     if qk_norm == Some(QkNorm::Whole) {
-        // The mean of the queries and the mean of the keys for each token, in f32.
+        // The ranks all-reduce the means of the queries and the keys of each token, in f32.
         let calls = PASSES.map(|pass| (ExchangeKind::AllReduce, pass));
         share.exchange(layer, 2 * tokens * 4, &calls);
     }
@@ -92,17 +92,17 @@ pub(super) fn profile(config: &ParallelAttentionConfig, share: &RankShare<'_>) -
 
 const PASSES: [TrainingPass; 2] = [TrainingPass::Forward, TrainingPass::Backward];
 
-/// Adds the scores and probabilities. A soft cap stores them in memory, including masked scores.
+/// Adds the attention scores and probabilities. With a soft cap, they are stored in memory, including masked scores.
 fn add_scores(layer: &mut LayerProfile, elements: u64) {
     layer.save("scores", elements);
     layer.save("probabilities", elements);
-    // The products, the soft cap and the softmax write them.
+    // The matrix multiplications, the soft cap and the softmax write them.
     layer.streamed_bytes += 6 * elements * ELEMENT;
     layer.operations += 3;
     layer.backward_bytes += 2 * elements * ELEMENT;
 }
 
-/// Adds the exchange over the context axis, with the method that a model chooses for one sequence.
+/// Adds the communication over the context axis, with the exchange method that a model selects for one sequence.
 fn add_context_exchange(
     layer: &mut LayerProfile,
     config: &ParallelAttentionConfig,
@@ -119,10 +119,11 @@ fn add_context_exchange(
     let exchange = exchange.unwrap_or(ContextExchange::AllGather);
     let all = ExchangeProblem::of_layout(layout, heads, share.samples * share.seq, 2);
     let (cost, ranks) = (all.cost(exchange), share.context());
-    // A rank sends the complete tensor except its own part.
+    // Each rank sends the complete tensor except its own part.
     let whole = ranks as f64 / (ranks - 1) as f64;
-    // The additional operations compared with attention on one rank. An all-to-all splits the heads and orders the
-    // tokens, in both directions. A ring attends to each block and merges its result.
+    // `operations` is the number of additional operations compared with attention on one rank. With an all-to-all, the
+    // heads are split and the tokens are ordered, in both directions. With a ring, attention runs for each block, and
+    // the results are merged.
     let (kind, factor, operations) = match exchange {
         ContextExchange::Ring | ContextExchange::Hierarchical => {
             (ExchangeKind::SendReceive, 1.0, 2 * ranks - 1)

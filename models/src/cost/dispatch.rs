@@ -1,4 +1,4 @@
-//! The exchanges of the expert dispatchers.
+//! Formulas for the communication of the expert dispatchers.
 
 use burn_megatron::collective::ExchangeKind::{self, AllGather, AllToAll, ReduceScatter};
 use burn_megatron::mesh::{Axis, AxisSet, Grid, Mesh};
@@ -10,10 +10,10 @@ use burn_megatron_plan::profile::{ELEMENT, Exchange, GroupPart, TrainingPass};
 
 use super::RankShare;
 
-/// The size of the weight of an expert, in bytes.
+/// The size of an expert weight of a token, in bytes.
 const WEIGHT: usize = 4;
 
-/// Returns the exchanges of a layer in both passes, if each rank routes `tokens` tokens.
+/// Returns the collectives of an expert layer in the forward and the backward, if each rank routes `tokens` tokens.
 pub(super) fn exchanges(
     config: &MoeMlpConfig,
     share: &RankShare<'_>,
@@ -25,7 +25,8 @@ pub(super) fn exchanges(
     let bytes = tokens * config.router.hidden as u64 * ELEMENT;
     let exchanges = match config.dispatcher {
         DispatcherKind::AllToAll => {
-            // A row per token and expert is sent in both directions. Ranks that share an expert gather its rows.
+            // Each token is sent once per selected expert, in both directions. Ranks over which an expert is split
+            // gather its tokens.
             let sent = bytes * config.router.experts_per_token as u64;
             let calls = [Forward, Forward, Backward, Backward].map(|pass| (AllToAll, pass));
             let mut all = on_experts(Axis::Expert.into(), expert, sent, calls);
@@ -60,7 +61,7 @@ fn on_experts(
     calls.map(of_call).into()
 }
 
-/// Returns an all-gather of rows and a reduction of their results, in both passes.
+/// Returns an all-gather of tokens and a reduce-scatter of their results, in the forward and the backward.
 fn gathers(axes: AxisSet, ranks: u64, bytes: u64) -> Vec<Exchange> {
     let calls = [
         (AllGather, Forward),
@@ -71,7 +72,7 @@ fn gathers(axes: AxisSet, ranks: u64, bytes: u64) -> Vec<Exchange> {
     on_experts(axes, ranks, bytes, calls)
 }
 
-/// Returns the nodes of the ranks that exchange tokens, if the layout has node information.
+/// Returns the nodes of the ranks that exchange tokens, if the layout defines nodes.
 fn nodes(config: &MoeMlpConfig, share: &RankShare<'_>) -> Option<DispatchNodes> {
     let layout = share.layout;
     layout.ranks_per_node?;
@@ -79,8 +80,8 @@ fn nodes(config: &MoeMlpConfig, share: &RankShare<'_>) -> Option<DispatchNodes> 
     DispatchNodes::of(&mesh, config.router.experts)
 }
 
-/// Returns the exchanges of a row per token and rank. If the layout has nodes, rows are sent through the node of the
-/// rank.
+/// Returns the collectives if each token is sent once per destination rank. If the layout defines nodes, tokens are
+/// sent once per destination node and distributed there.
 fn flex(config: &MoeMlpConfig, share: &RankShare<'_>, tokens: u64) -> Vec<Exchange> {
     let (router, nodes) = (&config.router, nodes(config, share));
     let problem = DispatchProblem {

@@ -1,4 +1,4 @@
-//! The cost of the embedding, the output layer and the depths of multi-token prediction.
+//! Formulas for the cost of the embedding, the output layer and the modules of multi-token prediction.
 
 use burn_megatron::collective::ExchangeKind::{AllGather, AllReduce, ReduceScatter};
 use burn_megatron::model::ModelConfig;
@@ -9,7 +9,7 @@ use burn_megatron_plan::{BlockProfile, ModelProfile};
 use super::{RankShare, norm_bytes, norm_elements};
 use crate::{Positions, TransformerConfig};
 
-/// The number of tokens whose logits are in memory at once: a chunk of the fused loss.
+/// The number of tokens in a chunk of the fused loss. Only the logits of one chunk are in memory.
 const CHUNK: u64 = 1024;
 
 /// Returns the number of elements of an embedding or an output layer on the rank.
@@ -60,7 +60,8 @@ pub(super) fn output(config: &TransformerConfig, share: &RankShare<'_>) -> Block
     block
 }
 
-/// Adds a block like the last layer to the last stage, for each depth of multi-token prediction.
+/// Adds the cost of the MTP modules to the last stage. Each module has a block with the same specification as the last
+/// layer.
 pub(super) fn add_further(
     config: &TransformerConfig,
     model: &mut ModelProfile,
@@ -71,7 +72,7 @@ pub(super) fn add_further(
         return;
     };
     let depths = config.mtp.as_ref().map_or(0, |mtp| mtp.layers);
-    // One more pass of the output layer, which shares the weight of the model.
+    // Each MTP module runs the output layer again, and shares its weight.
     let output = model.output.layer.clone();
     for _ in 0..depths {
         let layer = &mut model.output.layer;
@@ -80,7 +81,7 @@ pub(super) fn add_further(
         layer.save("further input", local * 2 * h);
         layer.multiply(local, h, 2 * h);
         layer.streamed_bytes += norm_bytes(local * h) + 4 * local * h * ELEMENT;
-        // Two norms, their concatenation, the product, and the norm of the output.
+        // The operations are two norms, their concatenation, the projection, and the norm of the output.
         layer.operations += 5;
         model.output.add(&block);
         model.output.layer.add(&output);

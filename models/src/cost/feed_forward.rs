@@ -1,4 +1,4 @@
-//! The cost of MLPs and mixtures of experts.
+//! Formulas for the cost of MLPs and mixtures of experts.
 
 use burn_megatron::nn::moe::MoeMlpConfig;
 use burn_megatron::nn::{Activation, ParallelMlpConfig};
@@ -9,7 +9,7 @@ use super::{RankShare, dispatch};
 use crate::FeedForwardSpec;
 
 impl FeedForwardSpec {
-    /// Returns the number of weights of the matrix products per token. Routers are not counted.
+    /// Returns the number of weights that each token is multiplied with. Routers are not counted.
     pub(super) fn weights(&self) -> u64 {
         let (hidden, columns, activation) = match self {
             Self::Dense(mlp) => (mlp.hidden, mlp.width, mlp.activation),
@@ -24,12 +24,12 @@ impl FeedForwardSpec {
     }
 }
 
-/// Returns the number of input projections of an MLP.
+/// Returns the number of input projections of an MLP, which is 2 with a gate.
 fn inputs(activation: Activation) -> u64 {
     if activation.is_gated() { 2 } else { 1 }
 }
 
-/// Returns the profile of an MLP without the norm.
+/// Returns the profile of an MLP without its norm.
 pub(super) fn dense(config: &ParallelMlpConfig, share: &RankShare<'_>) -> BlockProfile {
     let mut block = BlockProfile::default();
     let (tokens, inputs) = (share.tokens(), inputs(config.activation));
@@ -40,7 +40,7 @@ pub(super) fn dense(config: &ParallelMlpConfig, share: &RankShare<'_>) -> BlockP
     layer.multiply(tokens, inputs * f, h);
     layer.multiply(tokens, h, f);
     layer.streamed_bytes += (inputs + 1) * tokens * f * ELEMENT;
-    // Two products, and the activation.
+    // The operations are two matrix multiplications and the activation function.
     layer.operations += 3;
     layer.backward_bytes = ELEMENT * (share.stream() * h + tokens * (inputs + 1) * f);
     share.exchange_pair(layer, tokens * h * ELEMENT);
@@ -49,14 +49,14 @@ pub(super) fn dense(config: &ParallelMlpConfig, share: &RankShare<'_>) -> BlockP
     block
 }
 
-/// Returns the profile of experts and their router without the norm.
+/// Returns the profile of an expert layer with its router, without its norm.
 pub(super) fn experts(config: &MoeMlpConfig, share: &RankShare<'_>) -> BlockProfile {
     let mut block = BlockProfile::default();
     let router = &config.router;
     let [h, experts, per_token] =
         [router.hidden, router.experts, router.experts_per_token].map(|n| n as u64);
     let expert_tensor = share.layout.expert_tensor_size() as u64;
-    // Each tensor rank routes its part of the sequence.
+    // Each tensor-parallel rank routes its part of the sequence.
     let routed = share.tokens() / share.tensor();
     let rows = routed * per_token * expert_tensor;
     let own = experts / share.layout.expert as u64;
@@ -72,10 +72,11 @@ pub(super) fn experts(config: &MoeMlpConfig, share: &RankShare<'_>) -> BlockProf
     layer
         .products
         .extend([(inputs * f, h), (h, f)].map(|(n, k)| Product { batch, m, n, k }));
-    // Rows are copied into the order of the experts and back.
+    // Tokens are copied into the order of the experts, and back.
     let moved = 4 * rows * h + (inputs + 1) * rows * f;
     layer.streamed_bytes += moved * ELEMENT + 2 * routed * experts * 4;
-    // Three products, the choice, sorting, the rows there and back, the activation.
+    // The operations are three matrix multiplications, the selection of experts, sorting, copying the tokens in both
+    // directions, and the activation function.
     layer.operations += 8;
     layer.backward_bytes = ELEMENT * (share.stream() * h + rows * ((inputs + 1) * f + h));
     layer.exchanges = dispatch::exchanges(config, share, routed);
@@ -90,7 +91,7 @@ pub(super) fn experts(config: &MoeMlpConfig, share: &RankShare<'_>) -> BlockProf
     if let Some(shared) = &config.shared {
         let mlp = ParallelMlpConfig::new(router.hidden, shared.width, config.activation);
         let mut shared = dense(&mlp.with_bias(false), share);
-        // Only its saved tensors, products and exchanges are counted.
+        // Only the saved tensors, matrix multiplications and communication of the shared expert are counted.
         shared.layer.streamed_bytes = 0;
         shared.layer.backward_bytes = 0;
         block.add(&shared);

@@ -4,7 +4,7 @@ use burn_megatron_plan::flops::product_flops_per_token;
 
 use crate::{LayerFlops, LayerSpec, Mixer, StandardMixer, TransformerConfig};
 
-/// Returns the FLOPs per token in all layers, the output layer and the depths of multi-token prediction.
+/// Returns the FLOPs per token of all layers, the output layer and the MTP modules.
 pub(crate) fn flops_per_token<X: Mixer>(
     config: &TransformerConfig,
     layers: &[LayerSpec<X::Spec>],
@@ -24,7 +24,8 @@ pub(crate) fn flops_per_token<X: Mixer>(
 }
 
 impl TransformerConfig {
-    /// Returns the FLOPs per token of forward and backward, for sequences of `seq` tokens, over all ranks.
+    /// Returns the FLOPs per token of the forward and the backward, summed over all ranks, for sequences of `seq`
+    /// tokens.
     pub fn flops_per_token(&self, seq: usize) -> f64 {
         let layers: Vec<_> = (0..self.layers).map(|number| self.layer(number)).collect();
         flops_per_token::<StandardMixer>(self, &layers, seq)

@@ -1,4 +1,4 @@
-//! The cost of [latent attention](burn_megatron::nn::MultiLatentAttention).
+//! Formulas for the cost of [multi-head latent attention](burn_megatron::nn::MultiLatentAttention).
 
 use burn_megatron::collective::ExchangeKind::{AllGather, AllReduce, ReduceScatter};
 use burn_megatron::mesh::Axis;
@@ -11,7 +11,7 @@ use burn_megatron_plan::profile::{AttentionShape, ELEMENT, LayerProfile};
 use super::{RankShare, norm_bytes};
 use crate::LayerFlops;
 
-/// The sizes of a layer.
+/// The sizes of a latent attention layer.
 #[derive(Clone, Copy)]
 struct Sizes {
     hidden: u64,
@@ -37,7 +37,7 @@ impl Sizes {
         }
     }
 
-    /// Returns the number of features of a query or a key.
+    /// Returns the number of features of a query or key head.
     fn width(self) -> u64 {
         self.nope + self.rope
     }
@@ -47,7 +47,7 @@ impl Sizes {
         self.q_rank + self.kv_rank + self.rope
     }
 
-    /// Returns the number of features that queries are projected from.
+    /// Returns the number of input features of the query projection.
     fn of_queries(self) -> u64 {
         match self.q_rank {
             0 => self.hidden,
@@ -55,7 +55,8 @@ impl Sizes {
         }
     }
 
-    /// Returns the number of weights of the replicated matrices, and of the matrices that are split by heads.
+    /// Returns the number of weights in replicated matrices, and the number of weights in matrices that are split by
+    /// heads.
     fn weights(self) -> [u64; 2] {
         let up = self.of_queries() * self.width() + self.kv_rank * (self.nope + self.value);
         let of_heads = self.heads * (up + self.value * self.hidden);
@@ -64,7 +65,7 @@ impl Sizes {
 }
 
 impl LayerFlops {
-    /// Returns the FLOPs of latent attention in sequences of `seq` tokens.
+    /// Returns the FLOPs per token of latent attention, in sequences of `seq` tokens.
     pub(crate) fn of_latent(config: &MultiLatentAttentionConfig, seq: usize) -> Self {
         let sizes = Sizes::of(config);
         let features = |width: u64| (sizes.heads * width) as usize;
@@ -76,13 +77,13 @@ impl LayerFlops {
     }
 }
 
-/// Returns the profile without the norm.
+/// Returns the profile of a latent attention layer without its norm.
 pub(super) fn profile(config: &MultiLatentAttentionConfig, share: &RankShare<'_>) -> BlockProfile {
     let sizes = Sizes::of(config);
     let mut block = BlockProfile::default();
     let (h, n) = (sizes.hidden, sizes.heads / share.tensor());
     let (tokens, local) = (share.tokens(), share.stream());
-    // Keys and values are projected from the latents of all ranks that share the sequences.
+    // Keys and values are projected from the latents of all context-parallel ranks.
     let keys = tokens * share.context();
     let width = sizes.width();
     let projected = tokens * n * width + keys * n * (width + sizes.value);
@@ -102,7 +103,8 @@ pub(super) fn profile(config: &MultiLatentAttentionConfig, share: &RankShare<'_>
     });
     let norms = norm_bytes(local * (sizes.q_rank + sizes.kv_rank)) / 2;
     layer.streamed_bytes += norms + 2 * projected * ELEMENT;
-    // Four products, the norms of latents, the rotation, and attention.
+    // The operations are four matrix multiplications, the norms of the latents, the rotary position embedding and
+    // attention.
     layer.operations += 7;
     layer.backward_bytes = ELEMENT * (local * h + 2 * projected);
     add_exchanges(layer, sizes, share);
@@ -111,8 +113,8 @@ pub(super) fn profile(config: &MultiLatentAttentionConfig, share: &RankShare<'_>
     block
 }
 
-/// Adds the exchanges of the tensor ranks (the inputs of the head projections, and the output) and of the context ranks
-/// (the latents of keys and values).
+/// Adds the collectives over the tensor axis (for the inputs of the head projections, and for the output) and over the
+/// context axis (for the latents of keys and values).
 fn add_exchanges(layer: &mut LayerProfile, sizes: Sizes, share: &RankShare<'_>) {
     let (h, shared) = (sizes.hidden, sizes.kv_rank + sizes.rope);
     let queries = sizes.of_queries();

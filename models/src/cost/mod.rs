@@ -1,9 +1,9 @@
-//! Formulas for the cost of a transformer on a rank, for the planner.
+//! Formulas from which the planner estimates the cost of a transformer on one rank.
 //!
-//! Each part of a layer has a file with its FLOPs and its profile: products, saved activations and exchanges. The
-//! formulas assume flash attention, fused norms and activations in 16 bits, and no dropout (Korthikanti et al. 2022,
-//! arXiv:2205.05198, section 4, for gated MLPs and grouped queries). Saved activations take `8 h + 4 q + 4 kv + 6 f`
-//! bytes per token and layer.
+//! Each part of a layer has a file, which computes its FLOPs and its profile: matrix multiplications, saved activations
+//! and communication. The formulas assume flash attention, fused norms, 16-bit activations and no dropout (Korthikanti
+//! et al. 2022, arXiv:2205.05198, section 4, for gated MLPs and grouped queries). Saved activations take `8 h + 4 q + 4
+//! kv + 6 f` bytes per token and layer.
 
 mod attention;
 mod dispatch;
@@ -42,7 +42,7 @@ impl RankShare<'_> {
         self.layout.context as u64
     }
 
-    /// Returns the number of parts of the residual stream along the sequence.
+    /// Returns the number of parts into which sequence parallelism splits the residual stream.
     fn sequence(&self) -> u64 {
         match self.layout.sequence_parallel {
             true => self.tensor(),
@@ -50,22 +50,22 @@ impl RankShare<'_> {
         }
     }
 
-    /// Returns the number of tokens of all ranks of the context axis.
+    /// Returns the number of tokens on all ranks of the context axis together.
     fn all_tokens(&self) -> u64 {
         (self.samples * self.seq) as u64
     }
 
-    /// Returns the number of tokens of all ranks of the tensor axis.
+    /// Returns the number of tokens on all ranks of the tensor axis together.
     fn tokens(&self) -> u64 {
         self.all_tokens() / self.context()
     }
 
-    /// Returns the number of tokens of the residual stream on this rank.
+    /// Returns the number of tokens in the residual stream on this rank.
     fn stream(&self) -> u64 {
         self.tokens() / self.sequence()
     }
 
-    /// Adds exchanges of the tensor axis.
+    /// Adds collectives over the tensor axis.
     fn exchange(
         &self,
         layer: &mut LayerProfile,
@@ -77,9 +77,9 @@ impl RankShare<'_> {
         }
     }
 
-    /// Adds the exchanges around a column-parallel and a row-parallel layer. With sequence parallelism, these are two
-    /// all-gathers and two reduce-scatters, and another all-gather in the backward. Otherwise, it is an all-reduce in
-    /// each pass.
+    /// Adds the collectives of a column-parallel layer and the following row-parallel layer. With sequence parallelism,
+    /// these are two all-gathers and two reduce-scatters, and another all-gather in the backward. Otherwise, these are
+    /// one all-reduce in the forward and one in the backward.
     fn exchange_pair(&self, layer: &mut LayerProfile, bytes: u64) {
         use ExchangeKind::{AllGather, AllReduce, ReduceScatter};
         use TrainingPass::{Backward, Forward};
@@ -98,7 +98,7 @@ impl RankShare<'_> {
 }
 
 impl TransformerConfig {
-    /// Returns the profile of a rank, for micro-batches of `samples` sequences of `seq` tokens.
+    /// Returns the profile of the model on a rank, for micro-batches of `samples` sequences of `seq` tokens.
     pub fn profile(&self, layout: &ParallelConfig, samples: usize, seq: usize) -> ModelProfile {
         let share = RankShare {
             layout,
@@ -174,8 +174,8 @@ fn norm_elements(norm: &NormConfig) -> u64 {
     parameters * norm.hidden as u64
 }
 
-/// Returns the number of bytes that a norm of `elements` and the preceding residual addition read and write: two
-/// tensors each.
+/// Returns the number of bytes that a norm of `elements` elements and the preceding residual addition read and write.
+/// Each of them reads and writes two tensors.
 fn norm_bytes(elements: u64) -> u64 {
     4 * elements * ELEMENT
 }

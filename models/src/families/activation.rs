@@ -1,4 +1,4 @@
-//! The names of activations.
+//! The names of activation functions in `transformers`.
 
 use burn_megatron::nn::Activation;
 use serde_json::json;
@@ -6,10 +6,10 @@ use serde_json::json;
 use crate::TransformerConfig;
 use crate::hf::{ConfigKeys, HfConfigError};
 
-/// Names of activations. The first name of each activation is used for writing.
+/// A list of activation functions with their names. If an activation function has several names, the first is written.
 pub(super) type Names = &'static [(&'static str, Activation)];
 
-/// The names of the activations of MLPs without a gate.
+/// The names of the activation functions of MLPs without a gate.
 pub(super) const PLAIN: Names = &[
     ("gelu_new", Activation::GeluTanh),
     ("gelu_pytorch_tanh", Activation::GeluTanh),
@@ -20,7 +20,7 @@ pub(super) const PLAIN: Names = &[
     ("relu2", Activation::SquaredRelu),
 ];
 
-/// The names of the activations of gated MLPs.
+/// The names of the activation functions of gated MLPs.
 pub(super) const GATED: Names = &[
     ("silu", Activation::SwiGlu),
     ("swish", Activation::SwiGlu),
@@ -45,14 +45,15 @@ pub(super) fn read(
     }
 }
 
-/// Returns the name of the activation of a model, if it has one.
+/// Returns the name of the model's activation function in `transformers`, or `None` if `transformers` does not have
+/// this function.
 pub(super) fn name(model: &TransformerConfig, known: Names) -> Option<&'static str> {
     let mut known = known.iter();
     let found = known.find(|(_, activation)| *activation == model.activation);
     found.map(|(name, _)| *name)
 }
 
-/// Returns the condition that the activation of a model has a name.
+/// Returns the condition that the model's activation function has a name in `transformers`.
 pub(super) fn condition(model: &TransformerConfig, known: Names) -> (&'static str, bool) {
     let what = "an activation that transformers has, with a gate if positions are rotary, and without one if they are learned";
     (what, name(model, known).is_some())

@@ -6,14 +6,14 @@ use super::map;
 use crate::TransformerConfig;
 use crate::hf::{ConfigKeys, HfConfigError};
 
-/// The linear layers of a family that may have biases.
+/// The linear layers that may have biases in the models of a family.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Biases {
-    /// All linear layers, set by `attention_bias` and `mlp_bias`.
+    /// All linear layers. The keys `attention_bias` and `mlp_bias` enable the biases.
     All,
-    /// The projections of attention, set by `attention_bias`.
+    /// The projections of attention. The key `attention_bias` enables the biases.
     Attention,
-    /// The projections of queries, keys and values, always with biases.
+    /// The projections of queries, keys and values, which always have biases.
     Queries,
     /// No biases.
     None,
@@ -44,7 +44,8 @@ pub(super) fn read(
     })
 }
 
-/// Returns whether all projections of attention have biases, or `None` if this equals the other linear layers.
+/// Returns whether all projections of attention have biases. Returns `None` if they have biases exactly when the other
+/// linear layers have biases.
 pub(super) fn attention(
     keys: &mut ConfigKeys,
     others: bool,

@@ -1,5 +1,5 @@
-//! Checks that a family can describe a model: the model is written to keys of a `config.json`, read again, and
-//! compared.
+//! Checks that a family can describe a model. The model is written to the keys of a `config.json`, read again, and
+//! compared with the original.
 
 use burn_megatron::model::{ConfigDifference, compare_settings};
 use burn_megatron::nn::moe::RouterDType;
@@ -45,8 +45,9 @@ fn written_and_read(
     family.read(&mut keys)
 }
 
-/// Returns the model without training settings that a `config.json` does not have, and with one form for equal values.
-/// The scaling of positions that was read may have other settings than the written scaling, but the same effect.
+/// Returns the model in a form that can be compared after it was written and read. Training settings that a
+/// `config.json` does not contain are removed, and equivalent settings get the same form. The RoPE scaling is removed
+/// too, because it may have other settings with the same effect after it is read.
 fn comparable(model: &TransformerConfig) -> TransformerConfig {
     let usual_scale = (model.width_of_heads() as f64).powf(-0.5);
     let is_usual = |scale: f64| (scale / usual_scale - 1.0).abs() < 1e-12;

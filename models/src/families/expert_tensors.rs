@@ -6,14 +6,14 @@ use crate::hf::stored::mxfp4_names;
 use crate::hf::{WeightEncoding, WeightMapping};
 use crate::{MoeConfig, TransformerConfig};
 
-/// The linear layers of an MLP: gate, value and output.
+/// The names of the linear layers of an MLP: gate, value and output.
 const LINEARS: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
 
 /// The names and sizes of the experts of a block, in this crate and in the files.
 struct Experts<'a> {
-    /// The path in this crate.
+    /// The path of the experts in this crate.
     own: String,
-    /// The module in the files.
+    /// The name of the module in the files.
     theirs: String,
     moe: &'a MoeConfig,
     hidden: usize,
@@ -22,7 +22,7 @@ struct Experts<'a> {
 }
 
 impl Experts<'_> {
-    /// Returns a tensor with the shape of the parameter, or with its last two dims transposed.
+    /// Returns the mapping of a tensor that has the shape of the parameter, or whose last two dimensions are swapped.
     fn tensor(&self, path: &str, name: &str, shape: &[usize], transposed: bool) -> WeightMapping {
         let [path, name] = within([&self.own, &self.theirs], path, name);
         WeightMapping {
@@ -50,7 +50,7 @@ impl MappingList<'_> {
         };
         match family {
             ModelFamily::GptOss => self.packed_experts(&of_module("mlp")),
-            // `transformers` 5 stores them in `mlp`, in one tensor.
+            // `transformers` 5 stores all experts in one tensor, in the module `mlp`.
             ModelFamily::Mixtral if !self.is_fused(&of_module("mlp")) => {
                 self.routed_experts(&of_module("block_sparse_moe"), ["w1", "w3", "w2"])
             }
@@ -67,12 +67,12 @@ impl MappingList<'_> {
         }
     }
 
-    /// Returns whether all experts are in one tensor.
+    /// Returns whether the files store all experts in one tensor.
     fn is_fused(&self, experts: &Experts<'_>) -> bool {
         (self.has)(&format!("{}.experts.gate_up_proj", experts.theirs))
     }
 
-    /// Adds a router, and experts with gate and value side by side.
+    /// Adds a router and experts, whose gate and value projections are concatenated.
     fn routed_experts(&mut self, experts: &Experts<'_>, [gate, value, output]: [&str; 3]) {
         let Experts {
             moe, hidden, width, ..
@@ -116,8 +116,9 @@ impl MappingList<'_> {
         }
     }
 
-    /// Adds the experts of gpt-oss: all experts are in one tensor, gate and value alternate, and all layers have
-    /// biases. Floats have the orientation of this crate, and MXFP4 is transposed.
+    /// Adds the experts of gpt-oss. All experts are in one tensor, the columns of gate and value projections are
+    /// interleaved, and all layers have biases. Floating-point weights have the same orientation as in this crate, and
+    /// MXFP4 weights are transposed.
     fn packed_experts(&mut self, experts: &Experts<'_>) {
         let Experts {
             moe, hidden, width, ..

@@ -1,4 +1,4 @@
-//! The experts of Mixtral, Qwen 3 and OLMoE.
+//! The keys that describe the experts of Mixtral, Qwen 3 and OLMoE.
 
 use burn_megatron::nn::moe::ScoreFunction;
 use serde_json::{Value, json};
@@ -30,7 +30,7 @@ impl ExpertKeys {
     }
 }
 
-/// The keys for the number of experts: of Qwen 3 and OLMoE, and of Mixtral.
+/// The keys for the number of experts. The first is used by Qwen 3 and OLMoE, and the second by Mixtral.
 const EXPERTS: [&str; 2] = ["num_experts", "num_local_experts"];
 
 pub(super) fn read(
@@ -76,7 +76,7 @@ pub(super) fn read(
     Ok(moe.in_blocks(every, dense))
 }
 
-/// Returns [`MoeConfig::normalized`] for weights that are (not) divided by their sum, or `None` if this is the default.
+/// Returns the value of [`MoeConfig::normalized`], or `None` if `is_normalised` is the default.
 pub(super) fn normalized(experts_per_token: usize, is_normalised: bool) -> Option<bool> {
     (is_normalised != (experts_per_token > 1)).then_some(is_normalised)
 }

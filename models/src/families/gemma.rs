@@ -1,5 +1,6 @@
-//! Gemma 2 has windows in every second block, soft caps, and norms after attention and MLP. Gemma 3 (without images)
-//! has norms of each head's queries and keys, and another rotary base in blocks with a window.
+//! Gemma 2 has sliding windows in every second block, soft caps, and norms after attention and after the MLP. The text
+//! model of Gemma 3 normalizes the queries and keys of each head. Its blocks with a sliding window have a different
+//! RoPE base.
 
 use burn_megatron::nn::{Activation, QkNorm};
 use serde_json::{Map, Value, json};
@@ -11,7 +12,7 @@ use crate::{Positions, TransformerConfig};
 /// The only activation that these models were trained with.
 const ACTIVATION: &str = "gelu_pytorch_tanh";
 
-/// The window to write if no layer has a window, because the classes of `transformers` require a number.
+/// The window that is written if no layer has a window, because the classes in `transformers` require a number.
 const WINDOW: usize = 4096;
 
 pub(super) struct Gemma {
@@ -60,7 +61,7 @@ impl Family for Gemma {
         }
         let attention_bias = biases::attention(keys, false)?;
         keys.only("use_bidirectional_attention", false)?;
-        // This key sets how transformers stores keys and values.
+        // This key selects how `transformers` stores keys and values in its KV cache.
         keys.take("cache_implementation");
         let (positions, local_base) = if self.is_gemma3 {
             let (positions, local) = rope::read_by_window(keys, sizes.context)?;
@@ -71,7 +72,7 @@ impl Family for Gemma {
         let window = keys.needed("sliding_window", ConfigKeys::size)?;
         let step = self.window_step(keys)?;
         let (window, layer_windows) = windows::by_step(keys, sizes.layers, window, step)?;
-        // The attention of Gemma 3 in transformers does not use the cap.
+        // Attention of Gemma 3 in `transformers` does not use the soft cap.
         let attention_soft_cap = keys.positive("attn_logit_softcapping")?;
         let scalar = keys.needed("query_pre_attn_scalar", ConfigKeys::size)?;
         Ok(TransformerConfig {
@@ -133,7 +134,8 @@ fn scale(scalar: usize) -> f64 {
     (scalar as f64).powf(-0.5)
 }
 
-/// Returns `query_pre_attn_scalar`, if a whole number gives the scale of the model.
+/// Returns the integer value of `query_pre_attn_scalar` for the attention scale of the model, or `None` if no integer
+/// gives this scale.
 fn scalar(model: &TransformerConfig) -> Option<usize> {
     let Some(given) = model.attention_scale else {
         return Some(model.width_of_heads());

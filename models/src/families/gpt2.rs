@@ -1,4 +1,4 @@
-//! GPT-2: LayerNorm, learned positions, biases, joint query-key-value projection.
+//! GPT-2, with LayerNorm, learned positions, biases and a joint query-key-value projection.
 
 use serde_json::{Map, Value, json};
 

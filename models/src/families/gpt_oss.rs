@@ -1,4 +1,4 @@
-//! gpt-oss: sinks, windows in every second block, experts with biases.
+//! gpt-oss, with attention sinks, sliding windows in every second block, and experts with biases.
 
 use burn_megatron::nn::Activation;
 use serde_json::{Map, Value, json};
@@ -7,11 +7,11 @@ use super::{Family, experts, rope, sizes, windows};
 use crate::hf::{ConfigKeys, HfConfigError};
 use crate::{MoeConfig, TransformerConfig};
 
-/// The bound of gate and value in [`Activation::ClampedSwiGlu`], followed by the factor of the gate.
+/// The clamp limit of gate and value in [`Activation::ClampedSwiGlu`], followed by the scale factor of the gate.
 const LIMIT: f64 = 7.0;
 const ALPHA: f64 = 1.702;
 
-/// The window to write if no layer has a window, because the class of `transformers` requires a number.
+/// The window that is written if no layer has a window, because the class in `transformers` requires a number.
 const WINDOW: usize = 128;
 
 pub(super) struct GptOss;
@@ -39,7 +39,7 @@ impl Family for GptOss {
         keys.only("swiglu_alpha", ALPHA)?;
         keys.only("hidden_act", "silu")?;
         keys.only("attention_bias", true)?;
-        // The scaling of positions repeats this value.
+        // The RoPE scaling contains the same value.
         keys.take("initial_context_length");
         let (window, layer_windows) = layer_windows(keys, sizes.layers)?;
         Ok(TransformerConfig {
@@ -73,7 +73,7 @@ impl Family for GptOss {
         });
         let mut keys = sizes::write(model, own);
         if keys.get("rope_scaling").is_some_and(Value::is_null) {
-            // The class would read null as its default.
+            // The class in `transformers` would replace null with its default scaling.
             let scaling = json!({ "rope_type": "default" });
             keys.insert("rope_scaling".into(), scaling);
         }
@@ -86,7 +86,7 @@ fn layer_windows(keys: &mut ConfigKeys, layers: usize) -> Result<windows::Window
     if let Some(window) = keys.size("sliding_window")? {
         return windows::by_step(keys, layers, window, 2);
     }
-    // Folders of earlier versions of this crate, in which no layer has a window.
+    // Earlier versions of this crate wrote folders without `sliding_window`, in which no layer has a window.
     match windows::layer_types(keys, layers, false)? {
         Some(_) => Ok((None, vec![])),
         None => Err(keys.missing("sliding_window")),

@@ -1,5 +1,5 @@
-//! The Hugging Face families of [`TransformerConfig`]. Each family has a file, and families that differ by a few
-//! settings share a file. The other files have the parts that families share.
+//! The Hugging Face model families that a [`TransformerConfig`] can describe. Each family has a file. Families that
+//! differ by a few settings share a file. The other files contain code for several families.
 
 mod activation;
 mod biases;
@@ -26,54 +26,57 @@ use serde_json::{Map, Value, json};
 use crate::hf::{ClassDefaults, ConfigKeys, HfConfigError, HfFamily, HfNames, WeightMapping};
 use crate::{MoeConfig, Positions, TransformerConfig};
 
-/// The defaults of the classes of `transformers` 5.24, by `model_type`. Written by `index.py` next to the fixtures.
+/// The default values of the configuration classes in `transformers` 5.24, by `model_type`. `index.py` next to the
+/// fixtures writes this file.
 const CLASS_DEFAULTS: &str = include_str!("../hf/config/defaults.json");
 
-/// The Hugging Face model families that a [`TransformerConfig`] describes.
+/// The Hugging Face model families that a [`TransformerConfig`] can describe.
 ///
-/// The only training setting in `config.json` is dropout. For GPT-2 it sets [`dropout`](TransformerConfig::dropout) and
-/// [`attention_dropout`](TransformerConfig::attention_dropout), and for other families only `attention_dropout`. Label
-/// smoothing, z-loss and router losses are left out. The definition of router losses differs.
+/// Dropout is the only training setting that is read from and written to `config.json`. For GPT-2, it includes
+/// [`dropout`](TransformerConfig::dropout) and [`attention_dropout`](TransformerConfig::attention_dropout). For other
+/// families, it includes only `attention_dropout`. Label smoothing, z-loss and router losses are not converted.
+/// `transformers` defines the router losses differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ModelFamily {
-    /// GPT-2: LayerNorm, learned positions, biases, joint query-key-value projection.
+    /// GPT-2, with LayerNorm, learned positions, biases and a joint query-key-value projection.
     Gpt2,
-    /// Llama 1 to 3: RMSNorm, rotary positions, a gated MLP.
+    /// Llama 1 to 3, with RMSNorm, rotary positions and a gated MLP.
     Llama,
-    /// Mistral: Llama with a sliding window.
+    /// Mistral, which is a Llama with a sliding attention window.
     Mistral,
-    /// Qwen 2 and 2.5: Llama with query-key-value biases.
+    /// Qwen 2 and 2.5, which are a Llama with biases in the query, key and value projections.
     Qwen2,
-    /// Qwen 3: Llama with norms of each head's queries and keys.
+    /// Qwen 3, which is a Llama that normalizes the queries and keys of each head.
     Qwen3,
-    /// Mixtral: Mistral with experts in every block.
+    /// Mixtral, which is a Mistral with experts in every block.
     Mixtral,
-    /// Qwen 3 with experts.
+    /// Qwen 3 with a mixture of experts.
     Qwen3Moe,
-    /// OLMoE: norms of all queries and of all keys, experts in every block.
+    /// OLMoE, with experts in every block. It normalizes the queries of all heads together, and also the keys.
     Olmoe,
-    /// Gemma 2: windows in every second block, soft caps, norms after attention and MLP.
+    /// Gemma 2, with sliding windows in every second block, soft caps, and norms after attention and after the MLP.
     Gemma2,
-    /// Gemma 3 without images: norms of each head's queries and keys, another base in blocks with a window.
+    /// The text model of Gemma 3. It normalizes the queries and keys of each head, and blocks with a sliding window
+    /// have a different RoPE base.
     Gemma3Text,
-    /// DeepSeek-V2: latent attention, and shared experts in addition to routed experts.
+    /// DeepSeek-V2, with multi-head latent attention, routed experts and shared experts.
     DeepseekV2,
-    /// DeepSeek-V3: DeepSeek-V2 with experts chosen by sigmoids and biases.
+    /// DeepSeek-V3, which is a DeepSeek-V2 whose router uses sigmoid scores and expert biases.
     DeepseekV3,
-    /// gpt-oss: sinks, windows in every second block, experts with biases.
+    /// gpt-oss, with attention sinks, sliding windows in every second block, and experts with biases.
     GptOss,
 }
 
 /// The implementation of a family.
 trait Family {
-    /// Returns a small byte-level model of the family.
+    /// Returns the configuration of a small byte-level model of the family.
     fn defaults(&self) -> TransformerConfig;
 
     /// Reads the model from the keys of a `config.json`.
     fn read(&self, keys: &mut ConfigKeys) -> Result<TransformerConfig, HfConfigError>;
 
-    /// Returns conditions that a model must meet before [`write`](Self::write). Settings that the keys cannot express
-    /// need no condition: see [`check`].
+    /// Returns the conditions that a model must meet before [`write`](Self::write) is called. Conditions are not needed
+    /// for settings that the keys cannot express, because [`check`] finds them.
     fn conditions(&self, _model: &TransformerConfig) -> Conditions {
         vec![]
     }
@@ -82,11 +85,11 @@ trait Family {
     fn write(&self, model: &TransformerConfig) -> Map<String, Value>;
 }
 
-/// Conditions of a family, and whether a model meets them.
+/// The conditions of a family: a description of each condition, and whether a model meets it.
 type Conditions = Vec<(&'static str, bool)>;
 
 impl ModelFamily {
-    /// Returns the `model_type`, the class of `transformers` and the implementation.
+    /// Returns the `model_type`, the name of the class in `transformers`, and the implementation.
     fn entry(self) -> (&'static str, &'static str, &'static dyn Family) {
         use plain::{LLAMA, MISTRAL, MIXTRAL, OLMOE, QWEN2, QWEN3, QWEN3_MOE};
         match self {
@@ -110,7 +113,7 @@ impl ModelFamily {
         self.entry().2
     }
 
-    /// Returns a small byte-level model of the family.
+    /// Returns the configuration of a small byte-level model of the family.
     ///
     /// ```
     /// use burn_megatron::nn::QkNorm;

@@ -1,11 +1,11 @@
-//! The tensors of multi-token prediction. The files store them as additional blocks after the last block.
+//! The tensors of the MTP modules. The files store them as additional blocks after the last block.
 
 use super::ModelFamily;
 use super::tensors::{MappingList, within};
 use crate::TransformerConfig;
 use crate::hf::HfNames;
 
-/// Returns the prefix of the tensor names of a depth.
+/// Returns the prefix of the tensor names of an MTP module.
 fn prefix(model: &TransformerConfig, depth: usize) -> String {
     format!("model.layers.{}", model.layers + depth)
 }
@@ -15,7 +15,7 @@ fn depths(model: &TransformerConfig) -> usize {
 }
 
 impl MappingList<'_> {
-    /// Adds the tensors of all depths of multi-token prediction.
+    /// Adds the tensors of all MTP modules.
     pub fn further_tokens(&mut self, family: ModelFamily, config: &TransformerConfig) {
         for depth in 0..depths(config) {
             let (own, theirs) = (format!("mtp.{depth}"), prefix(config, depth));
@@ -27,7 +27,7 @@ impl MappingList<'_> {
             ] {
                 self.norm(within(both, path, name), config);
             }
-            // The inputs are the embedding, then the hidden state.
+            // The input of the projection is the embedding, followed by the hidden state.
             let parts = [("eh_proj", hidden)];
             self.linear(both, "projection", 2 * hidden, &parts, false);
             let own = format!("{own}.block");
@@ -36,7 +36,7 @@ impl MappingList<'_> {
     }
 }
 
-/// Returns the copies of the embedding and the output layer in each depth.
+/// Returns the copies of the embedding and the output layer that the files contain for each MTP module.
 pub(super) fn copies(names: HfNames, model: &TransformerConfig) -> Vec<(String, &'static str)> {
     let of_depth = |depth| {
         let prefix = prefix(model, depth);
@@ -53,8 +53,8 @@ pub(super) fn copies(names: HfNames, model: &TransformerConfig) -> Vec<(String, 
     (0..depths(model)).flat_map(of_depth).collect()
 }
 
-/// Returns the model without multi-token prediction if the files have none of its tensors. `transformers` does not
-/// write these tensors, but keeps their number in `config.json`.
+/// Returns the model without multi-token prediction if the files contain none of its tensors. `transformers` does not
+/// write these tensors, but it keeps the number of MTP modules in `config.json`.
 pub(super) fn without_missing(
     model: &TransformerConfig,
     has: &dyn Fn(&str) -> bool,

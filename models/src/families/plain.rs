@@ -18,7 +18,8 @@ pub(super) struct Plain {
     biases: Biases,
     windows: WindowKeys,
     experts: Option<ExpertKeys>,
-    /// Whether the class of `transformers` has no attribute `head_dim`, and would use null.
+    /// Whether the configuration class in `transformers` has no attribute `head_dim`, so that it would use a null value
+    /// of this key.
     refuses_null_width: bool,
     /// Whether `head_dim` is left out if it follows from the other sizes.
     omits_width: bool,
@@ -95,7 +96,7 @@ impl Family for Plain {
             keys.not_null("head_dim", "a size, or no such key")?;
         }
         let head_width = sizes::head_width(keys, &sizes)?;
-        // It only affects the order of the computation.
+        // `pretraining_tp` only affects the order of the computation.
         keys.take("pretraining_tp");
         if self.experts == Some(ExpertKeys::Olmoe) {
             keys.only("clip_qkv", Value::Null)?;

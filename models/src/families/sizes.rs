@@ -26,7 +26,7 @@ pub(super) fn read(
     })
 }
 
-/// Reads the width of a head. By default, all heads together have the width of the residual stream.
+/// Reads the width of a head. By default, it is the width of the residual stream divided by the number of heads.
 pub(super) fn head_width(
     keys: &mut ConfigKeys,
     sizes: &TransformerConfig,

@@ -1,4 +1,4 @@
-//! The tensors of transformers.
+//! The tensors of a transformer, and their names in the files.
 
 use burn_megatron::nn::NormKind;
 
@@ -6,7 +6,8 @@ use super::ModelFamily;
 use crate::hf::{HfFamily, WeightMapping};
 use crate::{MlaConfig, Positions, TransformerConfig};
 
-/// Returns the tensors of a folder in order of their use. `has` returns whether the folder has a tensor with a name.
+/// Returns the mappings of the tensors of a folder, in the order in which the model uses them. `has` returns whether
+/// the folder contains a tensor with a given name.
 pub(super) fn tensors(
     family: ModelFamily,
     config: &TransformerConfig,
@@ -40,21 +41,21 @@ pub(super) fn tensors(
     list.all
 }
 
-/// Returns the widths of queries, keys and values.
+/// Returns the total widths of the queries, the keys and the values.
 fn widths(config: &TransformerConfig) -> [usize; 3] {
     let width = config.head_width.unwrap_or(config.hidden / config.heads);
     let kv = config.groups() * width;
     [config.heads * width, kv, kv]
 }
 
-/// The list of tensors of a model.
+/// A list of tensor mappings, to which the methods add the tensors of a model.
 pub(super) struct MappingList<'a> {
     pub all: Vec<WeightMapping>,
-    /// Returns whether a folder has a tensor with this name.
+    /// Returns whether the folder contains a tensor with this name.
     pub has: &'a dyn Fn(&str) -> bool,
 }
 
-/// Returns the path in this crate and the name in the files of a part of a module.
+/// Returns the path of a part of a module in this crate, and its name in the files.
 pub(super) fn within([own, theirs]: [&str; 2], path: &str, name: &str) -> [String; 2] {
     [format!("{own}.{path}"), format!("{theirs}.{name}")]
 }
@@ -65,8 +66,8 @@ impl MappingList<'_> {
         self.all.push(tensor);
     }
 
-    /// Adds linear layers of PyTorch that are concatenated in one layer: its path, their names with output sizes, and
-    /// whether they have biases.
+    /// Adds PyTorch linear layers that are concatenated in the linear layer at `path`. `parts` lists their names and
+    /// output sizes, and `bias` states whether they have biases.
     pub fn linear(
         &mut self,
         [own, theirs]: [&str; 2],
@@ -91,7 +92,8 @@ impl MappingList<'_> {
         }
     }
 
-    /// Adds a block of GPT-2. Its linear layers have the layout of this crate, with joint queries, keys and values.
+    /// Adds a block of GPT-2. In the files, its linear layers have the same layout as in this crate, and the query, key
+    /// and value projections are one layer.
     fn gpt2_block(&mut self, layer: usize, config: &TransformerConfig) {
         let (own, theirs) = (format!("blocks.{layer}"), format!("transformer.h.{layer}"));
         let (both, hidden, width) = ([&own[..], &theirs], config.hidden, config.mlp_width());
@@ -110,7 +112,8 @@ impl MappingList<'_> {
         linear(self, "mlp.down", "mlp.c_proj", width, hidden);
     }
 
-    /// Adds the tensors of a block like block `layer`, with its path in this crate and in the files.
+    /// Adds the tensors of a block with the sizes of block `layer`. `both` contains the path of the block in this crate
+    /// and its name in the files.
     pub fn llama_block(
         &mut self,
         family: ModelFamily,
@@ -166,8 +169,8 @@ impl MappingList<'_> {
         self.linear(both, "attention.output", q, &parts, bias);
     }
 
-    /// Adds the tensors of latent attention. Rotated features stay in pairs, as the layer rotates them. A head has its
-    /// keys, then its values.
+    /// Adds the tensors of latent attention. Features with rotary position embedding are stored in pairs, as the layer
+    /// expects them. Each head stores its keys, followed by its values.
     fn latent_attention(&mut self, both: [&str; 2], mla: &MlaConfig, config: &TransformerConfig) {
         let (hidden, heads) = (config.hidden, config.heads);
         let norm = |list: &mut Self, path: &str, name: &str, width: usize| {

@@ -1,4 +1,4 @@
-//! The attention windows of layers, as keys of a `config.json`.
+//! The sliding attention windows of layers, as keys of a `config.json`.
 
 use serde_json::{Map, Value, json};
 
@@ -6,7 +6,7 @@ use super::map;
 use crate::TransformerConfig;
 use crate::hf::{ConfigKeys, HfConfigError};
 
-/// Values of [`window`](TransformerConfig::window) and [`layer_windows`](TransformerConfig::layer_windows).
+/// The values of [`window`](TransformerConfig::window) and [`layer_windows`](TransformerConfig::layer_windows).
 pub(super) type Windows = (Option<usize>, Vec<usize>);
 
 /// The keys with which a family describes its windows.
@@ -16,9 +16,10 @@ pub(super) enum WindowKeys {
     None,
     /// `sliding_window` applies to all layers.
     Whole,
-    /// `sliding_window` applies to the layers in `layer_types` or from `max_window_layers`.
+    /// `sliding_window` applies to the layers that `layer_types` selects, or to the layers from index
+    /// `max_window_layers`.
     ByLayer,
-    /// `sliding_window` applies to all layers. Keys of single layers must not contradict it.
+    /// `sliding_window` applies to all layers. Keys that select layers must not contradict this.
     Checked,
 }
 
@@ -46,8 +47,8 @@ fn qwen_window(keys: &mut ConfigKeys) -> Result<Option<usize>, HfConfigError> {
     }
 }
 
-/// Returns the window of all layers. The attention of `transformers` reads neither `max_window_layers` nor `layer_types`.
-/// These keys must not contradict the window.
+/// Returns the window, which all layers have. The attention classes in `transformers` read neither `max_window_layers`
+/// nor `layer_types`. Checks that these keys do not contradict the window.
 fn checked(keys: &mut ConfigKeys, layers: usize) -> Result<Windows, HfConfigError> {
     let window = qwen_window(keys)?;
     keys.take("max_window_layers");
@@ -109,7 +110,8 @@ pub(super) fn layer_types(
     }
 }
 
-/// Returns the windows from `layer_types`. Without this key, every layer has the window, except every `step`-th layer.
+/// Returns the windows of the layers from `layer_types`. Without this key, all layers have the window except every
+/// `step`-th layer.
 pub(super) fn by_step(
     keys: &mut ConfigKeys,
     layers: usize,
@@ -125,7 +127,7 @@ pub(super) fn by_step(
     Ok(of_layers(&listed.unwrap_or_else(by_step), window))
 }
 
-/// Returns the windows of a model in which each layer has either this window or none.
+/// Returns the windows of a model whose layers have either this window or no window.
 fn of_layers(is_sliding: &[bool], window: usize) -> Windows {
     if !is_sliding.contains(&true) {
         return (None, vec![]);
@@ -142,7 +144,7 @@ pub(super) fn size(model: &TransformerConfig) -> Option<usize> {
     model.windows().into_iter().flatten().next()
 }
 
-/// Returns the `layer_types` of a model.
+/// Returns the value of `layer_types` for a model.
 pub(super) fn types(model: &TransformerConfig) -> Value {
     let kind = |window: Option<usize>| if window.is_some() { SLIDING } else { FULL };
     model.windows().into_iter().map(kind).collect()

@@ -1,4 +1,5 @@
-//! Converts Hugging Face folders to checkpoints, and keeps their files for exporting them again.
+//! Converts Hugging Face folders to checkpoints. A checkpoint also stores the tokenizer and other files of the folder,
+//! so that it can be exported again.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,21 +15,22 @@ use super::{HfConfig, HfError, HfFamily, HfFolder, ModelFamily, companion_files,
 use crate::TransformerConfig;
 use crate::weights::{CHUNK, FAMILY, Weights};
 
-/// The prefix of file names in the keys of a checkpoint's objects.
+/// The prefix of the keys under which a checkpoint stores Hugging Face files.
 const OBJECTS: &str = "hf/";
 
 /// File names and contents.
 type Files = Vec<(String, Vec<u8>)>;
 
-/// Saves the model of a folder as step 0 of a new folder of checkpoints. `progress` receives the number of tensor bytes
-/// read since its last call. At most 64 MiB of tensors are in memory.
+/// Converts a Hugging Face folder to a checkpoint, which is saved as step 0 in the new checkpoint folder `to`.
+/// `progress` receives the number of tensor bytes read since its last call. At most 64 MiB of tensor data is in memory
+/// at a time.
 ///
-/// The checkpoint also contains `config.json`, the tokenizer and the generation settings, for exporting it again. Its
-/// recipe only has a `model`.
+/// The checkpoint also contains `config.json`, the tokenizer and the generation settings, so that it can be exported
+/// again. The recipe in the checkpoint has only the section `model`.
 ///
 /// # Errors
 ///
-/// [`HfError`] if `to` already exists, and for failed reads and writes.
+/// [`HfError`] if `to` already exists, or if reading or writing fails.
 pub fn import<F: HfFamily>(
     folder: &HfFolder<F>,
     to: &Path,
@@ -60,15 +62,15 @@ pub fn import<F: HfFamily>(
     Ok(weights.save(to, progress)?)
 }
 
-/// Converts files to objects of a checkpoint.
+/// Converts files to the objects that a checkpoint stores.
 fn as_objects(files: Files) -> Files {
     let files = files.into_iter();
     let keyed = files.map(|(name, bytes)| (format!("{OBJECTS}{name}"), bytes));
     keyed.collect()
 }
 
-/// Returns the Hugging Face files of a checkpoint, as objects for another model. The `config.json` describes the new
-/// model, and is left out if there is no family.
+/// Returns the Hugging Face files of a checkpoint, as objects of a checkpoint with another model. The `config.json`
+/// describes the new model. It is left out if no family can describe this model.
 pub(crate) fn objects_for(
     checkpoint: &Checkpoint,
     family: Option<ModelFamily>,
@@ -105,8 +107,9 @@ fn model_of<C: ModelConfig>(checkpoint: &Checkpoint) -> Result<C, CheckpointErro
     }
 }
 
-/// Returns the `config.json` and the companion files for exporting a checkpoint. Family, special tokens and files are
-/// taken from the Hugging Face folder `like`, or by default from the folder that the checkpoint was converted from.
+/// Returns the `config.json` and the companion files that are needed to export a checkpoint. The family, the special
+/// tokens and the files are taken from the Hugging Face folder `like`. By default, they are taken from the folder from
+/// which the checkpoint was converted.
 ///
 /// # Errors
 ///
@@ -141,13 +144,14 @@ pub fn export_config<F: HfFamily>(
     Ok((HfConfig { model, ..config }, files))
 }
 
-/// Returns the `config.json` and the companion files for exporting a checkpoint of a run that started from `origin`.
-/// `origin` is a Hugging Face folder, or a checkpoint that was converted from such a folder. The special tokens and the
-/// files come from `origin`. The settings of the model come from the run, which may have changed them.
+/// Returns the `config.json` and the companion files that are needed to export a checkpoint of a run that started from
+/// the weights in `origin`. `origin` is a Hugging Face folder, or a checkpoint that was converted from such a folder.
+/// The special tokens and the files are taken from `origin`. The model settings are taken from the checkpoint, because
+/// the run may have changed them.
 ///
 /// # Errors
 ///
-/// [`HfError`] for files of `origin` that cannot be read, and for a model without a supported family.
+/// [`HfError`] if the files of `origin` cannot be read, or if no supported family computes the model.
 pub fn export_config_of_run<F: HfFamily>(
     checkpoint: &Checkpoint,
     origin: &Path,
@@ -170,12 +174,13 @@ pub fn export_config_of_run<F: HfFamily>(
     Ok((config, files))
 }
 
-/// Returns the files of the Hugging Face folder that a checkpoint was converted from, by name: `config.json`, the
-/// tokenizer and the generation settings. Empty if the checkpoint was not converted.
+/// Returns the names and contents of the Hugging Face files that are stored in a checkpoint: `config.json`, the
+/// tokenizer and the generation settings. The result is empty if the checkpoint was not converted from a Hugging Face
+/// folder.
 ///
 /// # Errors
 ///
-/// [`CheckpointError`] for failed reads.
+/// [`CheckpointError`] if reading fails.
 pub fn stored_hf_files(
     checkpoint: &Checkpoint,
 ) -> Result<BTreeMap<String, Vec<u8>>, CheckpointError> {
@@ -184,7 +189,7 @@ pub fn stored_hf_files(
     Ok(files.into_iter().chain(config).collect())
 }
 
-/// Returns the `config.json` and the other files in a checkpoint.
+/// Returns the `config.json` and the other Hugging Face files that a checkpoint stores.
 fn kept(checkpoint: &Checkpoint) -> Result<(Option<Vec<u8>>, Files), CheckpointError> {
     let (mut config, mut files) = (None, vec![]);
     for key in checkpoint.objects() {

@@ -1,24 +1,25 @@
-//! Errors of Hugging Face folders.
+//! Errors that occur when Hugging Face folders are read or written.
 
 use std::path::PathBuf;
 
 use burn_megatron::checkpoint::CheckpointError;
 
-/// An invalid or unsupported `config.json`, or a model that no `config.json` can describe.
+/// An error for an invalid or unsupported `config.json`, or for a model that no supported Hugging Face family can
+/// describe.
 #[derive(Debug, thiserror::Error)]
 pub enum HfConfigError {
     /// The file is not a JSON object.
     #[error("not a JSON object: {0}")]
     Json(serde_json::Error),
-    /// Unknown `model_type`.
+    /// The `model_type` is unknown.
     #[error("unknown model_type = {found}: expected {expected}")]
     Family {
-        /// The value in the file.
+        /// The `model_type` in the file.
         found: String,
-        /// The supported values.
+        /// The supported `model_type`s.
         expected: String,
     },
-    /// A required key is missing.
+    /// A required key is missing in `config.json`.
     #[error("{family} requires {key}, which is missing")]
     Missing {
         /// The `model_type`.
@@ -26,27 +27,27 @@ pub enum HfConfigError {
         /// The key.
         key: String,
     },
-    /// Unknown key, which may change what the model computes.
+    /// A key is unknown and could change what the model computes.
     #[error("unknown {key} = {value} for {family}, which could change the results of the model")]
     Unknown {
         /// The `model_type`.
         family: &'static str,
         /// The key.
         key: String,
-        /// Its value.
+        /// The value of the key.
         value: String,
     },
-    /// An unsupported value.
+    /// The value of a key is not supported.
     #[error("invalid {key} = {value}: expected {fits}")]
     Value {
         /// The key.
         key: String,
-        /// Its value.
+        /// The value of the key.
         value: String,
-        /// The values that are supported.
+        /// The supported values.
         fits: String,
     },
-    /// Inconsistent sizes.
+    /// The sizes of the model are inconsistent.
     #[error("{0}")]
     Sizes(String),
     /// No supported family computes the model.
@@ -57,12 +58,12 @@ pub enum HfConfigError {
 /// An error of reading or writing a Hugging Face folder.
 #[derive(Debug, thiserror::Error)]
 pub enum HfError {
-    /// The configuration of the folder is invalid.
+    /// The `config.json` of the folder is invalid.
     #[error("{}: {source}", path.display())]
     Config {
-        /// The `config.json`.
+        /// The path of the `config.json`.
         path: PathBuf,
-        /// The reason.
+        /// The reason why the `config.json` is invalid.
         source: HfConfigError,
     },
     /// The tensors cannot be read or written.

@@ -20,7 +20,7 @@ use super::transpose::transpose_matrices;
 use super::{HfConfig, HfError, HfFamily};
 use crate::weights::{self, CHUNK};
 
-/// The alignment of the data in a file, in bytes.
+/// The alignment of the tensor data in a safetensors file, in bytes.
 const ALIGNMENT: usize = 8;
 
 /// Files that accompany the weights: tokenizer and generation settings.
@@ -39,16 +39,17 @@ const COMPANION_FILES: &[&str] = &[
 /// Options of [`export`].
 #[derive(Clone, Debug)]
 pub struct ExportOptions {
-    /// The element type; by default the type of the source.
+    /// The dtype of the exported weights; by default the dtype of each tensor in the source.
     pub dtype: Option<ElementType>,
-    /// The maximum size of the tensors per file, in bytes. A larger tensor has a separate file.
+    /// The maximum size of a safetensors file in bytes, without its header. A tensor that is larger is written to a
+    /// separate file.
     pub max_shard_size: u64,
     /// Names and contents of additional files, such as tokenizer files: see [`companion_files`].
     pub files: Vec<(String, Vec<u8>)>,
 }
 
 impl Default for ExportOptions {
-    /// Returns the default options: the types of the source, and files of 5 GB, as in `transformers` 4.
+    /// Returns the default options: the weights keep their dtypes, and files have at most 5 GB, as in `transformers` 4.
     fn default() -> Self {
         Self {
             dtype: None,
@@ -58,22 +59,23 @@ impl Default for ExportOptions {
     }
 }
 
-/// The numbers of written tensors, bytes and files.
+/// The result of [`export`]: the numbers of written tensors, bytes and files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExportSummary {
-    /// The number of tensors.
+    /// The number of written tensors.
     pub tensors: usize,
-    /// The size of the tensors, in bytes.
+    /// The total size of the written tensors, in bytes.
     pub bytes: u64,
-    /// The number of safetensors files.
+    /// The number of written safetensors files.
     pub files: usize,
 }
 
-/// Reads the files that accompany the weights in a folder: tokenizer and generation settings.
+/// Reads the companion files of a Hugging Face folder: the tokenizer and the generation settings. Returns their names
+/// and contents.
 ///
 /// # Errors
 ///
-/// [`CheckpointError`] for failed reads.
+/// [`CheckpointError`] if reading fails.
 pub fn companion_files(folder: &Path) -> Result<Vec<(String, Vec<u8>)>, CheckpointError> {
     let there = COMPANION_FILES
         .iter()
@@ -83,16 +85,18 @@ pub fn companion_files(folder: &Path) -> Result<Vec<(String, Vec<u8>)>, Checkpoi
     there.map(read).collect()
 }
 
-/// Writes the model of `source` as a folder that `transformers` can load: `config.json`, and one or more safetensors
-/// files with an index. `progress` receives the number of tensor bytes written since its last call.
+/// Exports the model in `source` as a Hugging Face folder that `transformers` can load. The folder contains
+/// `config.json` and one or more safetensors files with an index. `progress` receives the number of tensor bytes
+/// written since its last call.
 ///
-/// At most 64 MiB of a tensor are in memory, or one row if the row is larger. The folder is staged next to `to`, and
-/// renamed when it is complete. Tensors of the source that are not weights, such as optimizer state, are left out.
+/// At most 64 MiB of a tensor is in memory at a time, or one row if a row is larger. The files are first written to a
+/// temporary folder next to `to`, which is renamed to `to` when it is complete. Tensors of the source that are not
+/// weights, such as optimizer state, are not exported.
 ///
 /// # Errors
 ///
-/// [`HfError`] if `to` already exists, for a model that the family cannot compute, for tensors that are missing,
-/// unexpected or of another shape, and for failed reads and writes.
+/// [`HfError`] if `to` already exists, if the family cannot compute the model, if a tensor is missing, unexpected or
+/// has another shape, or if reading or writing fails.
 pub fn export<F: HfFamily>(
     source: &dyn TensorSource,
     config: &HfConfig<F>,
@@ -152,7 +156,7 @@ pub fn export<F: HfFamily>(
     })
 }
 
-/// Checks that the source has exactly the weights of the model.
+/// Checks that the source contains all weights of the model, and no other weights.
 fn check(source: &dyn TensorSource, parts: &[WeightMapping]) -> Result<(), CheckpointError> {
     let mut shapes = BTreeMap::<_, Vec<usize>>::new();
     for part in parts {
@@ -177,7 +181,7 @@ impl PlannedTensor {
         (self.len() * self.to.size()) as u64
     }
 
-    /// Reads a slice, and converts it for writing.
+    /// Reads a slice of the tensor, and converts it to the dtype and layout of the file.
     fn read(
         &self,
         source: &dyn TensorSource,
@@ -258,10 +262,10 @@ pub(super) fn write_shard(
     file.sync_all().map_err(io)
 }
 
-/// Returns the header of a file, including the length prefix.
+/// Returns the header of a safetensors file, including the length prefix.
 fn header(tensors: &[PlannedTensor]) -> Vec<u8> {
     let mut entries = Map::new();
-    // `transformers` 4 requires it.
+    // `transformers` 4 requires this metadata.
     entries.insert("__metadata__".into(), json!({ "format": "pt" }));
     let mut at = 0;
     for tensor in tensors {

@@ -1,4 +1,4 @@
-//! The interface of a model family in Hugging Face folders.
+//! The interface that a model family implements to be read from and written to Hugging Face folders.
 
 use std::fmt::Debug;
 
@@ -8,48 +8,53 @@ use serde_json::{Map, Value};
 
 use super::{ConfigKeys, HfConfigError, WeightMapping};
 
-/// The `model_type`s of Hugging Face that a [`ModelConfig`] describes. Implement it for an enum with a variant for each
-/// `model_type`, or for a unit struct if there is a single one.
+/// A set of Hugging Face model families (`model_type`s) that a [`ModelConfig`] can describe. Implement this trait for
+/// an enum with a variant per `model_type`, or for a unit struct if there is only one `model_type`.
 ///
-/// [`HfFolder`](super::HfFolder) can then read their folders, and [`export`](super::export) can write them.
+/// [`HfFolder`](super::HfFolder) can then read Hugging Face folders of these families, and [`export`](super::export)
+/// can write them.
 pub trait HfFamily: Copy + Debug + PartialEq + Send + Sync + 'static {
-    /// The configuration of the model.
+    /// The model configuration that the families describe.
     type Model: ModelConfig;
 
-    /// All families.
+    /// The list of all families.
     const ALL: &'static [Self];
 
-    /// Returns the names in the files of the family.
+    /// Returns the names that the Hugging Face files of the family use.
     fn names(self) -> HfNames;
 
-    /// Returns the family that computes a model, if any: see [`check`](Self::check).
+    /// Returns the family that fits a model best. Use [`check`](Self::check) to find out whether the family can compute
+    /// the model.
     fn of_model(model: &Self::Model) -> Self;
 
-    /// Checks that the family can compute a model with consistent sizes. By default, it can compute any model.
+    /// Checks that the family can compute a model, whose sizes were already checked. The default implementation accepts
+    /// any model.
     ///
     /// # Errors
     ///
-    /// [`HfConfigError::NoFamily`], which names the first setting that does not fit.
+    /// [`HfConfigError::NoFamily`], which names the first setting that the family does not support.
     fn check(self, _model: &Self::Model) -> Result<(), HfConfigError> {
         Ok(())
     }
 
-    /// Takes the model from the keys of a `config.json`. The caller reads the special tokens and the dtype of the
-    /// weights. A remaining key is an error, unless it is known not to change what a model computes.
+    /// Creates the model configuration from the keys of a `config.json`. The implementation must take every key that it
+    /// supports. The caller reads the special tokens and the dtype of the weights, and checks the remaining keys: see
+    /// [`ConfigKeys::finish`].
     ///
     /// # Errors
     ///
     /// [`HfConfigError`], which names the key, its value and the supported values.
     fn read(self, keys: &mut ConfigKeys) -> Result<Self::Model, HfConfigError>;
 
-    /// Returns the values with which the class of `transformers` replaces missing keys and `null`. The default
+    /// Returns the default values of the configuration class in `transformers`, which replace missing keys. The default
     /// implementation returns no values.
     fn class_defaults(self) -> ClassDefaults {
         ClassDefaults::default()
     }
 
-    /// Returns a model without a part that `config.json` describes but the files lack, and a description of this part.
-    /// `has` returns whether the folder has a tensor. By default, no part may be missing.
+    /// Removes a part of the model that `config.json` describes but whose tensors are not in the files, such as
+    /// multi-token prediction. Returns the model without this part, and a description of the part. `has` returns
+    /// whether the folder contains a tensor with a given name. The default implementation removes nothing.
     fn without_missing(
         self,
         _model: &Self::Model,
@@ -58,23 +63,24 @@ pub trait HfFamily: Copy + Debug + PartialEq + Send + Sync + 'static {
         None
     }
 
-    /// Returns tensors of the files that repeat other tensors, as names of the copy and the original. The default
-    /// implementation returns no tensors. Copies are written after [`tensors`](Self::tensors). Copies in a folder are
-    /// compared with the original, but not loaded.
+    /// Returns the tensors that the files contain twice, as pairs of the name of the copy and the name of the original.
+    /// [`export`](super::export) writes the copies after the other tensors. When a folder is opened, each copy is
+    /// compared with its original, but not loaded. The default implementation returns no copies.
     fn copies(self, _model: &Self::Model) -> Vec<(String, &'static str)> {
         vec![]
     }
 
-    /// Returns the keys of the model's `config.json`. The caller adds `model_type`, `architectures`, the special tokens
-    /// and the dtype of the weights.
+    /// Returns the keys and values of the `config.json` that describes a model. The caller adds `model_type`,
+    /// `architectures`, the special tokens and the dtype of the weights.
     fn write(self, model: &Self::Model) -> Map<String, Value>;
 
-    /// Returns the tensors of the files, in the order in which they are written. If the [output](HfNames::output) has
-    /// no tensor, it is tied to the embedding.
+    /// Returns the mapping of each tensor of a model, in the order in which the tensors are written. If the list does
+    /// not contain the [output weight](HfNames::output), the output layer is tied to the embedding.
     fn tensors(self, model: &Self::Model) -> Vec<WeightMapping>;
 
-    /// Returns the tensors of a folder. `has` returns whether the folder has a tensor. The default is
-    /// [`tensors`](Self::tensors). The tensors of any folder must fill the same parameters.
+    /// Returns the mapping of each tensor of a folder, if folders of the family differ in their tensors. `has` returns
+    /// whether the folder contains a tensor with a given name. The mappings must always fill the same parameters. The
+    /// default implementation returns [`tensors`](Self::tensors).
     fn stored_tensors(
         self,
         model: &Self::Model,
@@ -83,40 +89,42 @@ pub trait HfFamily: Copy + Debug + PartialEq + Send + Sync + 'static {
         self.tensors(model)
     }
 
-    /// Returns the `model_type`.
+    /// Returns the `model_type` of the family.
     fn name(self) -> &'static str {
         self.names().model_type
     }
 
-    /// Returns the family with this `model_type`.
+    /// Returns the family with the `model_type` `name`, or `None` if no family has this `model_type`.
     fn of_name(name: &str) -> Option<Self> {
         let mut families = Self::ALL.iter().copied();
         families.find(|family| family.name() == name)
     }
 }
 
-/// The values that a class of `transformers` uses for missing keys, and the keys that must not be `null`.
+/// The default values of a configuration class in `transformers`, and the keys that must not be `null`.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 pub struct ClassDefaults {
-    /// The values of keys that a `config.json` does not have.
+    /// The default values of the keys that are missing in a `config.json`.
     pub missing: Map<String, Value>,
     /// The keys that must not be `null`.
     pub not_null: Vec<String>,
 }
 
-/// The names of a family in Hugging Face files.
+/// The names that the Hugging Face files of a family use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HfNames {
     /// The `model_type`, which is also the name of the family in a recipe and a checkpoint.
     pub model_type: &'static str,
-    /// The class of `transformers` for causal language modeling.
+    /// The class in `transformers` for causal language modeling, such as `LlamaForCausalLM`.
     pub architecture: &'static str,
-    /// The prefix of all tensors except the output. Files that contain only the decoder leave it out.
+    /// The prefix of the names of all tensors except the output weight. In files that contain only the decoder, the
+    /// names have no prefix.
     pub prefix: &'static str,
     /// The name of the embedding weight.
     pub embedding: &'static str,
-    /// The name of the output weight. Files of a model with a tied output may contain it, equal to the embedding.
+    /// The name of the weight of the output layer. If the output layer is tied to the embedding, files may contain this
+    /// weight as a copy of the embedding weight.
     pub output: &'static str,
-    /// Name endings of buffers in old files. Buffers are not weights, and are ignored.
+    /// The endings of the names of buffers, which some old files contain. Buffers are not weights and are ignored.
     pub buffers: &'static [&'static str],
 }

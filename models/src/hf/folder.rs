@@ -19,15 +19,15 @@ use super::{HfConfig, HfConfigError, HfError, HfFamily, HfNames, ModelFamily};
 /// The name of the configuration file.
 pub(super) const CONFIG: &str = "config.json";
 
-/// The number of bytes of two tensors that are compared at once.
+/// The number of bytes of two tensors that are read and compared at once.
 const COMPARED: usize = 1 << 20;
 
-/// A folder with a `config.json` and weights in safetensors, in one file or in several files with an index.
+/// A Hugging Face folder, which contains a `config.json` and the weights in one safetensors file, or in several files
+/// with an index.
 ///
-/// The folder is a [`TensorSource`] of the parameters of the [model](HfConfig::model), in the types of the files. FP8
-/// and MXFP4 weights are provided in bf16. Opening the folder reads only headers, and reading a tensor reads only the
-/// requested ranges.
-/// requested ranges.
+/// The folder is a [`TensorSource`] of the parameters of the [model](HfConfig::model), in the dtypes of the files. FP8
+/// and MXFP4 weights are converted to bf16. Opening the folder reads only the headers of the files. Reading a tensor
+/// reads only the requested ranges. requested ranges.
 #[derive(Debug)]
 pub struct HfFolder<F: HfFamily = ModelFamily> {
     path: PathBuf,
@@ -44,22 +44,22 @@ struct MappedTensor {
     parts: Vec<TensorPart>,
 }
 
-/// A part of a parameter of the model: a tensor of a file, or one of its two alternating halves.
+/// A part of a parameter of the model. It is a tensor of a file, or one of the two halves that the tensor interleaves.
 #[derive(Debug)]
 struct TensorPart {
     stored: StoredValues,
     transposed: bool,
-    /// Selects the even (0) or the odd (1) places of the tensor along the last dim of the parameter; by default all
-    /// places.
+    /// Selects the elements at even (0) or odd (1) indices of the tensor along the last dimension of the parameter.
+    /// `None` selects all elements.
     phase: Option<usize>,
-    /// The number of dims of the tensor.
+    /// The number of dimensions of the tensor.
     dims: usize,
-    /// The slice of the parameter.
+    /// The slice of the parameter that this part fills.
     own: TensorSlice,
 }
 
 impl HfFolder {
-    /// Opens a folder of a [`ModelFamily`].
+    /// Opens a Hugging Face folder of a [`ModelFamily`].
     ///
     /// # Errors
     ///
@@ -70,12 +70,12 @@ impl HfFolder {
 }
 
 impl<F: HfFamily> HfFolder<F> {
-    /// Opens a folder of any family.
+    /// Opens a Hugging Face folder of the families `F`.
     ///
     /// # Errors
     ///
     /// [`HfError`] for an unsupported `config.json`, a missing file, a file that contradicts its header or the index,
-    /// unsupported types, and tensors that are missing, unexpected or of another shape.
+    /// and unsupported dtypes. Also for tensors that are missing, unexpected or have another shape.
     pub fn open_family(path: impl AsRef<Path>) -> Result<Self, HfError> {
         let path = path.as_ref();
         let config = HfConfig::read(path)?;
@@ -83,7 +83,7 @@ impl<F: HfFamily> HfFolder<F> {
         Ok(Self::of_tensors(path, config, shards, found)?)
     }
 
-    /// Creates a folder whose files have these tensors.
+    /// Creates the folder from its configuration and the tensors that its files contain.
     pub(super) fn of_tensors(
         path: &Path,
         config: HfConfig<F>,
@@ -106,12 +106,13 @@ impl<F: HfFamily> HfFolder<F> {
         Ok(folder)
     }
 
-    /// Returns a sentence for the user about the part of `config.json` that the files lack, if any.
+    /// Returns a message for the user if `config.json` describes a part of the model whose tensors are not in the
+    /// files.
     pub fn left_out(&self) -> Option<&str> {
         self.left_out.as_deref()
     }
 
-    /// Removes a part of the model that the files do not have.
+    /// Removes a part of the model whose tensors are not in the files.
     fn leave_out_missing(&mut self, found: &StoredTensors) {
         let HfConfig { family, model, .. } = &self.config;
         let missing = family.without_missing(model, &|name| found.contains_key(name));
@@ -123,7 +124,7 @@ impl<F: HfFamily> HfFolder<F> {
         }
     }
 
-    /// Compares the copies of tensors with the originals, and removes them.
+    /// Checks that copies of tensors equal the originals, and removes the copies from the found tensors.
     fn check_copies(&self, found: &mut StoredTensors) -> Result<(), CheckpointError> {
         let config = &self.config;
         for (copy, original) in config.family.copies(&config.model) {
@@ -132,7 +133,7 @@ impl<F: HfFamily> HfFolder<F> {
         Ok(())
     }
 
-    /// Returns the content of the `config.json`.
+    /// Returns the parsed `config.json`.
     pub fn config(&self) -> &HfConfig<F> {
         &self.config
     }
@@ -142,12 +143,12 @@ impl<F: HfFamily> HfFolder<F> {
         &self.path
     }
 
-    /// Returns the number of tensor bytes that were read so far.
+    /// Returns the number of tensor bytes that were read from the files so far.
     pub fn bytes_read(&self) -> u64 {
         self.shards.iter().map(ShardFile::bytes_read).sum()
     }
 
-    /// Adds the prefix that is missing in files of the decoder alone.
+    /// Adds the prefix to the names of tensors if the files contain only the decoder, whose names have no prefix.
     fn put_prefix(&self, found: &mut StoredTensors) {
         let HfNames { prefix, output, .. } = self.config.family.names();
         if found.keys().any(|name| name.starts_with(prefix)) {
@@ -167,7 +168,7 @@ impl<F: HfFamily> HfFolder<F> {
     /// Assigns the tensors of the files to the parameters of the model.
     fn assign(&mut self, mut found: StoredTensors) -> Result<(), CheckpointError> {
         let (family, model) = (self.config.family, &self.config.model);
-        // Bounds the number of layers before anything of that size is allocated.
+        // Limits the number of layers before a list of this length is allocated.
         if model.layers() > found.len() {
             let what = format!(
                 "config.json gives {} layers, but the files have only {} tensors",
@@ -253,14 +254,15 @@ impl<F: HfFamily> HfFolder<F> {
         Ok(())
     }
 
-    /// Removes the output of files if the output of the model is tied. The output must equal the embedding.
+    /// Removes the output weight from the found tensors if the output layer of the model is tied. Checks that it equals
+    /// the embedding.
     fn check_tied_output(&self, found: &mut StoredTensors) -> Result<(), CheckpointError> {
         let names = self.config.family.names();
         let why = "tie_word_embeddings is true; set tie_word_embeddings = false to read both";
         self.check_copy(found, names.output, names.embedding, why)
     }
 
-    /// Removes a tensor that must equal another tensor, if the files have it.
+    /// Removes a copy of a tensor from the found tensors, if it is there. Checks that it equals the original.
     fn check_copy(
         &self,
         found: &mut StoredTensors,
@@ -298,14 +300,14 @@ impl<F: HfFamily> HfFolder<F> {
         Ok(())
     }
 
-    /// Returns the elements of a slice of a part. The slice and the elements have the layout of the parameter.
+    /// Reads a slice of a part. The slice and the result have the layout of the parameter.
     fn read_part(
         &self,
         part: &TensorPart,
         slice: &TensorSlice,
         size: usize,
     ) -> Result<Vec<u8>, CheckpointError> {
-        // The tensor of a single expert lacks the first dim of size 1.
+        // The tensor of a single expert does not have the first dimension, whose size is 1.
         let first = slice.shape.len() - part.dims;
         let mut stored = TensorSlice {
             offset: slice.offset[first..].to_vec(),
@@ -374,7 +376,7 @@ impl<F: HfFamily> TensorSource for HfFolder<F> {
 ///
 /// # Errors
 ///
-/// [`HfError`] for a `config.json` that cannot be read or is not a JSON object, and for another `model_type`.
+/// [`HfError`] if the `config.json` cannot be read or is not a JSON object, or if the `model_type` is not in `known`.
 pub fn model_type<'a>(folder: &Path, known: &[&'a str]) -> Result<&'a str, HfError> {
     let path = folder.join(CONFIG);
     let config: Result<Map<String, Value>, _> = serde_json::from_slice(&read_text(&path)?);
@@ -388,7 +390,7 @@ pub fn model_type<'a>(folder: &Path, known: &[&'a str]) -> Result<&'a str, HfErr
     found.map_err(|source| HfError::Config { path, source })
 }
 
-/// Returns whether a folder is a Hugging Face folder, which has a `config.json`.
+/// Returns whether a folder is a Hugging Face folder: it contains a `config.json`.
 pub fn is_hf_folder(path: &Path) -> bool {
     is_there(&path.join(CONFIG))
 }

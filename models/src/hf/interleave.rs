@@ -1,7 +1,7 @@
-//! Converts between two halves of a row and alternating elements.
+//! Converts rows that consist of two halves to rows in which the elements of the halves are interleaved, and back.
 
-/// Interleaves rows of two halves of `half` elements of `size` bytes. The elements of the first half get the even
-/// places.
+/// Interleaves the two halves of each row. A half has `half` elements of `size` bytes. The elements of the first half
+/// get the even indices.
 pub(super) fn interleave(bytes: &[u8], half: usize, size: usize) -> Vec<u8> {
     let mut to = Vec::with_capacity(bytes.len());
     for row in bytes.chunks_exact(2 * half * size) {
@@ -15,7 +15,7 @@ pub(super) fn interleave(bytes: &[u8], half: usize, size: usize) -> Vec<u8> {
     to
 }
 
-/// Returns the even elements of rows with even length, or the odd elements with `phase = 1`.
+/// Returns the elements at even indices (`phase = 0`) or odd indices (`phase = 1`) of rows with an even length.
 pub(super) fn every_second(bytes: &[u8], phase: usize, size: usize) -> Vec<u8> {
     let mut to = Vec::with_capacity(bytes.len() / 2);
     for pair in bytes.chunks_exact(2 * size) {

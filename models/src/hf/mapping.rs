@@ -2,47 +2,49 @@
 
 use burn_megatron::checkpoint::{MODEL, TensorSlice};
 
-/// The encoding of a tensor's values.
+/// The encoding of the values of a tensor in a Hugging Face file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WeightEncoding {
-    /// Floats. A file may contain a matrix in FP8 (E4M3) instead, as in DeepSeek-V3, with an f32 scale per block of 128
-    /// x 128 in a tensor `NAME_scale_inv`. Its values are bf16, scaled in f32 and rounded once.
+    /// Floating-point values. A file may also contain a matrix in FP8 (E4M3), as in DeepSeek-V3, with an f32 scale per
+    /// block of 128 x 128 in a tensor `NAME_scale_inv`. FP8 values are multiplied by their scale in f32 and rounded to
+    /// bf16.
     Floats,
     /// MXFP4, as in gpt-oss, in the byte tensors `NAME_blocks` `[.., columns / 32, 16]` and `NAME_scales` `[.., columns
-    /// / 32]`. Blocks hold E2M1 values, the first of two values in the low bits, and scales are E8M0. The values are
-    /// exact in bf16. MXFP4 is only read, not written.
+    /// / 32]`. Each byte of a block contains two E2M1 values, and the low bits contain the first value. Scales are
+    /// E8M0. The conversion to bf16 is exact. MXFP4 can be read but not written.
     Mxfp4,
 }
 
 /// A tensor of a Hugging Face file that fills a parameter or a part of a parameter.
 ///
-/// Several tensors with the same key are concatenated along the last dim of the parameter, in order.
+/// Several tensors with the same key are concatenated along the last dimension of the parameter, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WeightMapping {
-    /// The name in the file.
+    /// The name of the tensor in the file.
     pub name: String,
-    /// The shape in the file, with at least one dim and no dim of size 0. For an encoded tensor, the shape of its
-    /// values.
+    /// The shape of the tensor in the file, with at least one dimension and no dimension of size 0. For MXFP4, this is
+    /// the shape of the decoded values.
     pub shape: Vec<usize>,
-    /// The key of the parameter in a checkpoint: [`MODEL`] and the path of the parameter.
+    /// The key of the parameter in a checkpoint: the prefix [`MODEL`], followed by the path of the parameter.
     pub key: String,
-    /// The offset along the last dim of the parameter.
+    /// The offset of the tensor along the last dimension of the parameter.
     pub offset: usize,
-    /// Whether the last two dims are transposed.
+    /// Whether the last two dimensions are swapped in the file.
     pub transposed: bool,
-    /// Whether the two halves of the parameter's last dim alternate in the file. The first half has the even places,
-    /// and the second half has the odd places.
+    /// Whether the file interleaves the two halves of the last dimension of the parameter. The first half is then at
+    /// the even indices of the tensor, and the second half at the odd indices.
     pub interleaved: bool,
-    /// The index of the expert: the index in the first dim of the parameter. The tensor does not have this dim.
+    /// The index of the expert if the tensor contains a single expert. It is the index along the first dimension of the
+    /// parameter, which the tensor does not have.
     pub expert: Option<usize>,
     /// The encoding of the values.
     pub encoding: WeightEncoding,
-    /// Whether the tensor keeps its type when the type of the weights is changed.
+    /// Whether the tensor keeps its dtype if the other weights are exported in another dtype.
     pub keeps_type: bool,
 }
 
 impl WeightMapping {
-    /// Maps a tensor with the shape of the parameter at `path`.
+    /// Maps the tensor `name` to the whole parameter at `path`, which has the same shape.
     pub fn whole(path: &str, name: &str, shape: &[usize]) -> Self {
         Self {
             name: name.into(),
@@ -57,8 +59,9 @@ impl WeightMapping {
         }
     }
 
-    /// Maps the `weight`s `[output, input]` and optionally the `bias`es of linear layers of PyTorch, given by their
-    /// names and output sizes. They are concatenated in the linear layer at `path`.
+    /// Maps one or more PyTorch linear layers to the linear layer at `path`, in which they are concatenated. `parts`
+    /// lists the names and output sizes of the PyTorch layers. Each layer has a `weight` `[output, input]`, and a
+    /// `bias` if `bias` is set.
     pub fn linear(path: &str, input: usize, parts: &[(String, usize)], bias: bool) -> Vec<Self> {
         let mut list = vec![];
         let mut add = |what: &str, shape: &dyn Fn(usize) -> Vec<usize>| {
@@ -95,7 +98,7 @@ impl WeightMapping {
         own
     }
 
-    /// Returns the two halves of the slice that alternate in the file, if they do.
+    /// Returns the two halves of the slice that the file interleaves, or `None` if it does not.
     pub(super) fn halves(&self) -> Option<[TensorSlice; 2]> {
         let own = self.own();
         let last = own.shape.len() - 1;
@@ -109,7 +112,7 @@ impl WeightMapping {
         self.interleaved.then(|| [half(0), half(1)])
     }
 
-    /// Enlarges the shape of the parameter so that it has this part.
+    /// Enlarges the shape of the parameter so that it contains this tensor.
     pub(super) fn extend(&self, shape: &mut Vec<usize>) {
         let own = self.own();
         shape.resize(own.shape.len(), 0);
@@ -118,8 +121,8 @@ impl WeightMapping {
         }
     }
 
-    /// Returns the slices of the parameter in which the tensor is copied: rows of the file with elements of `size`
-    /// bytes. A slice has at most `most` bytes, unless a single row is larger.
+    /// Returns the slices of the parameter in which the tensor is copied. Each slice consists of rows of the file, with
+    /// elements of `size` bytes. It has at most `most` bytes, unless a single row is larger.
     pub(super) fn slices(&self, size: usize, most: usize) -> Vec<TensorSlice> {
         let whole = self.own();
         let last = whole.shape.len() - 1;
@@ -129,7 +132,7 @@ impl WeightMapping {
         let rows = self.shape[0];
         let row = self.shape[1..].iter().product::<usize>() * size;
         let step = if is_turned && self.interleaved {
-            // Rows that are neighbours in the file are not neighbours in the parameter.
+            // Rows that are adjacent in the file are not adjacent in the parameter.
             rows
         } else {
             (most / row).max(1)
@@ -144,7 +147,7 @@ impl WeightMapping {
     }
 }
 
-/// Swaps the entries of the last two dims.
+/// Swaps the entries of the last two dimensions.
 pub(super) fn swap_last_two(dims: &mut [usize]) {
     let last = dims.len() - 1;
     dims.swap(last - 1, last);
@@ -166,7 +169,8 @@ mod tests {
             offset: offset.to_vec(),
             shape: shape.to_vec(),
         };
-        // Two rows of three elements of 4 bytes, and one row if not even that fits.
+        // With a limit of 30 bytes, a slice has two rows of three 4-byte elements. If a single row exceeds the limit, a
+        // slice has one row.
         let turned = [([0, 4], [3, 2]), ([0, 6], [3, 2]), ([0, 8], [3, 1])];
         assert_eq!(
             mapped(true).slices(4, 30),

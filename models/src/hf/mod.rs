@@ -1,10 +1,10 @@
 //! Reads and writes Hugging Face models: `config.json` and safetensors.
 //!
-//! [`HfFolder`] is a [source of tensors](burn_megatron::checkpoint::TensorSource), so that any layout can load it
-//! without conversion. [`export`] writes any source as a folder that `transformers` can load. An [`HfFamily`] maps
-//! `config.json` and the names of tensors to a model. [`ModelFamily`] has the families of
-//! [`TransformerConfig`](crate::TransformerConfig), and other implementations of `HfFamily` can add families of other
-//! models. [`peft`] reads and writes adapters in the format of `peft`.
+//! [`HfFolder`] is a [source of tensors](burn_megatron::checkpoint::TensorSource): a model with any parallel layout can
+//! load it without conversion. [`export`] writes a model from any source as a folder that `transformers` can load. An
+//! [`HfFamily`] maps `config.json` and the names of tensors to a model. [`ModelFamily`] contains the families of
+//! [`TransformerConfig`](crate::TransformerConfig). Implement `HfFamily` to support families of other models. [`peft`]
+//! reads and writes LoRA adapters in the format of the `peft` library.
 //!
 //! ```no_run
 //! use burn_megatron_models::hf::HfFolder;

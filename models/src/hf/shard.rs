@@ -1,4 +1,4 @@
-//! Safetensors files of a folder and their index. The content of the files is not trusted.
+//! Reads the safetensors files of a folder and their index. The files may be corrupt, so their content is checked.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -24,7 +24,7 @@ pub(super) const SINGLE: &str = "model.safetensors";
 /// The index of a sharded model.
 pub(super) const INDEX: &str = "model.safetensors.index.json";
 
-/// The tensors of the files by name, with the index of their file.
+/// The tensors in the files, keyed by name. Each has the index of its file and its header entry.
 pub(super) type StoredTensors = BTreeMap<String, (usize, HeaderEntry)>;
 
 /// An open safetensors file.
@@ -32,7 +32,7 @@ pub(super) type StoredTensors = BTreeMap<String, (usize, HeaderEntry)>;
 pub(super) struct ShardFile {
     path: PathBuf,
     file: File,
-    /// The number of tensor bytes that were read.
+    /// The number of tensor bytes that were read so far.
     bytes_read: AtomicU64,
 }
 
@@ -74,12 +74,12 @@ impl ShardFile {
         &self.path
     }
 
-    /// Returns the number of bytes that were read, except for the header.
+    /// Returns the number of bytes that were read so far, without the header.
     pub fn bytes_read(&self) -> u64 {
         self.bytes_read.load(Ordering::Relaxed)
     }
 
-    /// Fills `bytes` from the offset `at` of the file.
+    /// Reads `bytes.len()` bytes, starting at the offset `at` of the file.
     pub fn read(&self, bytes: &mut [u8], at: u64) -> Result<(), CheckpointError> {
         self.bytes_read
             .fetch_add(bytes.len() as u64, Ordering::Relaxed);
@@ -88,13 +88,13 @@ impl ShardFile {
     }
 }
 
-/// Reads a range without moving a cursor. Returns an error if the file was truncated.
+/// Reads a range without changing the position of the file. Returns an error if the file was truncated.
 #[cfg(unix)]
 fn read_at(file: &File, bytes: &mut [u8], at: u64) -> io::Result<()> {
     std::os::unix::fs::FileExt::read_exact_at(file, bytes, at)
 }
 
-/// Reads a range without moving a cursor. Returns an error if the file was truncated.
+/// Reads a range without changing the position of the file. Returns an error if the file was truncated.
 #[cfg(windows)]
 fn read_at(file: &File, mut bytes: &mut [u8], mut at: u64) -> io::Result<()> {
     while !bytes.is_empty() {
@@ -117,20 +117,20 @@ pub(super) fn element_type(dtype: Dtype) -> Option<ElementType> {
     }
 }
 
-/// A `model.safetensors.index.json`: the file of each tensor.
+/// The content of a `model.safetensors.index.json`, which lists the file of each tensor.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct ShardIndex {
-    /// The file name of each tensor, in the folder of the index.
+    /// The name of the file that contains each tensor. The file is in the same folder as the index.
     #[serde(deserialize_with = "unique_keys")]
     pub weight_map: BTreeMap<String, String>,
 }
 
 impl ShardIndex {
-    /// Parses an index.
+    /// Parses the content of an index file.
     ///
     /// # Errors
     ///
-    /// The reason as text: invalid JSON, no `weight_map`, or a file outside of the folder.
+    /// A description of the error: invalid JSON, a missing `weight_map`, or a file outside of the folder.
     pub fn parse(bytes: &[u8]) -> Result<Self, String> {
         let index: Self = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
         let is_beside = |file: &str| {

@@ -1,4 +1,4 @@
-//! A folder that is written atomically.
+//! A folder that is created atomically: it gets its name when all files are written.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use burn_megatron::atomic_file::{StagedPath, sync_folder, sync_folder_of};
 use burn_megatron::checkpoint::CheckpointError;
 
-/// A staged folder. It is removed on drop unless it is published.
+/// A temporary folder that is renamed when it is published. It is removed on drop if it was not published.
 pub(super) struct StagedFolder {
     partial: StagedPath,
     to: PathBuf,
@@ -23,7 +23,7 @@ impl StagedFolder {
         Ok(())
     }
 
-    /// Stages a folder for `to`.
+    /// Creates a temporary folder next to `to`.
     pub fn new(to: &Path) -> Result<Self, CheckpointError> {
         if to.file_name().is_none() {
             return Err(CheckpointError::corrupt(to, "it has no folder name"));

@@ -1,4 +1,4 @@
-//! The stored values of a tensor: floats, FP8 with scales per block, or MXFP4.
+//! Reads the values of a tensor, which are stored as floats, as FP8 with a scale per block, or as MXFP4.
 
 use burn_megatron::checkpoint::{CheckpointError, ElementType, HeaderEntry, TensorSlice};
 use burn_megatron::kernels::fp8::{Format, e8m0};
@@ -8,12 +8,12 @@ use safetensors::Dtype;
 use super::mapping::{WeightEncoding, WeightMapping};
 use super::shard::{ShardFile, StoredTensors, element_type};
 
-/// The side of a block of FP8 values with a common scale.
+/// The number of rows and columns of a block of FP8 values with a common scale.
 const BLOCK: usize = 128;
 /// The number of MXFP4 values with a common scale.
 const GROUP: usize = 32;
 
-/// The place of a tensor in a file.
+/// The location of a tensor: its file, its offset and its shape.
 #[derive(Clone, Debug)]
 struct Place {
     shard: usize,
@@ -26,7 +26,7 @@ struct Place {
 /// The values of a tensor.
 #[derive(Clone, Debug)]
 pub(super) struct StoredValues {
-    /// The type of the values.
+    /// The dtype of the decoded values.
     pub dtype: ElementType,
     values: Place,
     scales: Scales,
@@ -60,9 +60,9 @@ pub(super) fn names(mapping: &WeightMapping) -> Vec<String> {
     }
 }
 
-/// The tensors that are not assigned yet, with their files.
+/// Finds tensors among the tensors that are not assigned yet.
 pub(super) struct Finder<'a> {
-    /// The name of the folder.
+    /// The name of the folder, for errors.
     pub of: String,
     pub shards: &'a [ShardFile],
     pub found: &'a StoredTensors,
@@ -73,7 +73,7 @@ impl Finder<'_> {
     ///
     /// # Errors
     ///
-    /// A missing tensor, a tensor of another shape, or a type that is not supported.
+    /// [`CheckpointError`] if a tensor is missing, has another shape, or has an unsupported dtype.
     pub fn values(&self, mapping: &WeightMapping) -> Result<StoredValues, CheckpointError> {
         let WeightMapping { name, shape, .. } = mapping;
         if mapping.encoding == WeightEncoding::Mxfp4 {
@@ -97,7 +97,7 @@ impl Finder<'_> {
         })
     }
 
-    /// Returns the scales of a matrix `[rows, columns]` of FP8.
+    /// Returns the scales of an FP8 matrix of shape `[rows, columns]`.
     fn fp8_blocks(&self, name: &str, shape: &[usize]) -> Result<Scales, CheckpointError> {
         let scales = fp8_scales(name);
         let blocks: Vec<_> = shape.iter().map(|size| size.div_ceil(BLOCK)).collect();
@@ -291,7 +291,8 @@ impl StoredValues {
     }
 }
 
-/// Converts a slice of elements to the slice of groups that contain them. `sizes` are the sizes of a group per dim.
+/// Converts a slice of elements to the slice of groups that contain them. `sizes` contains the size of a group for each
+/// dimension.
 fn grouped(slice: &TensorSlice, sizes: &[usize]) -> TensorSlice {
     let mut groups = slice.clone();
     for (dim, size) in sizes.iter().enumerate() {

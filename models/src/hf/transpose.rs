@@ -1,6 +1,6 @@
 //! Transposes matrices of bytes.
 
-/// The number of rows and columns of a tile. The cache holds the lines of a tile.
+/// The number of rows and columns of a tile. All cache lines of a tile fit into the cache.
 const TILE: usize = 32;
 
 /// Transposes a matrix `[rows, columns]` of elements of `size` bytes to `[columns, rows]`.
@@ -13,7 +13,7 @@ fn transpose(bytes: &[u8], rows: usize, columns: usize, size: usize) -> Vec<u8> 
     }
 }
 
-/// Transposes the last two dims of a tensor of this shape with elements of `size` bytes.
+/// Transposes the last two dimensions of a tensor with this shape. Elements have `size` bytes.
 pub(super) fn transpose_matrices(bytes: &[u8], shape: &[usize], size: usize) -> Vec<u8> {
     let [.., rows, columns] = *shape else {
         unreachable!("a matrix is transposed")

@@ -1,31 +1,31 @@
-//! The slices of an MLP from which experts are made.
+//! The slices of a dense MLP from which experts are created.
 
 use burn_megatron::checkpoint::TensorSlice;
 
-/// A tensor of experts, `[experts, ...]`, as slices of a tensor of an MLP.
+/// Describes how a tensor of experts, `[experts, ...]`, consists of slices of a tensor of the dense MLP.
 pub(super) struct ExpertSlices {
-    /// The key of the MLP's tensor.
+    /// The key of the tensor of the dense MLP.
     pub key: String,
-    /// The dim that is sliced. `None` gives the complete tensor to each expert.
+    /// The dimension that is sliced. With `None`, each expert gets the complete tensor.
     pub dim: Option<usize>,
-    /// The factors of the sections of the sliced dim (gate and value), which have equal widths.
+    /// The factor of each section of the sliced dimension. The sections are gate and value, which have equal widths.
     pub factors: Vec<f64>,
-    /// The number of slices of each section.
+    /// The number of slices into which each section is split.
     pub granularity: usize,
 }
 
-/// A part of a tensor of experts.
+/// A part of a tensor of experts that is a slice of a tensor of the dense MLP.
 pub(super) struct ExpertPart {
     /// The slice of the tensor of experts.
     pub own: TensorSlice,
-    /// The slice of the tensor of the MLP.
+    /// The slice of the tensor of the dense MLP.
     pub dense: TensorSlice,
-    /// The factor that is applied to the values.
+    /// The factor that the values are multiplied with.
     pub factor: f64,
 }
 
 impl ExpertSlices {
-    /// Returns the parts of a slice of a tensor of experts with this shape.
+    /// Divides a slice of a tensor of experts into parts. `shape` is the shape of the tensor of experts.
     pub fn parts(&self, shape: &[usize], slice: &TensorSlice) -> Vec<ExpertPart> {
         let mut parts = vec![];
         for expert in slice.range(0) {
@@ -44,7 +44,7 @@ impl ExpertSlices {
         parts
     }
 
-    /// Returns a section of an expert.
+    /// Returns the slice of the tensor of experts for one section of one expert.
     fn section(&self, shape: &[usize], expert: usize, section: usize) -> TensorSlice {
         let mut whole = TensorSlice::whole(shape);
         (whole.offset[0], whole.shape[0]) = (expert, 1);
@@ -55,7 +55,7 @@ impl ExpertSlices {
         whole
     }
 
-    /// Returns the slice of the MLP's tensor for a part of a section.
+    /// Returns the slice of the tensor of the dense MLP that corresponds to a part of a section.
     fn dense(
         &self,
         own: &TensorSlice,

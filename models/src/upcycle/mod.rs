@@ -1,21 +1,25 @@
-//! Upcycling: converts a dense model to a mixture of experts that has the same outputs before its first training step.
+//! Upcycling: converts a dense model to a mixture-of-experts model that computes the same outputs before it is trained
+//! further.
 //!
-//! With `E` experts and granularity `G`, an MLP of width `f` is cut into `G` slices of width `f / G`. Expert `e` has
-//! slice `e mod G`. The router uses the first `E / G` columns of a random router, and repeats each column `G` times.
-//! The slices of a copy of the MLP then have equal scores, and are chosen together if the number `k` of experts per
-//! token is a multiple of `G`.
+//! With `E` experts and granularity `G`, each MLP of width `f` is split into `G` slices of width `f / G`. Expert `e` is
+//! a copy of slice `e mod G`, so that every `G` consecutive experts form one copy of the MLP. The router has `E / G`
+//! random columns, and each column is repeated `G` times. All experts of one copy of the MLP therefore have equal
+//! scores. They are selected together if the number `k` of experts per token is a multiple of `G`.
 //!
-//! If weights are normalised over the chosen experts, the weights of the copies of a slice sum to `1 / G`. So the
-//! output of an expert must be `G` times the output of its slice. Weights of [`PreSoftmax`](ScoreFunction::PreSoftmax)
-//! are not normalised. For equal scores the weight of an expert is `1 / E`, and the factor is `E G / k`.
+//! If expert weights are normalized over the selected experts, the weights of all selected copies of one slice sum to
+//! `1 / G`. The output of each expert must therefore be multiplied by `G`. With
+//! [`PreSoftmax`](ScoreFunction::PreSoftmax), expert weights are not normalized. If all scores are equal, each expert
+//! has the weight `1 / E`, and the output of each expert must be multiplied by `E G / k`.
 //!
-//! The factor is spread over the matrices whose product is the output. The values of a gated MLP get its square root,
-//! and the up projection before a squared ReLU gets its cube root, as the nearest power of two. The down projection
-//! gets the rest. So weights are not rounded if the factor is a power of two.
+//! The factor is distributed over the weights of the expert. In a gated MLP, the up projection is multiplied by about
+//! the square root of the factor. In an MLP with squared ReLU, it is multiplied by about the cube root. Both roots are
+//! rounded to a power of two. The down projection is multiplied by the remaining factor. If the factor is a power of
+//! two, the weights are therefore not rounded.
 //!
-//! The method is "Upcycling Large Language Models into Mixture of Experts" (He et al. 2024, arXiv:2410.07524). The
-//! paper multiplies gate, values and down projection by the cube root. That is exact only for an activation that
-//! multiplies with its input, such as a squared ReLU, but not for SiLU.
+//! The method is described in "Upcycling Large Language Models into Mixture of Experts" (He et al. 2024,
+//! arXiv:2410.07524). The paper multiplies the gate projection, the up projection and the down projection by the cube
+//! root of the factor. This is exact only if a scaled input scales the output of the activation, as with squared ReLU.
+//! It is not exact for SiLU.
 
 mod experts;
 mod save;
@@ -37,51 +41,54 @@ use crate::{MoeConfig, TransformerConfig};
 pub use save::save;
 pub use source::Upcycled;
 
-/// Configuration of upcycling.
+/// Configuration of the conversion of a dense model to a mixture of experts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct UpcycleConfig {
-    /// The experts. Their number `E` must be a multiple of the granularity. The number `k` of experts per token must be
-    /// at least 2, except with [`PreSoftmax`](ScoreFunction::PreSoftmax), because the weight of a single expert is not
-    /// normalised. The expert width follows from the granularity.
+    /// The configuration of the experts. The number of experts `E` must be a multiple of the granularity. The number of
+    /// experts per token `k` must be at least 2, except with [`PreSoftmax`](ScoreFunction::PreSoftmax), because the
+    /// weight of a single expert is not normalized. The width of an expert is set from the granularity.
     pub moe: MoeConfig,
-    /// The number `G` of slices per MLP. With 1, each expert is a copy of the MLP.
+    /// The granularity `G`: the number of slices into which each MLP is split. With 1, each expert is a copy of the
+    /// MLP.
     pub granularity: usize,
-    /// The seed of the router's weights.
+    /// The seed for the random weights of the router.
     pub seed: u64,
 }
 
-/// An error of upcycling.
+/// An error of the conversion of a dense model to a mixture of experts.
 #[derive(Debug, thiserror::Error)]
 pub enum UpcycleError {
-    /// The settings do not fit the model.
+    /// The configuration is invalid for the model.
     #[error(transparent)]
     Config(#[from] BuildError),
-    /// The tensors do not belong to the model, or cannot be read or written.
+    /// The tensors do not belong to the model, or they cannot be read or written.
     #[error(transparent)]
     Tensors(#[from] CheckpointError),
 }
 
-/// The difference between the outputs of experts before their first step and the outputs of the MLP.
+/// A description of how the outputs of the upcycled experts, before any training, differ from the outputs of the dense
+/// MLP.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct OutputDifference {
-    /// The smallest and the largest factor of a slice in the output, for equal scores; 1 if `k` is a multiple of `G`.
+    /// The smallest and the largest weight of a slice in the output, relative to the dense MLP, if all scores are
+    /// equal. Both are 1 if `k` is a multiple of `G`.
     pub slices: [f64; 2],
-    /// `E / k`, if the weights are not normalised. The output is then multiplied by `E / k` times the sum of the chosen
-    /// scores, which is 1 for equal scores.
+    /// `E / k` if the expert weights are not normalized, and `None` otherwise. The output is multiplied by `E / k`
+    /// times the sum of the scores of the selected experts. This product is 1 if all scores are equal.
     pub per_score: Option<f64>,
 }
 
-/// The factors of the parameters of an MLP.
+/// The factors that the parameters of an MLP are multiplied with.
 #[derive(Clone, Debug, PartialEq)]
 struct Factors {
-    /// The up projection, or its gate and its values.
+    /// The factor of the up projection, or the factors of the gate projection and the up projection.
     up: Vec<f64>,
     down: f64,
     down_bias: f64,
 }
 
 impl UpcycleConfig {
-    /// Returns the configuration of the model with experts.
+    /// Returns the configuration of the mixture-of-experts model.
     ///
     /// ```
     /// use burn_megatron_models::upcycle::UpcycleConfig;
@@ -97,7 +104,7 @@ impl UpcycleConfig {
     ///
     /// # Errors
     ///
-    /// [`BuildError`] for a model that already has experts, and for sizes that do not fit each other.
+    /// [`BuildError`] if the model already has experts, or if the sizes are inconsistent.
     pub fn model(&self, dense: &TransformerConfig) -> Result<TransformerConfig, BuildError> {
         let (experts, granularity) = (self.moe.experts, self.granularity);
         if let Some(moe) = &dense.moe {
@@ -144,14 +151,14 @@ impl UpcycleConfig {
         moe.check_blocks(dense.layers)?;
         let all = (0..model.layers).all(|number| moe.is_in(number));
         Ok(TransformerConfig {
-            // In a model like Mixtral, whose MLPs are all experts, it is the width of an expert.
+            // If all blocks have experts, as in Mixtral, the width of an expert is stored as the width of the MLP.
             mlp_width: Some(if all { width / granularity } else { width }),
             ..model
         })
     }
 
-    /// Returns the difference between the outputs of experts before their first step and the outputs of the MLP; `None`
-    /// if they are equal, up to rounding.
+    /// Describes how the outputs of the upcycled experts, before any training, differ from the outputs of the dense
+    /// MLP. Returns `None` if the outputs are equal except for rounding.
     pub fn difference(&self) -> Option<OutputDifference> {
         let (granularity, k) = (self.granularity as f64, self.moe.experts_per_token as f64);
         let copies = k / granularity;
@@ -161,13 +168,13 @@ impl UpcycleConfig {
         (!equal).then_some(OutputDifference { slices, per_score })
     }
 
-    /// Returns whether the weights of a token's experts sum to 1.
+    /// Returns whether the expert weights of each token sum to 1.
     fn is_normalised(&self) -> bool {
         self.moe.score != ScoreFunction::PreSoftmax
     }
 
     fn factors(&self, activation: Activation) -> Factors {
-        // The sum of the weights of a token's experts, for equal scores.
+        // The sum of the expert weights of a token, if all scores are equal.
         let weights = if self.is_normalised() {
             1.0
         } else {

@@ -1,4 +1,4 @@
-//! Saves a model with experts.
+//! Saves an upcycled model as a checkpoint.
 
 use std::path::Path;
 
@@ -10,16 +10,17 @@ use crate::TransformerConfig;
 use crate::hf::{HfConfig, HfError, HfFamily, ModelFamily, objects_for};
 use crate::weights::{CHUNK, FAMILY, Weights};
 
-/// Saves `upcycled`, made from the checkpoint `from`, as step 0 of a new folder of checkpoints, without optimizer
-/// state. `progress` receives the number of tensor bytes written since its last call. Tensors are copied in slices of
-/// at most 64 MiB, or one row.
+/// Saves `upcycled`, which was converted from the checkpoint `from`. It is saved as step 0 in the new checkpoint folder
+/// `to`, without optimizer state. `progress` receives the number of tensor bytes written since its last call. Tensors
+/// are copied in slices of at most 64 MiB, or one row if a row is larger.
 ///
-/// The recipe is the recipe of `from` with the new model and the Hugging Face family that computes it. If there is no
-/// such family, the name is kept, and the model cannot be exported.
+/// The recipe in the new checkpoint is the recipe of `from`, in which the model is replaced. Its Hugging Face family is
+/// set to a family that can compute the new model. If there is no such family, the name of the family is kept, and the
+/// model cannot be exported.
 ///
 /// # Errors
 ///
-/// [`HfError`] if `to` already exists, and for failed reads and writes.
+/// [`HfError`] if `to` already exists, or if reading or writing fails.
 pub fn save(
     upcycled: &Upcycled<'_>,
     from: &Checkpoint,
@@ -57,7 +58,8 @@ fn recipe(from: &Checkpoint, family: Option<ModelFamily>, model: &TransformerCon
     recipe.into()
 }
 
-/// Divides a tensor into slices of complete rows, of at most [`CHUNK`] bytes unless a single row is larger.
+/// Divides a tensor into slices of complete rows. Each slice has at most [`CHUNK`] bytes, unless a single row is
+/// larger.
 fn shards(tensor: TensorMeta) -> Vec<TensorShard> {
     let row = tensor.shape.last().copied().unwrap_or(1);
     let step = (CHUNK / (row * tensor.dtype.size())).max(1) * row;

@@ -1,4 +1,4 @@
-//! The tensors of a model with experts, read from a dense model.
+//! Reads the tensors of an upcycled model from a dense model.
 
 use std::collections::BTreeMap;
 
@@ -15,11 +15,11 @@ use super::experts::ExpertSlices;
 use super::{Factors, UpcycleConfig, UpcycleError};
 use crate::{TransformerConfig, weights};
 
-/// The number of elements that are converted at once, in f64.
+/// The number of elements that are converted to f64 at a time.
 const BLOCK: usize = 1 << 16;
 
-/// A source of the tensors of a model with experts, made from a dense model. Slices are read from the dense model on
-/// demand.
+/// An upcycled model: a [`TensorSource`] of a mixture-of-experts model whose tensors are computed from a dense model.
+/// Tensors of the dense model are read on demand.
 pub struct Upcycled<'a> {
     dense: &'a dyn TensorSource,
     config: UpcycleConfig,
@@ -27,22 +27,22 @@ pub struct Upcycled<'a> {
     tensors: BTreeMap<String, (TensorMeta, Origin)>,
 }
 
-/// The origin of the values of a tensor.
+/// The origin of the values of a tensor in the upcycled model.
 enum Origin {
-    /// The tensor with the same key.
+    /// The tensor of the dense model with the same key.
     Dense,
-    /// Slices of an MLP.
+    /// Slices of an MLP of the dense model.
     Experts(ExpertSlices),
-    /// Random weights, in the type of a tensor of the MLP.
+    /// Random weights, in the dtype of a tensor of the MLP.
     Router { stream: u64, like: String },
 }
 
 impl<'a> Upcycled<'a> {
-    /// Upcycles `dense`, a model with the configuration `model`.
+    /// Creates the upcycled model from the tensors in `dense`, a dense model with the configuration `model`.
     ///
     /// # Errors
     ///
-    /// [`UpcycleError`] for sizes that do not fit, and for tensors that do not belong to the model.
+    /// [`UpcycleError`] if the sizes are inconsistent, or if a tensor does not belong to the model.
     pub fn new(
         dense: &'a dyn TensorSource,
         model: &TransformerConfig,
@@ -76,12 +76,13 @@ impl<'a> Upcycled<'a> {
         })
     }
 
-    /// Returns the configuration of the model with experts.
+    /// Returns the configuration of the mixture-of-experts model.
     pub fn model(&self) -> &TransformerConfig {
         &self.model
     }
 
-    /// Returns rows of a router. Each of the first `E / G` columns of random weights is repeated `G` times.
+    /// Returns rows of the weight of a router. Each of the first `E / G` columns of random weights is repeated `G`
+    /// times.
     fn router(&self, stream: u64, slice: &TensorSlice, dtype: ElementType) -> Vec<u8> {
         let (experts, granularity) = (self.config.moe.experts, self.config.granularity);
         let (stream, mut row) = (Stream::new(stream, 0), vec![0.0; experts / granularity]);
@@ -145,7 +146,7 @@ impl TensorSource for Upcycled<'_> {
 }
 
 impl Origin {
-    /// Returns the origin of a tensor in `blocks.N.moe`; `None` if an MLP has no corresponding tensor.
+    /// Returns the origin of a tensor in `blocks.N.moe`, or `None` if the MLP has no corresponding tensor.
     fn of_experts(key: &str, model: &TransformerConfig, config: &UpcycleConfig) -> Option<Self> {
         let (block, name) = key.split_once(".moe.")?;
         let dense = |name: &str| format!("{block}.mlp.{name}");
@@ -175,7 +176,7 @@ impl Origin {
         }))
     }
 
-    /// Returns the key of the dense tensor whose type the tensor `key` has.
+    /// Returns the key of the dense tensor that determines the dtype of the tensor `key`.
     fn key<'a>(&'a self, key: &'a str) -> &'a str {
         match self {
             Self::Dense => key,
@@ -202,7 +203,7 @@ fn builder(seed: u64) -> ModelBuilder {
     )
 }
 
-/// Returns values times a factor, rounded once; `None` if a value becomes infinite.
+/// Multiplies values by a factor and rounds the results once. Returns `None` if a result is infinite.
 fn multiplied(values: Vec<u8>, factor: f64, dtype: ElementType) -> Option<Vec<u8>> {
     if factor == 1.0 {
         return Some(values);

@@ -16,7 +16,7 @@ use super::*;
 
 const TOKENS: [usize; 2] = [2, 8];
 
-/// Tensors in memory.
+/// A source of tensors in memory.
 struct Memory {
     dtype: ElementType,
     tensors: BTreeMap<String, (Vec<usize>, Vec<f64>)>,
@@ -136,10 +136,10 @@ fn after_dense(first_dense: usize, config: UpcycleConfig) -> UpcycleConfig {
     UpcycleConfig { moe, ..config }
 }
 
-/// Returns the largest difference, relative to the largest logit.
+/// Returns the largest difference between two lists of logits, relative to the largest logit.
 fn apart(found: &[f64], wanted: &[f64]) -> f64 {
     let largest = |values: &mut dyn Iterator<Item = f64>| {
-        // NaN counts as infinite.
+        // The result is infinite if a difference is NaN.
         values.fold(0.0, |most: f64, x| if x <= most { most } else { x })
     };
     let pairs = found.iter().zip(wanted);
@@ -192,7 +192,7 @@ fn every_activation_with_and_without_biases() {
     }
 }
 
-/// The output layer has no separate weight, neither before nor after.
+/// If the output layer is tied, it has no separate weight, neither before nor after upcycling.
 #[test]
 fn tied_embeddings() {
     let model = TransformerConfig {
@@ -224,7 +224,7 @@ fn some_blocks_stay_dense() {
     assert_eq!(widths(&all), (Some(6), Some(6)));
 }
 
-/// Returns a model in which all scores are equal and the first experts are chosen.
+/// Returns a model in which all router scores are equal, so that the first experts are selected.
 fn without_router(activation: Activation) -> TransformerConfig {
     TransformerConfig {
         init_std: 0.0,
@@ -232,7 +232,7 @@ fn without_router(activation: Activation) -> TransformerConfig {
     }
 }
 
-/// With equal scores, the weight of each expert is 1 / E.
+/// If all scores are equal, the weight of each expert is 1 / E.
 #[test]
 fn weights_that_are_not_normalised_are_scaled_for_equal_scores() {
     for (experts, granularity, k) in [(4, 1, 1), (4, 1, 2), (8, 2, 4)] {
@@ -248,7 +248,7 @@ fn weights_that_are_not_normalised_are_scaled_for_equal_scores() {
     }
 }
 
-/// Two of three experts have the first slice.
+/// Two of the three selected experts have the first slice.
 #[test]
 fn slices_that_are_chosen_unevenly_count_as_said() {
     let model = without_router(Activation::Gelu);
@@ -287,7 +287,8 @@ fn experts_are_slices_of_the_mlp() {
         let data = TensorData::from_bytes_vec(bytes.unwrap(), [slice.len()], DType::F64);
         data.iter::<f64>().collect::<Vec<_>>()
     };
-    // Experts 3 to 5 are the second copy. Of the last one, the last two columns of its gate and the first of its values.
+    // Experts 3 to 5 are the second copy of the MLP. The slice contains the last two columns of the gate of expert 5,
+    // and the first column of its up projection.
     let found = read("experts.up", &[5, 7, 2], &[1, 1, 3]);
     let whole = read("experts.up", &[0, 0, 0], &[6, 16, 8]);
     let router = read("router.gate", &[3, 0], &[1, 6]);
@@ -295,7 +296,8 @@ fn experts_are_slices_of_the_mlp() {
     let bias = read("experts.down_bias", &[2, 3], &[1, 2]);
     let up = memory.values("blocks.1.mlp.up.weight").clone();
     let row = &up[7 * 24..8 * 24];
-    // Outputs must be 3 times as large: the values 2 times, and the rest in the last matrix.
+    // The outputs must be multiplied by 3. The up projection is multiplied by 2, and the down projection by the
+    // remaining factor.
     assert_eq!(found, [row[10], row[11], 2.0 * row[20]]);
     let down = memory.values("blocks.1.mlp.down.weight");
     let from = (4 + 1) * 16 + 2;
@@ -308,7 +310,7 @@ fn experts_are_slices_of_the_mlp() {
     assert_eq!(bias, memory.values("blocks.1.mlp.down.bias")[3..5]);
 }
 
-/// The router is equal to the router of a new model with this seed, with the first columns repeated.
+/// The router has the first columns of the router of a new model with this seed, and each column is repeated.
 #[test]
 fn the_router_is_a_fresh_one() {
     let model = dense(Activation::SwiGlu, false);

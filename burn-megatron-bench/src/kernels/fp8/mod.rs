@@ -1,5 +1,5 @@
-//! FP8 benchmarks. Quantization is compared with a copy of the same number of bytes. Products are compared with the
-//! same products in the type of the run.
+//! FP8 benchmarks. Quantization is compared with a copy of the same number of bytes. FP8 matrix multiplications are
+//! compared with the same multiplications in the dtype of the benchmark (`--dtype`).
 
 mod products;
 mod recipe;

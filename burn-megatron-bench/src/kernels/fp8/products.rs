@@ -1,4 +1,4 @@
-//! The products of a linear layer. The time to quantize the matrices is not measured.
+//! The FP8 matrix multiplications of a linear layer. The time to quantize the matrices is not measured.
 
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_megatron::kernels::fp8::{Accumulation, Format, accumulate_at, multiply};
@@ -38,7 +38,7 @@ pub fn pairs(
         },
         TimedPair {
             direction: "backward",
-            // Both products read dy. The sums are read and written.
+            // Both multiplications read dy. The accumulated gradients are read and written.
             bytes: 3 * of_x + of_w + of_x * dtype.size() + 8 * of_w,
             fused: with_sums(
                 of_w,

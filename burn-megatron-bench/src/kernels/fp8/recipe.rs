@@ -8,9 +8,9 @@ use burn_megatron::kernels::fp8::{
 /// The kind of quantization scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScalingRecipe {
-    /// One given scale.
+    /// One scale for the whole matrix, which is given.
     Delayed,
-    /// One scale, from the largest magnitude of the matrix.
+    /// One scale for the whole matrix, which is computed from the largest absolute value of the matrix.
     Current,
     /// One scale per 1 x 128 values, or per 128 x 128 values of a weight.
     Blocks,
@@ -61,8 +61,8 @@ impl ScalingRecipe {
 /// A quantized matrix in both layouts.
 #[derive(Clone)]
 pub struct BothLayouts {
-    /// Layout for products that sum over the columns.
+    /// The layout for matrix multiplications that sum over the columns.
     pub rowwise: Fp8Matrix,
-    /// Layout for products that sum over the rows.
+    /// The layout for matrix multiplications that sum over the rows.
     pub columnwise: Fp8Matrix,
 }

@@ -14,12 +14,12 @@ use super::timed::{Timed, ranked};
 use burn_megatron::data_parallel::DataParallelConfig;
 use burn_megatron::mesh::{Axis, Grid, Mesh, ParallelConfig, ScheduleSource};
 
-/// A sharding, with a share of the optimizer state on the host.
+/// A sharding, with the share of the optimizer state that is offloaded to the host.
 #[derive(Default)]
 struct Offloaded<'s> {
     share: f64,
     fits: bool,
-    /// The refutation of a share that fits by the formulas.
+    /// The refutation that rejects this share although it fits according to the formulas.
     refuted: Option<&'s Refutation>,
     memory: MemoryByKind,
 }
@@ -33,7 +33,8 @@ pub(super) struct Needed {
 }
 
 impl Needed {
-    /// Returns the maximum over the classes of ranks, with a share of the optimizer state on the host.
+    /// Returns the memory of the class of ranks that needs the most, if the share `offload` of the optimizer state is
+    /// on the host.
     pub(super) fn new(classes: &[RankClass], states: &[MemoryByKind], offload: f64) -> Self {
         let mut most = Self::default();
         for (class, state) in classes.iter().zip(states) {
@@ -170,7 +171,7 @@ impl<'s> Visit<'s> {
         }
     }
 
-    /// Returns the time that the data axis adds, for the rank with the longest time.
+    /// Returns the data-parallel communication of the rank for which it takes the longest.
     fn data(&self, timed: &Timed, sharing: &DataParallelConfig, offloaded: f64) -> DataExchange {
         let (entry, search) = (self.entry, self.search);
         let [dense, expert] = data_sizes(entry.links.mesh());
@@ -222,7 +223,7 @@ impl<'s> Visit<'s> {
         }
     }
 
-    /// Returns the seconds of all micro-batches in the pipeline.
+    /// Returns the time of all micro-batches in the pipeline, in seconds.
     fn total(&self, timed: &Timed) -> f64 {
         let Search { config, rates, .. } = self.search;
         let micro_batches = self.entry.micro_batches;
@@ -240,7 +241,7 @@ impl<'s> Visit<'s> {
             .on_cores(seconds, micro_batches, hardware, config.devices)
     }
 
-    /// Returns the bytes that the layers of a rank send, for the rank that sends the most.
+    /// Returns the number of bytes that the layers of a rank send, for the rank that sends the most.
     fn bytes(&self, timed: &Timed) -> AxisBytes {
         let ranks = timed.layout.pipeline;
         let kind = timed.layout.schedule.clone().unwrap_or_default();

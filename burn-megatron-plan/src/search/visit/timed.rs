@@ -1,4 +1,4 @@
-//! Times the schedules of an entry, and computes the memory of its ranks.
+//! Estimates the times of the schedules of an entry, and computes the memory of its ranks.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use burn_megatron::mesh::stages::StageLayout;
 pub(super) struct Timed {
     pub(super) settings: PipelineSettings,
     pub(super) recompute: Recompute,
-    /// The state, indexed by sharding and class.
+    /// The memory of the training state, indexed by sharding and class of ranks.
     pub(super) states: Vec<Vec<MemoryByKind>>,
     pub(super) layout: ParallelConfig,
     pub(super) stages: Arc<Vec<StageLayout>>,
@@ -116,7 +116,7 @@ impl Visit<'_> {
             .map(|it| fit::host_bytes(profile, it, recompute));
         let [kept, on_host]: [Vec<_>; 2] = [kept.collect(), on_host.collect()];
         let in_flight = |rank: usize, bytes: &[u64]| match pipeline {
-            // A pair has two micro-batches in flight.
+            // If a forward runs together with a backward, two micro-batches are in flight.
             None if self.entry.layout.overlap_moe_expert_parallel_comm => {
                 2 * bytes.iter().sum::<u64>()
             }
@@ -140,7 +140,7 @@ impl Visit<'_> {
         }
     }
 
-    /// Returns the state of the ranks of each class, for each sharding.
+    /// Returns the memory of the training state for each sharding and each class of ranks.
     fn states(
         &self,
         classes: &[RankClass],

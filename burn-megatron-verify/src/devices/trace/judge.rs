@@ -1,4 +1,4 @@
-//! Compares an operation with its limit.
+//! Compares the difference of an operation with its limit.
 
 use burn::tensor::TensorData;
 use burn_ir::{ModuleOperationIr, OperationIr, TensorIr};
@@ -8,7 +8,8 @@ use super::super::report::{FirstDifference, ReplayMode};
 use super::super::step::floats;
 use super::{Node, Trace, What};
 
-/// The limit of a difference: at most `bound`, relative to the largest output or to `scale`, whichever is larger.
+/// The limit of a difference. The difference must be at most `bound`, relative to the largest output or to `scale`,
+/// whichever is larger.
 #[derive(Default)]
 pub(super) struct Limit {
     pub(super) scale: f64,
@@ -60,7 +61,7 @@ impl Trace {
         };
         let has_floats = expected.iter().any(|data| data.dtype().is_float());
         let pairs = expected.iter().zip(found);
-        // Indices may differ between equal values, so only the values are compared.
+        // If values are equal, their indices may differ, so only the values are compared.
         let pairs = pairs.filter(|(data, _)| data.dtype().is_float() || !has_floats);
         let Limit { scale, bound } = if has_floats {
             limit(node)
@@ -80,7 +81,8 @@ fn floats_have_nan(data: TensorData) -> bool {
 }
 
 impl Node {
-    /// Returns the longest sum that the operation can have: the largest dimension, or the number of inputs per output.
+    /// Returns the number of terms of the longest sum that the operation can contain: the largest dimension, or the
+    /// number of inputs per output.
     pub(super) fn longest_sum(&self) -> usize {
         let elements = |tensor: &TensorIr| tensor.shape.num_elements();
         let outputs = self.outputs.iter().map(elements).max().unwrap_or(1).max(1);
@@ -103,8 +105,8 @@ impl Node {
             .max(1)
     }
 
-    /// Returns whether an output is a sum of terms that grow with the inputs. Its value on absolute inputs then bounds
-    /// the terms.
+    /// Returns whether an output is a sum of terms that grow with the inputs. The output for the absolute values of the
+    /// inputs is then an upper bound of the terms.
     pub(super) fn is_sum(&self) -> bool {
         let sums = [
             "Sum",

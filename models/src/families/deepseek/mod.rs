@@ -1,5 +1,6 @@
-//! DeepSeek-V2 has latent attention, and shared experts in addition to routed experts. Experts are chosen from the best
-//! groups or from all experts. DeepSeek-V3 chooses them with sigmoids and biases.
+//! DeepSeek-V2 has multi-head latent attention, and shared experts in addition to routed experts. The router selects
+//! experts from the best expert groups, or from all experts. The router of DeepSeek-V3 uses sigmoid scores and expert
+//! biases.
 
 use serde_json::{Map, Value, json};
 
@@ -12,7 +13,7 @@ mod routing;
 
 use routing::Routing;
 
-/// The epsilon of the norms of latents, which no key sets.
+/// The epsilon of the norms of the latents. There is no key for it.
 const LATENT_EPSILON: f64 = 1e-6;
 
 /// A DeepSeek family, with its routing.
@@ -29,7 +30,8 @@ impl Family for Deepseek {
             return v3;
         }
         TransformerConfig {
-            // As in DeepSeek-V2-Lite. A recipe could not remove a rank that the defaults of the family have.
+            // There is no query rank by default, as in DeepSeek-V2-Lite, because a recipe cannot remove a setting from
+            // the defaults of the family.
             mla: v3.mla.map(|mla| MlaConfig {
                 q_rank: None,
                 ..mla
@@ -48,11 +50,11 @@ impl Family for Deepseek {
     fn read(&self, keys: &mut ConfigKeys) -> Result<TransformerConfig, HfConfigError> {
         let sizes = sizes::read(keys, TransformerConfig::deepseek())?;
         let mla = latents(keys)?;
-        // Heads do not share keys and values. The width is the width of the rotated part.
+        // Heads do not share keys and values. `head_dim` is the width of the features with rotary position embedding.
         keys.only("num_key_value_heads", sizes.heads)?;
         keys.only("head_dim", mla.rope_width)?;
         keys.only("qk_head_dim", mla.head_width())?;
-        // It only affects the order of the computation.
+        // `pretraining_tp` only affects the order of the computation.
         keys.take("pretraining_tp");
         keys.only("attention_bias", false)?;
         keys.only("mlp_bias", false)?;
@@ -61,7 +63,7 @@ impl Family for Deepseek {
             "true, because transformers reads null as false",
         )?;
         keys.only("rope_interleave", true)?;
-        // The key has an old and a new name.
+        // The key for the number of MTP modules has an old and a new name.
         let depths = keys.count("num_nextn_predict_layers")?;
         let depths = keys.count("num_mtp_layers")?.or(depths).unwrap_or(0);
         Ok(TransformerConfig {

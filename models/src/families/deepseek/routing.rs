@@ -1,4 +1,4 @@
-//! The experts of DeepSeek, which are chosen from the best groups or from all.
+//! The routing of DeepSeek, which selects experts from the best expert groups or from all experts.
 
 use burn_megatron::nn::moe::{ExpertGroups, GroupScore, ScoreFunction};
 use serde_json::{Value, json};
@@ -7,13 +7,13 @@ use crate::families::experts;
 use crate::hf::{ConfigKeys, HfConfigError};
 use crate::{MoeConfig, TransformerConfig};
 
-/// The routing of a family.
+/// The routing of a DeepSeek family.
 pub(super) struct Routing {
     pub is_v3: bool,
     /// The value of `scoring_func`.
     scoring: &'static str,
     pub score: ScoreFunction,
-    /// The value of `topk_method` with groups.
+    /// The value of `topk_method` if experts are selected from the best groups.
     with_groups: &'static str,
     group: GroupScore,
 }
@@ -36,7 +36,7 @@ pub(super) const V3: Routing = Routing {
 
 impl Routing {
     pub fn read(&self, keys: &mut ConfigKeys) -> Result<MoeConfig, HfConfigError> {
-        // These keys belong to the router losses and to the layout.
+        // These keys concern the router losses and the parallel layout.
         for key in ["aux_loss_alpha", "seq_aux", "ep_size"] {
             keys.take(key);
         }
@@ -44,7 +44,8 @@ impl Routing {
         keys.only("scoring_func", self.scoring)?;
         let per_token = keys.needed("num_experts_per_tok", ConfigKeys::size)?;
         if !self.is_v3 {
-            // The class of transformers ignores the key, but the code next to the published weights does not.
+            // The class in `transformers` ignores the key, but the model code that was published with the weights reads
+            // it.
             keys.only("norm_topk_prob", false)?;
         }
         let normalised = keys.flag("norm_topk_prob")?.unwrap_or(false);
@@ -62,7 +63,7 @@ impl Routing {
             score: self.score,
             factor: keys.needed("routed_scaling_factor", ConfigKeys::number)?,
             groups: self.groups(keys)?,
-            // The biases are constant unless a recipe sets a rate.
+            // The expert biases stay constant unless a recipe sets an update rate.
             bias_update_rate: self.is_v3.then_some(0.0),
             shared_width: Some(width * shared),
             ..MoeConfig::default()
@@ -92,12 +93,13 @@ impl Routing {
         })
     }
 
-    /// Returns the groups of experts, or `None` if all groups are chosen or `topk_method` of V2 ignores them.
+    /// Returns the expert groups. Returns `None` if experts are selected from all groups, or if `topk_method` of
+    /// DeepSeek-V2 ignores the groups.
     fn groups(&self, keys: &mut ConfigKeys) -> Result<Option<ExpertGroups>, HfConfigError> {
         let groups = keys.size("n_group")?;
         let chosen = keys.size("topk_group")?;
         if self.is_v3 {
-            // The class of transformers does not read the key.
+            // The class in `transformers` does not read the key.
             keys.only("topk_method", self.with_groups)?;
         } else {
             let method = keys.needed("topk_method", ConfigKeys::text)?;
@@ -115,7 +117,7 @@ impl Routing {
             let fits = format!("at most n_group = {groups}");
             return Err(keys.refused("topk_group", &json!(chosen), fits));
         }
-        // There is no limit if all groups are chosen.
+        // If all groups are selected, the selection is not limited.
         Ok((chosen < groups).then_some(ExpertGroups {
             groups,
             chosen,

@@ -1,5 +1,5 @@
-//! Rotary positions, in the formats of `transformers` 4 (`rope_theta`, `rope_scaling`) and 5
-//! (`rope_parameters`).
+//! The settings of rotary position embedding, in the formats of `transformers` 4 (`rope_theta`, `rope_scaling`) and
+//! `transformers` 5 (`rope_parameters`).
 
 use serde_json::{Map, Value, json};
 
@@ -15,16 +15,17 @@ const WINDOW_BASE: f64 = 10_000.0;
 /// The rotary base of Gemma 3 in layers without a window.
 const FULL_BASE: f64 = 1_000_000.0;
 
-/// The settings of the model that scaling parameters depend on.
+/// The context in which RoPE scaling parameters are read: settings of the model on which they depend.
 #[derive(Clone, Copy)]
 struct Around {
     /// `max_position_embeddings`.
     context: usize,
-    /// The value of the key outside of the object. `transformers` prefers it to the key inside the object.
+    /// The value of `original_max_position_embeddings` outside of the object with the RoPE parameters. `transformers`
+    /// prefers it to the value inside the object.
     original: Option<usize>,
-    /// Whether the object belongs to layers of one kind.
+    /// Whether the object contains only the parameters of one kind of layer.
     is_of_layers: bool,
-    /// Whether attention is latent, so that `mscale_all_dim` scales the scores.
+    /// Whether the model has multi-head latent attention, in which `mscale_all_dim` scales the attention scores.
     is_latent: bool,
 }
 
@@ -65,7 +66,8 @@ fn both_objects(keys: &ConfigKeys) -> HfConfigError {
     keys.refused("rope_scaling", &both, "only one of the two")
 }
 
-/// Returns the positions of layers without a window, and the rotary base of layers with a window, as in Gemma 3.
+/// Returns the position embedding of layers without a sliding window, and the RoPE base of layers with a sliding
+/// window, as in Gemma 3.
 pub(super) fn read_by_window(
     keys: &mut ConfigKeys,
     context: usize,
@@ -80,7 +82,7 @@ pub(super) fn read_by_window(
         && !old.has("rope_type")
         && old.has("type")
     {
-        // The class of transformers would ignore it.
+        // The class in `transformers` would ignore this key.
         return Err(old.missing("rope_type"));
     }
     let (mut full, mut sliding) = (old, None);
@@ -114,7 +116,7 @@ pub(super) fn read_by_window(
     Ok((positions, local_base.or(local).unwrap_or(WINDOW_BASE)))
 }
 
-/// Writes the positions in a format that both versions read.
+/// Writes the settings in a format that both versions of `transformers` can read.
 pub(super) fn write(model: &TransformerConfig, to: &mut Map<String, Value>) {
     if let Positions::Rotary { base, scaling } = &model.positions {
         to.insert("rope_theta".into(), json!(base));

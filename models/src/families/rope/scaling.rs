@@ -47,7 +47,8 @@ pub(super) fn read(
         }
     };
     if around.is_latent && scaling != RotaryScaling::None {
-        // Only YaRN has this factor of the scores here. The classes of latent attention read it for every scaling.
+        // In this crate, only YaRN has this factor of the attention scores. The classes of models with latent attention
+        // read it for every kind of scaling.
         inner.only("mscale_all_dim", 0.0)?;
     }
     inner.finish()?;
@@ -98,7 +99,8 @@ fn llama3(keys: &mut ConfigKeys, around: Around) -> Result<RotaryScaling, HfConf
     })
 }
 
-/// Reads LongRoPE. By default, `attention_factor` follows from `factor`, and `factor` is the ratio of the contexts.
+/// Reads the settings of LongRoPE. By default, `attention_factor` is computed from `factor`, and `factor` is the ratio
+/// of the context lengths.
 fn long_rope(keys: &mut ConfigKeys, around: Around) -> Result<RotaryScaling, HfConfigError> {
     let short_factor = keys.needed("short_factor", ConfigKeys::numbers)?;
     let long_factor = keys.needed("long_factor", ConfigKeys::numbers)?;
@@ -122,7 +124,8 @@ fn long_rope(keys: &mut ConfigKeys, around: Around) -> Result<RotaryScaling, HfC
     })
 }
 
-/// Writes a scaling for a model of `context` tokens; `null` for none.
+/// Returns the JSON of a scaling, for a model with a context length of `context` tokens. Returns `null` if there is no
+/// scaling.
 pub(super) fn write(scaling: &RotaryScaling, context: usize) -> Value {
     match scaling {
         RotaryScaling::None => Value::Null,
@@ -151,7 +154,7 @@ pub(super) fn write(scaling: &RotaryScaling, context: usize) -> Value {
             "long_factor": long_factor,
             "original_max_position_embeddings": original,
             "attention_factor": attention_factor,
-            // `transformers` warns without a factor of at least 1.
+            // `transformers` prints a warning if the factor is less than 1.
             "factor": (context as f64 / *original as f64).max(1.0),
         }),
         RotaryScaling::Dynamic { factor, .. } => {

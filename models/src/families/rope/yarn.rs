@@ -7,31 +7,31 @@ use super::scaling::original;
 use crate::RotaryScaling;
 use crate::hf::{ConfigKeys, HfConfigError};
 
-/// Returns the factor of queries and keys.
+/// Returns the scale factor of queries and keys in YaRN.
 fn amplitude(scale: f64, factor: f64) -> f64 {
     0.1 * scale * factor.ln() + 1.0
 }
 
-/// Reads YaRN with the defaults of `transformers`: 32 and 1 rotations, and an amplitude of `0.1 ln factor + 1` unless
-/// both `mscale` and `mscale_all_dim` are given.
+/// Reads the settings of YaRN. As in `transformers`, `beta_fast` and `beta_slow` are 32 and 1 by default. The attention
+/// factor is `0.1 ln factor + 1`, unless both `mscale` and `mscale_all_dim` are given.
 pub(super) fn read(keys: &mut ConfigKeys, around: Around) -> Result<RotaryScaling, HfConfigError> {
-    // Null means false here.
+    // For `truncate`, null means false.
     let truncate = match keys.has("truncate") {
         true => keys.flag("truncate")?.unwrap_or(false),
         false => true,
     };
     if around.is_of_layers && !truncate {
-        // The class of transformers looks for the key outside of the object.
+        // The class in `transformers` reads this key outside of the object.
         return Err(keys.refused("truncate", &json!(truncate), "true"));
     }
     let original = original(keys, around)?;
-    // Null means the ratio of the contexts here.
+    // For `factor`, null means the ratio of the context lengths.
     let factor = match keys.has("factor") {
         true => keys.number("factor")?,
         false => return Err(keys.missing("factor")),
     };
     let factor = factor.unwrap_or(around.context as f64 / original as f64);
-    // 0 counts as missing.
+    // As in `transformers`, 0 has the same meaning as a missing key.
     let mut given = |key| Ok(keys.number(key)?.filter(|x| *x != 0.0));
     let (fast, slow) = (given("beta_fast")?, given("beta_slow")?);
     let (mscale, all_dim) = (given("mscale")?, given("mscale_all_dim")?);
@@ -41,7 +41,7 @@ pub(super) fn read(keys: &mut ConfigKeys, around: Around) -> Result<RotaryScalin
         _ => (1.0, 0.0, at(1.0)),
     };
     let asked = keys.positive("attention_factor")?.unwrap_or(follows);
-    // The factor of the scores of latent attention depends only on mscale_all_dim.
+    // The scale factor of the attention scores in latent attention depends only on `mscale_all_dim`.
     let of_scores = all_dim.filter(|_| around.is_latent).unwrap_or(0.0);
     let is_same = (asked - follows).abs() < 1e-9;
     let is_usual = is_same && !(around.is_latent && of_scores != mscale_all_dim);
@@ -61,7 +61,7 @@ pub(super) fn read(keys: &mut ConfigKeys, around: Around) -> Result<RotaryScalin
     })
 }
 
-/// Writes YaRN; `null` for another scaling.
+/// Returns the JSON of YaRN scaling, or `null` for another kind of scaling.
 pub(super) fn write(scaling: &RotaryScaling) -> Value {
     let RotaryScaling::Yarn {
         factor,

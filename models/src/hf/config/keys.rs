@@ -10,14 +10,14 @@ use super::meaning::{Meaning, meaning};
 use crate::hf::family::ClassDefaults;
 use crate::hf::{HfConfigError, HfFamily};
 
-/// The keys of the object with the scaling of rotary positions: the key of `transformers` 5, and the key of
-/// `transformers` 4.
+/// The key of the object that contains the RoPE scaling, in `transformers` 5 and in `transformers` 4.
 const ROPE: [&str; 2] = ["rope_parameters", "rope_scaling"];
 
-/// The maximum of any size. Products of a few sizes do not overflow.
+/// The maximum of any size. It ensures that products of a few sizes do not overflow.
 const MAX_SIZE: u64 = 1 << 24;
 
-/// The remaining keys of a `config.json`, or of an object in it.
+/// The keys of a `config.json`, or of a nested object, that were not read yet. A family takes each key that it
+/// supports.
 #[derive(Debug)]
 pub struct ConfigKeys {
     map: Map<String, Value>,
@@ -25,7 +25,7 @@ pub struct ConfigKeys {
     within: &'static str,
     /// The `model_type`.
     family: &'static str,
-    /// The ignored keys of the file, shared with the objects in it.
+    /// The ignored keys of the file, shared with the nested objects.
     ignored: Rc<RefCell<Vec<String>>>,
 }
 
@@ -61,7 +61,7 @@ pub(in crate::hf) fn unknown_type(found: Option<&Value>, known: &[&str]) -> HfCo
 }
 
 impl ConfigKeys {
-    /// Returns the keys of a file, and its family.
+    /// Creates the keys of a file. Also returns the family of the file.
     pub(crate) fn new<F: HfFamily>(map: Map<String, Value>) -> Result<(Self, F), HfConfigError> {
         let mut keys = Self {
             map,
@@ -89,7 +89,7 @@ impl ConfigKeys {
         }
     }
 
-    /// Adds the values of the class for missing keys. Rejects `null` where the class rejects it.
+    /// Adds the default values of the `transformers` class for missing keys. Rejects `null` where the class rejects it.
     fn fill(&mut self, defaults: ClassDefaults) -> Result<(), HfConfigError> {
         let is_null = |key: &String| self.is_null(key);
         if let Some(key) = defaults.not_null.iter().find(|key| is_null(key)) {
@@ -122,7 +122,8 @@ impl ConfigKeys {
         Ok(())
     }
 
-    /// Adds the default scaling of the class. It also replaces `null`, and an empty object of the old key.
+    /// Adds the default RoPE scaling of the `transformers` class. It also replaces `null`, and an empty object under
+    /// the old key.
     fn fill_rope(&mut self, scaling: Value) {
         let [new, old] = ROPE.map(|key| self.map.get(key));
         let is_empty = |old: &Value| old.as_object().is_none_or(Map::is_empty);
@@ -132,11 +133,12 @@ impl ConfigKeys {
         }
     }
 
-    /// Takes a nested object; `None` if it is missing. Its keys must be [finished](Self::finish) too.
+    /// Takes a nested object. Returns `None` if it is missing. The caller must also call [`finish`](Self::finish) on
+    /// the nested object.
     ///
     /// # Errors
     ///
-    /// [`HfConfigError::Value`] for another type.
+    /// [`HfConfigError::Value`] if the value has another type.
     pub fn object(&mut self, key: &'static str) -> Result<Option<Self>, HfConfigError> {
         match self.take(key) {
             None => Ok(None),
@@ -150,24 +152,25 @@ impl ConfigKeys {
         }
     }
 
-    /// Takes the value of a key; `null` counts as missing.
+    /// Takes the value of a key. Returns `None` if the key is missing or its value is `null`.
     pub fn take(&mut self, key: &str) -> Option<Value> {
         #[cfg(test)]
         ASKED.with_borrow_mut(|asked| asked.insert(self.path(key)));
         self.map.remove(key).filter(|value| !value.is_null())
     }
 
-    /// Returns whether a key has a value, including `null`, that was not taken.
+    /// Returns whether a key exists and was not taken yet. Its value may be `null`.
     pub fn has(&self, key: &str) -> bool {
         self.map.contains_key(key)
     }
 
-    /// Returns whether the value of a key that was not taken is `null`.
+    /// Returns whether a key exists with the value `null` and was not taken yet.
     pub fn is_null(&self, key: &str) -> bool {
         self.map.get(key).is_some_and(Value::is_null)
     }
 
-    /// Rejects `null`, which otherwise counts as missing.
+    /// Checks that the value of a key is not `null`. The other methods treat `null` like a missing key. `fits`
+    /// describes the supported values for the error.
     ///
     /// # Errors
     ///
@@ -184,12 +187,12 @@ impl ConfigKeys {
         Value::Object(self.map)
     }
 
-    /// Returns whether no keys remain.
+    /// Returns whether all keys were taken.
     pub fn is_empty(&self) -> bool {
         self.map.is_empty()
     }
 
-    /// Takes a value that `read` accepts, or rejects it.
+    /// Takes the value of a key and converts it with `read`. Returns an error if `read` rejects it.
     fn typed<T>(
         &mut self,
         key: &str,
@@ -218,65 +221,65 @@ impl ConfigKeys {
         })
     }
 
-    /// Takes a size above 0.
+    /// Takes an integer of at least 1, or returns `None` if the key is missing.
     ///
     /// # Errors
     ///
-    /// [`HfConfigError::Value`] for any other value.
+    /// [`HfConfigError::Value`] if the value is invalid.
     pub fn size(&mut self, key: &str) -> Result<Option<usize>, HfConfigError> {
         let fits = format!("a whole number from 1 to {MAX_SIZE}");
         self.whole(key, 1..=MAX_SIZE, fits)
     }
 
-    /// Takes a whole number, which may be 0.
+    /// Takes an integer of at least 0, or returns `None` if the key is missing.
     ///
     /// # Errors
     ///
-    /// [`HfConfigError::Value`] for any other value.
+    /// [`HfConfigError::Value`] if the value is invalid.
     pub fn count(&mut self, key: &str) -> Result<Option<usize>, HfConfigError> {
         let fits = format!("a whole number up to {MAX_SIZE}");
         self.whole(key, 0..=MAX_SIZE, fits)
     }
 
-    /// Takes a number of at least 0.
+    /// Takes a number of at least 0, or returns `None` if the key is missing.
     ///
     /// # Errors
     ///
-    /// [`HfConfigError::Value`] for any other value.
+    /// [`HfConfigError::Value`] if the value is invalid.
     pub fn number(&mut self, key: &str) -> Result<Option<f64>, HfConfigError> {
         self.typed(key, "a number of at least 0", number)
     }
 
-    /// Takes a list of numbers of at least 0.
+    /// Takes a list of numbers of at least 0, or returns `None` if the key is missing.
     ///
     /// # Errors
     ///
-    /// [`HfConfigError::Value`] for any other value.
+    /// [`HfConfigError::Value`] if the value is invalid.
     pub fn numbers(&mut self, key: &str) -> Result<Option<Vec<f64>>, HfConfigError> {
         self.typed(key, "a list of numbers of at least 0", |value| {
             value.as_array()?.iter().map(number).collect()
         })
     }
 
-    /// Takes a bool.
+    /// Takes a boolean, or returns `None` if the key is missing.
     ///
     /// # Errors
     ///
-    /// [`HfConfigError::Value`] for another type.
+    /// [`HfConfigError::Value`] if the value has another type.
     pub fn flag(&mut self, key: &str) -> Result<Option<bool>, HfConfigError> {
         self.typed(key, "true or false", Value::as_bool)
     }
 
-    /// Takes a string.
+    /// Takes a string, or returns `None` if the key is missing.
     ///
     /// # Errors
     ///
-    /// [`HfConfigError::Value`] for another type.
+    /// [`HfConfigError::Value`] if the value has another type.
     pub fn text(&mut self, key: &str) -> Result<Option<String>, HfConfigError> {
         self.typed(key, "a string", |value| value.as_str().map(String::from))
     }
 
-    /// Takes the value of a required key.
+    /// Takes the value of a required key with the method `take`.
     ///
     /// # Errors
     ///
@@ -289,11 +292,11 @@ impl ConfigKeys {
         take(self, key)?.ok_or_else(|| self.missing(key))
     }
 
-    /// Takes a key whose only supported values are this one and `null`.
+    /// Takes a key and checks that its value is `fits` or `null`.
     ///
     /// # Errors
     ///
-    /// [`HfConfigError::Value`] for any other value.
+    /// [`HfConfigError::Value`] if the value is invalid.
     pub fn only(&mut self, key: &str, fits: impl Into<Value>) -> Result<(), HfConfigError> {
         let fits = fits.into();
         let same = |value: &Value| match (value.as_f64(), fits.as_f64()) {
@@ -306,11 +309,11 @@ impl ConfigKeys {
         }
     }
 
-    /// Takes a number above 0.
+    /// Takes a number above 0, or returns `None` if the key is missing.
     ///
     /// # Errors
     ///
-    /// [`HfConfigError::Value`] for any other value.
+    /// [`HfConfigError::Value`] if the value is invalid.
     pub fn positive(&mut self, key: &str) -> Result<Option<f64>, HfConfigError> {
         match self.number(key)? {
             Some(0.0) => Err(self.refused(key, &Value::from(0.0), "a number above 0")),
@@ -318,14 +321,14 @@ impl ConfigKeys {
         }
     }
 
-    /// Takes the quantization settings of the weights. The tensors have the same information: FP8 in blocks of 128 x
-    /// 128, or MXFP4.
+    /// Takes the quantization settings of the weights, and checks that they are supported: FP8 in blocks of 128 x 128,
+    /// or MXFP4. The settings are not needed, because they follow from the tensors.
     fn quantization(&mut self) -> Result<(), HfConfigError> {
         let Some(mut keys) = self.object("quantization_config")? else {
             return Ok(());
         };
-        // The scheme of activations, tensors that are not quantized, and the rounding of scales before they were
-        // stored.
+        // These keys concern the quantization of activations, tensors that are not quantized, and the rounding of
+        // scales before they were stored.
         for key in [
             "activation_scheme",
             "modules_to_not_convert",
@@ -345,7 +348,7 @@ impl ConfigKeys {
         keys.finish()
     }
 
-    /// Returns an error for a missing key.
+    /// Creates the error for a missing key.
     pub fn missing(&self, key: &str) -> HfConfigError {
         HfConfigError::Missing {
             family: self.family,
@@ -353,7 +356,7 @@ impl ConfigKeys {
         }
     }
 
-    /// Returns an error for an unsupported value.
+    /// Creates the error for an unsupported value of a key. `fits` describes the supported values.
     pub fn refused(&self, key: &str, value: &Value, fits: impl Into<String>) -> HfConfigError {
         HfConfigError::Value {
             key: self.path(key),
@@ -369,8 +372,9 @@ impl ConfigKeys {
         }
     }
 
-    /// Checks the remaining keys. Keys that do not change results are ignored. The other keys are errors, or [ignored
-    /// with a warning](super::HfConfig::ignored).
+    /// Checks the keys that were not taken. Keys that do not change the results of the model are ignored. A key that
+    /// neither `transformers` nor this crate reads is added to the [list of ignored keys](super::HfConfig::ignored).
+    /// Any other key is an error.
     ///
     /// # Errors
     ///
@@ -384,7 +388,7 @@ impl ConfigKeys {
                 ("pruned_heads", Value::Object(Map::new())),
                 ("tie_encoder_decoder", Value::Bool(false)),
                 ("use_mrope", Value::Bool(false)),
-                // For these families, it only causes a warning.
+                // For these families, `is_decoder` only causes a warning.
                 ("is_decoder", Value::Bool(false)),
             ] {
                 self.only(key, off)?;

@@ -1,16 +1,16 @@
-//! The meaning of keys that no family reads.
+//! Classifies the keys of a `config.json` that no family reads.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use serde_json::Value;
 
-/// The attributes of configurations that the code of `transformers` 5.24 reads: for all families, and for each family.
-/// Written by `index.py` next to the fixtures.
+/// The configuration attributes that the code of `transformers` 5.24 reads, for all families together and for each
+/// family. `index.py` next to the fixtures writes this file.
 const READ: &str = include_str!("read.json");
 
 /// Keys that do not change what a model computes for given tokens and weights. They concern names, generation, outputs,
-/// other heads, memory, and the programs that wrote the file.
+/// other model heads, memory, and the programs that wrote the file.
 const HARMLESS: &[&str] = &[
     "_attn_implementation",
     "_attn_implementation_autoset",
@@ -83,7 +83,7 @@ const HARMLESS: &[&str] = &[
     "use_cache",
 ];
 
-/// Keys that change the results of other classes of models, or of code next to the weights.
+/// Keys that change the results of other model classes, or of model code that was published with the weights.
 const DANGEROUS: &[&str] = &[
     "alibi",
     "alpha",
@@ -114,7 +114,7 @@ const DANGEROUS: &[&str] = &[
     "use_qk_norm",
 ];
 
-/// The meaning of a remaining key.
+/// The effect of a key that was not taken.
 pub(super) enum Meaning {
     /// The key is known to have no effect.
     Harmless,
@@ -127,7 +127,7 @@ pub(super) enum Meaning {
 static READ_KEYS: LazyLock<BTreeMap<String, Vec<String>>> =
     LazyLock::new(|| serde_json::from_str(READ).unwrap_or_default());
 
-/// Returns the meaning of a key of a family, or of an object `within` its configuration.
+/// Returns the effect of a key of a family, or of a key in the nested object `within`.
 pub(super) fn meaning(family: &str, within: &str, key: &str, value: &Value) -> Meaning {
     let is_of_rope = within.starts_with("rope_") || within.ends_with("_attention");
     if !within.is_empty() && !is_of_rope {
@@ -137,7 +137,7 @@ pub(super) fn meaning(family: &str, within: &str, key: &str, value: &Value) -> M
         return Meaning::Harmless;
     }
     let lists = [READ_KEYS.get("all"), READ_KEYS.get(family)];
-    // A family of another crate has no list, so every key counts as read.
+    // There is no list for a family of another crate, so every key is assumed to be read.
     let is_read = lists.iter().any(|list| {
         list.is_none_or(|list| within.is_empty() && list.iter().any(|read| read == key))
     });

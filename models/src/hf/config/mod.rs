@@ -19,30 +19,31 @@ use super::{HfConfigError, HfError, HfFamily, ModelFamily};
 pub use keys::ConfigKeys;
 pub(super) use keys::unknown_type;
 
-/// The special tokens of a configuration.
+/// The ids of the special tokens in a `config.json`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SpecialTokenIds {
-    /// Beginning of a sequence.
+    /// The token at the beginning of a sequence.
     pub bos: Option<u32>,
-    /// Ends of a sequence: any of these tokens.
+    /// The tokens that end a sequence. A file may list several.
     pub eos: Vec<u32>,
-    /// Padding.
+    /// The padding token.
     pub pad: Option<u32>,
 }
 
 /// The content of a `config.json`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HfConfig<F: HfFamily = ModelFamily> {
-    /// The family.
+    /// The model family, which follows from `model_type`.
     pub family: F,
-    /// The model.
+    /// The configuration of the model.
     pub model: F::Model,
-    /// The declared dtype of the weights (`torch_dtype` or `dtype`). The dtypes in the files take precedence.
+    /// The dtype of the weights that `config.json` declares (`torch_dtype` or `dtype`). If the weight files have other
+    /// dtypes, these are used.
     pub dtype: Option<ElementType>,
     /// The special tokens.
     pub tokens: SpecialTokenIds,
-    /// The ignored keys, which neither `transformers` nor this crate reads. Keys that are known to have no effect are
-    /// left out.
+    /// The ignored keys: keys that neither `transformers` nor this crate reads. Keys that are known to have no effect
+    /// are not listed.
     pub ignored: Vec<String>,
 }
 
@@ -51,7 +52,7 @@ impl<F: HfFamily> HfConfig<F> {
     ///
     /// # Errors
     ///
-    /// [`HfError`] for a file that cannot be read or [parsed](Self::parse).
+    /// [`HfError`] if the file cannot be read or [parsed](Self::parse).
     pub fn read(folder: &Path) -> Result<Self, HfError> {
         let path = folder.join(CONFIG);
         Self::parse_at(&path, &read_text(&path)?)
@@ -67,11 +68,12 @@ impl<F: HfFamily> HfConfig<F> {
 
     /// Parses a `config.json`, in the format of `transformers` 4 or 5.
     ///
-    /// An unknown key is an error if it could change what the model computes, and otherwise [ignored](Self::ignored).
+    /// An unknown key is an error if it could change what the model computes. Other unknown keys are
+    /// [ignored](Self::ignored).
     ///
     /// # Errors
     ///
-    /// [`HfConfigError`], which names the key, its value and what is supported.
+    /// [`HfConfigError`], which names the key, its value and the supported values.
     pub fn parse(bytes: &[u8]) -> Result<Self, HfConfigError> {
         let map = serde_json::from_slice(bytes).map_err(HfConfigError::Json)?;
         let (mut keys, family) = ConfigKeys::new::<F>(map)?;
@@ -89,11 +91,12 @@ impl<F: HfFamily> HfConfig<F> {
         Ok(config)
     }
 
-    /// Creates the configuration of a model, for the family that computes it.
+    /// Creates the configuration of a model. The Hugging Face family is selected by the settings of the model.
     ///
     /// # Errors
     ///
-    /// [`HfConfigError::NoFamily`], which names the first setting that does not fit.
+    /// [`HfConfigError::Sizes`] for inconsistent sizes, and [`HfConfigError::NoFamily`], which names the first setting
+    /// that the family does not support.
     pub fn of(model: &F::Model) -> Result<Self, HfConfigError> {
         let config = Self {
             family: F::of_model(model),
@@ -110,7 +113,8 @@ impl<F: HfFamily> HfConfig<F> {
     ///
     /// # Errors
     ///
-    /// [`HfConfigError::Sizes`], [`HfConfigError::NoFamily`].
+    /// [`HfConfigError::Sizes`] for inconsistent sizes, and [`HfConfigError::NoFamily`] for a setting that the family
+    /// does not support.
     pub fn check(&self) -> Result<(), HfConfigError> {
         match self.model.check_layout(&ParallelConfig::new()) {
             Ok(()) => self.family.check(&self.model),
@@ -118,7 +122,7 @@ impl<F: HfFamily> HfConfig<F> {
         }
     }
 
-    /// Returns the content of its `config.json`, for `transformers` 4 and 5.
+    /// Returns the configuration as the text of a `config.json`, in a format that `transformers` 4 and 5 can read.
     ///
     /// ```
     /// use burn_megatron_models::TransformerConfig;

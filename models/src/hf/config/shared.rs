@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use super::{ConfigKeys, HfConfig, SpecialTokenIds};
 use crate::hf::{HfConfigError, HfFamily};
 
-/// Returns the dtype of the weights, from its old or new key.
+/// Returns the dtype of the weights, from the old or the new key.
 pub(super) fn dtype(keys: &mut ConfigKeys) -> Result<Option<ElementType>, HfConfigError> {
     let (old, new) = (keys.text("torch_dtype")?, keys.text("dtype")?);
     let Some(name) = new.or(old) else {
@@ -33,7 +33,7 @@ pub(super) fn tokens(keys: &mut ConfigKeys) -> Result<SpecialTokenIds, HfConfigE
         let token = value.as_i64();
         match token.and_then(|token| u32::try_from(token).ok()) {
             Some(token) => Ok(Some(token)),
-            // Some files use -1 for no token.
+            // Some files use -1 if there is no such token.
             None if token == Some(-1) => Ok(None),
             None => Err(keys.refused(key, value, "a token id")),
         }

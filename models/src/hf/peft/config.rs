@@ -32,7 +32,7 @@ const IGNORED: [&str; 15] = [
 /// Values of `init_lora_weights` that keep the weights of the base model.
 const PLAIN_INITS: [&str; 4] = ["gaussian", "eva", "orthogonal", "mica"];
 
-/// Returns whether a folder contains an adapter in the format of `peft`.
+/// Returns whether a folder contains a LoRA adapter in the format of `peft`.
 pub fn is_peft_folder(path: &Path) -> bool {
     is_there(&path.join(CONFIG))
 }
@@ -69,11 +69,12 @@ pub(super) fn read(path: &Path) -> Result<LoraConfig, HfError> {
     config.map_err(|source| HfError::Config { path, source })
 }
 
-/// Returns the path in `base_model_name_or_path`, or `None` without a path.
+/// Returns the path of the base model of an adapter (`base_model_name_or_path`), or `None` if `adapter_config.json` has
+/// no path.
 ///
 /// # Errors
 ///
-/// [`HfError`] for a file that cannot be read.
+/// [`HfError`] if `adapter_config.json` cannot be read.
 pub fn adapted_model(folder: &Path) -> Result<Option<PathBuf>, HfError> {
     Ok(read(folder)?.base_model)
 }

@@ -11,7 +11,8 @@ use super::super::{HfConfigError, HfError, HfFamily};
 use super::{CONFIG, WEIGHTS, all_mappings, config};
 use crate::weights::check_tensor;
 
-/// Checks that each layer is a separate module in `transformers`, so that [`export_adapter`] can write its adapter.
+/// Checks that [`export_adapter`] can write the adapters: each adapted layer must be a separate module in
+/// `transformers`.
 ///
 /// # Errors
 ///
@@ -23,15 +24,15 @@ pub fn check_export<F: HfFamily>(
     all_mappings(family, model, layers).map(drop)
 }
 
-/// Writes the adapters of `source` as a folder that `peft` can load. Other tensors of the source are left out.
-/// `progress` receives the number of tensor bytes written since its last call.
+/// Exports the LoRA adapters in `source` as a folder that `peft` can load. Other tensors of the source are not
+/// exported. `progress` receives the number of tensor bytes written since its last call.
 ///
-/// The folder is staged next to `to`, and renamed when it is complete.
+/// The files are first written to a temporary folder next to `to`, which is renamed to `to` when it is complete.
 ///
 /// # Errors
 ///
-/// [`HfError`] if `to` already exists, for a layer that is not a separate module in `transformers`, for factors that
-/// are missing or have another shape, and for failed reads and writes.
+/// [`HfError`] if `to` already exists, if a layer is not a separate module in `transformers`, if an adapter weight is
+/// missing or has another shape, or if reading or writing fails.
 pub fn export_adapter<F: HfFamily>(
     source: &dyn TensorSource,
     (family, model): (F, &F::Model),

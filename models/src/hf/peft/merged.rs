@@ -1,4 +1,4 @@
-//! Combines the weights of a model with its adapters: merged into the weights, or as separate tensors.
+//! Combines the weights of a model with its LoRA adapters, either merged into the weights or as separate tensors.
 
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use burn_megatron::checkpoint::{
@@ -8,8 +8,8 @@ use burn_megatron::nn::lora::{AdaptedLayer, LoraLayers};
 
 use crate::weights::check_tensor;
 
-/// The weights of a model with merged adapters: `W + s A B`. The sum is computed in f32 (f64 for f64 weights), and
-/// rounded once to the type of the weight.
+/// A [`TensorSource`] of the weights of a model with merged LoRA adapters: `W + s A B`, where `s` is the scale of the
+/// adapter. The sum is computed in f32 (f64 for f64 weights), and rounded once to the dtype of the weight.
 pub struct MergedAdapters {
     base: Box<dyn TensorSource>,
     adapters: Box<dyn TensorSource>,
@@ -17,11 +17,11 @@ pub struct MergedAdapters {
 }
 
 impl MergedAdapters {
-    /// Merges a model and its adapters.
+    /// Merges the weights in `base` with the LoRA adapters. The tensors are merged when they are read.
     ///
     /// # Errors
     ///
-    /// [`CheckpointError`] for tensors that are missing or of another shape.
+    /// [`CheckpointError`] if a tensor is missing or has another shape.
     pub fn new(
         base: Box<dyn TensorSource>,
         adapters: Box<dyn TensorSource>,
@@ -48,7 +48,7 @@ impl MergedAdapters {
         })
     }
 
-    /// Adds the product of a layer's factors to the columns of the layer in a slice.
+    /// Adds the product of the LoRA matrices of a layer to the columns of the layer in a slice.
     fn add(
         &self,
         weight: Tensor<2>,
@@ -138,11 +138,12 @@ impl TensorSource for MergedAdapters {
     }
 }
 
-/// The weights of a model and its adapters as separate tensors, for a run that continues to train the adapters.
+/// A [`TensorSource`] of the weights of a model and of its LoRA adapters as separate tensors. Use it in a run that
+/// continues to train the adapters.
 pub struct WithAdapters {
-    /// The weights.
+    /// The source of the model weights.
     pub base: Box<dyn TensorSource>,
-    /// The adapters.
+    /// The source of the adapter weights.
     pub adapters: Box<dyn TensorSource>,
 }
 

@@ -1,7 +1,7 @@
-//! Adapters in the format of `peft`: `adapter_config.json` and `adapter_model.safetensors`.
+//! LoRA adapters in the format of the `peft` library: `adapter_config.json` and `adapter_model.safetensors`.
 //!
 //! [`export_adapter`] writes the adapters of a checkpoint, [`PeftAdapter`] reads adapters, and [`MergedAdapters`]
-//! merges them into the weights of their model.
+//! merges adapters into the weights of the base model.
 
 mod config;
 mod export;
@@ -22,18 +22,18 @@ pub use export::{check_export, export_adapter};
 pub use merged::{MergedAdapters, WithAdapters};
 pub use source::PeftAdapter;
 
-/// The file of the settings.
+/// The name of the file with the settings.
 const CONFIG: &str = "adapter_config.json";
-/// The file of the factors.
+/// The name of the file with the LoRA matrices.
 const WEIGHTS: &str = "adapter_model.safetensors";
-/// The prefix of every tensor: the modules with which `peft` wraps a model.
+/// The prefix of every tensor name: the modules with which `peft` wraps a model.
 const PREFIX: &str = "base_model.model.";
 
-/// Returns the layers of a model that have adapters with these settings. Nothing is allocated.
+/// Returns the layers of a model to which LoRA adapters are added with the given settings. Nothing is allocated.
 ///
 /// # Errors
 ///
-/// [`BuildError`] for invalid settings, and for a target that the model does not have.
+/// [`BuildError`] if the settings are invalid, or if the model has no layer for a target.
 pub fn adapted_layers<C: ModelConfig>(
     model: &C,
     lora: &LoraConfig,
@@ -49,12 +49,12 @@ pub fn adapted_layers<C: ModelConfig>(
     Ok(layers)
 }
 
-/// Maps both factors of a layer to tensors of `peft`: `lora_A` `[rank, in]` and `lora_B` `[out, rank]`.
+/// Maps both LoRA matrices of a layer to tensors of `peft`: `lora_A` with shape `[rank, in]` and `lora_B` with shape
+/// `[out, rank]`.
 ///
 /// # Errors
 ///
-/// [`HfConfigError::Sizes`] for a layer that is not a separate module in `transformers`, so that `peft` has no adapter
-/// for it.
+/// [`HfConfigError::Sizes`] if the layer is not a separate module in `transformers`, because `peft` cannot adapt it.
 fn mappings<F: HfFamily>(
     family: F,
     tensors: &[WeightMapping],

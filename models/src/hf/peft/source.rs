@@ -1,4 +1,4 @@
-//! A `peft` folder as a source of tensors.
+//! Reads the adapter weights of a `peft` folder.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,8 +12,7 @@ use super::super::transpose::transpose_matrices;
 use super::super::{HfConfigError, HfError, HfFamily};
 use super::{CONFIG, adapted_layers, all_mappings, config};
 
-/// The factors in a `peft` folder, as a [`TensorSource`] of the adapters of a model. Only the requested ranges are
-/// read.
+/// A `peft` folder as a [`TensorSource`] of LoRA adapter weights. Only the requested ranges of the file are read.
 #[derive(Debug)]
 pub struct PeftAdapter {
     path: PathBuf,
@@ -23,12 +22,12 @@ pub struct PeftAdapter {
 }
 
 impl PeftAdapter {
-    /// Opens the adapter of a model.
+    /// Opens a `peft` folder with an adapter of the given model.
     ///
     /// # Errors
     ///
-    /// [`HfError`] for settings that are not supported, and for tensors that are missing, of another shape, or of layers
-    /// that cannot have adapters.
+    /// [`HfError`] if a setting is not supported, if a tensor is missing or has another shape, or if a tensor belongs
+    /// to a layer that cannot have an adapter.
     pub fn open<F: HfFamily>(
         path: &Path,
         (family, model): (F, &F::Model),
@@ -77,13 +76,14 @@ impl PeftAdapter {
         })
     }
 
-    /// Returns the settings. The targets follow from the tensors.
+    /// Returns the LoRA settings of the adapter. The target layers are the layers for which the folder contains
+    /// tensors.
     pub fn lora(&self) -> &LoraConfig {
         &self.lora
     }
 }
 
-/// Returns the names of the targets that have tensors.
+/// Returns the names of the target layers for which there are tensors.
 fn targets(found: &StoredTensors) -> Vec<String> {
     let is_of = |target: &LoraTarget| {
         let part = format!(".{target}.lora_");

@@ -1,5 +1,5 @@
-//! Values that are stored differently from the parameters: alternating halves, FP8, MXFP4, and all experts in one
-//! tensor.
+//! Tests of values that are stored differently from the parameters: interleaved halves, FP8, MXFP4, and all experts in
+//! one tensor.
 
 use burn_megatron::checkpoint::ElementType;
 use half::bf16;
@@ -85,7 +85,7 @@ fn counted() -> Stored {
     let up = [EXPERTS, HIDDEN, 2 * WIDTH];
     let places = |count: usize| (0..count).map(|place| place as f32);
     let bias = places(EXPERTS * 2 * WIDTH).flat_map(f32::to_le_bytes);
-    // Whole numbers that bf16 has.
+    // Integers that are exact in bf16.
     let small = |count| places(count).map(|place| place % 251.0);
     BTreeMap::from([
         (
@@ -151,7 +151,7 @@ fn halves_that_alternate_are_set_apart_and_joined_again() {
         let stored = row * 2 * WIDTH + 2 * (column % WIDTH) + column / WIDTH;
         assert_eq!(*value, (stored % 251) as f32, "row {row}, column {column}");
     }
-    // Pairs of columns 1 and 2 of an expert's first half, then the complete expert, then each half.
+    // The slices are columns 1 and 2 of the first half of an expert, then the complete expert, then each half.
     let row = 2 * WIDTH as u64 * 2;
     let slices: [(&[_], &[_], _); 3] = [
         (&[1, 3, 1], &[1, 4, 2], 4 * 2 * 2 * 2),
@@ -166,7 +166,7 @@ fn halves_that_alternate_are_set_apart_and_joined_again() {
     assert_eq!(stored(&same), counted());
     let checkpoint = import(&folder, &temporary.path("checkpoint"), &mut |_| {}).unwrap();
     assert_eq!(whole(&checkpoint, "model/up"), whole(&folder, "model/up"));
-    // A type that is kept.
+    // The tensor keeps its dtype.
     let options = ExportOptions {
         dtype: Some(ElementType::F32),
         ..options
@@ -184,7 +184,7 @@ fn halves_that_alternate_are_set_apart_and_joined_again() {
     assert_eq!(stored(&narrow), counted());
 }
 
-/// OCP Microscaling Formats 1.0, E2M1.
+/// The values of E2M1 codes, from OCP Microscaling Formats 1.0.
 const E2M1: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
 
 #[test]
@@ -229,13 +229,13 @@ fn mxfp4_is_decoded_exactly() {
     }
     assert_eq!((up[0], up[2 * WIDTH]), (0.0, 0.5 * 2f32.powi(110 - 127)));
     let slices: [(&[_], &[_], _); 3] = [
-        // Hidden 31 and 32, in two groups: two bytes and two scales, of two pairs of columns.
+        // The hidden indices 31 and 32 are in two groups. For two pairs of columns, two bytes and two scales are read.
         (&[1, 31, 2], &[1, 2, 2], 2 * 2 * (2 + 2)),
         (&[2, 0, WIDTH], &[1, 32, WIDTH], 2 * WIDTH as u64 * (16 + 1)),
         (&[0, 5, 0], &[1, 1, 1], 2 * (1 + 1)),
     ];
     assert_slices(&folder, "model/up", &slices);
-    // It is written as floats, in the other orientation.
+    // The tensor is exported as floats, in the other orientation.
     let to = temporary.path("to");
     let options = ExportOptions::default();
     export(&folder, folder.config(), &to, &options, &mut |_| {}).unwrap();
@@ -280,7 +280,7 @@ fn e4m3(code: u8) -> f32 {
 
 #[test]
 fn fp8_is_scaled_by_blocks_and_rounded_once() {
-    // Without NaN, which is not equal to itself.
+    // NaN codes are left out, because NaN is not equal to itself.
     let codes: Vec<u8> = (0..ROWS * COLUMNS)
         .map(|at| (at * 31 + at / COLUMNS) as u8)
         .map(|code| if code & 127 == 127 { 0 } else { code })
@@ -340,7 +340,7 @@ fn fp8_is_scaled_by_blocks_and_rounded_once() {
     );
 }
 
-/// The files of Qwen 3 in FP8 have such scales.
+/// The files of Qwen 3 in FP8 contain such scales.
 #[test]
 fn scales_of_fp8_may_be_bf16() {
     let codes: Vec<u8> = (0..ROWS * COLUMNS).map(|at| (at % 126) as u8).collect();
@@ -372,7 +372,7 @@ fn fuse(tensors: &mut Stored, module: &str, linears: [&str; 3]) {
             tensors.insert(format!("{layer}.mlp.{rest}"), value);
             continue;
         }
-        // In the order of their names: gate and down or down and gate, then up.
+        // The tensors are visited in the order of their names: gate and down (or down and gate), followed by up.
         let [expert, linear] = *rest.splitn(3, '.').skip(1).collect::<Vec<_>>() else {
             panic!("{name}")
         };
@@ -409,7 +409,7 @@ fn experts_in_one_tensor_are_those_of_their_own() {
             assert_eq!(own.tensor(&key), fused.tensor(&key));
             assert_eq!(whole(&own, &key), whole(&fused, &key), "{name} {key}");
         }
-        // Written by expert.
+        // The export writes a separate tensor per expert.
         let to = copy.path("to");
         let options = ExportOptions::default();
         export(&fused, fused.config(), &to, &options, &mut |_| {}).unwrap();

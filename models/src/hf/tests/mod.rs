@@ -1,4 +1,4 @@
-//! Folders that are read, written, modified and damaged.
+//! Tests that read, write, modify and damage Hugging Face folders.
 
 mod encodings;
 mod own_family;
@@ -94,10 +94,10 @@ impl Drop for Temporary {
     }
 }
 
-/// Types, shapes and bytes of tensors, keyed by name.
+/// The dtypes, shapes and bytes of tensors, keyed by name.
 type Stored = BTreeMap<String, (String, Vec<usize>, Vec<u8>)>;
 
-/// Returns the types, shapes and bytes of all tensors in the files of a folder, by their names.
+/// Returns the dtypes, shapes and bytes of all tensors in the files of a folder, keyed by name.
 fn stored(folder: &Path) -> Stored {
     let mut stored = BTreeMap::new();
     for entry in fs::read_dir(folder).unwrap() {

@@ -1,4 +1,4 @@
-//! A family of a model that is not a transformer.
+//! Tests of a family whose model is not a transformer.
 
 use burn_megatron::checkpoint::{CheckpointError, ElementType, TensorMeta};
 use burn_megatron::model::{ModelConfig, StageBuilder};
@@ -94,7 +94,7 @@ impl HfFamily for Toy {
     }
 }
 
-/// The element `n` of each parameter is `n`.
+/// A source of tensors in which element `n` of each parameter has the value `n`.
 struct Counted;
 
 impl TensorSource for Counted {

@@ -1,4 +1,5 @@
-//! The tensors of published models by name, type and shape, from `index.py` next to the fixtures.
+//! Tests of the names, dtypes and shapes of the tensors of published models. `index.py` next to the fixtures writes the
+//! lists.
 
 use burn_megatron::checkpoint::HeaderEntry;
 use safetensors::Dtype;
@@ -10,11 +11,11 @@ use super::*;
 struct Published {
     parameters: u64,
     config: Value,
-    /// Names with ranges of numbers, types and shapes.
+    /// Name patterns with ranges of numbers, dtypes and shapes.
     tensors: Vec<(String, Dtype, Vec<usize>)>,
 }
 
-/// Returns the names of a pattern such as `layers.0-2.up`.
+/// Returns the names that match a pattern such as `layers.0-2.up`.
 fn names(pattern: &str) -> Vec<String> {
     let mut names = vec![String::new()];
     for (place, part) in pattern.split('.').enumerate() {
@@ -37,7 +38,8 @@ fn published() -> BTreeMap<String, Published> {
     serde_json::from_slice(&fs::read(fixture("published.json")).unwrap()).unwrap()
 }
 
-/// All tensors are known and none is missing. The number of parameters equals the number in `transformers`.
+/// Checks that all tensors are known and that no tensor is missing. The number of parameters must equal the number in
+/// `transformers`.
 #[test]
 fn published_models_have_their_tensors() {
     let published = published();
@@ -65,7 +67,8 @@ fn published_models_have_their_tensors() {
         let parameters: u64 = sizes
             .map(|shape| shape.iter().product::<usize>() as u64)
             .sum();
-        // The parameters of `transformers`, which has no module for multi-token prediction.
+        // The number of parameters in `transformers` does not include multi-token prediction, because it has no module
+        // for it.
         let further = if name == "deepseek-v3" {
             11_610_067_968
         } else {

@@ -1,11 +1,11 @@
-//! Reading folders.
+//! Tests of reading folders.
 
 use burn_megatron::checkpoint::{ElementType, MODEL};
 use proptest::prelude::*;
 
 use super::*;
 
-/// The position of each part of a joined weight, written out.
+/// Checks the position of each part of a concatenated weight.
 #[test]
 fn parts_are_turned_and_lie_side_by_side() {
     let folder = open("llama3");
@@ -41,7 +41,7 @@ fn parts_are_turned_and_lie_side_by_side() {
     );
 }
 
-/// The position of each part of an expert, written out.
+/// Checks the position of each part of an expert.
 #[test]
 fn experts_lie_one_after_the_other() {
     for (name, module, [gate, up, down], width) in [
@@ -78,7 +78,7 @@ fn experts_lie_one_after_the_other() {
     }
 }
 
-/// The positions of latent attention and of shared experts, written out.
+/// Checks the positions of the parts of latent attention and of shared experts.
 #[test]
 fn latents_lie_side_by_side_and_pairs_stay() {
     let (folder, stored) = (open("deepseek-v3"), stored(&fixture("deepseek-v3")));
@@ -94,7 +94,8 @@ fn latents_lie_side_by_side_and_pairs_stay() {
         let key = format!("{MODEL}blocks.1.{path}.weight");
         folder.read(&key, &slice).unwrap()
     };
-    // 20 features of queries, then 16 of keys and values and 4 with a position.
+    // The columns are 20 query features, then 16 features of keys and values, and 4 features with rotary position
+    // embedding.
     assert_eq!(own("mla.down", 5, 7), at("self_attn.q_a_proj", 7, 5));
     let latent = "self_attn.kv_a_proj_with_mqa";
     assert_eq!(own("mla.down", 5, 20 + 17), at(latent, 17, 5));
@@ -113,7 +114,7 @@ fn latents_lie_side_by_side_and_pairs_stay() {
     assert_eq!(whole(&folder, bias), stored.2);
 }
 
-/// The experts of gpt-oss, and the same in MXFP4, which is transposed.
+/// Checks the experts of gpt-oss as floats, and as MXFP4, which is transposed.
 #[test]
 fn packed_experts_have_two_orientations() {
     let [experts, hidden, width] = [4, 32, 64];
@@ -138,7 +139,7 @@ fn packed_experts_have_two_orientations() {
     let place = [2, width - 1, 9];
     assert_eq!(element(&folder, "down", place), at("down_proj", place));
 
-    // Scales of 2^-2, codes that count.
+    // All scales are 2^-2, and the codes are consecutive numbers.
     let copy = rewrite("gpt-oss", |tensors| {
         for (name, output, input) in [
             ("gate_up_proj", 2 * width, hidden),
@@ -195,7 +196,7 @@ fn a_model_has_no_further_tokens_without_their_tensors() {
     );
 }
 
-/// Files repeat the embedding and the output layer for multi-token prediction.
+/// For multi-token prediction, the files contain copies of the embedding and the output layer.
 #[test]
 fn copies_of_tensors_must_be_equal() {
     let whole = open("deepseek-v3-mtp");
@@ -304,7 +305,7 @@ proptest! {
 
 #[test]
 fn older_names_and_tables_are_understood() {
-    // GPT-2's published files: without the prefix, with attention masks.
+    // The published files of GPT-2 have no prefix, and contain attention masks.
     let copy = rewrite("gpt2", |tensors| {
         let named = std::mem::take(tensors).into_iter();
         let strip = |name: String| name.strip_prefix("transformer.").unwrap().to_string();
@@ -316,7 +317,7 @@ fn older_names_and_tables_are_understood() {
     assert_eq!(old.keys(), new.keys());
     let key = "model/blocks.1.attention.qkv.weight";
     assert_eq!(whole(&old, key), whole(&new, key));
-    // A tied output that is present and equal.
+    // The files contain the output weight of a tied output layer, which equals the embedding.
     let copy = rewrite("qwen2", |tensors| {
         let embedding = tensors["model.embed_tokens.weight"].clone();
         tensors.insert("lm_head.weight".into(), embedding);

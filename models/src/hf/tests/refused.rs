@@ -1,4 +1,4 @@
-//! Rejected folders.
+//! Tests of folders that are rejected.
 
 use burn_megatron::checkpoint::CheckpointError;
 
@@ -114,7 +114,7 @@ fn tensors_that_do_not_fit_the_config_are_refused() {
         error.contains("config.json: unknown logit_scale = 2 for llama"),
         "{error}"
     );
-    // An output that differs from the embedding that it should be tied to.
+    // The output weight differs from the embedding to which it should be tied.
     let error = config("tie_word_embeddings", json!(true));
     assert!(
         error.contains("lm_head.weight differs from model.embed_tokens.weight"),
@@ -156,7 +156,7 @@ fn what_is_asked_for_must_be_there() {
     };
     let error = folder.read("model/embedding.weight", &slice).unwrap_err();
     assert!(matches!(error, CheckpointError::OutOfBounds { .. }));
-    // Truncating an open file gives an error, not a crash.
+    // If an open file is truncated, reading returns an error instead of crashing.
     let copy = Temporary::copy("qwen2");
     let folder = HfFolder::open(&copy.0).unwrap();
     let file = fs::File::options()

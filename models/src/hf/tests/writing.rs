@@ -1,4 +1,4 @@
-//! Writing folders, and the files that are kept.
+//! Tests of writing folders and keeping their files.
 
 use burn_megatron::checkpoint::{Checkpoint, CheckpointError, ElementType};
 
@@ -36,7 +36,7 @@ fn what_is_exported_is_the_same() {
     let bytes = fs::read(temporary.path(&format!("gpt2-{}/model.safetensors", u64::MAX))).unwrap();
     let (_, metadata) = SafeTensors::read_metadata(&bytes).unwrap();
     assert_eq!(metadata.metadata().as_ref().unwrap()["format"], "pt");
-    // Nothing else remains.
+    // No temporary folder remains.
     let names = fs::read_dir(&temporary.0).unwrap();
     assert_eq!(names.count(), 3 * NAMES.len());
 }
@@ -144,7 +144,7 @@ fn other_types_are_rounded_and_what_is_too_large_is_refused() {
         error,
         @"large: model.embed_tokens.weight has elements that overflow F16"
     );
-    // Nothing remains.
+    // No partial folder remains.
     assert_eq!(fs::read_dir(&temporary.0).unwrap().count(), 1);
     run(&folder, &to, ElementType::F16).unwrap();
     let error = run(&folder, &to, ElementType::F16).unwrap_err().to_string();

@@ -1,5 +1,6 @@
-//! Compares the meaning of every key with `transformers`, also if the key is missing or null. `keys.py` next to the
-//! fixtures writes `keys.json`. Equal numbers of a family stand for equal outputs of `transformers`.
+//! Compares the effect of every key with its effect in `transformers`, also if the key is missing or null. `keys.py`
+//! next to the fixtures writes `keys.json`. In this file, cases of a family with equal numbers have equal outputs in
+//! `transformers`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -34,7 +35,7 @@ fn keys_of(family: &str, base: &Map<String, Value>, case: &Case) -> Value {
 /// Returns whether a case is refused on purpose, although `transformers` computes it.
 fn is_refused_on_purpose(error: &str) -> bool {
     let reasons = [
-        // Other activations, and exact GELU in gated MLPs.
+        // Other activation functions, and exact GELU in gated MLPs.
         "invalid hidden_act = ",
         "invalid scale_attn",
         "invalid embd_pdrop",
@@ -42,15 +43,16 @@ fn is_refused_on_purpose(error: &str) -> bool {
         "invalid attention_bias",
         "invalid mlp_bias",
         "attention_factor = 0.0",
-        // Experts in every n-th layer only.
+        // Experts only in every n-th layer.
         "invalid mlp_only_layers",
-        // The code next to the published weights reads these keys, and the class does not.
+        // The model code that was published with the weights reads these keys, but the class in `transformers` does
+        // not.
         "invalid n_ctx",
         "invalid norm_topk_prob = true",
         "invalid topk_method = \"greedy\"",
         "requires num_experts_per_tok",
         "unknown num_experts",
-        // Contradictions, and scalings that the class overlooks.
+        // Contradicting keys, and scalings that the class in `transformers` ignores.
         "invalid rope_theta",
         "next to rope_parameters",
         "full_attention and sliding_attention alone",
@@ -77,7 +79,7 @@ fn every_key_means_what_it_means_in_transformers() {
             let mut fault = |what: String| faults.push(format!("{name}: {change}: {what}"));
             let (number, model) = match (case.0, parsed) {
                 (None, Err(_)) => continue,
-                // As an earlier version wrote it.
+                // An earlier version of this crate wrote such a file.
                 (None, Ok(config)) if name == "gpt_oss" && config.model.window.is_none() => {
                     continue;
                 }
@@ -112,14 +114,14 @@ fn every_key_means_what_it_means_in_transformers() {
     );
 }
 
-/// Keys that have one accepted value, or none that changes the model.
+/// Keys that have only one accepted value, or no value that changes the model.
 const WITHOUT_CASES: &str = "_sliding_window_pattern add_cross_attention architectures attention_bias aux_loss_alpha bos_token_id \
     cache_implementation dtype eos_token_id ep_size head_dim initial_context_length is_decoder is_encoder_decoder layer_types \
     mlp_bias model_type num_local_experts num_mtp_layers num_nextn_predict_layers pad_token_id pretraining_tp pruned_heads qk_head_dim \
     quantization_config rope_interleaved router_jitter_noise seq_aux tie_encoder_decoder torch_dtype \
     use_bidirectional_attention use_mrope";
 
-/// A new key needs cases in `keys.py`.
+/// Checks that every key has cases in `keys.py`.
 #[test]
 fn every_key_that_is_read_has_cases() {
     for (name, family) in families() {
@@ -133,7 +135,7 @@ fn every_key_that_is_read_has_cases() {
         let known: BTreeSet<&str> = WITHOUT_CASES.split_whitespace().collect();
         let has_cases = |key: &String| given.contains(key) || known.contains(&key[..]);
         let mut missing: Vec<_> = ASKED.take().into_iter().collect();
-        // The keys of an object are cases of the object.
+        // The keys of a nested object are covered by the cases of the object.
         missing.retain(|key| !key.contains('.') && !has_cases(key));
         assert_eq!(missing, [""; 0], "{name}");
     }

@@ -1,4 +1,4 @@
-//! DeepSeek and gpt-oss as published, from `published.json` of the fixtures.
+//! The published configurations of DeepSeek and gpt-oss, from `published.json` in the fixtures.
 
 use burn_megatron::nn::Activation;
 use burn_megatron::nn::moe::{ExpertGroups, GroupScore, ScoreFunction};
@@ -113,7 +113,7 @@ fn gpt_oss_is_understood() {
         panic!("{:?}", model.positions)
     };
     assert_eq!((factor, truncate), (32.0, false));
-    // Every second layer has the window, from the first, also without the list.
+    // Without the list, every second layer also has the window, starting with the first layer.
     let mut without = published("gpt-oss-20b");
     without
         .as_object_mut()
@@ -144,7 +144,7 @@ fn what_the_layers_do_not_compute_is_refused() {
     }
 }
 
-/// Without `mscale` the scores are still scaled, and cosines and sines have the usual factor.
+/// Without `mscale`, the attention scores are still scaled, and cosines and sines have the default factor.
 #[test]
 fn mscale_all_dim_alone_scales_the_scores_of_latent_attention() {
     let both = parse(&published("deepseek-v2")).unwrap().model;

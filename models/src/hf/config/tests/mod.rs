@@ -1,4 +1,4 @@
-//! The meaning of published configurations in both formats, and rejected configurations.
+//! Tests of published configurations in both formats, and of rejected configurations.
 
 mod keys;
 mod latent;
@@ -169,7 +169,8 @@ fn what_is_written_says_the_same() {
     let dynamic = json!({ "rope_type": "dynamic", "factor": 8.0 });
     let own = json!({ "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768,
         "attention_factor": 1.1386 });
-    // As in a model of Phi-3 with 64 pairs, where the factors of the scaling follow from both contexts.
+    // This is the scaling of a Phi-3 model with 64 pairs of features, in which the attention factor is computed from
+    // both context lengths.
     let longrope = json!({ "type": "longrope", "original_max_position_embeddings": 4096,
         "short_factor": vec![1.05; 64], "long_factor": vec![1.1; 64] });
     let scaled = [yarn, other, exact, linear, dynamic, own, longrope]
@@ -199,12 +200,12 @@ fn what_is_written_says_the_same() {
         let config = parse(&value).unwrap();
         let text = config.to_json().unwrap();
         assert_eq!(HfConfig::parse(text.as_bytes()).unwrap(), config, "{text}");
-        // The family follows from the model.
+        // The family is selected by the settings of the model.
         assert_eq!(HfConfig::of(&config.model).unwrap().family, config.family);
     }
 }
 
-/// Null would mean YaRN for the class of `transformers`, and a window of null makes its forward pass fail.
+/// The class in `transformers` would replace null with YaRN, and its forward pass fails if the window is null.
 #[test]
 fn gpt_oss_without_scaling_or_windows_is_written_in_full() {
     let mut model = ModelFamily::GptOss.defaults();

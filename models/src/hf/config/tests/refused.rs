@@ -323,7 +323,7 @@ fn what_could_change_the_model_is_refused_by_name() {
     assert!(HfConfig::parse(b"[1]").is_err());
 }
 
-/// Missing keys have the defaults of the classes of `transformers`, not the values of published files.
+/// Missing keys have the default values of the classes in `transformers`, not the values in published files.
 #[test]
 fn what_is_missing_is_that_of_the_class() {
     let without = |mut value: Value, key: &str| {
@@ -341,7 +341,7 @@ fn what_is_missing_is_that_of_the_class() {
     assert_eq!(moe.score, ScoreFunction::PreSoftmax);
     let positions = without(mixtral(), "rope_theta").positions;
     assert_eq!(positions, Positions::rotary(1e6));
-    // `null` is a value, and so is another name.
+    // A key is not missing if its value is `null`, or if another name of the key is present.
     let all = parse(&with(mistral(), "sliding_window", Value::Null)).unwrap();
     assert_eq!(all.model.window, None);
     let mut other = qwen3_moe();
