@@ -10,11 +10,11 @@ pub fn append_checksum(mut body: String) -> Vec<u8> {
     body.into_bytes()
 }
 
-/// Checks that the bytes have the checksum that [`append_checksum`] has added.
+/// Checks that the bytes match the checksum that [`append_checksum`] added to them.
 ///
 /// # Errors
 ///
-/// The reason as text.
+/// Returns the reason as text.
 pub fn check(bytes: &[u8]) -> Result<(), String> {
     let len = end(b"").len();
     let at = bytes.len().checked_sub(len);

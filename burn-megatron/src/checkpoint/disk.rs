@@ -1,4 +1,4 @@
-//! All file system operations of a save, with a hook for fault injection.
+//! The file system operations that save a checkpoint, with a hook for fault injection.
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::CheckpointError;
 use crate::regular_file::check_not_lfs_pointer;
 
-/// A file system operation.
+/// A file system operation of a save.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DiskOperation {
     /// Create a folder.
@@ -30,7 +30,7 @@ pub enum DiskOperation {
 
 type Hook = dyn Fn(DiskOperation, &Path) -> io::Result<()> + Send + Sync;
 
-/// The file system that checkpoints are written to.
+/// The file system to which checkpoints are written.
 #[derive(Clone, Default)]
 pub struct Disk {
     hook: Option<Arc<Hook>>,
@@ -45,9 +45,9 @@ impl fmt::Debug for Disk {
 }
 
 impl Disk {
-    /// Creates a disk for tests. `hook` is called before each operation, and if it returns an error, the
-    /// operation is not run and fails with this error. Each write has at most `largest_write` bytes, so that a
-    /// failure can leave a partial file.
+    /// Creates a disk for tests. `hook` is called before each operation. If `hook` returns an error, the operation is
+    /// not run and returns this error. Each write has at most `largest_write` bytes, so that a failure can leave a
+    /// partially written file.
     pub fn hooked(
         hook: impl Fn(DiskOperation, &Path) -> io::Result<()> + Send + Sync + 'static,
         largest_write: usize,
