@@ -1,5 +1,5 @@
-//! JSON objects without repeated keys. Parsers keep only the last value of a repeated key, which hides the
-//! others.
+//! Deserializes JSON objects without repeated keys. JSON parsers keep only the last value of a repeated key, which
+//! hides the other values.
 
 use std::collections::BTreeMap;
 use std::fmt;
