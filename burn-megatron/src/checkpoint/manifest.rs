@@ -43,7 +43,7 @@ pub struct Manifest {
 pub struct FileEntry {
     /// The name of the file in the folder of the checkpoint.
     pub name: String,
-    /// Its size in bytes.
+    /// The size in bytes.
     pub size: u64,
     /// The size of the file's header in bytes, including the length prefix. The data follows the header without gaps.
     pub header: u64,
@@ -90,7 +90,7 @@ pub struct ObjectEntry {
     pub file: usize,
     /// The offset of the data in the file, in bytes.
     pub begin: u64,
-    /// Its size in bytes.
+    /// The size in bytes.
     pub size: u64,
     /// The checksums of the data, one for each chunk of 4 MiB.
     pub checksums: Vec<Checksum>,

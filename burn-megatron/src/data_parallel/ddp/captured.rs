@@ -15,8 +15,8 @@ impl<M: Module> DistributedDataParallel<M> {
         self.buffers.gradients().hold();
     }
 
-    /// Starts the reductions that are ready after the micro-batches so far. `is_last` is true after the last
-    /// micro-batch of the step.
+    /// Starts the reductions of the buckets that are ready after the micro-batches so far. They were held back by
+    /// [`hold_reductions`](Self::hold_reductions). `is_last` is true after the last micro-batch of the step.
     pub fn release_reductions(&self, is_last: bool) {
         self.buffers.gradients().release();
         if is_last {
@@ -24,7 +24,8 @@ impl<M: Module> DistributedDataParallel<M> {
         }
     }
 
-    /// Runs a micro-batch whose launches are captured. It does not count as a micro-batch of the step.
+    /// Runs a micro-batch whose kernel launches are captured in a CUDA graph. It does not count as a micro-batch of the
+    /// step.
     pub fn capture_micro_batch<T>(&self, body: impl FnOnce() -> T) -> (T, MicroBatchUses) {
         let before = self.buffers.gradients().counted();
         let result = body();
@@ -32,7 +33,7 @@ impl<M: Module> DistributedDataParallel<M> {
         (result, uses)
     }
 
-    /// Counts a replayed micro-batch.
+    /// Counts a micro-batch that ran as the replay of a CUDA graph.
     pub fn count_micro_batch(&self, uses: &MicroBatchUses) {
         self.buffers.begin_stage(0);
         self.buffers.gradients().count(uses);
