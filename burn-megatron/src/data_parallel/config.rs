@@ -180,7 +180,7 @@ impl DataParallelConfig {
     }
 
     /// Returns these settings, completed by the [`zero_stage`](ParallelConfig::zero_stage) and the
-    /// [`hsdp`](ParallelConfig::hsdp) of the layout. Values in these settings must not differ from the layout.
+    /// [`hsdp`](ParallelConfig::hsdp) of the layout. If both set a value, the two values must be equal.
     ///
     /// # Errors
     ///

@@ -11,7 +11,7 @@ use crate::nn::{BuildError, RecomputeError};
 /// Invalid settings.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum DataParallelConfigError {
-    /// The size of a shard group does not divide the data axis.
+    /// The number of ranks in a shard group does not divide the number of ranks of the data axis.
     #[error(
         "invalid hsdp = {hsdp}: expected a divisor of the {ranks} ranks of the data axis ({divisors})"
     )]
@@ -20,19 +20,19 @@ pub enum DataParallelConfigError {
         hsdp: usize,
         /// The number of ranks of the data axis.
         ranks: usize,
-        /// The divisors of the number of ranks.
+        /// The divisors of the number of ranks, as a list for the message.
         divisors: String,
     },
-    /// A setting without effect in this ZeRO stage.
+    /// A setting has no effect in the ZeRO stage of the run.
     #[error(
         "{name} requires zero_stage = {expected}, but zero_stage = {stage}; change the stage, or leave {name} out"
     )]
     RequiresZeroStage {
         /// The name of the setting.
         name: &'static str,
-        /// The stages in which it has an effect.
+        /// The ZeRO stages in which the setting has an effect.
         expected: &'static str,
-        /// The stage of the run.
+        /// The ZeRO stage of the run.
         stage: ZeroStage,
     },
     /// A hierarchical reduction was requested for sharded gradients.
@@ -41,26 +41,26 @@ pub enum DataParallelConfigError {
          to exchange less between nodes, or leave hierarchical_reduce out"
     )]
     HierarchicalShards {
-        /// The stage of the run.
+        /// The ZeRO stage of the run.
         stage: ZeroStage,
     },
-    /// A setting has another value in the layout.
+    /// A setting has different values in [`DataParallelConfig`](super::DataParallelConfig) and in the layout.
     #[error("{name} = {own}, but {name} = {layout} in the layout: set it in one place")]
     Contradiction {
         /// The name of the setting.
         name: &'static str,
-        /// Its value here.
+        /// The value in [`DataParallelConfig`](super::DataParallelConfig).
         own: String,
-        /// Its value in the layout.
+        /// The value in the layout.
         layout: String,
     },
-    /// A setting of 16-bit models was used with another precision.
+    /// A setting for 16-bit models was used with a precision that is not 16-bit.
     #[error(
         "reduce_in_16_bits requires precision = bf16 or f16, but precision = {0}; change the precision, or \
          leave reduce_in_16_bits out"
     )]
     NotHalfPrecision(Precision),
-    /// f64 on a GPU.
+    /// The precision is `f64`, but the device of the model is not the CPU.
     #[error(
         "invalid precision = f64 for a model on {device}: expected f32, bf16 or f16, or a model on the CPU"
     )]
@@ -68,7 +68,7 @@ pub enum DataParallelConfigError {
         /// The device of the model.
         device: String,
     },
-    /// FP8 parameters are not gathered, because shard groups have one rank.
+    /// `fp8_param_gather` was set, but shard groups have one rank, so no parameters are gathered.
     #[error(
         "fp8_param_gather requires shard groups of 2 or more ranks, but the data axis has {ranks} ranks and \
          hsdp = {}; shard over more ranks, or leave fp8_param_gather out",
@@ -80,7 +80,7 @@ pub enum DataParallelConfigError {
         /// The number of ranks in a shard group, if set.
         hsdp: Option<usize>,
     },
-    /// `fp8_param_gather` was used for a model without FP8 weights.
+    /// `fp8_param_gather` was set for a model without FP8 weights.
     #[error(
         "fp8_param_gather requires FP8 layers besides experts, but the model has none; choose an FP8 recipe, or \
          leave fp8_param_gather out"
@@ -98,12 +98,12 @@ pub enum DataParallelConfigError {
     /// Invalid settings of offload.
     #[error(transparent)]
     Offload(#[from] OffloadError),
-    /// A number that must be above zero.
+    /// A setting must be positive, but its value is not.
     #[error("invalid {name} = {value}: expected a number above 0")]
     NotPositive {
         /// The name of the setting.
         name: &'static str,
-        /// Its value.
+        /// The value of the setting.
         value: f64,
     },
 }
@@ -111,10 +111,10 @@ pub enum DataParallelConfigError {
 /// Invalid settings of offload.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 pub enum OffloadError {
-    /// A fraction outside 0 to 1.
+    /// The fraction is not between 0 and 1.
     #[error("invalid offload.optimizer = {0}: expected a fraction from 0 to 1")]
     Fraction(f64),
-    /// The masters would be on the host, but the device needs them.
+    /// The master weights would be in host memory, but the device needs them because of `fp8_param_gather`.
     #[error(
         "offload.optimizer = {0} moves masters to the host, and with fp8_param_gather the device quantises them in \
          every step; leave one of them out"
@@ -125,7 +125,7 @@ pub enum OffloadError {
 /// The memory cannot be computed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MemoryError {
-    /// The bytes overflow a `u64`.
+    /// The number of bytes overflows a `u64`.
     #[error(
         "the state of one rank takes {bytes} bytes, which overflows 64 bits; split the model over more ranks"
     )]
@@ -135,10 +135,10 @@ pub enum MemoryError {
     },
 }
 
-/// The error of a data-parallel wrapper or step.
+/// An error of a data-parallel wrapper or of a training step.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum DataParallelError {
-    /// The model does not have the layers that adapters were requested for.
+    /// Adapters were requested for layers that the model does not have.
     #[error(transparent)]
     Lora(Box<BuildError>),
     /// An invalid pattern of frozen parameters.
@@ -149,12 +149,12 @@ pub enum DataParallelError {
         /// The syntax error of the pattern.
         fault: GlobError,
     },
-    /// A freeze pattern matches no parameter of any stage.
+    /// A freeze pattern does not match any parameter of any pipeline stage.
     #[error("the freeze pattern `{pattern}` matches no parameter{}", listed(.nearest))]
     FreezeUnmatched {
         /// The pattern.
         pattern: String,
-        /// The paths nearest to the pattern, nearest first.
+        /// The parameter paths that are most similar to the pattern, most similar first.
         nearest: Vec<String>,
     },
     /// Every parameter of the model is frozen.
@@ -163,13 +163,13 @@ pub enum DataParallelError {
     /// Invalid settings.
     #[error(transparent)]
     Config(#[from] DataParallelConfigError),
-    /// The buffers cannot be laid out.
+    /// The layout of the buffers cannot be computed.
     #[error(transparent)]
     Layout(#[from] LayoutError),
     /// The memory cannot be computed.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// Invalid FP8 layers.
+    /// The FP8 layers are invalid.
     #[error(transparent)]
     Fp8(#[from] Fp8Error),
     /// The recomputation settings are invalid for the model.
@@ -186,7 +186,7 @@ pub enum DataParallelError {
     Type {
         /// The path of the parameter.
         path: String,
-        /// Its dtype.
+        /// The dtype of the parameter.
         dtype: String,
     },
     /// A forward was not followed by its backward.
@@ -194,10 +194,10 @@ pub enum DataParallelError {
     NoBackward {
         /// The path of the parameter.
         path: String,
-        /// The number of uses whose gradient is pending.
+        /// The number of uses of the parameter for which no gradient was received.
         uses: usize,
     },
-    /// A rank ran no micro-batch in a ZeRO stage that reduces after each micro-batch.
+    /// A rank ran no micro-batch, but its ZeRO stage reduces gradients after each micro-batch.
     #[error(
         "this rank ran no micro-batch, but with zero_stage = {stage} all ranks must run the same number, as \
          gradients are reduced after each; run one with a loss of 0, or use zero_stage 0 or 1"
@@ -214,12 +214,13 @@ pub enum DataParallelError {
     OrderMismatch {
         /// This rank.
         rank: usize,
-        /// A rank that differs.
+        /// Another rank, which differs from this rank.
         other: usize,
         /// The ZeRO stage.
         stage: ZeroStage,
     },
-    /// A parameter that is tied across the pipeline is on a rank whose gradients are not summed.
+    /// A parameter that is tied across the pipeline is on a rank other than the first and the last rank of the
+    /// pipeline. The gradients of such a rank are not summed.
     #[error(
         "{path} is tied across the first and the last stage, but is on rank {rank} of a pipeline of {ranks}: \
          its gradients are summed over rank 0 and rank {} only; use a schedule with both stages on these \
@@ -234,7 +235,7 @@ pub enum DataParallelError {
         /// The number of pipeline ranks.
         ranks: usize,
     },
-    /// The layout splits experts, but the model has none.
+    /// The layout splits experts, but the model has no experts.
     #[error(
         "invalid expert = {expert} or expert_tensor = {expert_tensor}: expected expert = 1 and no expert_tensor, as \
          this model has no experts"
@@ -245,14 +246,14 @@ pub enum DataParallelError {
         /// The number of ranks of the expert-tensor axis.
         expert_tensor: usize,
     },
-    /// The ranks of a stage have different models.
+    /// The ranks of a pipeline stage have different models.
     #[error(
         "rank {rank} and rank {other} have different parameters: the models were built differently"
     )]
     ModelMismatch {
         /// This rank.
         rank: usize,
-        /// A rank that differs.
+        /// Another rank, which differs from this rank.
         other: usize,
     },
     /// The replicas of a parameter differ.
@@ -263,12 +264,12 @@ pub enum DataParallelError {
         /// Two world ranks whose replicas differ.
         ranks: [usize; 2],
     },
-    /// The size of given gradients differs from the size of the parameter.
+    /// A gradient has a different number of elements than its parameter.
     #[error("{found} elements were given for {path}, expected {expected} on this rank")]
     ElementCount {
         /// The path of the parameter.
         path: String,
-        /// The number of given elements.
+        /// The number of elements of the gradient.
         found: usize,
         /// The number of elements of the parameter.
         expected: usize,

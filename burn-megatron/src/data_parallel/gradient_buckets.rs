@@ -1,8 +1,8 @@
 //! The gradient buckets of one rank, from accumulation to reduction.
 //!
-//! Each bucket is a flat buffer in which the gradients of its parameters are accumulated. Its reduction over
-//! the ranks starts with the last expected gradient, while backward continues. From ZeRO-2 on, only the reduced
-//! shard of this rank is kept. A bucket is then reduced and its buffer freed after each micro-batch.
+//! Each bucket is a flat buffer in which the gradients of its parameters are accumulated. Its reduction over the ranks
+//! starts when the last expected gradient was accumulated, while the backward continues. With ZeRO-2 and ZeRO-3, each
+//! bucket is reduced after each micro-batch. Its buffer is then freed, and only the reduced shard of this rank is kept.
 //!
 //! Reductions start in the order of the buckets, regardless of the order of the gradients. Ranks that use their
 //! parameters differently, or run no micro-batch, still call the same collectives.

@@ -389,7 +389,8 @@ impl ParameterBuckets {
         self.buckets.iter().map(of).collect()
     }
 
-    /// Quantizes gathered values, whose memory the gradients need. At most one bucket has gathered values.
+    /// Quantizes values that were gathered, and frees their memory for the gradients. At most one bucket has gathered
+    /// values.
     pub fn quantize_gathered(&mut self) {
         for (number, bucket) in self.buckets.iter_mut().enumerate() {
             if bucket.fp8_weights.is_gathering_values() {

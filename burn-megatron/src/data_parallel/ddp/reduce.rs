@@ -15,8 +15,7 @@ impl<M: Module> DistributedDataParallel<M> {
     ///
     /// `tokens` is the number of tokens in the micro-batches of *this* rank, so ranks with more tokens have a larger
     /// weight. A rank that ran no micro-batch passes 0 and contributes zeros. A parameter on which the loss does not
-    /// depend has a zero gradient. A warning, which is logged once, names such parameters. Collective: call on all
-    /// ranks.
+    /// depend has a zero gradient. A warning that names the parameter is logged once. Collective: call on all ranks.
     ///
     /// If an error is returned, the step also ends: its gradients are discarded, and later gradients of the step are
     /// ignored.

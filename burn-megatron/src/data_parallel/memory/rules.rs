@@ -9,9 +9,9 @@ use crate::mesh::ZeroStage;
 /// The training state per parameter, and the part of the state that is sharded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryRules {
-    /// The sharded state.
+    /// The ZeRO stage, which selects the sharded state.
     pub stage: ZeroStage,
-    /// Hybrid sharding: the number of ranks over which a copy is sharded. `None`: the ranks over which the
+    /// The number of ranks in a shard group, with hybrid sharding (HSDP). `None`: the number of ranks over which the
     /// layout shards buckets.
     pub shards: Option<usize>,
     /// The number of moments of the optimizer: 2 for Adam.
@@ -20,15 +20,15 @@ pub struct MemoryRules {
     pub moment: DType,
     /// Whether gradients and gathered parameters have [static buffers](DataParallelConfig::static_buffers).
     pub static_buffers: bool,
-    /// Whether gradients are summed over several ranks.
+    /// Whether the gradients are summed over several ranks.
     pub summed: bool,
-    /// The number of buckets, from bucket 0 on, whose masters and moments are on the host: see
+    /// The number of buckets, counted from bucket 0, whose master weights and moments are in host memory. See
     /// [`OffloadPlan`](crate::data_parallel::OffloadPlan).
     pub offloaded: usize,
 }
 
 impl MemoryRules {
-    /// Returns the rules for Adam with f32 moments.
+    /// Returns the memory rules for Adam with `f32` moments.
     pub fn adam(stage: ZeroStage) -> Self {
         Self {
             stage,
@@ -41,7 +41,7 @@ impl MemoryRules {
         }
     }
 
-    /// Returns the rules for `config`.
+    /// Returns the memory rules for the settings `config`.
     pub fn of(config: &DataParallelConfig) -> Self {
         Self {
             shards: config.hsdp,
