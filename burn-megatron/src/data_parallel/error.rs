@@ -8,7 +8,7 @@ use crate::mesh::ZeroStage;
 use crate::nn::fp8::Fp8Error;
 use crate::nn::{BuildError, RecomputeError};
 
-/// Invalid settings.
+/// The settings of data parallelism are invalid.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum DataParallelConfigError {
     /// The number of ranks in a shard group does not divide the number of ranks of the data axis.
@@ -95,7 +95,7 @@ pub enum DataParallelConfigError {
         /// The path of the weight.
         path: String,
     },
-    /// Invalid settings of offload.
+    /// The offload settings are invalid.
     #[error(transparent)]
     Offload(#[from] OffloadError),
     /// A setting must be positive, but its value is not.
@@ -108,7 +108,7 @@ pub enum DataParallelConfigError {
     },
 }
 
-/// Invalid settings of offload.
+/// The offload settings are invalid.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 pub enum OffloadError {
     /// The fraction is not between 0 and 1.
@@ -160,7 +160,7 @@ pub enum DataParallelError {
     /// Every parameter of the model is frozen.
     #[error("freeze leaves no parameter that is trained: give patterns that match fewer")]
     AllFrozen,
-    /// Invalid settings.
+    /// The settings of data parallelism are invalid.
     #[error(transparent)]
     Config(#[from] DataParallelConfigError),
     /// The layout of the buffers cannot be computed.
