@@ -54,7 +54,7 @@ impl Operation {
     /// All operations, in the order in which a step runs them.
     pub const ALL: &'static [Self] = Self::VARIANTS;
 
-    /// Returns the name in recipes and flags.
+    /// Returns the name that recipes and flags use.
     pub fn name(self) -> &'static str {
         self.into()
     }
@@ -72,7 +72,7 @@ pub enum KernelChoice {
     Auto,
     /// Uses the fused form. An error is returned if the kernel is not available.
     Fused,
-    /// Burn's operations.
+    /// Uses the unfused form, which is composed of Burn's operations.
     Unfused,
 }
 
@@ -218,7 +218,7 @@ impl KernelChoices {
 }
 
 impl KernelChoice {
-    /// Returns the name in recipes and flags.
+    /// Returns the name that recipes and flags use.
     pub fn name(self) -> &'static str {
         self.into()
     }

@@ -148,8 +148,8 @@ impl OptimizerConfig {
         }
     }
 
-    /// Changes AdamW, Muon's AdamW and Adam so that an update is proportional to the gradient, and returns the changed
-    /// configuration.
+    /// Sets the epsilon of AdamW, of Muon's AdamW and of Adam to 1, so that updates are about proportional to the
+    /// gradients. Returns the changed configuration.
     pub fn with_gradient_steps(mut self) -> Self {
         match &mut self {
             Self::AdamW(config) => config.epsilon = 1.0,

@@ -45,8 +45,8 @@ pub struct LossScaleConfig {
     pub backoff: f64,
     /// The number of consecutive steps without an overflow after which the scale grows, at least 1.
     pub growth_interval: u32,
-    /// The number of overflows that are tolerated before the scale is reduced, counted since the scale last grew. With
-    /// 1, every overflow reduces the scale.
+    /// The number of the first overflow that reduces the scale, counted since the scale last grew. Later overflows also
+    /// reduce the scale. With 1, every overflow reduces the scale.
     pub hysteresis: u32,
 }
 
