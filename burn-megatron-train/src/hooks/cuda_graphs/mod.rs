@@ -1,5 +1,5 @@
-//! Runs micro-batches as CUDA graphs: forward and backward are captured once per shape of rows, and replayed with one
-//! call.
+//! Runs micro-batches as CUDA graphs: the forward and backward are captured once for each input shape, and replayed
+//! with one call.
 //!
 //! The tensors that a replay reads and writes keep their addresses. Ids and targets are written into the same tensors,
 //! gradients are added to static buffers, and the optimizer changes the parameters in place. Three operations depend on
@@ -9,10 +9,10 @@
 //! - Gradients are counted.
 //! - Reductions start: after each micro-batch with ZeRO-2, and after the last micro-batch otherwise.
 //!
-//! So a graph has no collective, and the deadlines of collectives hold as without graphs.
+//! A graph therefore contains no collective, and collectives have the same deadlines as without graphs.
 //!
-//! `verify` runs on the CPU, which has no graphs. The host then runs the body of the graph for each micro-batch, and
-//! runs the other operations outside of the body.
+//! `verify` runs on the CPU, which has no CUDA graphs. The host then runs the operations of the graph for each
+//! micro-batch, and runs the operations outside of the graph separately.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
