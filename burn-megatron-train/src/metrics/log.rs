@@ -65,7 +65,8 @@ impl MetricsLog {
         })
     }
 
-    /// Resumes the file of an interrupted run, from the checkpoint after `updates` updates.
+    /// Opens the file of an interrupted run that is resumed. `updates` is the number of updates in the checkpoint from
+    /// which the run resumes.
     ///
     /// No line is removed. Instead, a marker `{"kind":"resumed","step":updates}` is appended, which invalidates the
     /// earlier lines of later steps. [`read_metrics`](super::read_metrics) omits these lines, so it returns the same
@@ -74,7 +75,7 @@ impl MetricsLog {
     ///
     /// # Errors
     ///
-    /// [`MetricsError::Io`] if there is no such file; [`MetricsError::BadLine`] if a line is not a record.
+    /// [`MetricsError::Io`] if the file does not exist; [`MetricsError::BadLine`] if a line is not a record.
     pub fn resume(path: &Path, updates: usize) -> Result<Self, MetricsError> {
         let text = read(path)?;
         let mut records = records(path, &text, true)?;
@@ -189,7 +190,7 @@ impl TimingsLog {
     ///
     /// # Errors
     ///
-    /// [`MetricsError::Io`] if there is no such file; [`MetricsError::BadLine`] if a line is not a record.
+    /// [`MetricsError::Io`] if the file does not exist; [`MetricsError::BadLine`] if a line is not a record.
     pub fn resume(path: &Path, updates: usize) -> Result<Self, MetricsError> {
         let text = read(path)?;
         for line in lines::<TimingsLine>(path, &text, true) {
