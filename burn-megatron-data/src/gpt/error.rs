@@ -152,7 +152,7 @@ pub enum SamplingError {
     NoVocabulary {
         /// The path prefix of the token files.
         prefix: PathBuf,
-        /// The path of the sidecar file, which does not exist.
+        /// The path of the sidecar file that should contain the vocabulary size.
         sidecar: PathBuf,
     },
     /// Two sidecar files have different values for the same property.
@@ -175,7 +175,7 @@ pub enum SamplingError {
     /// A sidecar file has an invalid end-of-document token.
     #[error("the eod in the sidecar of '{}' is not a token: tokens are below 2^31", .0.display())]
     Eod(PathBuf),
-    /// Two options cannot be used together.
+    /// An option was set that has no effect together with another option.
     #[error("{0} has no effect with {1}: leave one out")]
     Ignored(&'static str, &'static str),
 }
