@@ -48,7 +48,7 @@ pub struct HybridContextConfig {
     /// The number of tokens per rank in a micro-batch must be a multiple of this number. It is the number of tensor
     /// ranks with sequence parallelism, which split these tokens, and 1 without sequence parallelism.
     pub multiple: usize,
-    /// The cost of a sample.
+    /// The cost of a sample in FLOPs.
     pub flops: SampleFlops,
 }
 
