@@ -53,8 +53,8 @@ pub trait GenerationCache<M: ?Sized>: Debug + Sized {
     /// Runs a pipeline stage on new tokens, without a backward. The new tokens follow the cached tokens of their
     /// sequences.
     ///
-    /// Returns the same output for these tokens as [`hidden`](LanguageModel::hidden) on the complete sequences, `[1,
-    /// tokens, hidden]`. Alternatively, it returns only the rows of the last tokens (see
+    /// Returns the same output for these tokens as [`hidden`](LanguageModel::hidden) on the complete sequences,
+    /// `[1, tokens, hidden]`. Alternatively, it returns only the rows of the last tokens (see
     /// [`last_rows`](Self::last_rows)). The number of tokens is padded at the end to a multiple of
     /// [`sequence_multiple`](LanguageModel::sequence_multiple). `input` is the output of the previous stage.
     fn hidden(

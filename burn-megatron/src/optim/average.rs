@@ -12,8 +12,9 @@ use crate::data_parallel::{DistributedDataParallel, MemoryCategory, TrackedAlloc
 /// The prefix of a weight's path in the key of its average.
 pub const EMA: &str = "ema/";
 
-/// Settings of the exponential moving average (EMA) of the weights. After each taken step the average is `e = decay e +
-/// (1 - decay) w`. It starts with the initial weights. It is sharded like the master weights and has the same dtype.
+/// Settings of the exponential moving average (EMA) of the weights. After each taken step the average is
+/// `e = decay e + (1 - decay) w`. It starts with the initial weights. It is sharded like the master weights and has the
+/// same dtype.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct EmaConfig {
