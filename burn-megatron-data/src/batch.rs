@@ -39,7 +39,7 @@ pub struct Batch {
     /// The number of tokens in a row.
     pub seq: usize,
     /// The starts of the documents in the concatenated rows, followed by the end of the last document:
-    /// `0, ..., rows * seq` (as `cu_seqlens` in FlashAttention). A token only attends to tokens of its own document.
+    /// `0, ..., rows * seq` (as `cu_seqlens` in FlashAttention). A token only attends to tokens of the same document.
     /// `None` if every row is one document.
     pub documents: Option<Vec<i32>>,
     /// The tokens of each row that this rank holds, if the rows are split over the ranks of a context group. `seq` is

@@ -13,7 +13,7 @@ pub struct Sample {
     /// [`IGNORE`](super::IGNORE).
     pub targets: Vec<i32>,
     /// The starts of the documents in the sequence, in ascending order. The first start is 0. A token only attends to
-    /// tokens of its own document, and positions restart in each document. Empty if the sequence is one document.
+    /// tokens of the same document, and positions restart in each document. Empty if the sequence is one document.
     pub documents: Vec<usize>,
     /// The number of padding tokens at the end of the sequence. Their targets are ignored, and expert routers skip
     /// them.

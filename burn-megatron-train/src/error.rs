@@ -15,7 +15,7 @@ use burn_megatron::pipeline::engine::EngineError;
 use burn_megatron_data::DataError;
 use burn_megatron_generate::GenerateError;
 
-/// An error because of which a training run failed or could not start.
+/// The error of a training run that failed or could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum TrainError {
     /// The settings are invalid.

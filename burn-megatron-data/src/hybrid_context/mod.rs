@@ -83,7 +83,7 @@ pub struct HybridContextPlan {
     flops: Vec<f64>,
 }
 
-/// An error because of which a step cannot be planned.
+/// The error that is returned if a step cannot be planned.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum HybridContextError {
     /// The number of ranks is not a power of two.
@@ -103,7 +103,7 @@ pub enum HybridContextError {
     MaxSeqlen {
         /// The maximum number of tokens per rank in a micro-batch.
         tokens: usize,
-        /// The number of which `tokens` must be a multiple.
+        /// The required divisor of `tokens`.
         multiple: usize,
     },
     /// The cost of a sample is negative or not finite.
@@ -136,7 +136,7 @@ pub enum HybridContextError {
         ranks: usize,
         /// The maximum number of tokens per rank in a micro-batch.
         tokens: usize,
-        /// The number of which `tokens` must be a multiple.
+        /// The required divisor of `tokens`.
         multiple: usize,
     },
 }
@@ -237,8 +237,8 @@ impl HybridContextConfig {
         })
     }
 
-    /// Returns a number of which the padded length of a row must be a multiple, so that any group of ranks can split
-    /// the row.
+    /// Returns the required divisor of the padded length of a row. If it divides the length, any group of ranks can
+    /// split the row.
     pub fn row_divisor(&self) -> usize {
         self.ranks * self.row_multiple()
     }

@@ -1,4 +1,4 @@
-//! Token files as a [`Dataset`].
+//! A [`Dataset`] of token files.
 
 mod sidecar;
 
@@ -109,7 +109,7 @@ impl TokenFilesConfig {
     }
 }
 
-/// Token files as a [`Dataset`].
+/// A [`Dataset`] of token files.
 pub struct TokenFiles {
     config: TokenFilesConfig,
     files: Vec<Arc<IndexedDataset>>,

@@ -43,7 +43,7 @@ impl CheckpointError {
 #[derive(Debug)]
 pub struct SkippedCheckpoint {
     pub(super) name: CheckpointName,
-    /// The error because of which the checkpoint was skipped.
+    /// The error that occurred when the checkpoint was opened or read.
     pub error: CheckpointError,
 }
 

@@ -15,7 +15,7 @@ pub enum ExchangeKind {
     AllReduce,
     /// An all-gather: the concatenation of the tensors of all ranks.
     AllGather,
-    /// A reduce-scatter: the sum over the ranks, of which each rank keeps a part.
+    /// A reduce-scatter: the sum over the ranks. Each rank keeps a part of the sum.
     ReduceScatter,
     /// An all-to-all: each rank sends rows to each rank.
     AllToAll,

@@ -47,8 +47,8 @@ impl<const D: usize> RingAllGather<D> {
         }
     }
 
-    /// Calls `compute` with each tensor, the index of the rank that the tensor comes from, and the index of the tensor
-    /// among the tensors of that rank. This rank's own tensors come first.
+    /// Calls `compute` for each tensor of all ranks. The arguments are the tensor, the index of the rank that owns the
+    /// tensor, and the index of the tensor on this rank. The tensors of the calling rank come first.
     pub fn each(mut self, mut compute: impl FnMut(Tensor<D>, usize, usize)) {
         let (rank, size) = (self.comm.rank(), self.comm.size());
         let count = self.own.len();

@@ -58,9 +58,10 @@ impl BucketShard {
     }
 }
 
-/// A function that runs the optimizer step of a bucket. The second argument is the outcome of the step, if there is
-/// one: see [`step_outcome`](burn_megatron_kernels::adamw::step_outcome). For an offloaded bucket, all tensors and the
-/// outcome are on the host, and a host thread calls the function.
+/// A function that runs the optimizer step of a bucket. The second argument is the outcome of the step, or `None` if
+/// the host has already decided that the step is taken. See
+/// [`step_outcome`](burn_megatron_kernels::adamw::step_outcome). For an offloaded bucket, all tensors and the outcome
+/// are on the host, and a host thread calls the function.
 pub type StepFn = dyn Fn(BucketStep, Option<&Tensor<1>>) -> SteppedBucket + Send + Sync;
 
 /// The input of the optimizer step of one bucket.

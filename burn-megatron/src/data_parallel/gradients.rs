@@ -53,7 +53,7 @@ impl Gradients {
         self.shards.iter().map(|shard| &shard.tensor)
     }
 
-    /// Returns the factor by which the sums must be multiplied to get the gradients.
+    /// Returns the common factor of all gradients: the gradients are the [sums](Self::sums) times this factor.
     pub fn factor(&self) -> f64 {
         self.factor
     }

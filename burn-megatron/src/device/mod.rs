@@ -40,7 +40,7 @@ pub enum DeviceKind {
     Cuda,
 }
 
-/// An error because of which a device cannot be used.
+/// The error that is returned if a device cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
     /// The name of the device is unknown.

@@ -21,8 +21,8 @@ pub trait GenerationCache<M: ?Sized>: Debug + Sized {
         self
     }
 
-    /// Returns a number of which the number of tokens in [`prefill`](Self::prefill) must be a multiple. If it is above
-    /// 1, the tokens belong to one sequence, without padding.
+    /// Returns the required divisor of the number of tokens in [`prefill`](Self::prefill). If it is above 1, the tokens
+    /// belong to one sequence, without padding.
     fn prefill_multiple(&self) -> usize {
         1
     }

@@ -66,9 +66,10 @@ pub trait ModelConfig:
         layout.sequence_parallel
     }
 
-    /// Returns the method by which context-parallel ranks exchange keys and values in the layout. The default `None` is
-    /// for models that do not use the position of a rank's tokens ([`Tokens::shard`](crate::nn::Tokens::shard)).
-    /// Layouts with several context ranks are then invalid, even if [`check_layout`](Self::check_layout) accepts them.
+    /// Returns the method for exchanging keys and values between the context-parallel ranks of the layout. The default
+    /// `None` is for models that do not use the position of a rank's tokens
+    /// ([`Tokens::shard`](crate::nn::Tokens::shard)). Layouts with several context ranks are then invalid, even if
+    /// [`check_layout`](Self::check_layout) accepts them.
     ///
     /// # Errors
     ///

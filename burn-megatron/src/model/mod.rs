@@ -45,8 +45,8 @@ pub trait LanguageModel: Module + 'static {
     /// Panics if the documents of the tokens do not match the rows of the tokens. See [`Tokens::format`].
     fn hidden(&self, stage: usize, input: Option<Tensor<3>>, tokens: Tokens) -> Tensor<3>;
 
-    /// Returns a number of which the sequence length must be a multiple. With sequence parallelism it is the size of
-    /// the tensor axis.
+    /// Returns the required divisor of the sequence length. With sequence parallelism it is the size of the tensor
+    /// axis.
     fn sequence_multiple(&self) -> usize {
         1
     }

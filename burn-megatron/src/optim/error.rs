@@ -4,7 +4,7 @@ use super::groups::GroupError;
 use super::logit_clip::QkClipError;
 use crate::comm::CommError;
 
-/// An error because of which an optimizer cannot be built.
+/// The error that is returned if an optimizer cannot be built.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum OptimizerError {
     /// A setting is out of its valid range.

@@ -78,9 +78,9 @@ pub struct StepReading {
     pub kind: f64,
     /// The gradient norm before clipping.
     pub norm: f64,
-    /// The factor by which the gradient sums are multiplied, including clipping.
+    /// The factor that is applied to the gradient sums, including the clipping factor.
     pub factor: f64,
-    /// The factor by which the gradient sums would be multiplied without clipping.
+    /// The factor that would be applied to the gradient sums without clipping.
     pub unclipped: f64,
     /// The total number of tokens on all ranks.
     pub tokens: u64,

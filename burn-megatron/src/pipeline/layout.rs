@@ -7,7 +7,7 @@ use super::split::{SplitError, StageLayout};
 use crate::mesh::{ParallelConfig, ScheduleKind, ScheduleSource};
 use crate::regular_file;
 
-/// An error because of which the schedule or the stages of a layout cannot be created.
+/// The error that is returned if the schedule or the stages of a layout cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum LayoutScheduleError {
     /// The sizes of the layout are invalid for the schedule, or the file does not contain a schedule.

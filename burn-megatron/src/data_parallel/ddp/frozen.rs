@@ -40,9 +40,9 @@ impl<M: Module> DistributedDataParallel<M> {
         }
     }
 
-    /// Returns the layout of the frozen parameters that are saved in checkpoints, or `None` if there are none. The
-    /// frozen parameters of a model with adapters are not saved in checkpoints, because they are loaded from another
-    /// file.
+    /// Returns the layout of the frozen parameters that are saved in checkpoints. Returns `None` if no frozen
+    /// parameters are saved. The frozen parameters of a model with adapters are not saved in checkpoints, because they
+    /// are loaded from another file.
     pub fn saved_frozen(&self) -> Option<&BufferLayout> {
         let frozen = self.buffers.frozen.as_ref();
         let frozen = frozen.filter(|_| self.saves_frozen);

@@ -39,7 +39,7 @@ pub struct ParameterSize {
     pub quantized_bytes: Option<usize>,
 }
 
-/// The rules by which parameters are divided into buckets and padded.
+/// The rules for dividing parameters into buckets and for padding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BucketRules {
     /// The number of elements at which a bucket is closed. The number is checked after each parameter, so a bucket may
@@ -139,7 +139,7 @@ impl BucketRules {
     }
 }
 
-/// An error because of which a layout cannot be computed.
+/// The error that is returned if a layout cannot be computed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LayoutError {
     /// The number of ranks is 0.

@@ -135,8 +135,8 @@ impl LossScaler {
         matches!(self.setting, LossScale::Dynamic(_)).then_some(self.state)
     }
 
-    /// Restores the state of a checkpoint. The settings of this run still apply. If the growth interval of this run is
-    /// not longer than the saved number of good steps, the scale grows at the next step without an overflow.
+    /// Restores the state of a checkpoint. The settings of this run still apply. If the saved number of good steps has
+    /// already reached the growth interval of this run, the scale grows at the next step without an overflow.
     ///
     /// # Errors
     ///

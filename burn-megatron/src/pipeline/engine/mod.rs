@@ -41,8 +41,8 @@ pub trait Stage {
     fn forward(&self, stage: usize, micro_batch: usize, input: Option<Tensor<3>>) -> StageOutput;
 
     /// Runs [`forward`](Self::forward) on a rank whose schedule pairs forwards with backwards. A stage passes `nodes`
-    /// to those of its layers that exchange rows between ranks. These layers end a node at each exchange. By default
-    /// the complete forward is one node. The results are bitwise equal to the results of [`forward`](Self::forward).
+    /// to each layer that exchanges rows between ranks. Such a layer ends a node at each exchange. By default the
+    /// complete forward is one node. The results are bitwise equal to the results of [`forward`](Self::forward).
     fn forward_nodes(
         &self,
         stage: usize,
@@ -108,7 +108,7 @@ impl EngineRun {
     }
 }
 
-/// An error because of which a schedule cannot be run, or with which its run failed.
+/// The error of a schedule that cannot be run or whose run failed.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum EngineError {
     /// The schedule violates a rule of valid schedules.

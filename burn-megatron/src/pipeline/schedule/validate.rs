@@ -93,7 +93,7 @@ pub enum RuleViolation {
         "expected a backward of another micro-batch directly after it, as in \"FB 2 5 2 3\": their parts run in turns"
     )]
     Pair,
-    /// The action, or a part of it, has already been done by an earlier action.
+    /// An earlier action has already done the same computation or transfer.
     #[error("already done by \"{action}\", action {} of the rank", position + 1)]
     Repeated {
         /// The earlier action.
