@@ -302,7 +302,7 @@ impl GradientBuckets {
         }
     }
 
-    /// Starts the remaining reductions: one per bucket, or from ZeRO-2 on one per bucket and micro-batch.
+    /// Starts the remaining reductions: one per bucket, or with ZeRO-2 and ZeRO-3 one per bucket and micro-batch.
     fn start_remaining(&mut self) {
         let rounds = if self.plan.stage() >= ZeroStage::Gradients {
             self.tracker.micro_batches().max(1)

@@ -149,7 +149,7 @@ impl ParameterBuckets {
         }
     }
 
-    /// Quantizes the FP8 weights of all buckets from the masters. Collective: call on all ranks of the stage.
+    /// Quantizes the FP8 weights of all buckets from the master weights. Collective: call on all ranks of the stage.
     /// Gathers of codes, and of the values of one bucket, may still be in flight when it returns.
     pub fn quantize(&mut self) {
         let plan = &self.plan.clone();
@@ -333,7 +333,7 @@ impl ParameterBuckets {
         }
     }
 
-    /// Returns the gathered parameters of a bucket, or `None` if they are the masters of this rank or not
+    /// Returns the gathered parameters of a bucket, or `None` if they are the master weights of this rank or not
     /// gathered.
     pub fn copy(&self, number: usize) -> Option<Tensor<1>> {
         let bucket = &self.buckets[number];

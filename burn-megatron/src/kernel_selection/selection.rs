@@ -39,7 +39,7 @@ pub struct KernelSelection {
     engines: Vec<EngineKind>,
     /// The MLPs with epilogues, one entry per layer that was built.
     epilogues: Vec<EpilogueShape>,
-    /// The library for matrix products on the CPU, or `None` for the `gemm` crate.
+    /// The library for matmuls on the CPU, or `None` for the `gemm` crate.
     blas: Option<Blas>,
 }
 

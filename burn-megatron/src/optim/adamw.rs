@@ -294,7 +294,7 @@ impl FusedBucket {
     }
 }
 
-/// Returns the dtype of the moments of a parameter from the dtype of its master.
+/// Returns the dtype of the moments of a parameter from the dtype of its master weight.
 fn moment_dtype(moments: MomentType, main: DType) -> DType {
     match (moments, main) {
         (MomentType::Bf16, DType::F32) => DType::BF16,

@@ -96,7 +96,7 @@ impl WeightAverage {
     }
 }
 
-/// Copies the masters. A step changes masters in place only if nothing else shares their memory.
+/// Copies the master weights. A step changes master weights in place only if nothing else shares their memory.
 fn copies<M: Module>(ddp: &DistributedDataParallel<M>) -> Vec<Tensor<1>> {
     let copy = |number| ddp.master_shard(number).mul_scalar(1.0);
     (0..ddp.shards().len()).map(copy).collect()

@@ -31,7 +31,7 @@ pub enum OptimizerError {
         /// The name of the setting.
         setting: &'static str,
     },
-    /// 16-bit moments were requested for an optimizer that stores moments in the dtype of the masters.
+    /// 16-bit moments were requested for an optimizer that stores moments in the dtype of the master weights.
     #[error(
         "moments = bf16 requires the fused AdamW, but the optimizer of this run is another one, or unfused; fuse \
          AdamW, or use moments = f32"

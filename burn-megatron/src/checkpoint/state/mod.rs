@@ -30,7 +30,7 @@ pub use snapshot::Snapshot;
 /// The prefix of a weight's path in the key of its tensor.
 pub const MODEL: &str = "model/";
 
-/// The prefix of an 8-bit layer's path in the key of the object with its scales.
+/// The prefix of an FP8 layer's path in the key of the object with its scales.
 pub const FP8: &str = "fp8/";
 
 /// The state of a run, except the tensors and the scales of FP8 layers.

@@ -63,7 +63,7 @@ impl<M: Module> DistributedDataParallel<M> {
         shards.zip(frozen.shards()).map(value).collect()
     }
 
-    /// Returns the dtype of each frozen parameter in checkpoints, which is the dtype of a master.
+    /// Returns the dtype of each frozen parameter in checkpoints, which is the dtype of a master weight.
     pub(crate) fn frozen_dtypes(&self) -> Vec<DType> {
         let frozen = self.buffers.frozen.iter();
         let parameters = frozen.flat_map(|frozen| &frozen.plan.parameters);

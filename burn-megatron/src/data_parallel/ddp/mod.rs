@@ -201,9 +201,9 @@ impl<M: Module> DistributedDataParallel<M> {
         self.backward(loss)
     }
 
-    /// Returns a module without hooks that holds the [masters](Self::parameters). Running states, such as the running
-    /// mean of a batch norm, are averaged over the data axis. The averages also replace the running states in this
-    /// wrapper. Collective: call on all ranks of the data axis.
+    /// Returns a module without hooks that holds the [master weights](Self::parameters). Running states, such as the
+    /// running mean of a batch norm, are averaged over the data axis. The averages also replace the running states in
+    /// this wrapper. Collective: call on all ranks of the data axis.
     pub fn to_module(&self) -> M {
         let (mut trained, mut frozen) = (
             self.parameters().into_iter(),

@@ -52,7 +52,7 @@ impl<M: Module> DistributedDataParallel<M> {
         Ok((Gradients::unscaled(reduced.shards), record))
     }
 
-    /// Returns the number of tokens on all ranks. From ZeRO-2 on, `fingerprints` must be equal on all ranks.
+    /// Returns the number of tokens on all ranks. With ZeRO-2 and ZeRO-3, `fingerprints` must be equal on all ranks.
     fn total_tokens(&self, tokens: u64, fingerprints: [u64; 2]) -> Result<u64, DataParallelError> {
         let data = &self.buffers.plan.dense.data;
         let own = [tokens, fingerprints[0], fingerprints[1]].map(|x| x as i64);

@@ -83,9 +83,9 @@ impl<M: Module> DistributedDataParallel<M> {
         self.buffers.plan.all_groups()
     }
 
-    /// Replaces the masters of this rank's shards with the result of `step`. The host steps offloaded buckets
-    /// while the device steps the other buckets. Each bucket on the device is gathered, and its gradient freed,
-    /// before the next bucket is stepped. Collective: call on all ranks.
+    /// Replaces the master weights of this rank's shards with the result of `step`. The host steps offloaded buckets
+    /// while the device steps the other buckets. Each bucket on the device is gathered, and its gradient freed, before
+    /// the next bucket is stepped. Collective: call on all ranks.
     ///
     /// Unwinds with [`raise`](crate::comm::raise) if a step on the host fails.
     pub(crate) fn step_buckets(
@@ -130,7 +130,7 @@ impl<M: Module> DistributedDataParallel<M> {
         self.finish_step();
     }
 
-    /// Replaces the masters of this rank's shards with the result of `step`, if no bucket is offloaded.
+    /// Replaces the master weights of this rank's shards with the result of `step`, if no bucket is offloaded.
     pub(crate) fn step_device_buckets(
         &mut self,
         gradients: Gradients,
@@ -195,8 +195,8 @@ impl<M: Module> DistributedDataParallel<M> {
         }
     }
 
-    /// Finishes a step after all masters have changed and the gradients are freed. Collective: call on all
-    /// ranks of the stage.
+    /// Finishes a step after all master weights have changed and the gradients are freed. Collective: call on all ranks
+    /// of the stage.
     pub(super) fn finish_step(&mut self) {
         self.fp8.invalidate_weights();
         self.buffers.finish_gathers();

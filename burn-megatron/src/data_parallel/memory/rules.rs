@@ -77,7 +77,7 @@ impl MemoryRules {
         self.stepped_elements(bucket) as u128 * self.state_bytes(buffer.key)
     }
 
-    /// Returns the bytes of a bucket's optimizer state on the host, which always includes a master.
+    /// Returns the bytes of a bucket's optimizer state on the host, which always includes a master weight.
     pub(super) fn host_state_of(&self, buffer: &FlatBuffer, bucket: &Bucket) -> u128 {
         let moments = u128::from(self.moments) * self.moment_bytes(buffer.key);
         let per_element = element_bytes(buffer.key.gradient) + moments;
@@ -101,7 +101,7 @@ impl MemoryRules {
         } else if element_bytes(key.parameter) < f32_bytes {
             f32_bytes
         } else {
-            // The parameter is its own master.
+            // The parameter is its own master weight.
             0
         };
         master + u128::from(self.moments) * self.moment_bytes(key)

@@ -1,4 +1,4 @@
-//! Weights with a per-tensor scale: masters are encoded, codes are gathered, and both copies are made from the
+//! Weights with a per-tensor scale: master weights are encoded, codes are gathered, and both copies are made from the
 //! codes.
 
 use burn::tensor::{DType, FloatDType, Int, Tensor};

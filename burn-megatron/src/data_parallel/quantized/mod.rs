@@ -1,4 +1,4 @@
-//! FP8 weights: the path from the sharded masters to both copies of every weight on every rank.
+//! FP8 weights: the path from the sharded master weights to both copies of every weight on every rank.
 //!
 //! A weight with a per-tensor scale (delayed, current) is gathered as FP8 codes, one byte per element:
 //!

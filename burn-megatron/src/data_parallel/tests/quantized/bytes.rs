@@ -104,7 +104,7 @@ fn memory_plans_include_both_copies() {
     assert_eq!(scales(Recipe::Square), 3 * 2 * 4);
     // Four blocks of 32 in a word: at most 70 elements are in one.
     assert_eq!(scales(Recipe::Mx), (40 + 48 + 48 + 70 + 70 + 5) * 4);
-    // Half of all elements have masters and two moments. The shift has no master.
+    // Half of all elements have master weights and two moments. The shift has no master.
     assert_eq!(
         planned(Recipe::Mx).optimizer,
         ((1920 + 3840) * 12 + 128 * 8) / 2
