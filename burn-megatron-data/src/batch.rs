@@ -62,7 +62,7 @@ pub struct Batch {
 pub struct Padding {
     /// The number of padding tokens.
     pub added: u64,
-    /// The number of all tokens, including padding.
+    /// The total number of tokens, including padding.
     pub all: u64,
 }
 
@@ -164,8 +164,8 @@ impl Batch {
         }
     }
 
-    /// Adds the inputs and targets of multi-token prediction at depths 1 to `depths`. Call it on complete rows, before
-    /// they are split over ranks. A batch that is already split is returned unchanged.
+    /// Adds the inputs and targets of multi-token prediction for the depths 1 to `depths`. Call this method on complete
+    /// rows, before they are split over ranks. A batch that is already split is returned unchanged.
     pub fn with_further_tokens(mut self, depths: usize) -> Self {
         if self.shard.is_none() && self.further.len() != depths {
             let of_depth = |depth| FurtherTokens::new(&self, depth);

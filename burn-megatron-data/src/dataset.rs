@@ -77,7 +77,7 @@ pub trait Samples: Send + Sync {
 pub struct Sampling {
     /// The number of tokens per sample.
     pub seq: usize,
-    /// The seed of the order of samples.
+    /// The random seed for the order of samples.
     pub seed: u64,
     /// The total number of samples that the run needs.
     pub samples: u64,

@@ -68,7 +68,7 @@ pub enum DataError {
         /// The number of documents.
         documents: usize,
     },
-    /// The folder has no file with one of the extensions.
+    /// The folder contains no file that has one of the extensions.
     #[error(
         "no file in '{path}' ends in {extensions} (hidden folders and folders named \
          target, node_modules or runs are not searched)"

@@ -13,7 +13,7 @@ use super::{
     TextSamples, VOCABULARY,
 };
 
-/// The extensions that [`TextData::open`] looks for in a folder.
+/// The extensions of the files that [`TextData::open`] reads in a folder.
 pub const EXTENSIONS: [&str; 3] = ["rs", "md", "txt"];
 
 /// A byte-level text in memory. Each byte is a token.

@@ -65,7 +65,7 @@ pub struct TrainConfig {
     /// Patterns of parameter paths. Parameters whose path matches a pattern are frozen: they are not trained.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub freeze: Vec<String>,
-    /// The number of consecutive skipped steps after which the run fails.
+    /// The number of consecutive skipped steps at which the run fails.
     #[schemars(extend("resume" = "may_differ"))]
     pub skip_limit: NonZeroU64,
     /// The spike detection, which skips steps with a spike of the loss or the gradient norm. By default it is off.
@@ -98,7 +98,7 @@ pub struct TrainConfig {
     /// and a dense model without dropout and FP8.
     #[schemars(extend("resume" = "may_differ", "experimental" = true))]
     pub cuda_graph: bool,
-    /// Whether the zero elements of the gradient are counted in each step.
+    /// Whether the gradient elements that are zero are counted in each step.
     #[serde(rename = "log_num_zeros_in_grad", alias = "count_zeros")]
     #[schemars(extend("resume" = "may_differ"))]
     pub count_zeros: bool,
@@ -193,7 +193,7 @@ pub enum ConfigError {
         /// The expected values.
         expected: String,
     },
-    /// The communication of the tensor axis cannot be split into chunks.
+    /// The communication of tensor parallelism cannot be split into the requested number of chunks.
     #[error(transparent)]
     TpCommOverlap(#[from] NumSplitsError),
     /// The sequence length is larger than the maximum sequence length of the model.

@@ -102,7 +102,7 @@ pub enum TrainError {
         /// The number of micro-batches that a rank has per step.
         micro_batches: usize,
     },
-    /// A task of the device failed, so all later results are wrong.
+    /// A task of the device has failed, so all later results can be wrong.
     #[error(transparent)]
     Device(#[from] DeviceError),
     /// An error of text generation.

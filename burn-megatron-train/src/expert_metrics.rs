@@ -1,4 +1,4 @@
-//! Metrics of the load of the experts in a training step.
+//! Metrics of the load of the experts (the distribution of tokens over experts) in a training step.
 //!
 //! The load of an expert is the number of tokens that it processed. A token that is routed to several experts counts
 //! for each of them, as one (token, expert) pair. The *even share* is the load of each expert if all experts have the

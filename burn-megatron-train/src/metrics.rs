@@ -30,8 +30,7 @@ pub use read::{oldest_version, read_metrics};
 /// The version of a metrics file, which defines the meaning of its numbers.
 ///
 /// - 1: `loss` is the objective, including label smoothing and z-loss if enabled.
-/// - 2: `loss` is the cross-entropy alone; the objective, if it differs, is a separate field
-///   ([`Minimised`]).
+/// - 2: `loss` is the cross-entropy alone. The objective, if it differs, is in separate fields ([`Minimised`]).
 /// - 3: `step` is the number of updates, so it starts from 1. In version 2 it starts from 0, except in held-out
 ///   records.
 pub const VERSION: u32 = 3;
@@ -117,7 +116,7 @@ pub struct StepMetrics {
     /// The reason for which the update was skipped. It is absent in files of version 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub skip_reason: Option<SkipReason>,
-    /// The loss scale, if it is not 1.
+    /// The loss scale of the step, if it is not 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<f64>,
     /// The number of gradient elements that are zero, if they are counted.

@@ -9,10 +9,10 @@ use burn_megatron::data_parallel::InvalidGradient;
 use burn_megatron::nn::ParameterTable;
 use burn_megatron::optim::StepReading;
 
-/// An error of an observer, such as a full disk.
+/// The error of an observer, for example because the disk is full.
 pub type ObserverError = Box<dyn std::error::Error + Send + Sync>;
 
-/// The gradients of a step, reduced over all ranks, without the loss scale and before clipping.
+/// The gradients of a step, which are reduced over all ranks. They are already unscaled, but not yet clipped.
 pub struct StepGradients<'a> {
     /// The step, counted from 1.
     pub step: usize,

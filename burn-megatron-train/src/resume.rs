@@ -49,7 +49,7 @@ impl<M: LanguageModel> Trainer<M> {
     /// Loads a checkpoint to resume its run. The checkpoint may have been saved with another parallel layout.
     /// Collective: call on all ranks of the world.
     ///
-    /// After an error the trainer must not be used.
+    /// If an error is returned, the trainer must not be used any more.
     ///
     /// # Errors
     ///

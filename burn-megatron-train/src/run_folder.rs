@@ -14,7 +14,7 @@ use burn_megatron::checkpoint::LOCK;
 use burn_megatron::regular_file;
 use burn_megatron::regular_file::is_there;
 
-/// An error of creating or using a run folder.
+/// An error that occurred while a run folder was created or used.
 #[derive(Debug, thiserror::Error)]
 pub enum RunFolderError {
     /// The name is not a valid folder name.
@@ -54,7 +54,7 @@ pub const CHECKPOINTS: &str = "checkpoints";
 /// The output folder of one run. It contains `config.toml`, `metrics.jsonl`, `timings.jsonl`, `loss.svg`, `memory.svg`,
 /// `experts.svg` (for a model with experts), `sample.txt` and `checkpoints`.
 ///
-/// One rank of a run creates the folder. The other ranks do not need it.
+/// One rank of a run creates the folder. The other ranks do not need the folder.
 ///
 /// ```
 /// use burn_megatron_train::TrainConfig;

@@ -79,7 +79,7 @@ impl fmt::Display for SavedCheckpoint {
     }
 }
 
-/// Saves the checkpoints of a run. Each rank has one saver.
+/// A saver, which saves the checkpoints of a run. Each rank has one saver.
 ///
 /// At most one checkpoint is being saved at a time: the next save waits for the previous save, and so does the end of
 /// the run. An error on one rank is returned on all ranks.

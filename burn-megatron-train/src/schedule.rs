@@ -12,10 +12,10 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum LrStyle {
-    /// Cosine: `min + (peak - min) (1 + cos(pi r)) / 2` (Loshchilov and Hutter, SGDR, 2017).
+    /// Cosine decay: the learning rate is `min + (peak - min) (1 + cos(pi r)) / 2` (Loshchilov and Hutter, SGDR, 2017).
     #[default]
     Cosine,
-    /// Linear: `min + (peak - min) (1 - r)`.
+    /// Linear decay: the learning rate is `min + (peak - min) (1 - r)`.
     Linear,
     /// Warm-up, stable, decay (WSD): the learning rate is `peak` until `decay_steps` steps before the end, and then
     /// decays to `min` (Hu et al., MiniCPM, 2024).
@@ -25,8 +25,8 @@ pub enum LrStyle {
         /// The shape of the decay.
         tail: WsdTail,
     },
-    /// Inverse square root: `max(min, peak sqrt(W / (s + 1)))` at step `s`. `W` is the number of warm-up steps, at
-    /// least 1 (Vaswani et al., Attention is all you need, 2017).
+    /// Inverse square root decay: the learning rate of step `s` is `max(min, peak sqrt(W / (s + 1)))`. `W` is the
+    /// number of warm-up steps, or 1 without a warm-up (Vaswani et al., Attention is all you need, 2017).
     InverseSqrt,
     /// Constant: the learning rate is `peak` until the end. `min` must be 0.
     Constant,

@@ -85,7 +85,7 @@ impl StagedPath {
     ///
     /// # Errors
     ///
-    /// Errors of the operating system. The staged path is then removed.
+    /// Errors of the operating system. After an error the staged path is removed.
     pub fn publish(mut self) -> io::Result<()> {
         fs::rename(&self.path, &self.to)?;
         self.published = true;
@@ -119,7 +119,7 @@ impl Drop for StagedPath {
 ///
 /// # Errors
 ///
-/// Errors of the operating system. The old file is then unchanged.
+/// Errors of the operating system. After an error the old file is unchanged.
 pub fn replace_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let there = fs::metadata(path).ok();
     let to = match &there {
@@ -193,7 +193,7 @@ fn remove_stale(to: &Path, start: &OsString) {
             .as_encoded_bytes()
             .strip_prefix(start.as_encoded_bytes());
         let unique = rest.and_then(|rest| rest.strip_suffix(SUFFIX.as_bytes()));
-        // A name with a further dot is staged for another, longer destination name.
+        // A name with another dot belongs to another destination, which has a longer name.
         let ours = unique.is_some_and(|unique| !unique.contains(&b'.'));
         let kind = entry.file_type();
         if ours && kind.is_ok_and(|kind| kind.is_file() || kind.is_dir()) {

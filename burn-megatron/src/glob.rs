@@ -1,4 +1,4 @@
-//! Glob patterns over dotted paths, and the edit distance from a path to a match.
+//! Glob patterns for paths with dots, and the edit distance between a pattern and a path.
 
 use std::iter::once;
 

@@ -40,7 +40,8 @@ pub fn open_with(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     Ok(file)
 }
 
-/// Opens a file to be read once from its start to its end: a regular file, a pipe or a terminal, such as `/dev/stdin`.
+/// Opens a file that is read once from its start to its end. The file may be a regular file, a pipe or a terminal, such
+/// as `/dev/stdin`.
 ///
 /// # Errors
 /// The errors of [`open`], and [`io::ErrorKind::TimedOut`] for a named pipe to which no process writes.
@@ -117,7 +118,8 @@ pub fn open_output(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     }
 }
 
-/// Returns whether anything exists at a path. Unlike [`Path::exists`], it counts a link to a missing file.
+/// Whether a file, a folder or a link exists at a path. Unlike [`Path::exists`], it returns true for a link to a
+/// missing file.
 pub fn is_there(path: &Path) -> bool {
     path.symlink_metadata().is_ok()
 }

@@ -45,7 +45,7 @@ impl BlendedDataset {
         Self::new(parts, description, arrays, cache)
     }
 
-    /// Creates a blend that contains every sample of each data set once.
+    /// Creates a blend that contains each sample of each data set exactly once.
     ///
     /// # Errors
     ///

@@ -57,7 +57,7 @@ pub enum TrainedTokens {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum LongExamples {
-    /// The end of the example is cut off.
+    /// The end of a long example is cut off.
     #[default]
     Truncate,
     /// The example is left out.
@@ -191,7 +191,7 @@ impl ChatData {
         Ok(opened)
     }
 
-    /// Returns the number of rows of training examples per epoch.
+    /// Returns the number of rows with training examples per epoch.
     pub fn rows(&self) -> usize {
         self.training.len()
     }

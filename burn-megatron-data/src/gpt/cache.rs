@@ -30,7 +30,7 @@ const MAX_HOLDER_BYTES: u64 = 1 << 10;
 ///
 /// - `KEY-NAME.npy`: one index, as a NumPy array.
 /// - `KEY.json`: the description, and the type, shape and checksum of each index. This file is written last.
-/// - `KEY.lock`: locked while the indices are built. The lock is released when the process ends.
+/// - `KEY.lock`: a file that is locked while the indices are built. The lock is released when the process ends.
 #[derive(Clone, Debug)]
 pub struct IndexCache {
     folder: PathBuf,

@@ -29,7 +29,8 @@ pub struct GptOptions {
     /// Whether a new document starts after each end-of-document token: tokens then do not attend to earlier documents,
     /// and positions restart.
     pub reset_attention: bool,
-    /// Whether the incomplete last sample of the validation part is dropped. Other parts always drop it.
+    /// Whether the incomplete last sample of the validation part is dropped. In the other parts, an incomplete last
+    /// sample is always dropped.
     pub drop_last: bool,
     /// Whether samples read one additional token, which is the last target. If false, the last target of each sample is
     /// ignored.

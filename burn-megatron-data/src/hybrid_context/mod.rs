@@ -56,9 +56,9 @@ pub struct HybridContextConfig {
 /// times [`per_token`](Self::per_token) plus `s (s + 1) / 2` times [`per_pair`](Self::per_pair).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SampleFlops {
-    /// The FLOPs per token outside of attention.
+    /// The number of FLOPs per token, except for attention.
     pub per_token: f64,
-    /// The FLOPs of attention per pair of a query and a key.
+    /// The number of FLOPs of attention for each pair of a query and a key.
     pub per_pair: f64,
 }
 
@@ -287,7 +287,8 @@ impl HybridContextPlan {
         &self.flops
     }
 
-    /// Returns the relative difference between the ranks with the most and the fewest FLOPs, from 0 to 1.
+    /// Returns the load imbalance of the ranks, from 0 to 1: the relative difference between the largest and the
+    /// smallest number of FLOPs of a rank.
     pub fn imbalance(&self) -> f64 {
         let most = self.flops.iter().copied().fold(0.0, f64::max);
         let fewest = self.flops.iter().copied().fold(f64::INFINITY, f64::min);

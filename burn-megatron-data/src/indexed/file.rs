@@ -27,7 +27,7 @@ impl IndexedDataset {
     ///
     /// # Errors
     ///
-    /// [`IndexedDatasetError`], which names the file and the cause.
+    /// [`IndexedDatasetError`] with the path of the file and the cause.
     pub fn open(prefix: &Path) -> Result<Self, IndexedDatasetError> {
         let (index, bin) = (map(idx_path(prefix))?, map(bin_path(prefix))?);
         let malformed = |source| IndexedDatasetError::Malformed {

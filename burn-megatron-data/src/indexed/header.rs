@@ -72,7 +72,7 @@ impl IndexHeader {
     ///
     /// # Errors
     ///
-    /// [`MalformedIndex`], with the first invalid sequence or document index.
+    /// [`MalformedIndex`] with the first invalid sequence or document index.
     pub fn check(&self, index: &[u8], bin_bytes: u64) -> Result<u64, MalformedIndex> {
         let lengths = words(&index[self.lengths()]).map(i32::from_le_bytes);
         let pointers = words(&index[self.pointers()]).map(i64::from_le_bytes);

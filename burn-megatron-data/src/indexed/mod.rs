@@ -1,4 +1,5 @@
-//! Megatron's indexed dataset: tokens in `PREFIX.bin`, and the offsets of sequences in `PREFIX.idx`.
+//! The indexed dataset of Megatron. The tokens are in `PREFIX.bin`, and the lengths and offsets of the sequences are in
+//! `PREFIX.idx`.
 //!
 //! The index file has the following format. All numbers are little-endian.
 //!

@@ -1,4 +1,4 @@
-//! Prefetches the batches of the next steps while the model computes.
+//! Prefetches the batches of the next steps while the model runs the current step.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -29,7 +29,7 @@ const MAX_NAMED_FILES: usize = 4;
 /// A token file of a data set.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenFile {
-    /// The path of the `.bin` and `.idx` files without these extensions.
+    /// The path prefix: the path of the `.bin` and `.idx` files without these extensions.
     pub prefix: PathBuf,
     /// The weight of the file: the relative share of the samples that are from this file. Either all files have a
     /// weight or no file has a weight. Without weights, each sample is used once.

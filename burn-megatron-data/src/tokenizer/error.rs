@@ -46,7 +46,7 @@ pub enum TokenizerError {
         /// The path of the file.
         path: PathBuf,
     },
-    /// A file names a token that is not in the vocabulary.
+    /// A file of the tokenizer refers to a token that is not in the vocabulary.
     #[error("'{path}' has the {what} `{token}`, which is not in the vocabulary")]
     UnknownToken {
         /// The path of the file.

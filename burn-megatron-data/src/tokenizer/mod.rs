@@ -236,8 +236,8 @@ impl Tokenizer {
         self.encode_as(text, true)
     }
 
-    /// Returns the special tokens that [`encode_with_special_tokens`](Self::encode_with_special_tokens) adds before and after
-    /// a text.
+    /// Returns two lists: the special tokens that [`encode_with_special_tokens`](Self::encode_with_special_tokens) adds
+    /// before a text and after a text.
     ///
     /// # Errors
     ///

@@ -52,7 +52,7 @@ impl<'a> DecodeStream<'a> {
         Ok(new)
     }
 
-    /// Returns the rest of the text, with U+FFFD for incomplete characters.
+    /// Returns the rest of the text. Incomplete characters are replaced by U+FFFD.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! The parts of a trainer that a hook can use.
+//! The context of a hook: the parts of a trainer that the hook can use.
 
 use burn::tensor::Device;
 

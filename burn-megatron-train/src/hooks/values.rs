@@ -25,7 +25,7 @@ pub struct StepInput<'a> {
     pub(crate) loss_scale: Option<Tensor<1>>,
 }
 
-/// The result of the forward, backward and reduction of a step.
+/// The result of the forward, backward and gradient reduction of a step.
 pub struct StepRun {
     /// The reduced gradients, before clipping.
     pub gradients: Gradients,

@@ -8,7 +8,7 @@ use crate::optim::EMA;
 pub struct AveragedWeights<'a>(&'a Checkpoint);
 
 impl<'a> AveragedWeights<'a> {
-    /// Returns the averaged weights of a checkpoint, or `None` if it has no averages.
+    /// Returns the averaged weights of a checkpoint, or `None` if the checkpoint has no averages.
     pub fn of(checkpoint: &'a Checkpoint) -> Option<Self> {
         let mut keys = checkpoint.keys().into_iter();
         keys.any(|key| key.starts_with(EMA))

@@ -221,8 +221,8 @@ const LINK: &str = "it is a link, and links are not followed here: replace it by
 /// The error message for a folder, a pipe or a device in place of a file.
 const NOT_A_FILE: &str = "it is not a regular file";
 
-/// Opens a file of a checkpoint for reading. Returns an error for links and for anything but a regular file,
-/// such as a pipe.
+/// Opens a file of a checkpoint for reading. Returns an error if the path is a link or not a regular file, for example
+/// a pipe.
 pub(super) fn open_to_read(path: &Path) -> Result<File, CheckpointError> {
     check_is_file(path)?;
     let opened = not_following(OpenOptions::new().read(true)).open(path);

@@ -12,7 +12,7 @@ use super::disk::{self, Disk, DiskFile};
 use super::{Checkpoint, CheckpointError, PendingCheckpoint, Retention};
 use crate::regular_file;
 
-/// The name of the file that names the newest checkpoint.
+/// The name of the file that contains the name of the newest checkpoint.
 pub(super) const LATEST: &str = "latest";
 /// The name of the lock file in a folder of checkpoints. The run that writes to the folder holds the lock.
 pub const LOCK: &str = "lock";
@@ -55,7 +55,7 @@ impl Drop for LockedFile {
     }
 }
 
-/// The name of a checkpoint. If a step is saved again, the name has a number.
+/// The name of a checkpoint. If a step is saved again, a number is appended to the name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct CheckpointName {
     pub step: u64,
@@ -260,7 +260,7 @@ impl CheckpointFolder {
     ///
     /// # Errors
     ///
-    /// [`CheckpointError::Io`] if the save does not exist.
+    /// [`CheckpointError::Io`] if there is no pending checkpoint with this name.
     pub fn join(&self, name: &str) -> Result<PendingCheckpoint, CheckpointError> {
         let path = self.path.join(name);
         if !name.starts_with(PENDING_PREFIX) || name.contains(['/', '\\']) {

@@ -28,7 +28,7 @@ impl MappedFile {
             mapped: OnceLock::new(),
         };
         if found != size {
-            // Reports a Git LFS pointer as such.
+            // If the file is a Git LFS pointer, the error says so.
             disk::open_to_read(&file.path)?;
         }
         file.check_size(found)?;

@@ -1,4 +1,4 @@
-//! The search for the newest checkpoint that a run can resume from.
+//! Searches for the newest checkpoint from which a run can resume.
 
 use std::fs;
 use std::io::ErrorKind;

@@ -14,9 +14,9 @@ use crate::regular_file;
 ///
 /// # Errors
 ///
-/// [`CheckpointError::Output`] if `to` and a path in `read` are equal or one contains the other, or if `to` is
-/// in a checkpoint or a folder of checkpoints. [`CheckpointError::Locked`] if `to` is in the folder of a
-/// running run.
+/// [`CheckpointError::Output`] if `to` is a path in `read`, contains such a path or is inside such a path. The same
+/// error is returned if `to` is in a checkpoint or a folder of checkpoints. [`CheckpointError::Locked`] if `to` is in
+/// the folder of a running run.
 pub fn check_output(to: &Path, read: &[&Path]) -> Result<(), CheckpointError> {
     let resolved = check_place(to)?;
     for read in read {

@@ -10,8 +10,8 @@ use super::{CheckpointError, Checksum};
 /// The size of the buffer for small writes, in bytes.
 const BUFFER: usize = 1 << 20;
 
-/// The number of bytes in a step of a large write. The checksum then reads data that is still in the core's
-/// cache.
+/// The number of bytes of a large write that are processed at once. They are few enough to stay in the cache of the CPU
+/// core until the checksum is computed.
 const STEP: usize = 1 << 18;
 
 /// A rank's data file while it is written.

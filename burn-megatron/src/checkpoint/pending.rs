@@ -19,8 +19,8 @@ use crate::regular_file;
 /// The maximum size of the failure reason of a rank that is read, in bytes.
 const MAX_REASON_BYTES: u64 = 1 << 20;
 
-/// The minimum and maximum sleep of the publisher between two polls. In between it sleeps for the elapsed time
-/// divided by [`BACKOFF_DIVISOR`].
+/// The minimum and the maximum time between two polls of the publishing rank. Within these limits, the time is the
+/// elapsed time divided by [`BACKOFF_DIVISOR`].
 const POLL_INTERVAL: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(100));
 const BACKOFF_DIVISOR: u32 = 64;
 

@@ -285,8 +285,8 @@ impl Checkpoint {
     }
 }
 
-/// Returns the common contiguous ranges of two lists of runs over the same elements of two tensors: the start
-/// in each tensor, and the length.
+/// Returns the contiguous ranges that are common to two lists of runs, given as the start in each tensor and the
+/// length. Both lists cover the same elements, in two tensors.
 fn common<'a>(
     from: &'a [ContiguousRun],
     to: &'a [ContiguousRun],

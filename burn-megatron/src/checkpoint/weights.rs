@@ -26,9 +26,9 @@ pub struct LoadTolerance {
 /// Loads this rank's weights and router biases from a source, which may have been saved with any parallel layout. Each
 /// rank reads the shards that it optimizes and gathers the rest. Collective: call on all ranks.
 ///
-/// For a model with [adapters](crate::nn::lora), the source must have the frozen weights. It may have the
-/// weights of the adapters, which otherwise keep their values. Other tensors of the source, such as moments,
-/// are ignored.
+/// For a model with [adapters](crate::nn::lora), the source must have the frozen weights. If the source does not have
+/// the weights of the adapters, these weights keep their values. Other tensors of the source, such as moments, are
+/// ignored.
 ///
 /// # Errors
 ///

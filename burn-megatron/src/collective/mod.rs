@@ -97,7 +97,7 @@ pub fn reduce<const D: usize>(x: Tensor<D>, comm: &Comm) -> Tensor<D> {
 
 /// Splits a tensor that is the same on every rank, and returns this rank's part along `dim`.
 ///
-/// `x.dims()[dim]` must be a multiple of the size of the group.
+/// `x.dims()[dim]` must be a multiple of the number of ranks in the group.
 pub fn split<const D: usize>(x: Tensor<D>, dim: usize, comm: &Comm) -> Tensor<D> {
     apply_collective(x, comm, Split { dim }, Gather { dim })
 }
@@ -132,7 +132,7 @@ pub fn reduce_scatter_sequence<const D: usize>(x: Tensor<D>, dim: usize, comm: &
 
 /// Sends `send[r]` rows (along dim 0) to rank `r` and receives `receive[r]` rows from it.
 ///
-/// The output contains the received rows in rank order. The counts of all ranks must agree.
+/// The output contains the received rows in rank order. The numbers of sent and received rows must match on all ranks.
 pub fn all_to_all<const D: usize>(
     x: Tensor<D>,
     send: Vec<usize>,

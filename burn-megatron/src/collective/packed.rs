@@ -73,7 +73,7 @@ pub fn start_all_gather_packed_coalesced(
 /// Starts an all-to-all of rows of `width` words. `x` has the shape `[rows * width]` of u32. `send[r]` of its
 /// rows are sent to rank `r`, and `receive[r]` rows are received from it.
 ///
-/// In all other respects it is like [`start_all_gather_packed_coalesced`].
+/// In all other respects, this function works like [`start_all_gather_packed_coalesced`].
 pub(crate) fn start_all_to_all_packed(
     x: Tensor<1, Int>,
     width: usize,

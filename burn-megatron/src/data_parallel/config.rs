@@ -19,10 +19,10 @@ pub struct DataParallelConfig {
     /// data axis. The shard groups are replicas of each other. `None`: all ranks are in one shard group.
     #[schemars(extend("flag" = "hsdp", "resume" = "order_of_sums", "needs" = "zero_stage > 0"))]
     pub hsdp: Option<usize>,
-    /// Whether replicated gradients are reduced hierarchically: reduce-scatter within each node, all-reduce
-    /// between nodes, all-gather within each node. Requires nodes
-    /// ([`ranks_per_node`](ParallelConfig::ranks_per_node)) with equal numbers of ranks of the data axis.
-    /// Otherwise gradients are reduced over all ranks at once.
+    /// Whether replicated gradients are reduced hierarchically: a reduce-scatter within each node, an all-reduce
+    /// between nodes, and an all-gather within each node. Requires [`ranks_per_node`](ParallelConfig::ranks_per_node),
+    /// and the same number of ranks of the data axis on each node. If false, one all-reduce over all ranks reduces the
+    /// gradients.
     #[schemars(extend("resume" = "order_of_sums", "needs" = "zero_stage = 0"))]
     pub hierarchical_reduce: bool,
     /// The dtype in which the model computes.
@@ -50,7 +50,7 @@ pub struct DataParallelConfig {
     /// are not stored in FP8.
     #[schemars(extend("resume" = "may_differ", "follows" = "fp8.recipe set"))]
     pub fp8_param_gather: bool,
-    /// Whether gradients are communicated in the model's 16-bit dtype. They are still summed in f32.
+    /// Whether gradients are sent in the 16-bit dtype of the model. They are still summed in f32.
     #[schemars(extend("needs" = "zero_stage > 0", "follows" = "precision = bf16 or precision = f16"))]
     pub reduce_in_16_bits: bool,
     /// Whether parameters stay unsharded between forward and backward. This uses more memory and saves one all-gather
@@ -74,8 +74,8 @@ pub struct DataParallelConfig {
     /// serialized here: it follows from the optimizer of a recipe.
     #[serde(skip, default = "adam_moments")]
     pub state_tensors: u8,
-    /// Path patterns of the parameters that are not trained, with the syntax of a
-    /// [group](crate::optim::ParameterGroup). Not serialized here: a recipe sets it in `[train]`.
+    /// Patterns of parameter paths. Parameters whose path matches a pattern are frozen. The syntax is the same as in a
+    /// [parameter group](crate::optim::ParameterGroup). Not serialized here: a recipe sets it in `[train]`.
     #[serde(skip)]
     pub freeze: Vec<String>,
     /// The training state that is stored in host memory. Not serialized here: a recipe sets it in `[memory.offload]`.

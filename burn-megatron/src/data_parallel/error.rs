@@ -86,7 +86,7 @@ pub enum DataParallelConfigError {
          leave fp8_param_gather out"
     )]
     NoFp8Weights,
-    /// The path of an FP8 weight is not the path of a matrix of the model.
+    /// An FP8 layer gives a path for its weight, but the model has no matrix with this path.
     #[error(
         "the model has no matrix {path}, which an FP8 layer gives as the path of its weight; with \
          fp8_param_gather build the layer with the path that it has in the model"
@@ -189,7 +189,7 @@ pub enum DataParallelError {
         /// The dtype of the parameter.
         dtype: String,
     },
-    /// A forward was not followed by its backward.
+    /// A parameter was used in a forward that was not followed by a backward.
     #[error("{path} was used {uses} times in a forward whose backward did not run")]
     NoBackward {
         /// The path of the parameter.

@@ -140,7 +140,7 @@ impl GradientBuckets {
 
     /// Ends the step: starts the remaining reductions, and waits for all reductions.
     ///
-    /// A parameter that the step did not use has a zero gradient, and one warning names it.
+    /// A parameter that the step did not use has a zero gradient. A warning that names the parameter is logged once.
     pub fn finish(&mut self) -> Result<ReducedGradients, DataParallelError> {
         let plan = &self.plan.clone();
         let next = Self::new(plan, self.check.clone());
@@ -285,8 +285,8 @@ impl GradientBuckets {
         }
     }
 
-    /// Starts the next collectives of the reductions that consist of several collectives and are in the first
-    /// of them. With `finishes`, also waits for the other reductions.
+    /// Starts the next collective of each reduction that consists of several collectives and whose first collective is
+    /// in flight. If `finishes` is true, it also waits for the other reductions.
     fn advance_reductions(&mut self, finishes: bool) {
         let plan = &self.plan;
         for (number, reduction) in std::mem::take(&mut self.in_flight) {

@@ -13,7 +13,7 @@ use super::memory::MemoryPlan;
 pub enum MemoryCategory {
     /// Parameters, or the shards of parameters that a rank stores.
     Parameters,
-    /// Gradients that persist between micro-batches, and gathered values that reuse their memory.
+    /// Gradients that are kept between micro-batches, and gathered values that reuse the memory of gradients.
     Gradients,
     /// Master weights and moments.
     Optimizer,
@@ -26,7 +26,7 @@ pub enum MemoryCategory {
 /// The index of the counter of unsharded units, after the counters of the categories.
 const UNITS: usize = 5;
 
-/// The bytes that one rank has allocated by category, and the number of its unsharded FSDP units.
+/// The memory usage of one rank: the allocated bytes by category, and the number of unsharded FSDP units.
 #[derive(Clone, Debug, Default)]
 pub struct MemoryUsage(Arc<[PeakCounter; 6]>);
 

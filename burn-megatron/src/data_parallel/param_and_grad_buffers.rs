@@ -1,4 +1,4 @@
-//! The parameter and gradient buckets of one rank, which are the sink of the parameters' hooks.
+//! The parameter and gradient buckets of one rank. They are the gradient sink of the parameters' hooks.
 
 use std::sync::Arc;
 

@@ -236,8 +236,8 @@ impl ParameterBuckets {
         self.put(number, stepped.master, Some(parameters));
     }
 
-    /// Replaces this rank's master shard of a bucket, and starts to gather the shards of the other ranks.
-    /// `copy` is on the device, in the dtype of the model. If it is `None`, it is computed from the master.
+    /// Replaces this rank's master shard of a bucket, and starts to gather the shards of the other ranks. `copy` is on
+    /// the device, in the dtype of the model. If it is `None`, the copy is computed from the master weights.
     fn put(&mut self, number: usize, master: Tensor<1>, copy: Option<Tensor<1>>) {
         let plan = &self.plan;
         let bucket = &mut self.buckets[number];

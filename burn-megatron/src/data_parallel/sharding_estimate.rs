@@ -12,8 +12,8 @@ use super::plan_builder::{build_plan, quantizers};
 use crate::comm::ParallelContext;
 use crate::nn::ParallelModule;
 
-/// The layout and memory that a [`DistributedDataParallel`](super::DistributedDataParallel) of a module would
-/// have.
+/// An estimate of the buffer layout and the memory of a module that is wrapped in a
+/// [`DistributedDataParallel`](super::DistributedDataParallel).
 ///
 /// Only the shapes of the parameters are read, so the module may be built as an
 /// [`outline`](crate::nn::ModelBuilder::outline). No collective is called, so the [`ParallelContext`] may be

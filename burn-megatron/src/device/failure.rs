@@ -11,8 +11,8 @@ use super::DeviceError;
 
 static FIRST: OnceLock<String> = OnceLock::new();
 
-/// Starts to record the panics of device threads. Only the first panic is printed, because a kernel that cannot
-/// be compiled panics at each launch.
+/// Starts to record the panics of device threads. Only the first panic is printed, because a kernel that cannot be
+/// compiled causes a panic at each launch.
 pub fn watch() {
     static WATCHING: Once = Once::new();
     WATCHING.call_once(|| {

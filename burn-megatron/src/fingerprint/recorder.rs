@@ -64,7 +64,7 @@ pub struct Event {
 /// for activations.
 pub type Corruption = dyn Fn(bool, &mut DispatchTensor) -> Option<String> + Send + Sync;
 
-/// Records one run of a step, and injects faults into it.
+/// A recorder of one run of a step, which can also inject faults into the step.
 pub struct Recorder {
     /// Whether fingerprints are recorded.
     records: bool,

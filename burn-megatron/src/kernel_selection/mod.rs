@@ -80,7 +80,7 @@ pub enum KernelChoice {
 const EPILOGUE_FUSION: &str = "epilogue_fusion";
 const GEMM_ALGORITHMS: &str = "gemm_algorithms";
 
-/// The requested form of each operation, and further kernel settings.
+/// The requested form of each operation, and other settings of kernels.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct KernelChoices {

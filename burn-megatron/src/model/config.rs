@@ -294,7 +294,7 @@ impl Default for RoundingSizes {
 /// A setting that has different values in two model configurations.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ConfigDifference {
-    /// The key of the setting in `[model]` of a recipe.
+    /// The key of the setting in the table `[model]` of a recipe.
     pub setting: String,
     /// The value of the setting in the first model.
     pub own: Value,

@@ -28,7 +28,7 @@ pub use stages::{LayerNote, StageBuilder, StageLayers, StageRun, on_stage};
 
 /// A decoder-only language model: the complete model, or the stages of one pipeline rank.
 ///
-/// A model without pipeline parallelism has one stage, number 0.
+/// A model without pipeline parallelism has one stage, which has the number 0.
 pub trait LanguageModel: Module + 'static {
     /// The type of the cache during generation: [`KvCache`](crate::nn::KvCache) for a model with [`CachedAttention`],
     /// or [`RecomputePrefix`] for any model.
@@ -91,7 +91,7 @@ pub trait LanguageModel: Module + 'static {
     /// rank of the tensor axis.
     fn logits_of(&self, hidden: Tensor<3>) -> Tensor<3>;
 
-    /// Returns the path of the weight of the output layer, if its gradient can be deferred
+    /// Returns the path of the output layer's weight, or `None` if the gradient of this weight cannot be deferred
     /// ([`defer_embedding_wgrad`](crate::mesh::ParallelConfig::defer_embedding_wgrad)).
     fn output_weight(&self) -> Option<&str> {
         None

@@ -1,4 +1,4 @@
-//! AdamW on this rank's shards of the parameter buckets.
+//! AdamW for this rank's shards of the parameter buckets.
 
 use std::sync::Arc;
 
@@ -107,7 +107,7 @@ impl ParallelAdamW {
 
     /// Updates the parameters with the reduced gradients of one step. Collective: call on all ranks.
     ///
-    /// Unwinds with [`raise`](crate::comm::raise) if a step on the host fails, or takes more than 300 s.
+    /// Unwinds with [`raise`](crate::comm::raise) if an optimizer step on the host fails or takes more than 300 s.
     pub fn step<M: Module>(
         &mut self,
         learning_rate: f64,

@@ -11,7 +11,7 @@ use super::rules::{
 };
 use super::setting;
 
-/// The optimizer of a run, with its settings. In a recipe:
+/// The optimizer of a run and its settings. In a recipe:
 ///
 /// ```toml
 /// [train.optimizer]
@@ -180,7 +180,7 @@ impl OptimizerConfig {
     ///
     /// # Errors
     ///
-    /// [`OptimizerError::Setting`] for the first setting out of its range. [`OptimizerError::Group`] for the
+    /// [`OptimizerError::Setting`] for the first setting that is out of its range. [`OptimizerError::Group`] for the
     /// first invalid group, or for a group that selects an optimizer in a run without Muon.
     pub fn check(&self) -> Result<(), OptimizerError> {
         setting::check(for_any!(self, config => config.settings()))?;

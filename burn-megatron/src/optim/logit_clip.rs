@@ -3,7 +3,7 @@
 //! Megatron-Core.
 //!
 //! `S` is the largest logit of a head, or of all heads that share a key. `t` is the threshold. If `S > t`, then
-//! `g = t / S`. After the optimizer step and before parameters are gathered, columns of the weights and biases are
+//! `g = t / S`. After the optimizer step and before the parameters are gathered, the columns of weights and biases are
 //! scaled:
 //!
 //! - query columns by `g^alpha`,
@@ -126,8 +126,8 @@ impl QkClip {
     ///
     /// # Errors
     ///
-    /// [`OptimizerError`] if a layer has normalized queries and keys, or if the model trains no query or key
-    /// projection.
+    /// [`OptimizerError`] if a layer normalizes its queries and keys, or if all query and key projections of the model
+    /// are frozen or missing.
     pub fn new<M: Module>(
         config: &QkClipConfig,
         layers: &[AttentionLayer],

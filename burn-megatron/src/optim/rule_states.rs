@@ -16,7 +16,7 @@ pub type StateTensors = BTreeMap<String, Tensor<1>>;
 /// An element-wise optimizer whose state can be restored from a checkpoint in any layout. Each tensor of the state has
 /// one element for each element of the parameter. The rest of the state follows from the number of steps.
 pub trait ResumableOptimizer: Optimizer {
-    /// The name of the optimizer, used as the prefix of the keys of its state.
+    /// The name of the optimizer, which is the prefix of the keys of its state tensors.
     const NAME: &'static str;
 
     /// The names of the state tensors that are not saved, because the next step does not read them.

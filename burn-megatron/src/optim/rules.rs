@@ -45,7 +45,8 @@ macro_rules! rule_config {
         #[serde(deny_unknown_fields, default)]
         pub struct $config {
             $($(#[$setting_doc])* pub $setting: $type,)*
-            /// Parameter groups with another weight decay or learning rate, selected by path patterns.
+            /// Parameter groups, which set another weight decay or learning rate for the parameters whose paths match a
+            /// pattern.
             #[serde(skip_serializing_if = "Vec::is_empty")]
             pub groups: Vec<ParameterGroup>,
         }
@@ -73,7 +74,7 @@ rule_config! {
         momentum: f64 = 0.9 => beta,
         /// The dampening of the gradient: `1 - dampening` times the gradient is added to the velocity.
         dampening: f64 = 0.0 => beta,
-        /// Whether to use Nesterov momentum: the step is `g + momentum v`.
+        /// Whether to use Nesterov momentum, in which the update is `g + momentum v` instead of `v`.
         nesterov: bool = false,
         /// The weight decay (L2 regularization): the parameter times this factor is added to the gradient.
         weight_decay: f64 = 0.0 => factor,

@@ -25,7 +25,7 @@ pub use error::ChatTemplateError;
 use source::TemplateSource;
 pub use value::{JsonValue, ordered_map};
 
-/// A value of a conversation: a message, or another variable of a template.
+/// A value that a template reads: a message of a conversation, or another variable.
 pub type ChatValue = minijinja::Value;
 
 /// The names of the templates for conversations without and with tools.

@@ -6,8 +6,8 @@
 //! the micro-batch and run outside of the graph:
 //!
 //! - The gradient of the embedding is added to the rows of its tokens.
-//! - Gradients are counted.
-//! - Reductions start: after each micro-batch with ZeRO-2, and after the last micro-batch otherwise.
+//! - The accumulated gradients are counted.
+//! - Reductions are started. With ZeRO-2 they start after each micro-batch, otherwise after the last micro-batch.
 //!
 //! A graph therefore contains no collective, and collectives have the same deadlines as without graphs.
 //!
@@ -281,8 +281,8 @@ fn forward_backward<M: LanguageModel>(
     (loss.inner(), [start, forward, Instant::now()])
 }
 
-/// Captures on one rank at a time. If ranks are threads of one process, a capture on one rank forbids device calls of
-/// the others. All ranks capture the same micro-batch.
+/// Captures a graph on one rank at a time. If ranks are threads of one process, the other ranks must not call the
+/// device during a capture. All ranks capture the same micro-batch.
 fn in_turn<M: LanguageModel>(
     stages: &TrainStages<'_, M>,
     capture: impl FnOnce() -> Result<CapturedMicroBatch, TrainError>,

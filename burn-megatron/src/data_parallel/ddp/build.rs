@@ -1,4 +1,4 @@
-//! Construction of the wrapper, which moves the parameters of a module into the buffers.
+//! Constructs the wrapper and moves the parameters of a module into its buffers.
 
 use std::sync::Arc;
 

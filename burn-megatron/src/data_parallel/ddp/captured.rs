@@ -7,9 +7,9 @@ use crate::data_parallel::gradient_buckets::MicroBatchUses;
 use crate::nn::hook::DeferringSink;
 
 impl<M: Module> DistributedDataParallel<M> {
-    /// Waits for the parameters, and assigns the [static
-    /// buffers](crate::data_parallel::DataParallelConfig::static_buffers) of the gradients. No reduction starts
-    /// during the micro-batch that follows.
+    /// Holds back gradient reductions, so that no reduction starts during the next micro-batch. It also waits for the
+    /// parameters, and assigns the [static buffers](crate::data_parallel::DataParallelConfig::static_buffers) of the
+    /// gradients.
     pub fn hold_reductions(&self) {
         self.buffers.parameters().wait();
         self.buffers.gradients().hold();
@@ -39,8 +39,8 @@ impl<M: Module> DistributedDataParallel<M> {
         self.buffers.gradients().count(uses);
     }
 
-    /// Returns the memory identifiers of the parameters and the gradient buffers, while reductions are
-    /// [held](Self::hold_reductions).
+    /// Returns the memory identifiers of the parameters and of the gradient buffers. It must be called while reductions
+    /// are [held back](Self::hold_reductions).
     pub fn memory_ids(&self) -> Vec<Option<usize>> {
         let mut ids = self.buffers.parameters().memory_ids();
         if let Some(frozen) = &self.buffers.frozen {

@@ -36,7 +36,8 @@ mod reduce;
 mod running_states;
 mod step;
 
-/// A module whose parameters and gradients are replicated or sharded over the data axis.
+/// The wrapper for data-parallel training: a module whose parameters and gradients are replicated or sharded over the
+/// data axis.
 ///
 /// The parameters of the wrapped module are placeholders. When a layer calls [`Param::val`](burn::module::Param::val),
 /// a hook returns the value of the parameter. [`to_module`](Self::to_module) returns a module that holds the
@@ -176,7 +177,7 @@ impl<M: Module> DistributedDataParallel<M> {
 
     /// Runs a forward with autodiff for the parameters of the module.
     ///
-    /// `device` is the device of the inputs, with or without autodiff.
+    /// `device` is the device of the inputs. It may be given with or without autodiff.
     pub fn forward<T>(&self, device: &Device, body: impl FnOnce(&M) -> T) -> T {
         self.buffers.begin_forward(None);
         let device = device.clone().inner().autodiff();
@@ -234,7 +235,7 @@ impl<M: Module> DistributedDataParallel<M> {
         self.set_parameters(&module);
     }
 
-    /// Checks that all replicas of a parameter have the same bits, on the data, tensor and pipeline axes.
+    /// Checks that all replicas of each parameter are bitwise equal, over the data, tensor and pipeline axes.
     /// Collective: call on all ranks.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! The end of a step, in which gradients are summed over the ranks and checked.
+//! Ends a step: sums the gradients over the ranks and checks them.
 
 use burn::module::Module;
 use burn::tensor::Tensor;

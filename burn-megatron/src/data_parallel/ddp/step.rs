@@ -23,7 +23,7 @@ impl<M: Module> DistributedDataParallel<M> {
         self.after_step = Some(change);
     }
 
-    /// Returns this rank's shard of each bucket.
+    /// Returns the ranges of this rank's shard of each bucket.
     pub fn shards(&self) -> &[BucketShard] {
         &self.shards
     }

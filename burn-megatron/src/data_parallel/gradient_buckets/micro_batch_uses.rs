@@ -1,4 +1,5 @@
-//! The counts of micro-batches whose host code does not run because a CUDA graph is replayed.
+//! Counts the parameter uses and gradients of micro-batches that replay a CUDA graph, because their host code does not
+//! run.
 
 use burn_megatron_kernels::cuda_graph::memory_id;
 

@@ -14,9 +14,9 @@
 //! Every bucket is sharded evenly over the ranks. The boundaries of shards are independent of the boundaries of
 //! parameters, so a parameter may span several shards.
 //!
-//! The rules follow `_ParamAndGradBuffer` and `compute_full_param_layout` of Megatron-LM, with two differences.
-//! Buckets of shared parameters always come last, even if buckets are not sharded. A bucket ends at the end of
-//! a unit of the model (a pipeline stage or FSDP unit).
+//! The layout follows the rules of `_ParamAndGradBuffer` and `compute_full_param_layout` in Megatron-LM, with two
+//! differences. Buckets of shared parameters always come last, even if buckets are not sharded. A bucket never extends
+//! beyond a unit of the model (a pipeline stage or FSDP unit).
 
 use std::fmt;
 use std::ops::Range;

@@ -4,18 +4,19 @@ use super::BufferKey;
 use crate::comm::DType;
 use crate::mesh::Grid;
 
-/// The number of elements to whose multiple bucket sizes are padded. A bucket of 16-bit elements then starts at
-/// a multiple of 256 bytes, as GEMMs require.
+/// Bucket sizes are padded to multiples of this number of elements. A bucket of 16-bit elements then starts at a
+/// multiple of 256 bytes, as GEMMs require.
 const BUCKET_MULTIPLE: usize = 128;
 
-/// The number of elements at whose multiples ring collectives reach full bandwidth.
+/// Ring collectives reach full bandwidth if the number of elements is a multiple of this number.
 const BANDWIDTH_MULTIPLE: usize = 1 << 16;
 
-/// The number of FP8 codes at whose multiples shards start: four codes are packed in a word, and devices move
+/// Shards of FP8 codes start at multiples of this number of codes: four codes are packed in a word, and devices move
 /// four words at once.
 const FP8_CODES_MULTIPLE: usize = 16;
 
-/// The number of elements at whose multiples the parameters of sharded buckets start: 128 bytes in 16 bits.
+/// The parameters of sharded buckets start at multiples of this number of elements. With 16-bit elements, this is 128
+/// bytes.
 const PARAMETER_MULTIPLE: usize = 64;
 
 /// The size and the dtypes of one parameter of a rank.
@@ -116,7 +117,7 @@ impl BucketRules {
         }
     }
 
-    /// Returns the number of elements to whose multiple bucket sizes are padded.
+    /// Returns the number of elements for which bucket sizes are padded to a multiple.
     pub(super) fn bucket_multiple(&self, key: &BufferKey) -> Result<usize, LayoutError> {
         let ranks = self.shards(key.grid);
         let codes = match (key.quantized, key.parameter) {
@@ -160,7 +161,7 @@ pub enum LayoutError {
     /// The alignment is 0.
     #[error("invalid alignment: 0 elements, expected at least 1 (packed)")]
     ZeroAlign,
-    /// The number of elements to whose multiples buckets are padded overflows.
+    /// Buckets are padded to a common multiple of the number of ranks and the alignment, and this multiple overflows.
     #[error(
         "the least multiple of {ranks} ranks and of {align} elements overflows {} bits; use fewer ranks or a \
          smaller alignment",

@@ -1,4 +1,4 @@
-//! The display of a layout as a table.
+//! Displays a layout as a table.
 
 use std::fmt;
 

@@ -1,8 +1,9 @@
 //! Computes the memory of a rank's training state before the memory is allocated.
 //!
-//! Let `p` and `g` be the bytes per element of the parameters and the gradients, and `s` the bytes of the optimizer
-//! state. The optimizer state consists of the moments, and of a 4-byte master weight unless the parameter is its own
-//! master weight. With buckets sharded over `d` ranks, a parameter needs
+//! Let `p` and `g` be the bytes per element of the parameters and the gradients, and let `s` be the bytes per element
+//! of the optimizer state. The optimizer state consists of the moments, and of a 4-byte master weight unless the
+//! parameter is its own master weight. If buckets are sharded over `d` ranks, an element of a parameter needs the
+//! following number of bytes on each rank:
 //!
 //! | stage | bytes | 16-bit, f32 gradients, Adam | f32, Adam |
 //! |---|---|---|---|

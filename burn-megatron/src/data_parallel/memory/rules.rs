@@ -6,7 +6,8 @@ use crate::data_parallel::layout::{Bucket, BufferKey, FlatBuffer};
 use crate::data_parallel::precision::Moments;
 use crate::mesh::ZeroStage;
 
-/// The training state per parameter, and the part of the state that is sharded.
+/// The rules for computing the memory of a rank: the training state per parameter, and the part of the state that is
+/// sharded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryRules {
     /// The ZeRO stage, which selects the sharded state.
@@ -96,7 +97,7 @@ impl MemoryRules {
     fn state_bytes(&self, key: BufferKey) -> u128 {
         let f32_bytes = element_bytes(DType::F32);
         let master = if key.quantized {
-            // Neither codes nor temporary gathered values can be the master.
+            // Neither codes nor temporary gathered values can be the master weights.
             element_bytes(key.gradient)
         } else if element_bytes(key.parameter) < f32_bytes {
             f32_bytes

@@ -1,4 +1,4 @@
-//! The display of a memory plan as a table.
+//! Displays a memory plan as a table.
 
 use std::fmt;
 

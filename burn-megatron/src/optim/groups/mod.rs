@@ -1,4 +1,4 @@
-//! Parameter groups: optimizer settings for the parameters that a path pattern matches.
+//! Parameter groups: optimizer settings for the parameters whose paths match a pattern.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -48,7 +48,7 @@ pub struct ParameterGroup {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum GroupOptimizer {
-    /// Muon, for matrices and for stacks of matrices (three dimensions).
+    /// Muon. The parameters must be matrices or stacks of matrices (three dimensions).
     Muon,
     /// AdamW.
     AdamW,
@@ -228,7 +228,7 @@ pub fn resolve<'a>(
 
 /// Returns the indices of the groups that match none of `paths`, in ascending order.
 ///
-/// With a pipeline, a group is an error if it is unmatched on *every* rank: see [`unmatched_error`].
+/// With pipeline parallelism, it is an error if a group matches no parameter on *any* rank: see [`unmatched_error`].
 ///
 /// # Errors
 ///

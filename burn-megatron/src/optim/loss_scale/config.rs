@@ -35,15 +35,15 @@ pub enum LossScale {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct LossScaleConfig {
-    /// The initial scale, from `min` to 2^126.
+    /// The initial scale, at least `min` and at most 2^126.
     pub initial: f64,
-    /// The lower bound of the scale, from 2^-126 to `initial`.
+    /// The lower bound of the scale, at least 2^-126 and at most `initial`.
     pub min: f64,
-    /// The growth factor of the scale, above 1.
+    /// The factor by which the scale grows. It must be above 1.
     pub growth: f64,
-    /// The factor that is applied to the scale after an overflow, between 0 and 1.
+    /// The factor that reduces the scale after an overflow. It must be between 0 and 1.
     pub backoff: f64,
-    /// The number of consecutive steps without an overflow after which the scale grows, at least 1.
+    /// The number of consecutive steps without an overflow after which the scale grows. It must be at least 1.
     pub growth_interval: u32,
     /// The number of the first overflow that reduces the scale, counted since the scale last grew. Later overflows also
     /// reduce the scale. With 1, every overflow reduces the scale.
@@ -103,7 +103,7 @@ impl LossScale {
     ///
     /// # Errors
     ///
-    /// [`LossScaleError::Setting`] for the first setting out of its range.
+    /// [`LossScaleError::Setting`] for the first setting that is out of its range.
     pub fn check(&self) -> Result<(), LossScaleError> {
         match self {
             Self::None => Ok(()),
@@ -122,7 +122,7 @@ impl LossScaleConfig {
     ///
     /// # Errors
     ///
-    /// [`LossScaleError::Setting`] for the first setting out of its range.
+    /// [`LossScaleError::Setting`] for the first setting that is out of its range.
     pub fn check(&self) -> Result<(), LossScaleError> {
         check_that(
             (MIN_SCALE..=MAX_SCALE).contains(&self.min),

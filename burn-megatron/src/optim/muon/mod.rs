@@ -55,7 +55,7 @@ pub struct MuonConfig {
     pub weight_decay: f64,
     /// The settings of AdamW, which must not contain parameter groups.
     pub adamw: AdamWConfig,
-    /// Parameter groups with another weight decay, learning rate or optimizer.
+    /// Parameter groups, which set another weight decay, learning rate or optimizer for some parameters.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub groups: Vec<ParameterGroup>,
 }

@@ -13,9 +13,9 @@ pub struct ForwardOptions {
     /// The key that identifies the shapes of the activations: see [`Stage::shape_key`](super::Stage::shape_key). It
     /// must be the same on all ranks.
     pub shape_key: ShapeKey,
-    /// The settings for sending and receiving tensors.
+    /// The settings of the transfers between pipeline stages.
     pub p2p: P2pConfig,
-    /// The cache of shapes from earlier calls.
+    /// The cache of the activation shapes that earlier calls have recorded.
     pub shapes: ShapeCache,
 }
 

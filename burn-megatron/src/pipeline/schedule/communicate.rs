@@ -25,8 +25,8 @@ impl Schedule {
     ///
     /// # Errors
     ///
-    /// [`InvalidSchedule`] if the computations alone are invalid, or if the schedule has reductions of
-    /// gradients but not a valid reduction for each stage.
+    /// [`InvalidSchedule`] if the computations of the schedule are invalid. If the schedule has reductions of
+    /// gradients, it must also have a valid reduction for each stage.
     pub fn with_communication(self) -> Result<Self, InvalidSchedule> {
         let mut bare = self;
         for actions in &mut bare.ranks {

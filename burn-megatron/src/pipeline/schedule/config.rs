@@ -16,8 +16,8 @@ pub struct ScheduleConfig {
     pub virtual_stages: usize,
     /// The number of micro-batches per step, which formulas call m.
     pub micro_batches: usize,
-    /// Whether forwards are [paired](super::ActionKind::PairedForward) with backwards of other micro-batches.
-    /// Requires 1F1B, interleaved or DualPipeV.
+    /// Whether forwards are [paired](super::ActionKind::PairedForward) with backwards of other micro-batches. Requires
+    /// a 1F1B, interleaved 1F1B or DualPipeV schedule.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub pairs: bool,
 }

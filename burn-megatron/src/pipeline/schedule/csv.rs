@@ -33,10 +33,10 @@ impl Schedule {
     /// `FB 2 5 2 3` is a [pair](ActionKind::PairedForward) of the forward of micro-batch 5 through stage 2 and
     /// the backward of micro-batch 3. `RG 2` reduces the gradients of stage 2.
     ///
-    /// A stage is placed on the rank whose row contains it. Empty cells, empty lines and lines that begin with
-    /// `#` are skipped. If the table has no sends and receives, [they are added](Self::with_communication).
-    /// Otherwise it must contain all of them. If the table has no `RG`, [each stage gets one after its last
-    /// forward](Self::with_reduce_gradients). Otherwise it must contain one for each stage.
+    /// A stage is placed on the rank whose row contains its actions. Empty cells, empty lines and lines that begin with
+    /// `#` are skipped. If the table has no sends and receives, [they are added](Self::with_communication). Otherwise
+    /// the table must contain all sends and receives. If the table has no `RG`, [an `RG` is added after the last
+    /// forward of each stage](Self::with_reduce_gradients). Otherwise the table must contain an `RG` for each stage.
     ///
     /// ```text
     /// F 0 0,F 0 1,B 0 0,B 0 1

@@ -34,7 +34,7 @@ impl TensorSpec {
 }
 
 impl fmt::Display for TensorSpec {
-    /// Formats as `[2, 16, 64] of f32`.
+    /// Formats the shape and the dtype, for example as `[2, 16, 64] of f32`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?} of {}", self.shape, self.dtype.name())
     }
