@@ -44,7 +44,7 @@ const HELD_OUT_SEED: u32 = 1234;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum TrainedTokens {
-    /// The text of the assistant in all turns, including the token that ends each turn.
+    /// The text of the assistant in all turns, including the end of each turn.
     #[default]
     Answers,
     /// Only the last answer of each conversation.

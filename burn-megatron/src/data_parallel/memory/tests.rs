@@ -1,4 +1,4 @@
-//! Bytes computed by hand, and the table.
+//! Compares planned memory with numbers that were computed by hand, and tests the table.
 
 use insta::assert_snapshot;
 

@@ -39,7 +39,7 @@ pub struct LossScaleConfig {
     pub initial: f64,
     /// The lower bound of the scale, at least 2^-126 and at most `initial`.
     pub min: f64,
-    /// The factor by which the scale grows. It must be above 1.
+    /// The growth factor of the scale. It must be above 1.
     pub growth: f64,
     /// The factor that reduces the scale after an overflow. It must be between 0 and 1.
     pub backoff: f64,

@@ -1,4 +1,4 @@
-//! The number of communicated bytes, and the memory.
+//! Tests of the number of communicated bytes and of the memory of FP8 weights.
 
 use super::*;
 use burn_megatron_comm_testing::Intercept;
@@ -153,7 +153,7 @@ fn values_are_freed_before_a_gradient_is_accumulated() {
                 .map(|layer| layer.quantized.load(std::sync::atomic::Ordering::Relaxed))
                 .sum()
         };
-        // One gather is in flight: the gather of the last layers, which are used last.
+        // One gather is in flight: the gather of the last layers, which the forward uses last.
         let (made, values) = (quantized(), net.ddp.usage().now().gradients);
         let bytes = 3840 * 4;
         assert_eq!(values, bytes);

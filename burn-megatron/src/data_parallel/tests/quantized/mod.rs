@@ -1,4 +1,4 @@
-//! FP8 weights: training is bit-equal with fewer communicated bytes.
+//! Tests of FP8 weights: training gives bitwise equal results with fewer communicated bytes.
 
 use super::gradient_checks::stage;
 use super::*;
