@@ -134,7 +134,7 @@ pub enum CheckpointError {
     NoCheckpoint {
         /// The path of the folder.
         path: PathBuf,
-        /// The names of the checkpoints in the folder, although the file `latest` is missing.
+        /// The names of the checkpoints that the folder contains even though the file `latest` is missing.
         there: Vec<String>,
     },
     /// The folder already has a checkpoint of this step.

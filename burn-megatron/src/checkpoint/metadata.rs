@@ -31,9 +31,9 @@ pub struct CheckpointMetadata {
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Retention {
-    /// The number of the newest checkpoints to keep. `None` keeps all checkpoints.
+    /// The number of most recent checkpoints that are kept. `None` keeps all checkpoints.
     pub last: Option<usize>,
-    /// Checkpoints whose step is a multiple of this number are kept in addition to the newest checkpoints.
+    /// If set, checkpoints whose step is a multiple of this number are also kept.
     pub every: Option<u64>,
 }
 

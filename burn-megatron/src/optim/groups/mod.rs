@@ -183,9 +183,10 @@ pub fn check(groups: &[ParameterGroup]) -> Result<(), GroupError> {
 /// Returns the multipliers of each parameter, in the order of `parameters`. A parameter is given by its path and by
 /// whether weight decay applies by default ([`ParameterEntry::decay`](crate::nn::ParameterEntry::decay)).
 ///
-/// If no group matches, the multiplier of the learning rate is 1, and the multiplier of the weight decay is 1 or 0.
-/// Multipliers are therefore equal on all ranks that replicate a parameter. A pattern that matches none of `parameters`
-/// is not an error, because `parameters` may contain only one pipeline stage: see [`unmatched`].
+/// If no group matches, the multiplier of the learning rate is 1, and the multiplier of the weight decay is 1 or 0. The
+/// multipliers depend only on the path of the parameter, so they are equal on all ranks that replicate the parameter. A
+/// pattern that matches none of `parameters` is not an error, because `parameters` may contain only one pipeline stage:
+/// see [`unmatched`].
 ///
 /// ```
 /// use burn_megatron::optim::ParameterGroup;
