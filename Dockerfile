@@ -1,4 +1,4 @@
-# The commands `burn-megatron` and `burn-megatron-bench` in an image.
+# Images with the commands `burn-megatron` and `burn-megatron-bench`.
 #
 #   docker build -t burn-megatron .
 #   docker run --rm -it -u "$(id -u):$(id -g)" -v "$PWD:/workspace" burn-megatron pretrain --data my.txt
@@ -6,7 +6,7 @@
 #   docker build --target cuda -t burn-megatron:cuda .
 #   docker run --rm -it --gpus all -u "$(id -u):$(id -g)" -v "$PWD:/workspace" burn-megatron:cuda env
 
-# The version of rust-toolchain.toml: rustup would install another one.
+# The same version as in rust-toolchain.toml. Otherwise rustup would install a second toolchain.
 FROM rust:1.95.0-slim-bookworm AS source
 WORKDIR /src
 COPY . .
@@ -14,7 +14,7 @@ COPY . .
 FROM source AS build-cpu
 RUN cargo build --release --locked --package burn-megatron-cli --package burn-megatron-bench
 
-# CubeCL's build scripts download LLVM, and unpack it.
+# CubeCL's build scripts download and unpack LLVM.
 FROM source AS build-cuda
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 # hadolint ignore=DL3008
@@ -23,7 +23,8 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 RUN cargo build --release --locked --package burn-megatron-cli --package burn-megatron-bench --features cuda
 
-# At run time: the driver of the host, and of the image NVRTC, the headers that kernels include, cuBLASLt and NCCL.
+# At run time, the driver comes from the host. NVRTC, the headers that kernels include, cuBLASLt and NCCL come from the
+# image.
 FROM nvidia/cuda:12.9.1-devel-ubuntu24.04 AS cuda
 COPY --from=build-cuda /src/target/release/burn-megatron /src/target/release/burn-megatron-bench /usr/local/bin/
 COPY --from=source /src/LICENSE-MIT /src/LICENSE-APACHE /usr/local/share/doc/burn-megatron/
@@ -31,7 +32,7 @@ ENV CUDA_PATH=/usr/local/cuda
 WORKDIR /workspace
 ENTRYPOINT ["burn-megatron"]
 
-# The last one is the default.
+# The last stage is the default target.
 FROM debian:bookworm-slim AS cpu
 COPY --from=build-cpu /src/target/release/burn-megatron /src/target/release/burn-megatron-bench /usr/local/bin/
 COPY --from=source /src/LICENSE-MIT /src/LICENSE-APACHE /usr/local/share/doc/burn-megatron/

@@ -1,6 +1,7 @@
-"""The peer of `burn-megatron-bench generate`: transformers on the CPU, with random weights of the same shape.
+"""Times generation with transformers on the CPU, for comparison with `burn-megatron-bench generate`.
 
-Started by that command. Prints "ready" with versions, then for each line with a batch size the seconds of one generation."""
+The benchmark starts this script. The model has random weights of the same shape. The script prints "ready" with its
+versions. Then it reads batch sizes, one per line, and prints the seconds of one generation for each."""
 
 import json
 import sys

@@ -4,11 +4,11 @@
     burn-megatron-bench kernels --device cuda --dtype bf16 --json kernels.json
     python3 torch_kernels.py kernels.json [--device cuda] [--markdown kernels.md]
 
-Reads the rows of the JSON file, times the same operations at the same sizes and in the same type,
-and prints one table of all of them, in milliseconds. Run both on one machine, one after the other.
-An operation without a counterpart here keeps its row, with a dash: products of 8-bit blocks, and what
-this build of torch or this device refuses, which is said on stderr. Needs torch; Triton (which comes
-with torch on CUDA) has kernels of its own here for RMSNorm and the softmax.
+Reads the rows of the JSON file, times the same operations at the same sizes and in the same type, and
+prints one table in milliseconds. Run both programs on the same machine, one after the other.
+The table has a dash for operations without a counterpart: products of 8-bit blocks, and operations
+that this build of torch or this device does not support. The script prints the reason on stderr. Needs
+torch. RMSNorm and the softmax also have Triton kernels (Triton comes with torch on CUDA).
 """
 
 import argparse
@@ -48,7 +48,7 @@ def rope(x, cos, sin):
 
 
 def heads(width):
-    """Heads of 64 features where the width allows, as in the Rust benchmark."""
+    """Returns the number of heads and their width: 64 if it divides the width, as in the Rust benchmark."""
     count = width // 64 if width % 64 == 0 else 1
     return count, width // count
 
@@ -62,7 +62,7 @@ def adamw(weight, first, second, gradient):
 
 
 def cases(row, device, dtype):
-    """The operation of a row and its inputs, or None; inputs that require no gradient come last."""
+    """Returns the operation of a row, its inputs with gradients and its other inputs, or None."""
     rows, width = row["rows"], row["width"]
 
     def draw(*shape, dtype=dtype):
@@ -126,7 +126,7 @@ def cases(row, device, dtype):
         into = draw(width, width, dtype=torch.float32)
         if dtype == torch.float32:
             return (lambda x, g, into: into.addmm_(x.t(), g)), [], factors + [into]
-        # PyTorch has no product of 16-bit factors that adds to a sum in f32.
+        # PyTorch cannot accumulate a product of 16-bit factors into an f32 sum.
         return (lambda x, g, into: into.add_(x.t().mm(g))), [], factors + [into]
     return None
 
@@ -135,7 +135,7 @@ FP8_MAX = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
 
 
 def one_scale(x, scale, kind):
-    """Both copies with one scale, the largest magnitude, and what the codes are multiplied with."""
+    """Returns the codes, their transpose, the largest magnitude and the factor that decodes the codes."""
     most = FP8_MAX[kind]
     codes = (x.float() * scale).clamp(-most, most).to(kind)
     return codes, codes.t().contiguous(), x.abs().max(), scale.reciprocal()
@@ -146,7 +146,7 @@ def current(x, kind):
 
 
 def of_blocks(x, height, width):
-    """Codes and scales of blocks, the scales rounded down to powers of two."""
+    """Returns the codes and the scales of blocks. Scales are rounded down to powers of two."""
     rows, depth = x.shape
     high, wide = -rows % height, -depth % width
     blocks = F.pad(x.float(), (0, wide, 0, high))
@@ -162,7 +162,7 @@ def both_ways(x, height, width):
 
 
 def scaled_mm(a, b, scale_a, scale_b, dtype, fast=False):
-    """a b^T; both factors lie row by row."""
+    """Returns a b^T. Both factors are stored row by row."""
     kwargs = {"scale_a": scale_a, "scale_b": scale_b, "out_dtype": dtype}
     if fast and a.is_cuda:
         kwargs["use_fast_accum"] = True
@@ -170,7 +170,7 @@ def scaled_mm(a, b, scale_a, scale_b, dtype, fast=False):
 
 
 def fp8_cases(row, device, dtype):
-    """The 8-bit operation of a row and its inputs, or None."""
+    """Returns the 8-bit operation of a row and its inputs, or None."""
     rows, width = row["rows"], row["width"]
 
     def draw(*shape, dtype=dtype):
@@ -223,7 +223,7 @@ def time_fp8(row, device, dtype, samples):
 
 
 def triton_kernels():
-    """Kernels in Triton by operation: forward alone."""
+    """Returns Triton kernels, keyed by operation. They only cover the forward pass."""
     try:
         import triton
         import triton.language as tl
@@ -268,7 +268,7 @@ def triton_kernels():
 
 
 def median_ms(prepare, device, samples):
-    """The median time of what `prepare` returns, which is set up outside of the time."""
+    """Returns the median time of the function that `prepare` returns. The time of `prepare` is not included."""
     times = []
     for sample in range(samples + 5):
         run = prepare()

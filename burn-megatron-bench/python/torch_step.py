@@ -4,13 +4,13 @@
     burn-megatron-bench step --device cuda --model 124m --micro-batch-size 16,64 --json step.json
     python3 torch_step.py step.json [--device cuda] [--markdown step.md]
 
-Builds the GPT-2 or Llama of each row with random weights: PyTorch's scaled_dot_product_attention, f32
-weights under autocast to the type of the run, the fused AdamW, clipping to norm 1, eager and compiled;
-as nanoGPT does. Prints one table of all, in tokens per second. Run both on one machine, one after the
-other. A model of another family keeps its row, with a dash. Needs torch.
+Builds the GPT-2 or Llama of each row with random weights, eager and compiled. As in nanoGPT, the model uses
+PyTorch's scaled_dot_product_attention, f32 weights with autocast to the type of the run, the fused AdamW,
+and clipping to norm 1. Prints one table in tokens per second. Run both programs on the same machine, one
+after the other. The table has a dash for models of other families. Needs torch.
 
-`burn-megatron-bench step --python PYTHON` starts it with its settings, and asks it for the steps of one row at a time,
-eager, in turns with its own.
+`burn-megatron-bench step --python PYTHON` starts this script with its settings. The benchmark alternates between its
+own steps and the eager steps of this script, one row at a time.
 """
 
 import argparse
@@ -127,7 +127,7 @@ class Llama(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 
-# By family: its class, and the settings that this file's model has.
+# For each family: its class, and the settings that the model in this file implements.
 KNOWN = {
     "gpt2": (
         GPT2,
@@ -135,13 +135,13 @@ KNOWN = {
     ),
     "llama": (Llama, {"norm": "rms", "activation": "swi-glu", "tied": True}),
 }
-# Settings that no class reads, or that only the shapes depend on.
+# Settings that no class reads, or that only affect shapes.
 IGNORED = ["family", "vocabulary", "context", "layers", "hidden", "heads", "vocabulary_divisible_by"]
 IGNORED += ["init_std", "norm_epsilon", "scaled_output_init"]
 
 
 def class_of(model):
-    """The class of this file for the model of a row, or none."""
+    """Returns the class for the model of a row, or None if this file does not implement the model."""
     kind, settings = KNOWN.get(model.get("family"), (None, {}))
     rest = {key: value for key, value in model.items() if key not in IGNORED and key not in settings}
     if kind is Llama:
@@ -168,7 +168,7 @@ def reset_peak(device):
 
 
 def peak_bytes(device):
-    """The most that PyTorch's pools held; on a CPU the most resident memory of the process, where Linux tells it."""
+    """Returns the peak of the memory pools on a GPU, or the peak resident memory of the process on Linux, or None."""
     if device == "cuda":
         return torch.cuda.max_memory_reserved()
     if sys.platform == "linux":
@@ -179,7 +179,7 @@ def peak_bytes(device):
 
 
 def time_steps(row, device, dtype, warm_up, compiled):
-    """The seconds of each step, and the most bytes of memory."""
+    """Returns the seconds of each step and the peak memory in bytes."""
     reset_peak(device)
     torch.manual_seed(1)
     model = class_of(row["model"])(row["model"]).to(device)
@@ -217,7 +217,7 @@ def time_steps(row, device, dtype, warm_up, compiled):
 
 
 def time_row(row, device, dtype, warm_up, known):
-    """By form: median seconds and bytes. Rows that differ in their attention alone share one result."""
+    """Returns median seconds and bytes, eager and compiled. Rows that only differ in attention share one result."""
     key = json.dumps([row[part] for part in ("model", "micro_batch_size", "micro_batches")])
     if key in known:
         return known[key]
@@ -269,7 +269,7 @@ def table(report, results):
 
 
 def serve(settings):
-    """Answers each line, a row, with the seconds of its steps and the most memory; null for an unknown model."""
+    """Reads rows, one per line. Prints step times and peak memory for each, or null for an unknown model."""
     torch.set_num_threads(settings["threads"])
     print(f"ready torch {torch.__version__}", flush=True)
     for line in sys.stdin:

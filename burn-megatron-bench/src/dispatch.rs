@@ -94,9 +94,9 @@ pub fn run(args: &DispatchArgs) -> Result<(), Error> {
     let bench = Benchmark(args);
     bench.layer(&CASES[0]).check(&bench.layout(false))?;
     let about = format!(
-        "{EXPERTS} experts of width {} on {RANKS} ranks, {RANKS_PER_NODE} on a node; {EXPERTS_PER_TOKEN} for each of {} tokens \
-         of a rank, of {} features, and a shared expert as wide; forward and backward in f32, ranks as threads with one \
-         compute thread each; medians of {} steps",
+        "{EXPERTS} experts of width {} on {RANKS} ranks, {RANKS_PER_NODE} per node; {} tokens of {} features per rank, with \
+         {EXPERTS_PER_TOKEN} experts and a shared expert of the same width per token; forward and backward in f32, ranks as \
+         threads with one compute thread each; medians of {} steps",
         args.hidden / 2,
         args.tokens,
         args.hidden,
@@ -107,8 +107,8 @@ pub fn run(args: &DispatchArgs) -> Result<(), Error> {
         report.add(row)?;
     }
     report.finish(&format!(
-        "{LEGEND}. Between nodes the link is one on which the first row's bytes take {} of the time of the layer, inside one \
-         that is {INSIDE_A_NODE} times as fast",
+        "{LEGEND}. The bytes of the first row take {} of the time of the layer on the link between nodes. The link \
+         inside a node is {INSIDE_A_NODE} times as fast",
         args.share
     ))
 }

@@ -77,11 +77,11 @@ pub fn run(args: &GenerateBenchArgs) -> Result<(), Error> {
     let config = args.model.config();
     let name = args.model.name();
     if args.python.is_some() && args.model.family() != ModelFamily::Gpt2 {
-        return Err(format!("--python is for the shapes of GPT-2, not --model {name}").into());
+        return Err(format!("--python requires a GPT-2 model, got --model {name}").into());
     }
     if PROMPT + args.tokens > config.context {
         return Err(format!(
-            "{} tokens after a prompt of {PROMPT}: the context of the model is {}",
+            "invalid --tokens {}: the prompt has {PROMPT} tokens, and the context of the model is {}",
             args.tokens, config.context
         )
         .into());
@@ -220,7 +220,7 @@ mod tests {
         let error = run("200").unwrap_err().to_string();
         insta::assert_snapshot!(
             error,
-            @"200 tokens after a prompt of 16: the context of the model is 128"
+            @"invalid --tokens 200: the prompt has 16 tokens, and the context of the model is 128"
         );
         assert!(run("0").is_err());
     }

@@ -62,10 +62,11 @@ fn bytes(number: f64) -> String {
 }
 
 /// The meaning of the columns.
-pub const LEGEND: &str = "sent, to nodes: bytes of a rank in a step, and those of them to other nodes; seconds: of a step \
-    without a link; speed: those of the first case over these; over link, link, blocked: seconds over the link, of the \
-    transfers, and in which a rank waited for them; late: and for other ranks; hidden: 1 - blocked / link. A counted clock \
-    advances by products and transfers only";
+pub const LEGEND: &str = "sent: bytes that a rank sends in a step; to nodes: bytes sent to other nodes; seconds: time \
+    of a step without a link; speed: seconds of the first case divided by seconds of this case; \
+    over link: time of a step over the link; link: time of the transfers; blocked: time in which \
+    a rank waited for transfers; late: time in which it waited for other ranks; hidden: 1 - \
+    blocked / link. A counted clock advances by products and transfers only";
 
 /// The steps of layers on a number of ranks.
 pub struct LayersRun {

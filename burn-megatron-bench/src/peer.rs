@@ -49,7 +49,7 @@ impl Peer {
     fn line(&mut self) -> Result<String, Error> {
         let mut line = String::new();
         match self.from.read_line(&mut line)? {
-            0 => Err("the Python peer ended: its error is above".into()),
+            0 => Err("the Python process ended; its error is printed above".into()),
             _ => Ok(line.trim().to_string()),
         }
     }

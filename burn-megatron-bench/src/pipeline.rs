@@ -72,8 +72,8 @@ const COLUMNS: &[Column<PipelineRow>] = &[
 pub fn run(args: &PipelineBenchArgs) -> Result<(), Error> {
     let bench = Benchmark(args);
     let about = format!(
-        "{} ranks, {MICRO_BATCHES} micro-batches; a forward of a rank sleeps {} ms, its backward {} ms, and a message takes \
-         {TRANSFER} forwards on a simulated link; totals are in forwards",
+        "{} ranks, {MICRO_BATCHES} micro-batches; a forward sleeps {} ms, a backward {} ms; a message takes {TRANSFER} times \
+         the forward time on a simulated link; totals are multiples of the forward time",
         args.pipeline_parallel,
         args.forward_ms,
         2 * args.forward_ms,

@@ -83,7 +83,7 @@ pub fn run(args: &PlanBenchArgs) -> Result<(), Error> {
     let fastest = measured().fold(f64::INFINITY, f64::min);
     let correlation = match accuracy::spearman(&timed) {
         Some(correlation) => format!("{correlation:.2}"),
-        None => "none, of fewer than two different times".into(),
+        None => "undefined (fewer than two different times)".into(),
     };
     let found = format!(
         "rank correlation (Spearman) {correlation}; slowest / fastest {:.2}",

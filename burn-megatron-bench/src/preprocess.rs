@@ -140,7 +140,7 @@ impl TokenizerComparison {
         if tokens.iter().all(|count| *count == tokens[0]) {
             Ok(seconds)
         } else {
-            Err(format!("the tokens of the same text differ in number: {tokens:?}").into())
+            Err(format!("the token counts of the same text differ: {tokens:?}").into())
         }
     }
 

@@ -197,7 +197,7 @@ pub fn write(path: &Path, content: &[u8]) -> Result<(), Error> {
 /// Returns the end of a description, for results that may be wrong.
 pub fn unchecked(is_unchecked: bool) -> &'static str {
     match is_unchecked {
-        true => "\nUNCHECKED: results may be wrong, and times are times of the host",
+        true => "\nUNCHECKED: results may be wrong, and times are host times",
         false => "",
     }
 }

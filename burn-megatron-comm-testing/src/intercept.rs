@@ -7,15 +7,16 @@ use burn_megatron_comm::{Buffer, BufferPool, Call, CommError, Communicator, Grou
 
 type OnCall = dyn Fn(&dyn Communicator, Call, Buffer) -> Result<Pending, CommError> + Send + Sync;
 
-/// A communicator that passes each call and the inner communicator to a closure. The closure can count, record, delay
-/// or change the call, and then starts it. Communicators split from it use the same closure.
+/// A communicator that passes each call to a closure, together with the inner communicator. The closure can count,
+/// record, delay or change the call, and then starts it on the inner communicator. Communicators that are split from
+/// this communicator use the same closure.
 pub struct Intercept {
     inner: Arc<dyn Communicator>,
     on_call: Arc<OnCall>,
 }
 
 impl Intercept {
-    /// Wraps `inner` and passes its calls to `on_call`.
+    /// Wraps the communicator `inner` and passes its calls to the closure `on_call`.
     pub fn over(
         inner: Arc<dyn Communicator>,
         on_call: impl Fn(&dyn Communicator, Call, Buffer) -> Result<Pending, CommError>

@@ -1,14 +1,14 @@
-//! Runs the ranks of a process world as threads.
+//! Runs ranks that are normally processes as threads of one process.
 
 use std::net::TcpListener;
 use std::thread;
 
 use burn_megatron_comm::{Address, Launch, Launcher};
 
-/// Calls `join` on one thread for each of `ranks` ranks and returns the results in rank order. The ranks meet at a free
-/// port of this machine.
+/// Calls `join` on `ranks` threads, one per rank. Returns the results in rank order. The ranks use a rendezvous on a
+/// free port of this machine.
 ///
-/// NCCL allows several ranks in one process: see [`World::processes`](burn_megatron_comm::World::processes).
+/// With NCCL, a process can run several ranks. See [`World::processes`](burn_megatron_comm::World::processes).
 ///
 /// # Panics
 ///

@@ -1,8 +1,8 @@
-//! Conformance suite for engines, fault injection, and simulated networks.
+//! Tools to test communication engines: a conformance suite, fault injection, and a simulated network.
 //!
-//! [`Intercept`] passes each call of a communicator to a closure. [`join_as_threads`] runs the ranks of a process world
-//! as
-//! threads. [`MatmulClock`] adds the time of matrix products to the clock of a simulated link.
+//! [`Intercept`] passes each call of a communicator to a closure. [`join_as_threads`] runs ranks that are normally
+//! processes as threads. [`MatmulClock`] adds the time of matrix multiplications to the clock of a simulated network
+//! link.
 
 pub mod conformance;
 pub mod fault_injection;

@@ -1,4 +1,4 @@
-//! Adds the time of matrix products to the clock of a simulated link.
+//! A subscriber that adds the time of matrix multiplications to the clock of a simulated network link.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -10,20 +10,20 @@ use tracing::{Event, Metadata, Subscriber};
 
 use super::Link;
 
-/// A `tracing` subscriber that adds the compute time of matrix products to the clock of a [`Link`]. It counts the
-/// products that linear layers compute on this thread.
+/// A `tracing` subscriber that adds the compute time of matrix multiplications to the clock of a [`Link`]. It includes
+/// the matrix multiplications that linear layers compute on this thread.
 ///
-/// With it, the share of hidden transfers can be measured even if the ranks share CPU cores: see
+/// With a virtual clock, the share of hidden transfers can be measured even if the ranks share CPU cores. See
 /// [`Link::with_virtual_clock`].
 #[derive(Debug)]
 pub struct MatmulClock {
-    /// The link of this rank.
+    /// The network link of this rank.
     pub link: Arc<Link>,
     /// The simulated compute speed, in floating-point operations per second.
     pub flops_per_second: f64,
 }
 
-/// The floating-point operations of a span, or `None` if the span is not a matrix product.
+/// The number of floating-point operations of a span, or `None` if the span is not a matrix multiplication.
 struct Flops(Option<u64>);
 
 impl Visit for Flops {

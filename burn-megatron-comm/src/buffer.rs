@@ -1,4 +1,4 @@
-//! The data of a call: a typed, owned, one-dimensional buffer.
+//! The input or the result of a collective or a message: a typed, owned, one-dimensional buffer.
 
 use std::fmt;
 use std::ops::Range;
@@ -7,7 +7,7 @@ use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 use strum::VariantArray as _;
 
-/// The type of the elements of a [`Buffer`].
+/// The data type of the elements of a [`Buffer`].
 #[derive(
     Clone,
     Copy,
@@ -36,12 +36,12 @@ pub enum DType {
     I64,
     /// 32-bit signed integer.
     I32,
-    /// 8-bit unsigned integer, for bytes and packed formats.
+    /// 8-bit unsigned integer, used for bytes and packed formats.
     U8,
 }
 
 impl DType {
-    /// All types. Control messages hold the index of a type in this list.
+    /// The list of all types. Control messages contain the index of a type in this list.
     pub const ALL: [DType; 7] = *Self::VARIANTS.as_array().unwrap();
 
     /// Returns the number of bytes per element.
@@ -59,13 +59,13 @@ impl DType {
         matches!(self, DType::F64 | DType::F32 | DType::BF16 | DType::F16)
     }
 
-    /// Returns the lower-case name, for example `"bf16"`.
+    /// Returns the lower-case name of the type, for example `"bf16"`.
     pub fn name(self) -> &'static str {
         self.into()
     }
 }
 
-/// An owned one-dimensional array of one element type.
+/// An owned one-dimensional array whose elements all have the same type.
 ///
 /// ```
 /// use burn_megatron_comm::{Buffer, DType};
@@ -91,25 +91,25 @@ pub enum Buffer {
     I64(Vec<i64>),
     /// 32-bit signed integers.
     I32(Vec<i32>),
-    /// Bytes.
+    /// 8-bit unsigned integers.
     U8(Vec<u8>),
 }
 
-/// An error about the type of a buffer.
+/// The error of an operation that requires a different element type.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BufferError {
-    /// The elements are not of the requested type.
+    /// The elements do not have the requested type.
     #[error("invalid buffer type: it holds {len} {found}, expected {expected}")]
     WrongType {
         /// The requested type.
         expected: DType,
-        /// The type of the buffer.
+        /// The type of the elements in the buffer.
         found: DType,
         /// The number of elements in the buffer.
         len: usize,
     },
-    /// A list of zero buffers cannot be concatenated, because the result would have no type.
-    #[error("cannot concatenate 0 buffers, as the result has no type: expected at least one")]
+    /// The list of buffers to concatenate is empty, so the element type of the result is unknown.
+    #[error("cannot concatenate 0 buffers, because the result has no type: expected at least one")]
     NoParts,
 }
 
@@ -121,14 +121,14 @@ mod sealed {
 pub trait Element: sealed::Sealed + Copy + Send + Sync + fmt::Debug + 'static {
     /// The [`DType`] of this type.
     const DTYPE: DType;
-    /// Returns the elements of `buffer`, or `None` if they have a different type.
+    /// Returns the elements of `buffer` as a slice, or `None` if the buffer has a different element type.
     fn view(buffer: &Buffer) -> Option<&[Self]>;
     /// Creates the buffer that holds `values`.
     fn into_buffer(values: Vec<Self>) -> Buffer;
-    /// Returns the elements of `buffer`.
+    /// Converts `buffer` into a vector of its elements.
     ///
     /// # Errors
-    /// [`BufferError::WrongType`] if the buffer holds another type.
+    /// [`BufferError::WrongType`] if the elements have a different type.
     fn from_buffer(buffer: Buffer) -> Result<Vec<Self>, BufferError>;
 }
 
@@ -152,7 +152,7 @@ macro_rules! with_elements {
 macro_rules! elements {
     ($($variant:ident: $type:ty),*) => {
         impl Buffer {
-            /// Creates a buffer of `len` zeros.
+            /// Creates a buffer of `len` elements that are zero.
             pub fn zeros(dtype: DType, len: usize) -> Self {
                 match dtype {
                     $(DType::$variant => Buffer::$variant(vec![<$type>::default(); len]),)*
@@ -218,49 +218,50 @@ macro_rules! elements {
 elements!(F64: f64, F32: f32, BF16: bf16, F16: f16, I64: i64, I32: i32, U8: u8);
 
 impl Buffer {
-    /// Creates an empty buffer.
+    /// Creates a buffer without elements.
     pub fn empty(dtype: DType) -> Self {
         Self::with_capacity(dtype, 0)
     }
 
-    /// Returns the number of elements.
+    /// Returns the number of elements in the buffer.
     pub fn len(&self) -> usize {
         with_elements!(self, values => values.len())
     }
 
-    /// Returns whether there are no elements.
+    /// Returns whether the buffer has no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Returns the elements without a copy.
+    /// Returns the elements as a slice, without a copy.
     ///
     /// # Errors
-    /// [`BufferError::WrongType`] if the buffer holds another type.
+    /// [`BufferError::WrongType`] if the elements have a different type.
     pub fn as_slice<T: Element>(&self) -> Result<&[T], BufferError> {
         T::view(self).ok_or_else(|| self.wrong_type(T::DTYPE))
     }
 
-    /// Returns the elements of a buffer whose type is known. The result of a call has the type of its input.
+    /// Converts the buffer into a vector. Use this method if the element type is known: the result of a collective has
+    /// the type of its input.
     ///
     /// # Panics
-    /// If the buffer holds another type. [`Vec::try_from`] returns an error instead.
+    /// If the elements have a different type. [`Vec::try_from`] returns an error instead.
     pub fn into_vec<T: Element>(self) -> Vec<T> {
         T::from_buffer(self).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// Returns a copy of the elements of `range`.
+    /// Returns a copy of the elements with the indices in `range`.
     ///
     /// # Panics
-    /// If the range exceeds the buffer.
+    /// If the end of the range exceeds the length of the buffer.
     pub fn slice(&self, range: Range<usize>) -> Buffer {
         with_elements!(self, values => values[range].to_vec().into())
     }
 
-    /// Concatenates the parts.
+    /// Concatenates the buffers in `parts`.
     ///
     /// # Errors
-    /// [`BufferError::NoParts`] if `parts` is empty, [`BufferError::WrongType`] if the types differ.
+    /// [`BufferError::NoParts`] if `parts` is empty. [`BufferError::WrongType`] if the buffers have different types.
     pub fn concat(parts: &[Buffer]) -> Result<Buffer, BufferError> {
         let first = parts.first().ok_or(BufferError::NoParts)?;
         let mut result = Self::with_capacity(first.dtype(), parts.iter().map(Buffer::len).sum());
@@ -270,25 +271,26 @@ impl Buffer {
         Ok(result)
     }
 
-    /// Appends the elements `range` of `other`.
+    /// Appends the elements of `other` with the indices in `range`.
     ///
     /// # Errors
-    /// [`BufferError::WrongType`] if the types differ.
+    /// [`BufferError::WrongType`] if the buffers have different types.
     ///
     /// # Panics
-    /// If the range exceeds `other`.
+    /// If the end of the range exceeds the length of `other`.
     pub fn extend(&mut self, other: &Buffer, range: Range<usize>) -> Result<(), BufferError> {
         with_elements!(self, values => values.extend_from_slice(&other.as_slice()?[range]));
         Ok(())
     }
 
-    /// Overwrites the elements starting at `at` with the elements `range` of `other`.
+    /// Overwrites the elements from index `at` on with the elements of `other` whose indices are in `range`.
     ///
     /// # Errors
-    /// [`BufferError::WrongType`] if the types differ.
+    /// [`BufferError::WrongType`] if the buffers have different types.
     ///
     /// # Panics
-    /// If the range exceeds `other`, or if the copy exceeds this buffer.
+    /// If the end of the range exceeds the length of `other`, or if the copied elements exceed the length of this
+    /// buffer.
     pub fn write(
         &mut self,
         at: usize,
@@ -306,7 +308,7 @@ impl Buffer {
         written.expect("the buffers of one call have one type");
     }
 
-    /// Sets an element to NaN. Returns false if the index is out of range or if the type has no NaN.
+    /// Sets the element at index `at` to NaN. Returns false if the index is out of range or if the type has no NaN.
     pub fn set_nan(&mut self, at: usize) -> bool {
         fn set<T>(values: &mut [T], at: usize, nan: T) -> bool {
             values.get_mut(at).map(|value| *value = nan).is_some()

@@ -1,4 +1,4 @@
-//! Collectives on byte strings whose lengths differ between ranks.
+//! Collectives for byte strings whose lengths may differ between ranks.
 
 use std::panic::resume_unwind;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -8,10 +8,10 @@ use std::time::Duration;
 use crate::communicator::Communicator;
 use crate::error::CommError;
 
-/// Sent in place of a length while the bytes are not ready.
+/// Sent in place of the length while the root still computes the bytes.
 const NOT_READY: i64 = -1;
 
-/// The maximum number of bytes of a rank. A larger length must be corrupted, so it is rejected before memory is
+/// The maximum length of a byte string. A greater received length is corrupted, so it is rejected before memory is
 /// allocated.
 const MAX_BYTES: i64 = 1 << 32;
 
@@ -30,7 +30,7 @@ fn check_length(comm: &dyn Communicator, rank: usize, length: i64) -> Result<usi
     }
 }
 
-/// Gathers the bytes of every rank, in group order. The lengths may differ.
+/// Gathers one byte string from each rank, in group order. The lengths may differ between ranks.
 ///
 /// Collective: call on all ranks of the group.
 ///
@@ -46,7 +46,8 @@ fn check_length(comm: &dyn Communicator, rank: usize, length: i64) -> Result<usi
 /// ```
 ///
 /// # Errors
-/// The errors of [`all_gather`](Communicator::all_gather). [`CommError::InvalidCall`] if a rank has more than 4 GiB.
+/// The errors of [`all_gather`](Communicator::all_gather). [`CommError::InvalidCall`] if the byte string of a rank is
+/// longer than 4 GiB.
 pub fn all_gather_bytes(comm: &dyn Communicator, own: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {
     let lengths: Vec<i64> = comm.all_gather(vec![own.len() as i64].into())?.into_vec();
     let lengths = lengths.into_iter().enumerate();
@@ -60,12 +61,13 @@ pub fn all_gather_bytes(comm: &dyn Communicator, own: &[u8]) -> Result<Vec<Vec<u
     Ok(lengths.into_iter().enumerate().map(part).collect())
 }
 
-/// Broadcasts the bytes of the rank with index `root`. On other ranks `own` is ignored.
+/// Broadcasts a byte string from the rank with index `root` in the group. On the other ranks `own` is ignored.
 ///
 /// Collective: call on all ranks of the group.
 ///
 /// # Errors
-/// The errors of [`broadcast`](Communicator::broadcast). [`CommError::InvalidCall`] for more than 4 GiB.
+/// The errors of [`broadcast`](Communicator::broadcast). [`CommError::InvalidCall`] if the byte string is longer than 4
+/// GiB.
 pub fn broadcast_bytes(
     comm: &dyn Communicator,
     own: &[u8],
@@ -75,16 +77,16 @@ pub fn broadcast_bytes(
     broadcast_of(comm, own, length, root)
 }
 
-/// Broadcasts bytes that the rank with index `root` still has to produce, as [`broadcast_bytes`] does.
+/// Broadcasts the byte string that the closure `make` returns on the rank with index `root` in the group.
 ///
-/// `make` runs on a second thread and may take longer than the deadline of a call. Every `interval`, the root
-/// broadcasts that it is not ready. Only the root passes `make`.
+/// The root runs `make` on a second thread. `make` may take longer than the timeout of a collective: until it returns,
+/// the root broadcasts a short "not ready" message every `interval`. The other ranks pass `None` for `make`.
 ///
 /// Collective: call on all ranks of the group.
 ///
 /// # Errors
-/// The errors of [`broadcast`](Communicator::broadcast). An error of `make` is returned on the root only. The root must
-/// then fail, so that the calls of the other ranks fail too.
+/// The errors of [`broadcast`](Communicator::broadcast). An error of `make` is returned only on the root. The root must
+/// then fail, so that the collectives of the other ranks fail too.
 pub fn broadcast_when_ready<E: Send>(
     comm: &dyn Communicator,
     make: Option<impl FnOnce() -> Result<Vec<u8>, E> + Send>,

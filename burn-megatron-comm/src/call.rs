@@ -1,4 +1,4 @@
-//! The calls of a communicator, and the comparison of calls between ranks.
+//! The operations of a communicator, and the comparison of these operations between ranks.
 
 use std::collections::BTreeMap;
 
@@ -10,9 +10,9 @@ use crate::communicator::Group;
 use crate::error::CommError;
 use burn_megatron_rendezvous::list_ranks;
 
-/// The reduction that a collective applies to the inputs of the ranks.
+/// The reduction that a collective applies to the inputs of all ranks.
 ///
-/// `bf16` and `f16` accumulate in `f32` and are rounded once at the end.
+/// Values of type `bf16` and `f16` are accumulated in `f32`. The result is rounded once at the end.
 #[derive(
     Clone,
     Copy,
@@ -28,50 +28,51 @@ use burn_megatron_rendezvous::list_ranks;
 #[serde(rename_all = "lowercase")]
 #[strum(serialize_all = "lowercase")]
 pub enum ReduceOp {
-    /// The sum. Integers wrap around.
+    /// The sum. Integer sums wrap around on overflow.
     Sum,
-    /// The sum divided by the number of ranks. Floats only.
+    /// The sum divided by the number of ranks. Only for floating-point types.
     Average,
-    /// The largest value. NaN if any rank's value is NaN.
+    /// The largest value. The result is NaN if the value of any rank is NaN.
     Max,
-    /// The smallest value. NaN if any rank's value is NaN.
+    /// The smallest value. The result is NaN if the value of any rank is NaN.
     Min,
 }
 
 impl ReduceOp {
-    /// All reductions. Control messages hold the index of a reduction in this list.
+    /// The list of all reductions. Control messages contain the index of a reduction in this list.
     pub const ALL: [ReduceOp; 4] = *Self::VARIANTS.as_array().unwrap();
 }
 
-/// One call of a [`Communicator`](crate::Communicator). Roots and peers are indices in the group. Counts and lengths
-/// are numbers of elements.
+/// An operation of a [`Communicator`](crate::Communicator): a collective, a send or a receive. Root and peer ranks are
+/// indices in the group. Counts and lengths are numbers of elements.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Call {
-    /// Reduces the inputs of all ranks: `[n] -> [n]`.
+    /// Reduces the inputs of all ranks element by element: `[n] -> [n]`.
     AllReduce(ReduceOp),
     /// Concatenates the inputs of all ranks in group order: `[n] -> [size * n]`.
     AllGather,
-    /// Reduces the inputs of all ranks and returns this rank's chunk: `[size * n] -> [n]`.
+    /// Reduces the inputs of all ranks element by element and returns this rank's chunk: `[size * n] -> [n]`.
     ReduceScatter(ReduceOp),
-    /// Returns the input of the root: `[n] -> [n]`. The inputs of other ranks are ignored.
+    /// Broadcasts the input of the root: `[n] -> [n]`. The inputs of the other ranks are ignored.
     Broadcast {
-        /// The rank whose input is returned.
+        /// The rank whose input is broadcast.
         root: usize,
     },
-    /// Sends `send[i]` elements to rank `i` and receives `receive[i]` elements from it, both laid out in group order.
-    /// Counts may be zero.
+    /// Sends `send[i]` elements to rank `i` and receives `receive[i]` elements from rank `i`. The input and the result
+    /// are in group order. The numbers may be zero.
     AllToAll {
-        /// The number of elements for each rank.
+        /// The number of elements that are sent to each rank.
         send: Vec<usize>,
-        /// The number of elements from each rank.
+        /// The number of elements that are received from each rank.
         receive: Vec<usize>,
     },
-    /// Sends elements to one rank. Sends are buffered and never block. The messages of a pair arrive in order.
+    /// Sends the input to one rank. Sends are buffered and never block. Messages between two ranks arrive in the order
+    /// in which they were sent.
     Send {
         /// The receiving rank.
         to: usize,
     },
-    /// Receives the next message of one rank. The input is empty.
+    /// Receives the next message from one rank. The input is empty.
     Receive {
         /// The sending rank.
         from: usize,
@@ -80,7 +81,7 @@ pub enum Call {
         /// The length that the message must have.
         len: usize,
     },
-    /// Completes once every rank has called it. Input and result are empty.
+    /// Waits until all ranks have called the barrier. The input and the result are empty.
     Barrier,
 }
 
@@ -99,16 +100,16 @@ impl Call {
         }
     }
 
-    /// Describes the call on `input` with its type and length. Peers are given as world ranks.
+    /// Describes the operation, with the length and type of `input`. Other ranks are named by their world ranks.
     pub fn describe(&self, group: &Group, input: &Buffer) -> String {
         Signature::new(self.clone(), input).describe(group)
     }
 
-    /// Checks locally that peers are in the group, counts match the input, and the type supports the reduction. An
-    /// engine calls this before it sends anything.
+    /// Checks, without communication, that the other ranks are in the group, the counts match the input, and the
+    /// element type supports the reduction. An engine calls this method before it sends anything.
     ///
     /// # Errors
-    /// [`CommError::InvalidCall`] with the given sizes and the valid sizes.
+    /// [`CommError::InvalidCall`], with the given sizes and the valid sizes.
     pub fn check(&self, group: &Group, input: &Buffer) -> Result<(), CommError> {
         self.check_sizes(group, input.dtype(), input.len())
     }
@@ -170,7 +171,7 @@ fn check_peer(role: &str, index: usize, group: &Group) -> Option<String> {
 
 fn check_empty(len: usize) -> Option<String> {
     (len != 0).then(|| {
-        format!("invalid input of {len} elements: expected an empty one, as it is not read")
+        format!("invalid input of {len} elements: expected an empty input, because it is not read")
     })
 }
 
@@ -300,8 +301,8 @@ impl Signature {
         )
     }
 
-    /// Returns whether the fingerprint must be compared with the fingerprint of every rank. Otherwise one rank is
-    /// enough.
+    /// Returns whether the fingerprint must be compared with the fingerprint of every rank. If not, it is sufficient to
+    /// compare it with the fingerprint of one rank.
     pub fn is_pairwise(&self) -> bool {
         matches!(self.operation, Operation::Call(Call::AllToAll { .. }))
     }

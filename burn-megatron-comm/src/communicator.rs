@@ -1,4 +1,4 @@
-//! The [`Communicator`] trait and the [`Group`] it connects.
+//! The [`Communicator`] trait, and the [`Group`] of ranks that a communicator connects.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::pending::Pending;
 use crate::pool::BufferPool;
 use burn_megatron_rendezvous::list_ranks;
 
-/// The ranks of a communicator, and the index of this rank in the group.
+/// A group of ranks, and the index of this rank in the group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
     name: String,
@@ -20,10 +20,10 @@ pub struct Group {
 }
 
 impl Group {
-    /// Creates a group of the world ranks `ranks`, from the view of the rank at `index`.
+    /// Creates a group of the world ranks `ranks`. This rank is `ranks[index]`.
     ///
     /// # Panics
-    /// If `index` is not an index of `ranks`.
+    /// If `index` is not less than the number of ranks.
     pub fn new(name: impl Into<String>, ranks: Vec<usize>, index: usize) -> Self {
         let name = name.into();
         assert!(
@@ -34,12 +34,12 @@ impl Group {
         Self { name, ranks, index }
     }
 
-    /// Returns the name, for example `"tensor"`.
+    /// Returns the name of the group, for example `"tensor"`.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Returns the world ranks of the members, in group order.
+    /// Returns the world ranks of the group members, in group order.
     pub fn ranks(&self) -> &[usize] {
         &self.ranks
     }
@@ -54,12 +54,13 @@ impl Group {
         self.ranks[self.index]
     }
 
-    /// Returns the number of ranks.
+    /// Returns the number of ranks in the group.
     pub fn size(&self) -> usize {
         self.ranks.len()
     }
 
-    /// Returns the first of `groups` that contains this rank as a group named `name`, with its index in `groups`.
+    /// Returns the group in `groups` that contains this rank, with the index of that group in `groups`. The returned
+    /// group has the name `name`.
     pub fn part(&self, name: &str, groups: &[Vec<usize>]) -> Option<(usize, Group)> {
         let own = self.world_rank();
         groups.iter().enumerate().find_map(|(number, ranks)| {
@@ -78,17 +79,19 @@ impl fmt::Display for Group {
 
 /// Collectives and point-to-point messages between the ranks of one group.
 ///
-/// All ranks of a group must issue the same collectives in the same order. Calls are compared between ranks. A
-/// difference is a [`CommError::Mismatch`]. Messages ([`send`](Self::send), [`receive`](Self::receive)) are ordered per
-/// pair of ranks and do not count as collectives.
+/// All ranks of a group must issue the same collectives in the same order. The arguments are compared between ranks. If
+/// they differ, the collective fails with [`CommError::Mismatch`]. Messages ([`send`](Self::send),
+/// [`receive`](Self::receive)) are ordered separately for each pair of ranks. They are not counted as collectives.
 ///
-/// Methods whose names start with `start_` return at once. The other methods wait for the result. Roots and peers are
-/// indices in the group. Counts are numbers of elements. Every method returns [`CommError::InvalidCall`] if its
-/// arguments are invalid, and sends nothing in this case. The errors of a wait are listed in [`CommError`].
+/// Methods whose names start with `start_` return immediately. The other methods wait for the result. Root and peer
+/// ranks are indices in the group. Counts are numbers of elements. Every method returns [`CommError::InvalidCall`] if
+/// its arguments are invalid. In this case nothing is sent. [`CommError`] lists the errors that can occur while a rank
+/// waits.
 ///
-/// An engine implements [`group`](Self::group), [`start`](Self::start) and [`split`](Self::split). The other methods
-/// call `start`. A wrapper also forwards [`pool`](Self::pool) and [`begin_step`](Self::begin_step). It forwards
-/// [`start_all`](Self::start_all) if it does not change individual calls.
+/// An engine implements [`group`](Self::group), [`start`](Self::start) and [`split`](Self::split). The default
+/// implementations of the other methods call `start`. A wrapper around another communicator also forwards
+/// [`pool`](Self::pool) and [`begin_step`](Self::begin_step). It forwards [`start_all`](Self::start_all) if it does not
+/// change individual calls.
 ///
 /// ```
 /// use burn_megatron_comm::{CommError, DType, ReduceOp, World};
@@ -107,16 +110,16 @@ impl fmt::Display for Group {
 /// # Ok::<(), burn_megatron_comm::WorldError>(())
 /// ```
 pub trait Communicator: Send + Sync + fmt::Debug + 'static {
-    /// Returns the ranks of this communicator.
+    /// Returns the group of ranks that this communicator connects.
     fn group(&self) -> &Group;
 
-    /// Starts a call and returns without waiting for other ranks.
+    /// Starts a collective, a send or a receive. Returns without waiting for other ranks.
     fn start(&self, call: Call, input: Buffer) -> Result<Pending, CommError>;
 
     /// Splits the group and returns the communicator of the part that contains this rank.
     ///
-    /// `groups` holds world ranks. Each rank of this group must be in exactly one part. The order of the ranks in a
-    /// part is their order in the new group.
+    /// `groups` contains the world ranks of each part. Each rank of this group must be in exactly one part. The order
+    /// of the ranks in a part is their order in the new group.
     ///
     /// Collective: call on all ranks of the group with the same arguments. The arguments are compared between ranks.
     ///
@@ -124,15 +127,15 @@ pub trait Communicator: Send + Sync + fmt::Debug + 'static {
     /// [`CommError::InvalidCall`] if `groups` is not a partition of this group's ranks.
     fn split(&self, name: &str, groups: &[Vec<usize>]) -> Result<Arc<dyn Communicator>, CommError>;
 
-    /// Starts several calls at once, which an engine may fuse into one launch. Returns the handles in the order of the
-    /// calls.
+    /// Starts several operations at once, which an engine may fuse into one launch. Returns one handle per operation,
+    /// in the order of `calls`.
     ///
-    /// The result is the same as starting the calls one after the other, but all calls are checked before the first is
-    /// sent. All ranks must pass the same calls in the same order.
+    /// The result is the same as starting the operations one after the other, but all of them are checked before the
+    /// first is sent. All ranks must pass the same operations in the same order.
     ///
     /// # Errors
-    /// [`CommError::InvalidCall`] for the first invalid call. In this case nothing is sent. Otherwise, the error of the
-    /// first start that fails.
+    /// [`CommError::InvalidCall`] for the first invalid operation. In this case nothing is sent. Otherwise, returns the
+    /// error of the first operation that fails to start.
     fn start_all(&self, calls: Vec<(Call, Buffer)>) -> Result<Vec<Pending>, CommError> {
         for (call, input) in &calls {
             call.check(self.group(), input)?;
@@ -141,18 +144,18 @@ pub trait Communicator: Send + Sync + fmt::Debug + 'static {
         calls.map(|(call, input)| self.start(call, input)).collect()
     }
 
-    /// Returns the pool from which results are allocated, or `None` if the engine has no pool. [Giving
-    /// back](BufferPool::give) a result saves the next call an allocation.
+    /// Returns the buffer pool that allocates the results, or `None` if the engine has no pool. If the caller [gives a
+    /// result back](BufferPool::give) to the pool, the next operation needs no allocation.
     fn pool(&self) -> Option<&Arc<BufferPool>> {
         None
     }
 
-    /// Records that this rank begins a step. A trainer counts steps from 1. Call logs, failure reports and fault
-    /// injection use the number. Wrappers forward it.
+    /// Records that a training step begins on this rank. A trainer counts steps from 1. The step number is used by call
+    /// logs, failure reports and fault injection. Wrappers must forward this method.
     fn begin_step(&self, _step: u64) {}
 
-    /// Returns the interface for tensors in device memory, or `None` if tensors must go through host memory. A wrapper
-    /// forwards this only if it does not change the calls.
+    /// Returns the interface for tensors in device memory, or `None` if tensors must be copied through host memory. A
+    /// wrapper must not forward this method if it changes the operations.
     fn on_device(&self) -> Option<&dyn DeviceCommunicator> {
         None
     }
@@ -167,17 +170,17 @@ pub trait Communicator: Send + Sync + fmt::Debug + 'static {
         self.group().size()
     }
 
-    /// Starts [`all_reduce`](Self::all_reduce).
+    /// Starts an [`all_reduce`](Self::all_reduce) and returns its handle.
     fn start_all_reduce(&self, input: Buffer, op: ReduceOp) -> Result<Pending, CommError> {
         self.start(Call::AllReduce(op), input)
     }
 
-    /// Reduces the buffers of all ranks: `[n] -> [n]`.
+    /// Reduces the buffers of all ranks element by element: `[n] -> [n]`.
     fn all_reduce(&self, input: Buffer, op: ReduceOp) -> Result<Buffer, CommError> {
         self.start_all_reduce(input, op)?.wait()
     }
 
-    /// Starts [`all_gather`](Self::all_gather).
+    /// Starts an [`all_gather`](Self::all_gather) and returns its handle.
     fn start_all_gather(&self, input: Buffer) -> Result<Pending, CommError> {
         self.start(Call::AllGather, input)
     }
@@ -187,28 +190,28 @@ pub trait Communicator: Send + Sync + fmt::Debug + 'static {
         self.start_all_gather(input)?.wait()
     }
 
-    /// Starts [`reduce_scatter`](Self::reduce_scatter).
+    /// Starts a [`reduce_scatter`](Self::reduce_scatter) and returns its handle.
     fn start_reduce_scatter(&self, input: Buffer, op: ReduceOp) -> Result<Pending, CommError> {
         self.start(Call::ReduceScatter(op), input)
     }
 
-    /// Reduces the buffers of all ranks and returns this rank's chunk: `[size * n] -> [n]`.
+    /// Reduces the buffers of all ranks element by element and returns this rank's chunk: `[size * n] -> [n]`.
     fn reduce_scatter(&self, input: Buffer, op: ReduceOp) -> Result<Buffer, CommError> {
         self.start_reduce_scatter(input, op)?.wait()
     }
 
-    /// Starts [`broadcast`](Self::broadcast).
+    /// Starts a [`broadcast`](Self::broadcast) and returns its handle.
     fn start_broadcast(&self, input: Buffer, root: usize) -> Result<Pending, CommError> {
         self.start(Call::Broadcast { root }, input)
     }
 
-    /// Returns the buffer of the root: `[n] -> [n]`. Other ranks pass a buffer of the same length and type, whose
+    /// Broadcasts the buffer of the root: `[n] -> [n]`. Other ranks pass a buffer of the same length and type, whose
     /// contents are ignored.
     fn broadcast(&self, input: Buffer, root: usize) -> Result<Buffer, CommError> {
         self.start_broadcast(input, root)?.wait()
     }
 
-    /// Starts [`all_to_all`](Self::all_to_all).
+    /// Starts an [`all_to_all`](Self::all_to_all) and returns its handle.
     fn start_all_to_all(
         &self,
         input: Buffer,
@@ -218,8 +221,8 @@ pub trait Communicator: Send + Sync + fmt::Debug + 'static {
         self.start(Call::AllToAll { send, receive }, input)
     }
 
-    /// Sends `send[i]` elements to rank `i` and receives `receive[i]` elements from it, in group order: `[sum(send)] ->
-    /// [sum(receive)]`.
+    /// Sends `send[i]` elements to rank `i` and receives `receive[i]` elements from rank `i`:
+    /// `[sum(send)] -> [sum(receive)]`. Both buffers are in group order.
     fn all_to_all(
         &self,
         input: Buffer,
@@ -229,7 +232,7 @@ pub trait Communicator: Send + Sync + fmt::Debug + 'static {
         self.start_all_to_all(input, send, receive)?.wait()
     }
 
-    /// Starts [`send`](Self::send).
+    /// Starts a [`send`](Self::send) and returns its handle.
     fn start_send(&self, input: Buffer, to: usize) -> Result<Pending, CommError> {
         self.start(Call::Send { to }, input)
     }
@@ -239,17 +242,19 @@ pub trait Communicator: Send + Sync + fmt::Debug + 'static {
         self.start_send(input, to)?.wait().map(drop)
     }
 
-    /// Starts [`receive`](Self::receive). Receives match messages in the order in which they are started.
+    /// Starts a [`receive`](Self::receive) and returns its handle. Messages are matched to receives in the order in
+    /// which the receives are started.
     fn start_receive(&self, from: usize, dtype: DType, len: usize) -> Result<Pending, CommError> {
         self.start(Call::Receive { from, dtype, len }, Buffer::empty(dtype))
     }
 
-    /// Returns the next buffer that `from` sends to this rank. The buffer must have this type and length.
+    /// Receives the next buffer that the rank `from` sends to this rank. The buffer must have the type `dtype` and the
+    /// length `len`.
     fn receive(&self, from: usize, dtype: DType, len: usize) -> Result<Buffer, CommError> {
         self.start_receive(from, dtype, len)?.wait()
     }
 
-    /// Starts [`barrier`](Self::barrier).
+    /// Starts a [`barrier`](Self::barrier) and returns its handle.
     fn start_barrier(&self) -> Result<Pending, CommError> {
         self.start(Call::Barrier, Buffer::empty(DType::U8))
     }
@@ -261,12 +266,12 @@ pub trait Communicator: Send + Sync + fmt::Debug + 'static {
 }
 
 impl dyn Communicator + '_ {
-    /// Reduces one value per rank.
+    /// Reduces one scalar per rank. Returns the same result on all ranks.
     pub fn all_reduce_scalar<T: Element>(&self, value: T, op: ReduceOp) -> Result<T, CommError> {
         Ok(self.all_reduce(T::into_buffer(vec![value]), op)?.into_vec()[0])
     }
 
-    /// Returns the value of the root. The values of the other ranks are ignored.
+    /// Broadcasts a scalar from the root. The values of the other ranks are ignored.
     pub fn broadcast_scalar<T: Element>(&self, value: T, root: usize) -> Result<T, CommError> {
         Ok(self
             .broadcast(T::into_buffer(vec![value]), root)?

@@ -1,4 +1,4 @@
-//! The coordinates of one rank in a mesh, with a communicator for each of its process groups.
+//! The coordinates of one rank in a device mesh, with a communicator for each process group of the rank.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,10 +16,11 @@ use groups::{CONTEXT, DATA, PIPELINE, STAGE, STANDARD, Standard, TENSOR, listed_
 
 pub use groups::NodeGroups;
 
-/// The mesh, the coordinates of this rank, and the communicators of its process groups.
+/// The device mesh, the coordinates of this rank, and the communicators of its process groups.
 ///
-/// There is no global state: this handle is passed to the `init` of every module. [`group`](Self::group) returns the
-/// group over any set of axes. The groups that every run needs have accessors.
+/// There is no global state: this handle is passed to the `init` method of every module. [`group`](Self::group) returns
+/// the group over any set of axes. The groups that every run needs have their own methods, such as
+/// [`tensor`](Self::tensor).
 ///
 /// ```
 /// use burn_megatron_comm::mesh::{Axis, Grid, ParallelConfig};
@@ -57,10 +58,10 @@ type Groups = BTreeMap<GroupKey, Arc<dyn Communicator>>;
 /// The reason why the process groups could not be created.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum ParallelContextError {
-    /// The sizes do not match the world.
+    /// The sizes of the axes do not match the world size.
     #[error(transparent)]
     Mesh(#[from] MeshError),
-    /// A split of the world failed.
+    /// The split of the world into groups failed.
     #[error(transparent)]
     Comm(Box<CommError>),
 }
@@ -72,19 +73,20 @@ impl From<CommError> for ParallelContextError {
 }
 
 impl ParallelContext {
-    /// Creates the process groups that every run needs.
+    /// Creates the process groups that every run needs, such as the tensor, data and pipeline groups.
     ///
-    /// Collective: call on all ranks of the world, with the same config.
+    /// Collective: call on all ranks of the world, with the same configuration.
     ///
     /// # Errors
     ///
     /// [`ParallelContextError::Mesh`] if the sizes do not match the world or a setting has no effect.
-    /// [`ParallelContextError::Comm`] if a rank is missing or has a different config.
+    /// [`ParallelContextError::Comm`] if a rank is missing or has a different configuration.
     pub fn new(config: &ParallelConfig, rank: &Rank) -> Result<Self, ParallelContextError> {
         Self::from_world(config, rank.communicator())
     }
 
-    /// Same as [`new`](Self::new), over a communicator of all ranks, such as a wrapper around [`Rank::communicator`].
+    /// Same as [`new`](Self::new), but uses `world` as the communicator of all ranks. `world` may be a wrapper around
+    /// [`Rank::communicator`].
     ///
     /// # Errors
     ///
@@ -96,7 +98,7 @@ impl ParallelContext {
         Ok(Self::from_mesh(Mesh::new(config, world.size())?, world)?)
     }
 
-    /// Creates the process groups of `mesh` over a communicator of all ranks.
+    /// Creates the process groups of `mesh`. `world` is the communicator of all ranks.
     ///
     /// Collective: call on all ranks of the world, with the same mesh.
     ///
@@ -148,12 +150,12 @@ impl ParallelContext {
         }
     }
 
-    /// Creates the context of one rank of a world that is not running. Modules built with it have the shapes that the
-    /// rank will hold. Every call fails.
+    /// Creates the context of one rank without a running world, for example to compute memory use. Modules that are
+    /// built with this context have the same shapes as on that rank. Every collective fails.
     ///
     /// # Errors
     ///
-    /// None if `rank` is a rank of the mesh.
+    /// Returns no error if `rank` is a rank of the mesh. Otherwise, this function panics.
     pub fn offline(mesh: Mesh, rank: usize) -> Result<Self, CommError> {
         let world = OfflineCommunicator::world(mesh.world_size(), rank);
         let embedding = match mesh.embedding_group(rank) {
@@ -163,22 +165,22 @@ impl ParallelContext {
         Self::with_groups(mesh, Arc::new(world), true, &[embedding])
     }
 
-    /// Returns the mesh.
+    /// Returns the device mesh.
     pub fn mesh(&self) -> &Mesh {
         self.rank.mesh()
     }
 
-    /// Returns the layout, with `data` and `expert_tensor` filled in.
+    /// Returns the parallel layout, with the derived sizes of `data` and `expert_tensor` filled in.
     pub fn config(&self) -> &ParallelConfig {
         self.mesh().config()
     }
 
-    /// Returns the world rank.
+    /// Returns the rank of this process or thread in the world.
     pub fn rank(&self) -> usize {
         self.rank.rank()
     }
 
-    /// Returns this rank and its mesh, which determine its part of each parameter.
+    /// Returns the position of this rank in the mesh, which determines its shard of each parameter.
     pub fn mesh_rank(&self) -> &MeshRank {
         &self.rank
     }
@@ -188,7 +190,7 @@ impl ParallelContext {
         self.mesh().coordinates(self.rank())
     }
 
-    /// Returns this rank's index on the tensor axis, and the size of the axis.
+    /// Returns the index of this rank on the tensor axis, and the size of the axis.
     pub fn place(&self) -> AxisRank {
         AxisRank {
             index: self.tensor().rank(),
@@ -206,16 +208,17 @@ impl ParallelContext {
         self.standard_group(Standard::Tensor)
     }
 
-    /// Returns the context-parallel group: the ranks that differ from this rank only in the context axis. They share
-    /// its sequences.
+    /// Returns the context-parallel group: the ranks that differ from this rank only in the context axis. The ranks of
+    /// this group share sequences.
     pub fn context(&self) -> &Arc<dyn Communicator> {
         self.standard_group(Standard::Context)
     }
 
     /// Returns the data-parallel group: the ranks that differ from this rank only in the data axis of the dense grid.
     ///
-    /// Gradients of a parameter are summed over the [`group`](Self::group) of the [`data_axes`](Grid::data_axes) of its
-    /// grid. In the dense grid these include the context axis. In the expert grid the group contains different ranks.
+    /// The gradients of a parameter are summed over the [`group`](Self::group) of the [`data_axes`](Grid::data_axes) of
+    /// the parameter's grid. In the dense grid, the data axes include the context axis. In the expert grid, the
+    /// data-parallel group contains different ranks.
     pub fn data(&self) -> &Arc<dyn Communicator> {
         self.standard_group(Standard::Data)
     }
@@ -225,14 +228,14 @@ impl ParallelContext {
         self.standard_group(Standard::Pipeline)
     }
 
-    /// Returns the ranks that hold the same pipeline stages: the group over all axes except the pipeline axis, in
-    /// either grid.
+    /// Returns the group of ranks that hold the same pipeline stages as this rank. It spans all axes except the
+    /// pipeline axis. It is the same in both grids.
     pub fn stage(&self) -> &Arc<dyn Communicator> {
         self.standard_group(Standard::Stage)
     }
 
-    /// Returns the embedding group: the first and the last rank of this pipeline. Every other rank is in a group of
-    /// one.
+    /// Returns the embedding group: the first and the last rank of this pipeline. On every other rank, the group
+    /// contains only that rank.
     pub fn embedding(&self) -> &Arc<dyn Communicator> {
         &self.embedding
     }

@@ -1,4 +1,4 @@
-//! Calls on tensors in device memory.
+//! Collectives and messages on tensors in device memory.
 
 use std::fmt;
 
@@ -7,25 +7,27 @@ use burn::tensor::{Device, Tensor};
 use crate::call::Call;
 use crate::error::CommError;
 
-/// The calls of a [`Communicator`](crate::Communicator) on tensors in device memory. Nothing is copied through the
-/// host, and the host is not synchronized with the device.
+/// Collectives and messages of a [`Communicator`](crate::Communicator) on tensors in device memory. Nothing is copied
+/// through the host, and the host is not synchronized with the device.
 ///
-/// Calls are numbered, checked and ordered as in [`start_all`](crate::Communicator::start_all). Host and device calls
-/// may be mixed.
+/// Device operations are numbered, checked and ordered in the same way as host operations in
+/// [`start_all`](crate::Communicator::start_all). Host and device operations may be mixed.
 pub trait DeviceCommunicator: Send + Sync + fmt::Debug {
-    /// Returns whether tensors on this device are supported. Other tensors must go through host memory.
+    /// Returns whether tensors on this device are supported. Tensors on other devices must be copied through host
+    /// memory.
     fn takes(&self, device: &Device) -> bool;
 
-    /// Returns whether a receive may be started before calls that its sender waits for. If false, all later work on the
-    /// device waits for the receives that were started earlier.
+    /// Returns whether a receive may be started before other operations that its sender waits for. If this is false,
+    /// all later work on the device waits for the receives that were started earlier.
     fn allows_early_receives(&self) -> bool {
         true
     }
 
-    /// Starts calls on plain tensors, `[n]` each, at once. Returns the handles in the order of the calls.
+    /// Starts several operations on one-dimensional tensors at once. Returns one handle per operation, in the order of
+    /// `calls`.
     ///
-    /// A result has the length that [`Call`] documents, and the type and device of the input. The result of a send is
-    /// empty.
+    /// The length of a result is documented in [`Call`]. A result has the type and the device of the input. The result
+    /// of a send is empty.
     ///
     /// # Errors
     /// The errors of [`start_all`](crate::Communicator::start_all). [`CommError::Engine`] if the device of a tensor is
@@ -33,21 +35,22 @@ pub trait DeviceCommunicator: Send + Sync + fmt::Debug {
     fn start(&self, calls: Vec<(Call, Tensor<1>)>) -> Result<Vec<DevicePending>, CommError>;
 }
 
-/// A handle of a call on a tensor in flight.
+/// A handle of an operation in flight on a tensor in device memory.
 #[must_use = "a call that is never waited on gives no result and reports no error"]
 pub struct DevicePending(Box<dyn FnOnce() -> Result<Tensor<1>, CommError> + Send>);
 
 impl DevicePending {
-    /// Creates a handle. [`wait`](Self::wait) calls the closure, which waits with a deadline.
+    /// Creates a handle from a closure, which [`wait`](Self::wait) calls. The closure must wait with a timeout.
     pub fn new(wait: impl FnOnce() -> Result<Tensor<1>, CommError> + Send + 'static) -> Self {
         Self(Box::new(wait))
     }
 
-    /// Returns the result once the call is enqueued on the device. Later work on the tensor is ordered after the call.
-    /// Does not wait for the call to execute.
+    /// Returns the result as soon as the operation is enqueued on the device. Does not wait until the operation is
+    /// complete. Later work on the result tensor is ordered after the operation.
     ///
     /// # Errors
-    /// [`CommError`] if the launch failed. A later failure on the device is returned by a later call.
+    /// [`CommError`] if the launch failed. If the operation fails on the device afterwards, a later call returns the
+    /// error.
     pub fn wait(self) -> Result<Tensor<1>, CommError> {
         (self.0)()
     }

@@ -1,4 +1,4 @@
-//! The error of a call, and [`raise`] for code that returns no `Result`.
+//! The error of a collective or a message, and [`raise`] for code that cannot return a `Result`.
 
 use std::error::Error;
 use std::panic::resume_unwind;
@@ -8,32 +8,34 @@ use burn_megatron_rendezvous::ranks_verb;
 
 use crate::communicator::Group;
 
-/// The reason why a call failed. Ranks are world ranks. Calls are described with length and type.
+/// The reason why a collective, a send or a receive failed. Ranks are world ranks. Operations are described with their
+/// length and type.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommError {
-    /// Two ranks of a group issued different calls with the same sequence number.
+    /// Two ranks of a group issued different operations with the same sequence number.
     #[error(
         "mismatch at call {sequence} over {group}: rank {first_rank} is in {first_call}, \
          rank {second_rank} in {second_call}: {reason}"
     )]
     Mismatch {
-        /// The group, with its ranks.
+        /// The name of the group, with its ranks.
         group: String,
-        /// The number of the call in the group, from 0. For a receive: the number of the message in its pair of ranks.
+        /// The sequence number of the operation in the group, counted from 0. For a receive, messages are counted
+        /// separately for each pair of ranks.
         sequence: u64,
-        /// The rank that called first.
+        /// The rank that issued its operation first.
         first_rank: usize,
-        /// The call of the first rank.
+        /// The operation of the first rank.
         first_call: String,
         /// The other rank.
         second_rank: usize,
-        /// The call of the other rank.
+        /// The operation of the other rank.
         second_call: String,
-        /// A description of the difference.
+        /// A description of the difference between the two operations.
         reason: String,
     },
-    /// Some ranks did not join a call within the deadline.
+    /// Some ranks did not join an operation before the timeout.
     #[error(
         "deadline: after {:.1} s, {} not joined call {sequence} {call} over {group}, where {} waiting",
         .waited.as_secs_f64(),
@@ -41,11 +43,12 @@ pub enum CommError {
         ranks_verb(.waiting, "is", "are")
     )]
     Deadline {
-        /// The group, with its ranks.
+        /// The name of the group, with its ranks.
         group: String,
-        /// The number of the call in the group, from 0. For a receive: the number of the message in its pair of ranks.
+        /// The sequence number of the operation in the group, counted from 0. For a receive, messages are counted
+        /// separately for each pair of ranks.
         sequence: u64,
-        /// The call that the other ranks wait in.
+        /// The operation in which the other ranks wait.
         call: String,
         /// The ranks that did not join.
         missing: Vec<usize>,
@@ -54,7 +57,7 @@ pub enum CommError {
         /// The time that this rank has waited.
         waited: Duration,
     },
-    /// A rank failed. This ends the world: every later call fails.
+    /// Another rank failed. This ends the world: every later operation fails.
     #[error("rank {rank} failed: {message}")]
     PeerFailed {
         /// The rank that failed first.
@@ -62,24 +65,25 @@ pub enum CommError {
         /// The error message of the failed rank.
         message: String,
     },
-    /// A rank returned without joining a call that other ranks wait in.
+    /// A rank ended without joining an operation in which other ranks wait.
     #[error("rank {rank} has returned without joining call {sequence} {call} over {group}")]
     PeerFinished {
-        /// The rank that returned.
+        /// The rank that ended.
         rank: usize,
-        /// The group, with its ranks.
+        /// The name of the group, with its ranks.
         group: String,
-        /// The number of the call in the group, from 0. For a receive: the number of the message in its pair of ranks.
+        /// The sequence number of the operation in the group, counted from 0. For a receive, messages are counted
+        /// separately for each pair of ranks.
         sequence: u64,
-        /// The call that this rank waits in.
+        /// The operation in which this rank waits.
         call: String,
     },
-    /// The arguments of the call are invalid. Nothing was sent.
+    /// The arguments of the operation are invalid. Nothing was sent.
     #[error("invalid call {call} over {group}: {reason}")]
     InvalidCall {
-        /// The group, with its ranks.
+        /// The name of the group, with its ranks.
         group: String,
-        /// The call.
+        /// The invalid operation.
         call: String,
         /// The given value and the expected value.
         reason: String,
@@ -87,7 +91,7 @@ pub enum CommError {
     /// The transport of an engine reported an error, or a wrapper injected one.
     #[error("{engine}: {message}")]
     Engine {
-        /// The engine or wrapper.
+        /// The name of the engine or wrapper.
         engine: String,
         /// The error message.
         message: String,
@@ -95,7 +99,7 @@ pub enum CommError {
 }
 
 impl CommError {
-    /// Creates the error of an engine or a wrapper.
+    /// Creates the error [`CommError::Engine`] of an engine or a wrapper.
     pub fn engine(engine: impl Into<String>, message: impl Into<String>) -> Self {
         Self::Engine {
             engine: engine.into(),
@@ -117,9 +121,10 @@ impl CommError {
     }
 }
 
-/// Raises an error from code that cannot return a `Result`, such as a forward or backward pass.
+/// Raises an error in code that cannot return a `Result`, such as a forward or backward pass.
 ///
-/// Unwinds without running the panic hook, so nothing is printed. [`World::run`](crate::World::run) returns the error.
+/// Unwinds the stack without running the panic hook, so nothing is printed. [`World::run`](crate::World::run) returns
+/// the error.
 pub fn raise(error: CommError) -> ! {
     resume_unwind(Box::new(error))
 }

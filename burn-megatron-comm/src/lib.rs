@@ -1,14 +1,16 @@
 //! Communication between ranks: the [`Communicator`] trait, its buffers, and its engines.
 //!
-//! A *rank* is one worker of a *world*. A [`Communicator`] connects the ranks of one [`Group`]. It offers the usual
-//! collectives and point-to-point messages on a plain [`Buffer`]. Every call returns a [`Pending`] handle, and every
-//! wait has a deadline. Mismatched calls, a missing rank and a failed rank return a [`CommError`] that names the ranks,
-//! so calls never hang. A rank's [`BufferPool`] recycles the memory of its calls. The crate
-//! `burn-megatron-comm-testing` contains conformance tests for engines, fault injection, and a simulated slow network.
+//! A *rank* is one worker of a *world*. A [`Communicator`] connects the ranks of one [`Group`]. It provides the usual
+//! collectives and point-to-point messages. Inputs and results are plain [`Buffer`]s. Asynchronous operations return a
+//! [`Pending`] handle. Every wait has a timeout. Mismatched operations, missing ranks and failed ranks return a
+//! [`CommError`] that names the ranks, so an operation never hangs. The [`BufferPool`] of a rank recycles communication
+//! buffers. The crate `burn-megatron-comm-testing` contains conformance tests for engines, fault injection, and a
+//! simulated slow network.
 //!
-//! [`World::threads`] needs no setup: the ranks are threads of one process. This engine reduces in a fixed order, so
-//! equal inputs give bit-equal results. Use [`World::from_env`] in a process that a launcher started as one rank. The
-//! ranks connect to a rendezvous, which also detects the death of a process. MPI and threads return bit-equal results.
+//! [`World::threads`] needs no setup: the ranks are threads of one process. The `threads` engine reduces in a fixed
+//! order, so equal inputs give bit-identical results. Use [`World::from_env`] in a process that a launcher such as
+//! torchrun started as one rank. The ranks connect to a rendezvous server, which also detects when a process dies. The
+//! engines `mpi` and `threads` return bit-identical results.
 //!
 //! ```
 //! # use burn_megatron_comm::{Buffer, CommError, ReduceOp, World};

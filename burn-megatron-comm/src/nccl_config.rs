@@ -1,4 +1,4 @@
-//! The settings of the engine `nccl`. They change no result except for the order in which NCCL sums.
+//! The settings of the `nccl` engine. They do not change results, except for the order in which NCCL sums.
 
 use std::collections::BTreeMap;
 
@@ -6,29 +6,30 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 use strum::VariantArray as _;
 
-/// The maximum number of CTAs of a communicator in NCCL up to 2.30: `MAXCHANNELS` in the NCCL sources, which was 32
-/// before 2.23.
+/// The maximum number of CTAs of a communicator in NCCL up to version 2.30. The number is `MAXCHANNELS` in the NCCL
+/// sources, which was 32 before version 2.23.
 pub const MAX_CTAS: u32 = 64;
 
-/// The settings of the engine `nccl`; see [`World::nccl`](crate::World::nccl).
+/// The settings of the `nccl` engine. See [`World::nccl`](crate::World::nccl).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct NcclConfig {
-    /// Whether the communicator of a group is created together with the group, by splitting its parent. All ranks of
-    /// the parent take part. By default the members of a group create its communicator at their first call.
+    /// Whether the NCCL communicator of a group is created as soon as the group is created, by splitting the
+    /// communicator of the parent group. All ranks of the parent group must take part. By default, the members of a
+    /// group create its communicator at their first collective.
     pub eager_init: bool,
-    /// The kind of memory that is registered with NCCL for collectives on large tensors. By default no memory is
+    /// The kind of memory that is registered with NCCL for collectives on large tensors. By default, no memory is
     /// registered.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("experimental" = true))]
     pub registered_buffers: Option<RegisteredBuffers>,
-    /// The settings of communicators, by group.
+    /// The settings of NCCL communicators for each kind of group.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "groups_schema")]
     pub groups: BTreeMap<NcclGroup, NcclGroupConfig>,
 }
 
-/// Builds the schema of a table with a key for each group.
+/// Builds the schema of a table that has a key for each kind of group.
 fn groups_schema(generator: &mut SchemaGenerator) -> Schema {
     let group = generator.subschema_for::<NcclGroupConfig>();
     let groups: BTreeMap<_, _> = NcclGroup::ALL
@@ -41,14 +42,14 @@ fn groups_schema(generator: &mut SchemaGenerator) -> Schema {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum RegisteredBuffers {
-    /// The allocations that contain the tensors (`ncclCommRegister`). Nothing is copied.
+    /// The allocations that contain the tensors (`ncclCommRegister`). Tensors are not copied.
     Allocations,
-    /// Symmetric windows (`ncclCommWindowRegister`), whose memory NCCL allocates. Tensors are copied into the window
-    /// and back.
+    /// Symmetric windows (`ncclCommWindowRegister`), whose memory is allocated by NCCL. Tensors are copied into the
+    /// window and back.
     Windows,
 }
 
-/// A set of communicators that share settings.
+/// A kind of process group, whose communicators share settings.
 #[derive(
     Clone,
     Copy,
@@ -67,35 +68,35 @@ pub enum RegisteredBuffers {
 #[serde(rename_all = "kebab-case")]
 #[strum(serialize_all = "kebab-case")]
 pub enum NcclGroup {
-    /// Groups with the tensor axis and without the data axis.
+    /// The groups over the tensor axis, possibly with other axes, but without the data axis.
     Tensor,
-    /// Groups with the context axis and without the tensor and data axes.
+    /// The groups over the context axis without the tensor and data axes.
     Context,
-    /// Groups of the expert grid without the data axis.
+    /// The groups of the expert grid that do not include the data axis.
     Expert,
-    /// Groups with the data axis, in both grids.
+    /// The groups that include the data axis, in both grids.
     Data,
-    /// The ranks of a pipeline.
+    /// The pipeline-parallel groups.
     Pipeline,
-    /// All other groups, such as the world.
+    /// All other groups, such as the group of all ranks.
     World,
-    /// The messages of all groups. Each direction between two ranks has a communicator.
+    /// The point-to-point messages of all groups. Each direction between two ranks has its own communicator.
     Messages,
 }
 
-/// The settings of the communicators of an [`NcclGroup`].
+/// The settings of the communicators of one [`NcclGroup`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct NcclGroupConfig {
-    /// The minimum number of CTAs of a collective, 1 to [64](MAX_CTAS). By default NCCL decides.
+    /// The minimum number of CTAs of a collective, from 1 to [64](MAX_CTAS). By default, NCCL chooses the number.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_ctas: Option<u32>,
-    /// The maximum number of CTAs of a collective, 1 to [64](MAX_CTAS). By default NCCL decides.
+    /// The maximum number of CTAs of a collective, from 1 to [64](MAX_CTAS). By default, NCCL chooses the number.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_ctas: Option<u32>,
     /// Whether collectives run on a high-priority stream, concurrently with the collectives on the other stream. By
-    /// default the collectives of tensor and expert groups do, where this cannot deadlock. If this is set where it
-    /// could deadlock, the engine does not start.
+    /// default, the collectives of tensor and expert groups run on this stream if this cannot cause a deadlock. If the
+    /// setting could cause a deadlock, the engine does not start.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub high_priority_stream: Option<bool>,
 }
@@ -106,34 +107,34 @@ pub enum NcclConfigError {
     /// The number of CTAs is out of range.
     #[error("invalid nccl.groups.{group}.{key} = {value}: expected 1 to {MAX_CTAS}")]
     Ctas {
-        /// The group.
+        /// The kind of group.
         group: NcclGroup,
-        /// `min_ctas` or `max_ctas`.
+        /// The name of the setting, `min_ctas` or `max_ctas`.
         key: &'static str,
-        /// The given number.
+        /// The invalid number.
         value: u32,
     },
-    /// The minimum number of CTAs exceeds the maximum.
+    /// The minimum number of CTAs is greater than the maximum number.
     #[error(
         "nccl.groups.{group}.min_ctas = {min} is above max_ctas = {max}: expected at most {max}"
     )]
     MinAboveMax {
-        /// The group.
+        /// The kind of group.
         group: NcclGroup,
-        /// The minimum.
+        /// The minimum number of CTAs.
         min: u32,
-        /// The maximum.
+        /// The maximum number of CTAs.
         max: u32,
     },
 }
 
 impl NcclConfig {
-    /// Returns whether all settings have their defaults.
+    /// Returns whether all settings have their default values.
     pub fn is_default(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Returns the settings of a group.
+    /// Returns the settings of a kind of group.
     pub fn group(&self, group: NcclGroup) -> NcclGroupConfig {
         self.groups.get(&group).copied().unwrap_or_default()
     }
@@ -168,16 +169,16 @@ impl NcclGroupConfig {
 }
 
 impl NcclGroup {
-    /// Every group.
+    /// The list of all kinds of groups.
     pub const ALL: [Self; 7] = *Self::VARIANTS.as_array().unwrap();
 
-    /// Returns the name used in recipes.
+    /// Returns the name that is used in recipes.
     pub fn name(self) -> &'static str {
         self.into()
     }
 
-    /// Returns the group whose communicators have this name. [`ParallelContext`](crate::ParallelContext) builds the
-    /// names from the axes.
+    /// Returns the kind of the group whose communicator has the name `name`.
+    /// [`ParallelContext`](crate::ParallelContext) builds these names from the axes.
     #[cfg(any(test, feature = "cuda"))]
     pub(crate) fn of_name(name: &str) -> Self {
         let words = || name.split(|c: char| !c.is_alphanumeric() && c != '-');

@@ -1,14 +1,14 @@
-//! The handle of a call in flight.
+//! The handle of an operation in flight.
 
 use std::fmt;
 
 use crate::buffer::Buffer;
 use crate::error::CommError;
 
-/// A handle of a call in flight.
+/// A handle of a collective or a message in flight.
 ///
 /// Handles may be waited on in any order and from any thread. Dropping a handle discards the result but does not cancel
-/// the call: the other ranks still receive this rank's input.
+/// the operation: the other ranks still receive the input of this rank.
 #[must_use = "a call that is never waited on gives no result and reports no error"]
 pub struct Pending(PendingState);
 
@@ -18,18 +18,18 @@ enum PendingState {
 }
 
 impl Pending {
-    /// Creates a handle. [`wait`](Self::wait) calls the closure: an engine blocks there with a deadline, a wrapper
-    /// waits there for the inner handle.
+    /// Creates a handle from a closure, which [`wait`](Self::wait) calls. In an engine, the closure blocks with a
+    /// timeout. In a wrapper, it waits for the inner handle.
     pub fn new(wait: impl FnOnce() -> Result<Buffer, CommError> + Send + 'static) -> Self {
         Self(PendingState::Deferred(Box::new(wait)))
     }
 
-    /// Creates a handle of a completed call.
+    /// Creates a handle of an operation that is already complete.
     pub fn ready(buffer: Buffer) -> Self {
         Self(PendingState::Ready(buffer))
     }
 
-    /// Blocks until the call completes and returns its result.
+    /// Blocks until the operation is complete and returns its result.
     ///
     /// # Errors
     /// See [`CommError`].

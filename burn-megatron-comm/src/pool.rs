@@ -1,4 +1,4 @@
-//! The buffer pool of a rank's calls.
+//! The pool of communication buffers of a rank.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -11,15 +11,16 @@ use parking_lot::Mutex;
 
 use crate::buffer::{Buffer, DType};
 
-/// Buffers with fewer elements are not pooled: an allocation costs less than the lookup.
+/// The minimum number of elements of a pooled buffer. For smaller buffers, an allocation costs less than the lookup.
 pub const MIN_POOLED_LEN: usize = 1024;
 
-/// The communication buffers of one rank, kept for later calls with the same type and length.
+/// A pool of the communication buffers of one rank, which are reused for later operations with the same type and
+/// length.
 ///
-/// A buffer that was [taken](Self::take) may be [given back](Self::give). Engines do this with the inputs of calls. The
-/// pool counts the buffers in use for each type and length. It keeps a returned buffer only while this count is
-/// positive, so it never holds more buffers than were taken. Any buffer of the same type and length may be given back
-/// in place of the taken buffer. A buffer that is never given back stays counted as in use.
+/// A buffer that was [taken](Self::take) from the pool may be [given back](Self::give). Engines give the inputs of
+/// operations back. The pool counts the buffers in use for each type and length. It keeps a returned buffer only while
+/// this count is positive, so it never holds more buffers than were taken. The caller may give back any buffer with the
+/// same type and length as the taken buffer. A buffer that is never given back stays counted as in use.
 ///
 /// All methods may be called from any thread.
 #[derive(Default)]
@@ -42,13 +43,14 @@ impl BufferPool {
         Self::default()
     }
 
-    /// Takes a buffer of `len` elements with unspecified contents. A new buffer contains zeros.
+    /// Takes a buffer of `len` elements from the pool. The contents of a reused buffer are unspecified; a new buffer
+    /// contains zeros.
     pub fn take(&self, dtype: DType, len: usize) -> Buffer {
         self.take_free(dtype, len)
             .unwrap_or_else(|| Buffer::zeros(dtype, len))
     }
 
-    /// Takes a buffer of `len` zeros.
+    /// Takes a buffer of `len` zeros from the pool.
     pub fn take_zeroed(&self, dtype: DType, len: usize) -> Buffer {
         match self.take_free(dtype, len) {
             None => Buffer::zeros(dtype, len),
@@ -59,8 +61,8 @@ impl BufferPool {
         }
     }
 
-    /// Gives a buffer back. It is freed if no buffer of its type and length is in use, or if it has fewer than
-    /// [`MIN_POOLED_LEN`] elements.
+    /// Gives a buffer back to the pool. The buffer is freed if no buffer of its type and length is in use, or if it has
+    /// fewer than [`MIN_POOLED_LEN`] elements.
     pub fn give(&self, buffer: Buffer) {
         if buffer.len() < MIN_POOLED_LEN {
             return;
@@ -84,17 +86,17 @@ impl BufferPool {
         drop(classes);
     }
 
-    /// Returns the number of buffers with at least [`MIN_POOLED_LEN`] elements that were ever allocated.
+    /// Returns the number of buffers with at least [`MIN_POOLED_LEN`] elements that the pool has allocated so far.
     pub fn allocated(&self) -> u64 {
         self.allocated.load(Ordering::Relaxed)
     }
 
-    /// Returns the bytes of all buffers that were ever [allocated](Self::allocated).
+    /// Returns the total size in bytes of all buffers that the pool has [allocated](Self::allocated) so far.
     pub fn allocated_bytes(&self) -> u64 {
         self.allocated_bytes.load(Ordering::Relaxed)
     }
 
-    /// Returns the bytes of the unused buffers in the pool.
+    /// Returns the total size in bytes of the unused buffers in the pool.
     pub fn free_bytes(&self) -> u64 {
         let bytes = |((dtype, len), class): (&(DType, usize), &SizeClass)| {
             (dtype.size_of() * len * class.free.len()) as u64

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use crate::communicator::Communicator;
 use crate::error::CommError;
 
-/// Splits `comm` into groups of `size` consecutive ranks (`inner`), and into groups of the ranks with the same index in
-/// each inner group (`outer`). Returns this rank's inner and outer group. A group that contains all ranks is `comm`
-/// itself.
+/// Splits `comm` into inner groups of `size` consecutive ranks, and into outer groups of the ranks that have the same
+/// index in each inner group. Returns the inner and the outer group of this rank. If a group contains all ranks of
+/// `comm`, `comm` itself is returned for it.
 ///
 /// Collective: call on all ranks of `comm` with the same `size`, which must divide the number of ranks.
 ///

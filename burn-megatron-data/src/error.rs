@@ -168,7 +168,7 @@ fn empty_documents(count: usize) -> String {
 
 fn fitting_length(bytes: usize) -> String {
     match bytes.saturating_sub(1) {
-        0 => "another path, as no sequence length fits".to_string(),
+        0 => "another path, because no sequence length fits".to_string(),
         longest => format!("a sequence length of at most {longest}"),
     }
 }

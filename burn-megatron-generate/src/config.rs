@@ -1,45 +1,49 @@
-//! Settings of text generation.
+//! The settings of text generation.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use burn_megatron_data::tokenizer::{Tokenizer, TokenizerError};
 
-/// The maximum number of texts per prompt.
+/// The maximum number of samples per prompt.
 const MAX_SAMPLES: usize = 1 << 16;
 
-/// Settings of text generation.
+/// The settings of text generation: the prompt, the length of the text, and the sampling method.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct GenerateConfig {
-    /// The prompt.
+    /// The prompt, which the generated text continues.
     pub prompt: String,
-    /// The maximum number of new tokens; 0 generates none.
+    /// The maximum number of new tokens. With 0, no token is generated.
     pub tokens: usize,
-    /// The sampling temperature: logits are divided by this number. 0 selects the most likely token (greedy).
+    /// The sampling temperature. The logits are divided by this number. With 0, the most likely token is selected
+    /// (greedy decoding).
     pub temperature: f64,
-    /// Top-k sampling: samples from the `top_k` most likely tokens, or from all tokens if `None`.
+    /// Top-k sampling: only the `top_k` most likely tokens can be sampled. `None` allows all tokens.
     pub top_k: Option<usize>,
-    /// Nucleus (top-p) sampling: samples from the most likely tokens of `top_k` whose probabilities reach this sum, or
-    /// from all tokens if `None`.
+    /// Nucleus (top-p) sampling: only the smallest set of most likely tokens whose probabilities sum to at least
+    /// `top_p` can be sampled. It is applied after `top_k`. `None` disables nucleus sampling.
     pub top_p: Option<f64>,
-    /// Stop strings: the text ends before the first of these strings, even across token boundaries.
+    /// Stop strings. The text ends before the first occurrence of one of these strings, even if the string spans
+    /// several tokens.
     pub stop: Vec<String>,
-    /// The seed; by default the seed of the run, or 0. All prompts of a batch use the same seed.
+    /// The random seed. The default is the seed of the run, or 0 if the run has no seed. All prompts of a batch use the
+    /// same seed.
     pub seed: Option<u64>,
-    /// The number of texts per prompt (`num_return_sequences` of `transformers`). Sample `i` draws from stream `i` of
-    /// the seed, so it does not depend on the number of samples. This is not a setting of a recipe.
+    /// The number of generated texts per prompt (`num_return_sequences` in `transformers`). Sample `i` uses random
+    /// stream `i` of the seed, so it does not depend on the number of samples. This option cannot be set in a recipe.
     #[serde(skip)]
     pub samples: usize,
-    /// Whether the log-probabilities of the new tokens are returned. They require another multiplication with the
+    /// Whether the log-probabilities of the new tokens are returned. This requires a second multiplication with the
     /// weights of the output layer.
     pub logprobs: bool,
-    /// Whether a model with multi-token prediction drafts an additional token (speculative decoding). The next forward
-    /// reads the draft together with the next token, and yields two tokens if the model draws the draft itself. The
-    /// text does not change, provided that the logits do not depend on the other tokens of a forward, as on the CPU.
+    /// Whether to use speculative decoding, in which the multi-token prediction module drafts one additional token. The
+    /// next forward pass reads the next token and the draft. If the sampled token equals the draft, the forward pass
+    /// yields two tokens. The generated text is the same as without drafts if the logits of a token do not depend on
+    /// the other tokens in the forward pass, as on the CPU.
     pub speculative: bool,
-    /// Whether the tokenizer adds its special tokens to the prompt, as it does to training texts. This is not a setting
-    /// of a recipe.
+    /// Whether the tokenizer adds its special tokens to the prompt in the same way as to training texts. This option
+    /// cannot be set in a recipe.
     #[serde(skip)]
     pub special_tokens: bool,
 }
@@ -62,22 +66,22 @@ impl Default for GenerateConfig {
     }
 }
 
-/// An invalid setting of generation.
+/// The error for an invalid setting of text generation.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum GenerateConfigError {
-    /// An invalid temperature.
+    /// The temperature is not valid.
     #[error("invalid temperature = {0}: expected at least 0, which takes the most likely token")]
     Temperature(f64),
-    /// `top_k` leaves no tokens to sample from.
+    /// `top_k` is 0, so no token could be sampled.
     #[error("invalid top_k = 0: expected at least 1")]
     TopK,
-    /// An invalid probability.
+    /// `top_p` is not a valid probability.
     #[error("invalid top_p = {0}: expected above 0 and at most 1")]
     TopP(f64),
-    /// The number of samples is zero or too large.
+    /// The number of samples per prompt is 0 or too large.
     #[error("invalid samples = {0}: expected 1 to {MAX_SAMPLES}")]
     Samples(usize),
-    /// Several samples are requested at temperature 0, where all samples are equal.
+    /// Several samples are requested with temperature 0, but all samples would be equal.
     #[error(
         "samples = {0} conflicts with temperature = 0, which takes the most likely token: set a temperature above 0"
     )]
@@ -88,7 +92,7 @@ pub enum GenerateConfigError {
 }
 
 impl GenerateConfig {
-    /// Checks the settings.
+    /// Checks that the settings are valid.
     ///
     /// ```
     /// use burn_megatron_generate::{GenerateConfig, GenerateConfigError};
@@ -126,8 +130,8 @@ impl GenerateConfig {
         }
     }
 
-    /// Encodes the prompt. An empty prompt becomes the tokenizer's `bos` token, or else its `eod` token, or else a line
-    /// break.
+    /// Encodes the prompt as tokens. An empty prompt is replaced by the `bos` token of the tokenizer. If the tokenizer
+    /// has no `bos` token, its `eod` token is used, or else a line break.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Errors of generation.
+//! The errors of text generation.
 
 use std::io;
 
@@ -6,41 +6,41 @@ use super::GenerateConfigError;
 use burn_megatron::comm::CommError;
 use burn_megatron_data::tokenizer::TokenizerError;
 
-/// An error of generation.
+/// The error of text generation.
 #[derive(Debug, thiserror::Error)]
 pub enum GenerateError {
-    /// Invalid settings.
+    /// A setting is invalid.
     #[error(transparent)]
     Config(#[from] GenerateConfigError),
-    /// The tokenizer failed.
+    /// The tokenizer could not encode or decode a text.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
-    /// The prompt is empty.
+    /// The prompt contains no tokens.
     #[error("the prompt has no tokens: expected at least 1")]
     NoPrompt,
     /// The batch size is 0.
     #[error("invalid batch_size = 0: expected at least 1")]
     BatchSize,
-    /// Speculation requires multi-token prediction modules.
+    /// Speculative decoding is enabled, but the model has no multi-token prediction module that can draft tokens.
     #[error(
-        "invalid speculative = true: the model has no multi-token prediction whose blocks read a cache, to draft with"
+        "speculative = true requires a model with multi-token prediction whose blocks read a cache: remove speculative"
     )]
     NoDrafts,
-    /// The prompt has a token beyond the model's vocabulary.
+    /// A token of the prompt is outside of the vocabulary of the model.
     #[error(
         "the prompt has the token {token}, but the vocabulary of the model has {vocabulary}: the tokenizer \
          belongs to another model"
     )]
     Vocabulary {
-        /// The token.
+        /// The id of the token.
         token: u32,
-        /// The size of the vocabulary.
+        /// The vocabulary size of the model.
         vocabulary: usize,
     },
-    /// The logits are NaN or infinite.
+    /// The logits contain NaN, or the largest logit is infinite.
     #[error("the logits after {after} tokens are not finite")]
     Logits {
-        /// The number of tokens read.
+        /// The number of tokens that were read before these logits.
         after: usize,
     },
     /// The text cannot be written to the output.

@@ -1,4 +1,4 @@
-//! The generator of a rank.
+//! The text generator of a rank.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -13,14 +13,17 @@ use burn_megatron::comm::{CommError, ParallelContext};
 use burn_megatron::model::LanguageModel;
 use burn_megatron_data::tokenizer::Tokenizer;
 
-/// Generates texts with this rank's part of a model. Every method is collective: call it on all ranks of the tensor,
-/// pipeline and context groups with the same arguments. All ranks get the same texts.
+/// A text generator that uses this rank's part of a model.
 ///
-/// Several prompts are continued at once: each forward reads the next token of every text. When a text ends, the next
-/// prompt takes its place. The tokens of a text do not depend on the other texts of the batch.
+/// All methods are collective: call them on all ranks of the tensor, pipeline and context groups with the same
+/// arguments. All of these ranks get the same texts.
 ///
-/// Ranks of a context group share the reading of a prompt. Each rank reads a part of each chunk, and keeps its keys and
-/// values ([`KvCache`](burn_megatron::nn::KvCache)).
+/// Several prompts are continued at the same time: each forward pass reads the next token of every text in the batch.
+/// When a text ends, the next prompt takes its place. The tokens of a text do not depend on the other texts in the
+/// batch.
+///
+/// The ranks of a context-parallel group share the work of reading a prompt. Each rank reads a part of each chunk of
+/// the prompt, and stores the keys and values of this part ([`KvCache`](burn_megatron::nn::KvCache)).
 ///
 /// ```
 /// use std::error::Error;
@@ -48,79 +51,80 @@ pub struct Generator<'a, M: LanguageModel> {
 /// The result of generating one text.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GenerationOutput {
-    /// The text after the prompt, without the stop string.
+    /// The generated text, without the prompt and without the stop string.
     pub text: String,
-    /// The new tokens, including the token that ended the text.
+    /// The new tokens, including the last token that ended the text.
     pub tokens: Vec<u32>,
-    /// The reason why generation ended.
+    /// The reason why the generation of this text ended.
     pub finish_reason: FinishReason,
-    /// The number of tokens of the prompt.
+    /// The number of tokens in the prompt.
     pub prompt: usize,
-    /// The log-probability of each new token under the model, in nats, without temperature, `top_k` and `top_p`. Empty
-    /// unless [`logprobs`](GenerateConfig::logprobs) is set.
+    /// The log-probability of each new token in nats, computed without temperature, `top_k` and `top_p`. Empty unless
+    /// [`logprobs`](GenerateConfig::logprobs) is set.
     pub logprobs: Vec<f64>,
-    /// The number of drafted tokens, with [`speculative`](GenerateConfig::speculative).
+    /// The number of tokens that were drafted by [speculative decoding](GenerateConfig::speculative).
     pub drafted: usize,
-    /// The number of [drafted](Self::drafted) tokens that the model accepted.
+    /// The number of [drafted](Self::drafted) tokens that were accepted.
     pub accepted: usize,
-    /// The time until the first new token.
+    /// The time from the start to the first new token.
     pub prefill: Duration,
     /// The time from the first to the last new token.
     pub decode: Duration,
 }
 
-/// An event of a generated text.
+/// An event during the generation of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Written<'a> {
-    /// More text, in complete characters.
+    /// A new part of the text, which contains only complete characters.
     Text(&'a str),
-    /// The end of the text.
+    /// The text has ended.
     End,
 }
 
-/// The reason why generation ended.
+/// The reason why the generation of a text ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FinishReason {
-    /// The maximum number of new tokens was reached.
+    /// The maximum number of new tokens was generated.
     Length,
-    /// A stop string was found.
+    /// A stop string occurred in the text.
     Stop,
-    /// A stop token was generated.
+    /// A stop token was generated, such as an end-of-text token.
     Token,
 }
 
 impl<'a, M: LanguageModel> Generator<'a, M> {
-    /// Creates a generator. Each pipeline rank has one stage, in order.
+    /// Creates a generator. Pipeline stage `s` is on pipeline rank `s`. See [`with_placement`](Self::with_placement)
+    /// for other placements.
     pub fn new(model: &'a M, groups: &'a ParallelContext, device: &Device) -> Self {
         Self {
             reader: Reader::new(model, groups, device),
         }
     }
 
-    /// Places stage `s` on rank `placement[s]` of the pipeline.
+    /// Sets the placement of the pipeline stages: stage `s` is on pipeline rank `placement[s]`.
     pub fn with_placement(mut self, placement: Vec<usize>) -> Self {
         self.reader.placement = placement;
         self
     }
 
-    /// Disables the cache: the complete text is read again for each new token.
+    /// Disables the KV cache: the complete text is read again for each new token.
     pub fn without_cache(mut self) -> Self {
         self.reader.use_cache = false;
         self
     }
 
-    /// Returns the size of this rank's [cache](LanguageModel::Cache), in bytes.
+    /// Returns the size in bytes of this rank's [KV cache](LanguageModel::Cache).
     pub fn cache_bytes(&self) -> usize {
         self.reader.cache_bytes()
     }
 
-    /// Generates a text after the tokens of a prompt. `on_text` receives the text incrementally, in complete
-    /// characters.
+    /// Generates one text that continues the tokens of a prompt. `on_text` is called with each new part of the text,
+    /// which contains only complete characters.
     ///
     /// # Errors
     ///
-    /// [`GenerateError`] for invalid settings, a prompt of another model, logits that are not finite, and failed
-    /// collectives.
+    /// [`GenerateError`] for invalid settings, a prompt with tokens outside of the vocabulary, logits that are not
+    /// finite, and failed collectives.
     pub fn generate(
         &mut self,
         prompt: &[u32],
@@ -141,15 +145,17 @@ impl<'a, M: LanguageModel> Generator<'a, M> {
         Ok(only.unwrap_or_else(|| unreachable!("a prompt has an output")))
     }
 
-    /// Generates [`samples`](GenerateConfig::samples) texts after each prompt, up to `batch_size` texts at a time.
-    /// Returns all samples of the first prompt, then all samples of the next prompt. `on_text` receives the index of a
-    /// text in this order and the new part of the text. The first sample is equal to the text that
-    /// [`generate`](Self::generate) writes. All prompts use the same seed, so equal prompts have equal texts.
+    /// Generates [`samples`](GenerateConfig::samples) texts for each prompt, up to `batch_size` texts at a time.
+    ///
+    /// Returns all samples of the first prompt, then all samples of the next prompt, and so on. `on_text` is called
+    /// with the index of a text in this order and the new part of the text. The first sample of a prompt is equal to
+    /// the text that [`generate`](Self::generate) returns. All prompts use the same seed, so equal prompts have equal
+    /// texts.
     ///
     /// # Errors
     ///
-    /// The errors of [`generate`](Self::generate); [`GenerateError::BatchSize`] for 0. An error of one prompt ends all
-    /// texts.
+    /// The errors of [`generate`](Self::generate), and [`GenerateError::BatchSize`] if `batch_size` is 0. An error in
+    /// one text ends the generation of all texts.
     pub fn generate_batch<P: AsRef<[u32]>>(
         &mut self,
         prompts: &[P],
@@ -203,7 +209,7 @@ impl<'a, M: LanguageModel> Generator<'a, M> {
         Ok(outputs)
     }
 
-    /// Adds a token to each text, or two tokens if the draft was accepted.
+    /// Adds the next token to each text, or the next two tokens if the draft was accepted.
     fn step(
         &mut self,
         batch: &mut [(usize, Writing<'_>)],
@@ -223,7 +229,7 @@ impl<'a, M: LanguageModel> Generator<'a, M> {
         Ok(())
     }
 
-    /// Adds the drawn tokens to the texts, and drafts the following token.
+    /// Adds the sampled tokens to the texts, and drafts the token after them.
     fn write(
         &mut self,
         texts: &mut [(usize, Writing<'_>)],
@@ -274,7 +280,7 @@ impl<'a, M: LanguageModel> Generator<'a, M> {
         Ok(())
     }
 
-    /// Shares the log-probabilities of the rank with the last stage with all ranks.
+    /// Broadcasts the log-probabilities from the last pipeline stage to all pipeline ranks.
     fn share_logprobs(&self, outputs: &mut [GenerationOutput]) -> Result<(), CommError> {
         let own = outputs.iter().flat_map(|output| {
             let missing = output.tokens.len() - output.logprobs.len();
@@ -287,12 +293,12 @@ impl<'a, M: LanguageModel> Generator<'a, M> {
         Ok(())
     }
 
-    /// Returns the logits of the next token on the pipeline ranks that have the last stage, and `None` on other ranks.
-    /// If there are more tokens than the model's context, only the last tokens are read.
+    /// Returns the logits of the token after `tokens` on the ranks of the last pipeline stage, and `None` on the other
+    /// ranks. If there are more tokens than the context length of the model, only the last tokens are read.
     ///
     /// # Errors
     ///
-    /// [`GenerateError`] for no tokens, a token beyond the vocabulary, and failed collectives.
+    /// [`GenerateError`] if there are no tokens, for a token outside of the vocabulary, and for failed collectives.
     pub fn logits_after(&mut self, tokens: &[u32]) -> Result<Option<Vec<f64>>, GenerateError> {
         self.reader.check(tokens)?;
         self.reader.set_speculative(false)?;

@@ -1,4 +1,4 @@
-//! Reads texts with this rank's part of a model.
+//! Runs this rank's part of a model on texts.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -11,10 +11,10 @@ use burn_megatron::model::{GenerationCache, LanguageModel};
 use burn_megatron::nn::{NewTokens, SequencePart};
 use burn_megatron::pipeline::engine::{ForwardOptions, P2pConfig, ShapeCache, forward_only};
 
-/// The number of tokens per rank in a chunk of a long prompt. Chunks bound the memory of activations during prefill.
+/// The number of tokens per rank in a chunk of a long prompt. Chunks limit the activation memory during prefill.
 const PREFILL_CHUNK: usize = 512;
 
-/// A model and its cache, with the tokens that the cache holds.
+/// A model and its KV cache, with the tokens whose keys and values are in the cache.
 #[derive(Debug)]
 pub(super) struct Reader<'a, M: LanguageModel> {
     model: &'a M,
@@ -23,33 +23,33 @@ pub(super) struct Reader<'a, M: LanguageModel> {
     /// The pipeline rank of each stage.
     pub placement: Vec<usize>,
     pub use_cache: bool,
-    /// Whether the first depth of multi-token prediction also reads the tokens.
+    /// Whether the first multi-token prediction module also reads the tokens.
     pub drafts: bool,
     cache: M::Cache,
-    /// The shapes of activations in earlier forwards.
+    /// The shapes of the activations in earlier forward passes.
     shapes: ShapeCache,
-    /// The tokens in the cache, per sequence.
+    /// The tokens of each sequence that are in the cache.
     cached: Vec<Vec<u32>>,
 }
 
-/// A text to read.
+/// A text that the model reads.
 #[derive(Clone, Debug)]
 pub(super) struct TextToRead<'t> {
-    /// The index of its sequence in the cache.
+    /// The index of the sequence in the cache.
     pub sequence: usize,
     pub tokens: Cow<'t, [u32]>,
-    /// The number of last tokens whose logits are needed.
+    /// The number of tokens at the end of the text whose logits are needed.
     pub last: usize,
 }
 
 /// The output of the model for the last tokens of some texts.
 #[derive(Debug)]
 pub(super) struct TextsRead {
-    /// The hidden states, on the ranks that have the last stage.
+    /// The hidden states on ranks that have the last pipeline stage, otherwise `None`.
     hidden: Option<Tensor<3>>,
-    /// The rows of the last tokens of each text.
+    /// The range of positions of the last tokens of each text.
     rows: Vec<Range<usize>>,
-    /// The texts, and their tokens with padding.
+    /// The texts, and the numbers of their tokens with padding.
     parts: Vec<SequencePart>,
     padded: usize,
 }
@@ -61,21 +61,21 @@ impl TextsRead {
     }
 }
 
-/// The tokens that a rank of a context group reads.
+/// The tokens that each rank of a context-parallel group reads.
 #[derive(Clone, Copy, Debug)]
 enum Reading {
-    /// The tokens of this rank's part.
+    /// Only the tokens of this rank's part.
     Prefill,
-    /// All tokens.
+    /// All tokens, on every rank.
     Whole,
 }
 
-/// New tokens of a sequence.
+/// The new tokens of a sequence.
 #[derive(Clone, Copy, Debug)]
 struct NewPart<'t> {
     sequence: usize,
     tokens: &'t [u32],
-    /// The token after each of the tokens. Unknown for the last tokens of a text.
+    /// The token that follows each of the new tokens. It is not known for the last tokens of a text.
     next: &'t [u32],
 }
 
@@ -100,7 +100,7 @@ impl<'t> NewPart<'t> {
 }
 
 impl<'a, M: LanguageModel> Reader<'a, M> {
-    /// Creates a reader. Each pipeline rank has one stage, in order.
+    /// Creates a reader. Pipeline stage `s` is on pipeline rank `s`.
     pub fn new(model: &'a M, groups: &'a ParallelContext, device: &Device) -> Self {
         Self {
             model,
@@ -119,8 +119,8 @@ impl<'a, M: LanguageModel> Reader<'a, M> {
         self.cache.bytes()
     }
 
-    /// Returns the maximum length of a text with a draft: the context of the model, or the length after which the text
-    /// is read again.
+    /// Returns the maximum length of a text that may use a draft. This is the context length of the model, or the
+    /// length beyond which the cache requires reading the text again.
     pub fn room(&self, text: usize) -> usize {
         let rereads_after = self.cache.rereads_after();
         let rereads_after = rereads_after.filter(|length| text <= *length);
@@ -129,7 +129,7 @@ impl<'a, M: LanguageModel> Reader<'a, M> {
             .min(self.model.context())
     }
 
-    /// Enables or disables drafting. If the setting changes, earlier tokens are read again.
+    /// Enables or disables drafting. If the setting changes, the tokens are read again.
     pub fn set_speculative(&mut self, speculative: bool) -> Result<(), GenerateError> {
         if speculative && !self.cache.can_draft(self.model) {
             return Err(GenerateError::NoDrafts);
@@ -144,7 +144,7 @@ impl<'a, M: LanguageModel> Reader<'a, M> {
         Ok(())
     }
 
-    /// Checks a text.
+    /// Checks that a text is not empty and that its tokens are in the vocabulary.
     pub fn check(&self, tokens: &[u32]) -> Result<(), GenerateError> {
         let vocabulary = self.model.vocabulary();
         if let Some(token) = tokens.iter().find(|token| **token as usize >= vocabulary) {
@@ -158,9 +158,9 @@ impl<'a, M: LanguageModel> Reader<'a, M> {
         }
     }
 
-    /// Reads the tokens of texts that are not in the cache. If a text is longer than the model's context, only its end
-    /// is read. The results are in the order of the texts. With [drafts](Self::drafts), [`draft`](Self::draft) must be
-    /// called for each result.
+    /// Reads the tokens of the texts that are not in the cache. If a text exceeds the context length of the model, only
+    /// its last tokens are read. The results are in the order of the texts. With [drafts](Self::drafts), the caller
+    /// must call [`draft`](Self::draft) for each result.
     pub fn read(&mut self, texts: &[TextToRead<'_>]) -> Result<Vec<TextsRead>, CommError> {
         let context = self.model.context();
         let (mut earlier, mut newest) = (vec![], vec![]);
@@ -190,8 +190,8 @@ impl<'a, M: LanguageModel> Reader<'a, M> {
             .collect()
     }
 
-    /// Keeps the cached tokens of a sequence that are equal to the beginning of a text of `length` tokens, without its
-    /// last tokens. Returns the number of kept tokens.
+    /// Keeps the cached tokens of a sequence that match the beginning of `text`, which will have `length` tokens.
+    /// Returns the number of kept tokens.
     fn begin(&mut self, sequence: usize, text: &[u32], length: usize) -> usize {
         let count = self.cached.len().max(sequence + 1);
         self.cached.resize(count, vec![]);
@@ -203,14 +203,14 @@ impl<'a, M: LanguageModel> Reader<'a, M> {
         kept
     }
 
-    /// Reads tokens whose logits are not needed. A text is cut into the same chunks as in a batch of one. Short chunks
-    /// of several texts are read together.
+    /// Reads tokens whose logits are not needed. A text is divided into the same chunks as in a batch of one text.
+    /// Short chunks of several texts are read together.
     fn prefill(&mut self, texts: Vec<NewPart<'_>>) -> Result<(), CommError> {
         let ranks = self.cache.prefill_multiple();
         let multiple = self.model.sequence_multiple();
         let mut together: Vec<NewPart<'_>> = vec![];
         for text in texts {
-            // Each rank of a context group reads the tokens that the ranks cannot divide.
+            // Tokens that cannot be divided evenly over the ranks of the context group are read by each of these ranks.
             let divided = match ranks {
                 1 => 0,
                 _ => text.tokens.len() / (ranks * multiple) * (ranks * multiple),
@@ -243,8 +243,8 @@ impl<'a, M: LanguageModel> Reader<'a, M> {
         Ok(())
     }
 
-    /// Runs the model on new tokens. Also runs the first depth of multi-token prediction, if drafting is enabled and
-    /// the next tokens are known.
+    /// Runs the model on new tokens. If drafting is enabled and the next tokens are known, also runs the first
+    /// multi-token prediction module.
     fn forward(&mut self, parts: &[NewPart<'_>], reading: Reading) -> Result<TextsRead, CommError> {
         let ids: Vec<_> = parts.iter().flat_map(|part| part.tokens).copied().collect();
         let padded = ids.len().next_multiple_of(self.model.sequence_multiple());
@@ -306,9 +306,9 @@ impl<'a, M: LanguageModel> Reader<'a, M> {
         }
     }
 
-    /// Runs the first depth of multi-token prediction on the last tokens of texts. `next` holds the tokens after them:
-    /// for each text, the number of kept last tokens, at least one. Returns the logits of the following token, on the
-    /// ranks that have the last stage.
+    /// Runs the first multi-token prediction module on the last tokens of the texts. `next` contains the tokens that
+    /// follow these last tokens: for each text, one token per kept last token, and at least one. Returns the logits of
+    /// the token after them on ranks that have the last pipeline stage.
     pub fn draft(&mut self, read: &TextsRead, next: &[Vec<u32>]) -> Option<Vec<Vec<f64>>> {
         let mut ids = vec![];
         for (part, next) in read.parts.iter().zip(next) {
@@ -330,15 +330,15 @@ impl<'a, M: LanguageModel> Reader<'a, M> {
         Some(kept.collect())
     }
 
-    /// Returns the logits after each of the last tokens of each text, on the ranks that have the last stage.
+    /// Returns the logits after each of the last tokens of each text, on ranks that have the last pipeline stage.
     pub fn logits(&self, read: &TextsRead) -> Option<Vec<Vec<Vec<f64>>>> {
         let logits = self.model.logits_of(read.hidden.clone()?);
         let of_text = |rows: &Range<usize>| rows.clone().map(|row| row_of(&logits, row)).collect();
         Some(read.rows.iter().map(of_text).collect())
     }
 
-    /// Returns the log-probabilities of the tokens after the last tokens of each text, computed like the training loss.
-    /// Empty on ranks without the last stage.
+    /// Returns the log-probabilities of the tokens that follow the last tokens of each text, computed in the same way
+    /// as the training loss. Returns an empty list on ranks without the last pipeline stage.
     pub fn logprobs(&self, read: &TextsRead, next: &[Vec<u32>]) -> Vec<Vec<f64>> {
         let Some(hidden) = read.hidden.clone() else {
             return vec![vec![]; next.len()];
@@ -363,14 +363,14 @@ impl<'a, M: LanguageModel> Reader<'a, M> {
         read.rows.iter().zip(next).map(of_text).collect()
     }
 
-    /// Shares the tokens that the rank with the last stage has drawn with every rank.
+    /// Broadcasts the sampled tokens from the last pipeline stage to all ranks of the pipeline and context groups.
     pub fn share_tokens(&self, own: Vec<i64>) -> Result<Vec<i64>, CommError> {
         let tokens = self.groups.pipeline().broadcast(own.into(), self.last())?;
         let context = self.groups.context();
         Ok(context.broadcast(tokens, 0)?.into_vec())
     }
 
-    /// Shares the values of the rank with the last stage with every rank of the pipeline.
+    /// Broadcasts the values from the last pipeline stage to all pipeline ranks.
     pub fn share_values(&self, own: Vec<f64>) -> Result<Vec<f64>, CommError> {
         let values = self.groups.pipeline().broadcast(own.into(), self.last())?;
         Ok(values.into_vec())
@@ -381,7 +381,7 @@ impl<'a, M: LanguageModel> Reader<'a, M> {
     }
 }
 
-/// Returns a row of logits `[1, rows, vocabulary]`.
+/// Returns the logits at position `row` of a tensor `[1, rows, vocabulary]`.
 fn row_of(logits: &Tensor<3>, row: usize) -> Vec<f64> {
     let row = logits.clone().narrow(1, row, 1).into_data();
     match row.as_slice::<f32>() {

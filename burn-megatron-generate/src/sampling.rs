@@ -1,25 +1,26 @@
-//! Samples a token from logits.
+//! The sampling of a token from its logits.
 
 use std::cmp::Reverse;
 
 use super::GenerateConfig;
 
-/// Returns an integer with the same order as the weight. The weight must be at least 0.
+/// Returns an integer that sorts in the same order as the weight. The weight must not be negative.
 fn order(weight: f64) -> u64 {
     weight.to_bits()
 }
 
-/// Returns the largest logit; `None` if it is not finite or a logit is NaN.
+/// Returns the largest logit. Returns `None` if the largest logit is not finite or if a logit is NaN.
 fn largest(logits: &[f64]) -> Option<f64> {
     let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     (max.is_finite() && !logits.iter().any(|logit| logit.is_nan())).then_some(max)
 }
 
 impl GenerateConfig {
-    /// Returns the probability of each token; `None` if a logit is NaN or the largest is infinite.
+    /// Returns the sampling probability of each token. Returns `None` if a logit is NaN or the largest logit is
+    /// infinite.
     ///
-    /// Computes `softmax(logits / temperature)`, restricted by `top_k` and then by `top_p` to the most likely tokens.
-    /// Among equally likely tokens, the lower id comes first.
+    /// The probabilities are `softmax(logits / temperature)`. `top_k` and then `top_p` set the probability of less
+    /// likely tokens to 0. If tokens are equally likely, the token with the lower id has precedence.
     ///
     /// ```
     /// use burn_megatron_generate::GenerateConfig;
@@ -37,8 +38,8 @@ impl GenerateConfig {
         Some(weights)
     }
 
-    /// Returns the token at which the cumulative probability exceeds `point` in (0, 1). `None` under the conditions of
-    /// [`probabilities`](Self::probabilities).
+    /// Returns the first token at which the cumulative probability exceeds `point`, a number in (0, 1). Returns `None`
+    /// in the same cases as [`probabilities`](Self::probabilities).
     pub(super) fn draw(&self, logits: &[f64], point: f64) -> Option<usize> {
         let max = largest(logits)?;
         if self.temperature == 0.0 {
@@ -69,7 +70,7 @@ impl GenerateConfig {
         Some(weights)
     }
 
-    /// Sets the weights of tokens that `top_k` and `top_p` exclude to 0.
+    /// Sets the weights of the tokens that `top_k` and `top_p` exclude to 0.
     fn keep_likeliest(&self, weights: &mut [f64]) {
         let mut tokens: Vec<usize> = (0..weights.len()).collect();
         tokens.sort_unstable_by_key(|token| (Reverse(order(weights[*token])), *token));

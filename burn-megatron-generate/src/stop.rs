@@ -1,6 +1,7 @@
-//! Ends a text at stop strings.
+//! The detection of stop strings in a text.
 
-/// Passes text through until a stop string is found. Text that may be the beginning of a stop string is held back.
+/// A filter that passes text on until it finds a stop string. Text that may be the beginning of a stop string is held
+/// back.
 #[derive(Debug)]
 pub(super) struct StopStringFilter<'a> {
     stops: &'a [String],
@@ -36,12 +37,12 @@ impl<'a> StopStringFilter<'a> {
         std::mem::replace(&mut self.buffered, waiting)
     }
 
-    /// Returns the text that was held back for a stop string that was not completed.
+    /// Returns the text that was held back and that is not part of a stop string.
     pub fn finish(self) -> String {
         self.buffered
     }
 
-    /// Returns the start of the stop string that ends first, as if the text were added character by character.
+    /// Returns the start of the stop string that would be found first if the text were added character by character.
     fn first_stop(&self) -> Option<usize> {
         let found = self.stops.iter().filter_map(|stop| {
             let begin = self.buffered.find(stop.as_str())?;
@@ -50,7 +51,7 @@ impl<'a> StopStringFilter<'a> {
         found.min().map(|(_, begin)| begin)
     }
 
-    /// Returns the length of the text that cannot be the beginning of a stop string.
+    /// Returns the length of the leading text that cannot be the beginning of a stop string.
     fn certain(&self) -> usize {
         let ends = self.buffered.char_indices().map(|(at, _)| at);
         let mut begins = ends.filter(|at| {

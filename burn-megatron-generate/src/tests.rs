@@ -1,4 +1,5 @@
-//! Tests of sampling (against a reference, and of its distribution) and of stop strings.
+//! Tests of stop strings and of sampling. Sampling is compared with a reference, and the distribution of its samples is
+//! tested.
 
 use burn_megatron_kernels::philox::{Stream, uniform};
 use proptest::prelude::*;
@@ -16,7 +17,7 @@ fn config(temperature: f64, top_k: Option<usize>, top_p: Option<f64>) -> Generat
     }
 }
 
-/// Takes the most likely remaining token repeatedly, until the limits are reached.
+/// A reference implementation that repeatedly takes the most likely remaining token until the limits are reached.
 fn reference(config: &GenerateConfig, logits: &[f64]) -> Vec<f64> {
     let max = logits.iter().fold(f64::NEG_INFINITY, |a, b| a.max(*b));
     let softmax = |logit: &f64| ((logit - max) / config.temperature).exp();
@@ -64,7 +65,7 @@ proptest! {
         }
     }
 
-    /// Checks that the text ends before the first stop string, however it is divided into calls.
+    /// Checks that the text ends before the first stop string, regardless of how the text is divided into calls.
     #[test]
     fn text_stops_where_it_would_stop_character_by_character(
         pieces in prop::collection::vec("[abé]{0,4}", 0..12),
@@ -143,8 +144,8 @@ fn logits_that_are_not_numbers_draw_nothing() {
     assert_eq!(config(1e-320, None, None).draw(&[1.0, 2.0], 0.5), Some(1));
 }
 
-/// Pearson's test: the sum over the tokens of (seen - expected)^2 / expected must be below a limit that is exceeded by
-/// chance once in 10,000 times.
+/// Pearson's chi-squared test: the sum over the tokens of (seen - expected)^2 / expected must be below a limit. By
+/// chance, the sum exceeds this limit once in 10,000 tests.
 #[test]
 fn draws_have_their_distribution() {
     let logits: Vec<f64> = (0..12).map(|i| (f64::from(i) * 1.7).sin() * 2.0).collect();

@@ -1,4 +1,4 @@
-//! The state of a text that is being generated.
+//! The state of a text while it is generated.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -10,16 +10,16 @@ use super::stop::StopStringFilter;
 use super::{FinishReason, GenerateConfig, GenerateError, GenerationOutput, Written};
 use burn_megatron_data::tokenizer::{DecodeStream, Tokenizer};
 
-/// Replaces a drawn token if its logits are not finite.
+/// The value in place of a sampled token if the logits of the token are not finite.
 pub(super) const NOT_FINITE: i64 = -1;
-/// Replaces a drawn token if the draft before it was rejected.
+/// The value in place of a sampled token if the draft before it was rejected.
 const REJECTED: i64 = -2;
 
 /// A prompt and the tokens after it.
 pub(super) struct Writing<'a> {
     /// The index of the text.
     index: usize,
-    /// The index of the sample among the samples of its prompt.
+    /// The index of the sample among all samples of its prompt.
     sample: usize,
     prompt: usize,
     config: &'a GenerateConfig,
@@ -30,9 +30,9 @@ pub(super) struct Writing<'a> {
     characters: DecodeStream<'a>,
     until: StopStringFilter<'a>,
     text: String,
-    /// The reason for which the text has ended before its maximum length.
+    /// The reason why the text ended before its maximum length, if it ended.
     ended: Option<FinishReason>,
-    /// The drafted next token.
+    /// The drafted token for the next position.
     draft: Option<u32>,
     drafted: usize,
     accepted: usize,
@@ -84,8 +84,8 @@ impl<'a> Writing<'a> {
         self.index
     }
 
-    /// Returns the tokens to read for the next token. They include the draft if it fits into the room of a text of this
-    /// length.
+    /// Returns the tokens to read to get the next token. They include the draft if the text is short enough. `room`
+    /// returns the maximum length of a text with a draft, given the length of the text.
     pub fn to_read(&self, sequence: usize, room: impl Fn(usize) -> usize) -> TextToRead<'_> {
         let Some(draft) = self.usable_draft(room(self.tokens.len())) else {
             return TextToRead {
@@ -103,7 +103,7 @@ impl<'a> Writing<'a> {
         }
     }
 
-    /// Returns the draft, unless there is no room for a token after it.
+    /// Returns the draft, unless the text would have no space for a token after the draft.
     fn usable_draft(&self, room: usize) -> Option<u32> {
         let left = self.config.tokens - (self.tokens.len() - self.prompt);
         self.draft.filter(|_| left > 1 && self.tokens.len() < room)
@@ -113,8 +113,9 @@ impl<'a> Writing<'a> {
         self.ended.is_some() || self.tokens.len() - self.prompt == self.config.tokens
     }
 
-    /// Draws a new token from its logits, after `ahead` other new tokens, or returns [`NOT_FINITE`]. New token `i` uses
-    /// draw `i` of the random stream of the sample, so other texts have no influence.
+    /// Samples a new token from its logits, or returns [`NOT_FINITE`]. `ahead` is the number of new tokens that were
+    /// sampled before it in the same step. New token `i` uses random number `i` of the sample's stream, so it does not
+    /// depend on other texts.
     pub fn draw(&self, logits: &[f64], ahead: usize) -> i64 {
         let draws = Stream::new(self.config.seed.unwrap_or(0), self.sample as u64);
         let (number, mut point) = (self.tokens.len() - self.prompt + ahead, 0.0);
@@ -123,7 +124,7 @@ impl<'a> Writing<'a> {
         token.map_or(NOT_FINITE, |token| token as i64)
     }
 
-    /// Draws the next token. If it is equal to the draft, also draws the token after the draft.
+    /// Samples the next token. If it is equal to the draft, also samples the token after the draft.
     pub fn draw_all(&self, logits: &[Vec<f64>]) -> Vec<i64> {
         let mut drawn = vec![];
         for (ahead, row) in logits.iter().enumerate() {
@@ -140,7 +141,7 @@ impl<'a> Writing<'a> {
         self.draft.map(i64::from) == Some(token)
     }
 
-    /// Returns the tokens among the drawn values.
+    /// Returns the tokens among the sampled values, without `REJECTED`.
     pub fn accepted(&self, drawn: &[i64]) -> Result<Vec<u32>, GenerateError> {
         let drawn = drawn.iter().take_while(|token| **token != REJECTED);
         let token = |(i, token): (usize, &i64)| {

@@ -1,13 +1,12 @@
 //! Kernels for ahead-of-time compilation without a device.
 //!
-//! [`aot_instances`] lists the kernels of all operations, each in every element type and with
-//! typical sizes. `cargo xtask check-cuda` compiles them to machine code. The operations import
-//! `AotList` from a lower module, so that only this list imports every operation.
+//! [`aot_instances`] lists the kernels of all operations, each in every element type and with typical sizes.
+//! `cargo xtask check-cuda` compiles these kernels to machine code.
 
 use crate::cube::instance::AotList;
 pub use crate::cube::instance::{AotInstance, AotTarget};
 
-/// Returns all kernels of the crate for one target.
+/// Returns all kernels of the crate for one compilation target.
 pub fn aot_instances(target: AotTarget) -> Vec<AotInstance> {
     let operations = [
         crate::activation::kernel::aot_instances,

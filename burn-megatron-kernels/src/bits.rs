@@ -1,7 +1,7 @@
 //! Bit casts between 32-bit types, for code that moves tensors without computing with them.
 //!
-//! The casts are not differentiable: nothing is recorded for autodiff. They launch nothing on a
-//! device, because only the type changes.
+//! The casts are not differentiable: autodiff does not record them. They launch no kernel, because only the element
+//! type changes.
 
 use burn::backend::DispatchTensor;
 use burn::backend::flex::FlexTensor;
@@ -16,8 +16,8 @@ use crate::launch::{SimpleOp, Spec, launch_one};
 
 const NAME: &str = "bits";
 
-/// Returns `words`, `[n]` of u32, reinterpreted as `[n]` of f32. Many of the results may be NaN, so do not compute with
-/// them.
+/// Reinterprets the bits of `words`, `[n]` of u32, as `[n]` of f32. Many of the results may be NaN, so do not compare
+/// them as floats.
 ///
 /// # Panics
 ///
@@ -27,7 +27,7 @@ pub fn as_f32(words: Tensor<1, Int>) -> Tensor<1> {
     Tensor::from_dispatch(bitcast(words, DType::F32))
 }
 
-/// Returns `values`, `[n]` of f32, reinterpreted as `[n]` of u32.
+/// Reinterprets the bits of `values`, `[n]` of f32, as `[n]` of u32.
 ///
 /// # Panics
 ///
@@ -37,7 +37,7 @@ pub fn as_u32(values: Tensor<1>) -> Tensor<1, Int> {
     Tensor::from_dispatch(bitcast(values, DType::U32))
 }
 
-/// Reinterprets a tensor as type `to`.
+/// Reinterprets the bits of a tensor as type `to`.
 fn bitcast<K: Basic>(x: Tensor<1, K>, to: DType) -> DispatchTensor {
     let op = SimpleOp {
         name: NAME,

@@ -1,8 +1,8 @@
-//! CUDA graphs: launches that are captured once and replayed by one call of the host.
+//! CUDA graphs: kernel launches that are captured once and then replayed by a single call from the host.
 //!
-//! A replay runs the captured kernels on the same memory. Tensors that the caller changes between
-//! replays must therefore keep their memory, which [`memory_id`] identifies. The host code of the
-//! body does not run again.
+//! A replay runs the captured kernels on the same memory addresses. Tensors whose values change between replays must
+//! therefore stay at the same address. [`memory_id`] identifies this memory. A replay does not run the host code of the
+//! captured function again.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -19,11 +19,11 @@ pub struct CudaGraph {
     device: Device,
 }
 
-/// The error of a failed call of the device's graph functions.
+/// Error of a failed CUDA graph call.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{call} failed on {device}: {message}")]
 pub struct CudaGraphError {
-    /// The name of the call.
+    /// The name of the failed call.
     pub call: &'static str,
     /// A description of the device.
     pub device: String,
@@ -32,27 +32,27 @@ pub struct CudaGraphError {
 }
 
 impl CudaGraph {
-    /// Prepares a capture. Run the body once after this call, so that its kernels are compiled and
-    /// its memory is allocated.
+    /// Prepares the device for a capture. After this call, run the body once, so that its kernels are compiled and its
+    /// memory is allocated.
     ///
     /// # Errors
     ///
-    /// Returns [`CudaGraphError`] if the device does not support graphs, or if another graph of the device is being
-    /// captured.
+    /// Returns [`CudaGraphError`] if the device does not support CUDA graphs, or if another graph is being captured on
+    /// the device.
     pub fn prepare(device: &Device) -> Result<(), CudaGraphError> {
         let device = device.clone().inner();
         let prepared = Dispatch::graph_prepare(device.as_dispatch());
         prepared.map_err(|error| failed("graph_prepare", &device, error))
     }
 
-    /// Captures the launches of `body` without running them.
+    /// Captures the kernel launches of `body` without running the kernels.
     ///
-    /// `body` must not read from the device or wait for it. It must not allocate more memory than
-    /// the previous run has freed. Other threads must not use the device during the capture.
+    /// `body` must not read values from the device and must not synchronize with the device. It must not allocate more
+    /// memory than its previous run has freed. Other threads must not use the device during the capture.
     ///
     /// # Errors
     ///
-    /// Returns [`CudaGraphError`] if the body breaks these rules.
+    /// Returns [`CudaGraphError`] if `body` breaks these rules.
     pub fn capture<T>(
         device: &Device,
         body: impl FnOnce() -> T,
@@ -60,7 +60,7 @@ impl CudaGraph {
         let device = device.clone().inner();
         let began = Dispatch::graph_start_capture(device.as_dispatch());
         began.map_err(|error| failed("graph_start_capture", &device, error))?;
-        // The capture must end even after a panic. Otherwise the device would record all later work.
+        // The capture must end even after a panic. Otherwise the device would capture all later work.
         let result = catch_unwind(AssertUnwindSafe(body));
         let graph = Dispatch::graph_stop_capture(device.as_dispatch());
         let result = result.unwrap_or_else(|panic| resume_unwind(panic));
@@ -68,7 +68,7 @@ impl CudaGraph {
         Ok((Self { graph, device }, result))
     }
 
-    /// Launches the graph without waiting for it.
+    /// Launches the captured kernels without waiting for them to finish.
     ///
     /// # Errors
     ///
@@ -76,10 +76,10 @@ impl CudaGraph {
     ///
     /// # Safety
     ///
-    /// Every tensor that the body used and did not create must still have the same memory. No work
-    /// of another stream or thread may use memory that the graph reads or writes.
+    /// Every tensor that the captured function used but did not create must still have the same memory. No work on
+    /// another stream or thread may use memory that the graph reads or writes.
     pub unsafe fn replay(&self) -> Result<(), CudaGraphError> {
-        // SAFETY: the caller keeps the tensors of the body.
+        // SAFETY: the caller keeps the tensors that the captured function used.
         let replayed = unsafe { Dispatch::graph_replay(self.device.as_dispatch(), &self.graph) };
         replayed.map_err(|error| failed("graph_replay", &self.device, error))
     }
@@ -99,9 +99,8 @@ fn failed(call: &'static str, device: &Device, error: impl fmt::Display) -> Cuda
     }
 }
 
-/// Returns an identifier of a tensor's memory. Views of a tensor have the same identifier. Two tensors have the same
-/// identifier only if they share memory. Returns `None` on the CPU and with Burn's fusion, where tensors have no
-/// identifier.
+/// Returns an identifier of the memory of a tensor. Two tensors have the same identifier only if they share memory, as
+/// views of one tensor do. Returns `None` on the CPU backend and with Burn's fusion, which provide no identifier.
 pub fn memory_id<const D: usize, K: Basic>(tensor: &Tensor<D, K>) -> Option<usize> {
     launch::memory_id(&tensor.clone().into_dispatch())
 }

@@ -2,12 +2,12 @@
 
 use burn::tensor::Device;
 
-/// The memory of a device.
+/// The memory usage of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DriverMemory {
-    /// The bytes in use by all processes and libraries.
+    /// The number of bytes in use by all processes and libraries.
     pub used: u64,
-    /// The total bytes of the device.
+    /// The total number of bytes of the device.
     pub total: u64,
 }
 
@@ -17,11 +17,11 @@ pub fn driver_memory(device: &Device) -> Option<DriverMemory> {
     driver::memory(device)
 }
 
-/// Returns freed memory of `device` to its driver. Does nothing on devices other than CUDA devices.
+/// Returns unused memory of the CubeCL allocator to the driver of `device`. Does nothing on devices other than CUDA
+/// devices.
 ///
-/// CubeCL queues the pages that it no longer needs. The driver gets them when the stream of this thread is flushed, or
-/// when memory runs out. Other libraries cannot use the pages until then. Do not call this function while a CUDA graph
-/// is captured.
+/// The driver gets the memory when the stream of the calling thread is flushed, or when memory runs out. Until then,
+/// other libraries cannot use the memory. Do not call this function during the capture of a CUDA graph.
 pub fn return_freed_memory(device: &Device) {
     driver::return_freed(device);
 }
@@ -58,7 +58,7 @@ mod driver {
     }
 
     pub fn return_freed(device: &Device) {
-        // `Device::flush` would end the operations that Burn's fusion collects.
+        // `Device::flush` would also end the collection of operations by Burn's fusion.
         let Some(cuda @ CubeDevice::Cuda(_)) = cube_device(device.as_dispatch()) else {
             return;
         };
@@ -78,7 +78,7 @@ mod tests {
         assert_eq!(driver_memory(&Device::flex()), None);
     }
 
-    /// The pages of small tensors are replaced by larger pages after a larger tensor is allocated.
+    /// Pages of small tensors are replaced by larger pages after a larger tensor is allocated.
     #[cfg(feature = "cuda")]
     #[test]
     fn freed_pages_go_back_to_the_driver() {

@@ -6,35 +6,35 @@ use burn::tensor::DType;
 
 use crate::cpu::wide;
 
-/// The error of an operation, the same on every backend.
+/// The error of a fused operation. The error is the same on every backend.
 ///
-/// The operations panic with its message before they allocate anything, like Burn's own operations.
+/// Public functions panic with the message of this error before they allocate memory, like Burn's own operations.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KernelError {
-    /// Shapes that do not agree.
+    /// The shapes of the inputs do not match.
     #[error("{operation}: {message}")]
     Shape {
-        /// The operation.
+        /// The name of the operation.
         operation: &'static str,
-        /// The shapes, and the expected shapes.
+        /// The actual and the expected shapes.
         message: String,
     },
-    /// An element type that the operation, or the device, does not support.
+    /// The operation or the device does not support the element type.
     #[error("{operation} does not support {dtype:?} on {device}: expected {fits}")]
     Type {
-        /// The operation.
+        /// The name of the operation.
         operation: &'static str,
-        /// The type that was given.
+        /// The element type that was given.
         dtype: DType,
         /// A description of the device.
         device: String,
-        /// The supported types.
+        /// The supported element types.
         fits: String,
     },
-    /// An option that is out of range.
+    /// An option is out of range.
     #[error("{operation}: invalid {name} = {value}: expected {fits}")]
     Option {
-        /// The operation.
+        /// The name of the operation.
         operation: &'static str,
         /// The name of the option.
         name: &'static str,
@@ -43,21 +43,21 @@ pub enum KernelError {
         /// The expected values.
         fits: &'static str,
     },
-    /// More elements than the kernels can index.
+    /// A tensor has more than [`MAX_ELEMENTS`] elements.
     #[error("{operation}: tensor {shape:?} has too many elements: expected at most {MAX_ELEMENTS}")]
     TooLarge {
-        /// The operation.
+        /// The name of the operation.
         operation: &'static str,
         /// The shape that was given.
         shape: Vec<usize>,
     },
 }
 
-/// The maximum number of elements of one tensor, because kernels use 32-bit indices.
+/// The maximum number of elements of a tensor. Kernels use 32-bit indices.
 pub const MAX_ELEMENTS: usize = u32::MAX as usize;
 
 impl KernelError {
-    /// Creates an error for shapes that do not agree.
+    /// Creates an error for shapes that do not match.
     pub(crate) fn shape(operation: &'static str, message: impl Into<String>) -> Self {
         Self::Shape {
             operation,
@@ -97,7 +97,7 @@ impl KernelError {
     }
 }
 
-/// Fails with this message if `fits` is false.
+/// Returns an error with this message if `fits` is false.
 pub(crate) fn check_shape(
     operation: &'static str,
     fits: bool,
@@ -110,7 +110,7 @@ pub(crate) fn check_shape(
     }
 }
 
-/// Fails for the option `name`, with `expected` as the expected values, if `fits` is false.
+/// Returns an error for the option `name` if `fits` is false. `expected` describes the valid values.
 pub(crate) fn check_option(
     operation: &'static str,
     fits: bool,
@@ -125,7 +125,7 @@ pub(crate) fn check_option(
     }
 }
 
-/// Returns an error if a tensor is not of type `fits`. `named` is the name of this type in the error.
+/// Returns an error if a tensor does not have the type `fits`. `named` is the name of this type for the error message.
 pub(crate) fn check_type(
     operation: &'static str,
     name: &'static str,
@@ -136,36 +136,36 @@ pub(crate) fn check_type(
     check_option(operation, dtype == fits, name, value, named)
 }
 
-/// The argument of [`check_type`] for f32.
+/// The argument of [`check_type`] that requires f32.
 pub(crate) const F32: (DType, &str) = (DType::F32, "F32");
 
-/// The argument of [`check_type`] for u32.
+/// The argument of [`check_type`] that requires u32.
 pub(crate) const U32: (DType, &str) = (DType::U32, "U32");
 
-/// Fails if a tensor has a type different from the type of `x`.
+/// Returns an error if a tensor has a type different from the type of `x`.
 pub(crate) fn check_same_type(
     operation: &'static str,
     x: DType,
     name: &'static str,
     dtype: DType,
 ) -> Result<(), KernelError> {
-    let value = format_args!("{dtype:?} beside x in {x:?}");
+    let value = format_args!("{dtype:?} with x in {x:?}");
     check_option(operation, dtype == x, name, value, "the type of x")
 }
 
-/// Fails if a tensor does not have the type of sums of `x`.
+/// Returns an error if a tensor does not have the type in which sums of `x` are computed.
 pub(crate) fn check_sum_type(
     operation: &'static str,
     x: DType,
     name: &'static str,
     dtype: DType,
 ) -> Result<(), KernelError> {
-    let value = format_args!("{dtype:?} beside x in {x:?}");
+    let value = format_args!("{dtype:?} with x in {x:?}");
     let expected = "F32, or F64 for F64";
     check_option(operation, dtype == wide(x), name, value, expected)
 }
 
-/// Returns the value, or panics with the message of the error.
+/// Returns the value of the result, or panics with the message of the error.
 #[track_caller]
 pub(crate) fn accept<T>(result: Result<T, KernelError>) -> T {
     match result {
@@ -174,7 +174,7 @@ pub(crate) fn accept<T>(result: Result<T, KernelError>) -> T {
     }
 }
 
-/// Fails if a shape has more than [`MAX_ELEMENTS`] elements, or if the product overflows.
+/// Returns an error if a shape has more than [`MAX_ELEMENTS`] elements, or if the number of elements overflows.
 pub(crate) fn check_size(operation: &'static str, shape: &[usize]) -> Result<(), KernelError> {
     let elements = shape
         .iter()

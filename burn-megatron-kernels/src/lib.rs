@@ -1,37 +1,38 @@
 #![doc = "Fused operations for Burn with hand-written backward passes."]
 //!
-//! The crate has no concept of ranks and can be used on its own. An operation is a function on
-//! `Tensor`s, with or without autodiff. It has a CubeCL kernel for GPUs, an implementation for
-//! Burn's CPU backend, and a backward that saves little memory. Each operation has an unfused
-//! reference, `composed`, made of Burn's operations.
+//! The crate has no concept of ranks and can be used on its own. An operation is a function on `Tensor`s, with or
+//! without autodiff. Each operation has a CubeCL kernel for GPUs, an implementation for Burn's CPU backend, and a
+//! backward pass that saves few tensors. Each operation also has an unfused reference in a module named `composed`,
+//! which uses only Burn's operations.
 //!
 //! | operation | fused steps |
 //! |---|---|
 //! | [`norm`] | LayerNorm and RMSNorm, with the preceding bias and addition to the residual stream |
 //! | [`activation`] | GELU, SwiGLU and related activations, with the preceding bias and following row weights |
 //! | [`dropout`] | bias, dropout, residual addition |
-//! | [`rope`] | rotary positions of queries and keys in one launch |
-//! | [`attention`] | scores, softmax and weighted sum, without the scores in memory |
+//! | [`rope`] | rotary position embedding of queries and keys in one kernel launch |
+//! | [`attention`] | scores, softmax and weighted sum of the values, without storing the scores |
 //! | [`softmax`] | scale, mask, softmax |
-//! | [`cross_entropy`] | log-sum-exp, loss and gradient, also for a split vocabulary |
-//! | [`adamw`] | an optimizer step over a flat buffer; sums of squares |
-//! | [`gemm`] | matrix products with a bias, or added to a buffer |
+//! | [`cross_entropy`] | log-sum-exp, loss and gradient, also for a sharded vocabulary |
+//! | [`adamw`] | an AdamW step over a flat buffer, and sums of squares |
+//! | [`gemm`] | matrix multiplication that adds a bias or accumulates into a buffer |
 //! | [`column_sum`] | sums over the rows of a matrix, such as bias gradients |
-//! | [`embedding`] | the gradient of a lookup, added to the rows that were read |
-//! | [`moe`] | mixture of experts: router, rows by expert, products per expert, sums of losses |
-//! | [`flat`] | values written or added to a buffer of many tensors |
-//! | [`fp8`] | 8-bit floats: quantisers and products of quantised matrices |
+//! | [`embedding`] | the gradient of an embedding lookup, added to the rows that the lookup read |
+//! | [`moe`] | mixture of experts: router, token permutation, grouped GEMM, sums for the auxiliary losses |
+//! | [`flat`] | copies and additions into a flat buffer that holds many tensors |
+//! | [`fp8`] | FP8 quantization, and matrix multiplication of quantized matrices |
 //! | [`bits`] | bit casts between types |
 //!
-//! The operations are built on [`function`] and [`philox`]. [`function`] defines an operation by its forward and its
-//! backward. [`philox`] provides counter-based random numbers, so that a draw depends only on its coordinates.
-//! [`record`] runs operations on shapes, without values. [`cuda_graph`] captures and replays them.
+//! The operations are built on [`function`] and [`philox`]. [`function`] defines an operation by its forward pass and
+//! its backward pass. [`philox`] provides counter-based random numbers, which depend only on a key and a counter.
+//! [`record`] records operations on shapes, without computing values. [`cuda_graph`] captures kernel launches and
+//! replays them.
 //!
-//! The feature flags have Burn's names and are forwarded to Burn: `cuda`, `wgpu`, `fusion`,
+//! The feature flags have Burn's names and enable the features of the same names in Burn: `cuda`, `wgpu`, `fusion`,
 //! `tracing`.
 
-// CubeCL kernels are expanded before they are compiled. A compile-time condition cannot be joined
-// with a runtime condition, and only ranges are unrolled, not iterators.
+// CubeCL expands kernels before they are compiled. In kernels, a compile-time condition cannot be joined with a runtime
+// condition, and only loops over ranges can be unrolled, not loops over iterators.
 #![cfg_attr(
     feature = "cubecl",
     allow(

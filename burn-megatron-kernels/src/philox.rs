@@ -1,20 +1,19 @@
 //! Counter-based random numbers: Philox 4x32 with 10 rounds (Salmon et al., "Parallel random
 //! numbers: as easy as 1, 2, 3", SC 2011).
 //!
-//! A draw is a pure function of a key and a counter. It depends neither on the order of draws nor
-//! on the split of a tensor.
+//! A random number is a pure function of a key and a counter. It does not depend on the order in which numbers are
+//! drawn, nor on how a tensor is split.
 
 use std::f64::consts::TAU;
 
-/// The constants of a round, also used by implementations that draw many blocks at once.
+/// The multipliers of a round. They are also used by code that computes many blocks at once.
 pub(crate) const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
-/// The increments of the key before each further round: fractions of the golden ratio and of the
-/// square root of 3.
+/// The increments of the key between rounds: fractions of the golden ratio and of the square root of 3.
 pub(crate) const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
-/// The number of rounds per block.
+/// The number of rounds per block of four random words.
 pub(crate) const ROUNDS: usize = 10;
 
-/// Computes one block of four random words.
+/// Computes one block of four random 32-bit words.
 pub fn block(key: [u32; 2], counter: [u32; 4]) -> [u32; 4] {
     let (mut key, mut x) = (key, counter);
     for _ in 0..ROUNDS {
@@ -31,9 +30,9 @@ fn multiply(a: u32, b: u32) -> (u32, u32) {
     ((product >> 32) as u32, product as u32)
 }
 
-/// A stream of draws: a key, and the fixed half of the counter.
+/// A stream of random numbers, defined by a key and the fixed half of the counter.
 ///
-/// Draw `i` of a stream is word `i % 4` of block `i / 4`.
+/// Random number `i` of a stream is word `i % 4` of block `i / 4`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stream {
     key: [u32; 2],
@@ -41,7 +40,7 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Creates the stream of `key` at `position` (such as a step or a sample).
+    /// Creates the stream of `key` at `position`, such as a step or a sample index.
     pub fn new(key: u64, position: u64) -> Self {
         Self {
             key: words(key),
@@ -49,21 +48,20 @@ impl Stream {
         }
     }
 
-    /// Calls `draw(i, word)` for each draw of `start..start + len`, with `i` counted from 0.
+    /// Calls `draw(i, word)` for each random word with an index in `start..start + len`. `i` counts from 0.
     pub fn words(&self, start: u64, len: usize, draw: impl FnMut(usize, u32)) {
         self.draws(start, len, |block| block, draw);
     }
 
-    /// Calls `draw` with the standard normal draws `start..start + len`, computed by the Box-Muller
-    /// transform.
+    /// Calls `draw(i, value)` for each standard normal number with an index in `start..start + len`. `i` counts from 0.
+    /// The numbers are computed by the Box-Muller transform.
     ///
-    /// Draws come in pairs: draw `2j` is the cosine and draw `2j + 1` the sine for one pair of
-    /// words.
+    /// The transform converts one pair of random words to the numbers `2j` (cosine) and `2j + 1` (sine).
     pub fn normals(&self, start: u64, len: usize, draw: impl FnMut(usize, f64)) {
         self.draws(start, len, normals, draw);
     }
 
-    /// Calls `draw` with the values that `of_block` computes from the words of a block.
+    /// Calls `draw` with the values that `of_block` computes from the words of each block.
     fn draws<T: Copy>(
         &self,
         start: u64,
@@ -90,7 +88,7 @@ impl Stream {
     }
 }
 
-/// Returns a number in the open interval (0, 1): the centre of one of 2^32 equal cells.
+/// Maps a random word to a number in the open interval (0, 1): the center of one of 2^32 equal cells.
 pub fn uniform(word: u32) -> f64 {
     (f64::from(word) + 0.5) / 4_294_967_296.0
 }
@@ -157,7 +155,7 @@ mod tests {
         assert_ne!(first(0, 0), first(0, 1 << 32));
     }
 
-    /// Mean, variance and kurtosis of a normal, within five standard errors.
+    /// The mean, the variance and the kurtosis of a normal distribution, within five standard errors.
     #[test]
     fn normals_have_the_moments_of_a_normal() {
         let n = 100_000;

@@ -1,4 +1,4 @@
-//! Soft caps `cap tanh(x / cap)`, which bound scores and logits (Gemma 2).
+//! Soft caps, `cap tanh(x / cap)`, which limit the absolute value of scores and logits (as in Gemma 2).
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Tensor};
@@ -6,17 +6,17 @@ use burn::tensor::{DType, Tensor};
 use crate::cpu::wide;
 use crate::function::{Function, Gradients, Tensors, apply};
 
-/// The input from which tanh is 1 in f64. On some devices tanh overflows for larger inputs.
+/// The input above which tanh rounds to 1 in f64. On some devices, tanh overflows for larger inputs.
 const SATURATED: f64 = 20.0;
 
-/// Computes `cap tanh(x / cap)` in the type of `x`, computed in f32 (f64 for f64). The backward
-/// keeps only the output.
+/// Computes `cap tanh(x / cap)` in f32 (f64 for f64) and returns it in the type of `x`. The backward pass saves only
+/// the output.
 pub fn soft_cap<const D: usize>(x: Tensor<D>, cap: f64) -> Tensor<D> {
     apply(vec![x.into_dispatch()], SoftCap::<D> { cap })
 }
 
-/// Returns the derivative of [`soft_cap`] at the value `capped`, `1 - (capped / cap)^2`, in f32
-/// (f64 for f64).
+/// Returns the derivative of [`soft_cap`], `1 - (capped / cap)^2`, in f32 (f64 for f64). `capped` is the output of
+/// [`soft_cap`].
 pub fn soft_cap_slope<const D: usize>(capped: Tensor<D>, cap: f64) -> Tensor<D> {
     let wide = wide(capped.dtype());
     let share = capped.cast::<DType>(wide).div_scalar(cap);

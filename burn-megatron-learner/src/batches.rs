@@ -1,4 +1,4 @@
-//! The batches of a rank, read one batch ahead, and the exchange of their sizes between ranks.
+//! The batches of a rank, which are read one batch ahead, and the exchange of batch sizes between ranks.
 
 use std::sync::Arc;
 
@@ -7,8 +7,8 @@ use burn::data::dataset::DatasetError;
 use burn_megatron::collective::Comm;
 use burn_megatron::comm::CommError;
 
-/// Splits a loader into parts of consecutive items, one per rank, like `split_dataloader` of Burn. The numbers of items
-/// differ by at most 1.
+/// Splits a data loader into parts of consecutive items, one part per rank, like `split_dataloader` of Burn. The
+/// numbers of items per part differ by at most 1.
 pub(crate) fn split<B>(
     loader: &Arc<dyn DataLoader<B>>,
     ranks: usize,
@@ -28,10 +28,10 @@ pub(crate) struct Batch<B> {
     pub items: usize,
 }
 
-/// The batches of an epoch on one rank. One batch is read ahead, so that the last batch can be recognized.
+/// The batches of one epoch on one rank. One batch is read ahead to detect the last batch.
 pub(crate) struct Batches<'a, B> {
     iterator: Box<dyn DataLoaderIterator<B> + 'a>,
-    /// The number of items read so far.
+    /// The number of items that were read so far.
     items: usize,
     ahead: Option<Batch<B>>,
 }
@@ -64,10 +64,10 @@ impl<'a, B> Batches<'a, B> {
     }
 }
 
-/// The message that a rank sends to the others before each micro-batch.
+/// The message that a rank sends to all other ranks before each micro-batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Announcement {
-    /// The weight of its batch; 0 without a batch.
+    /// The weight of the batch, or 0 if the rank has no batch.
     pub weight: u64,
     pub items: u64,
     pub has_batch: bool,
@@ -78,19 +78,20 @@ pub(crate) struct Announcement {
 /// The combined announcements of all ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Announced {
-    /// The weight of this rank's batch relative to the mean: 1 if all are equal.
+    /// The weight of this rank's batch divided by the mean weight of all batches. It is 1 if all batches have the same
+    /// weight.
     pub share: f64,
     pub items: usize,
-    /// Whether any rank has a batch.
+    /// Whether any rank has a batch in this micro-batch.
     pub has_batch: bool,
     /// Whether any rank has another batch after this one.
     pub has_next: bool,
-    /// Whether any rank asks to stop.
+    /// Whether any rank requests to stop the training.
     pub stop: bool,
 }
 
 impl Announcement {
-    /// Exchanges the announcements of all ranks. Collective: call on all ranks.
+    /// Exchanges the announcements between all ranks. Collective: call on all ranks.
     pub fn exchange(self, comm: &Comm) -> Result<Announced, CommError> {
         let flags = [self.has_batch, self.has_next, self.stop].map(i64::from);
         let own = [self.weight as i64, self.items as i64];

@@ -1,7 +1,7 @@
-//! Sharded checkpoints, one per epoch.
+//! The sharded checkpoints of a training run, one per epoch.
 //!
-//! Burn's `Checkpointer` cannot store them: it receives complete records on one rank, in a separate thread that the
-//! other ranks cannot join. So the strategy saves them itself.
+//! Burn's `Checkpointer` cannot store sharded checkpoints: it receives complete records on one rank, and runs in a
+//! separate thread that the other ranks cannot join. Therefore the training strategy saves sharded checkpoints itself.
 
 use std::path::{Path, PathBuf};
 
@@ -27,7 +27,7 @@ pub(crate) struct CheckpointSettings {
 }
 
 impl CheckpointSettings {
-    /// Returns the saver of one rank. Collective: call on all ranks.
+    /// Creates the checkpoint saver of one rank. Collective: call on all ranks.
     pub fn saver(&self, groups: &ParallelContext) -> Result<Saver, LearnerError> {
         let config = SaveConfig {
             keep: Retention {
@@ -40,7 +40,7 @@ impl CheckpointSettings {
         Ok(Saver::open(config, groups)?)
     }
 
-    /// Loads the checkpoint of an epoch, and returns its state. Collective: call on all ranks.
+    /// Loads the checkpoint of an epoch and returns its training state. Collective: call on all ranks.
     pub fn load<M: LearnerModel>(
         &self,
         epoch: usize,
@@ -55,7 +55,7 @@ impl CheckpointSettings {
                 epoch,
                 folder: self.folder.display().to_string(),
                 found: match epochs.is_empty() {
-                    true => "there are none".into(),
+                    true => "the folder has no checkpoints".into(),
                     false => format!("expected one of {}", epochs.join(", ")),
                 },
             });
@@ -66,7 +66,7 @@ impl CheckpointSettings {
     }
 }
 
-/// Saves the state after an epoch. Collective: call on all ranks.
+/// Saves the training state after an epoch. Collective: call on all ranks.
 pub(crate) fn save<M: LearnerModel>(
     saver: &mut Saver,
     epoch: usize,
@@ -78,12 +78,13 @@ pub(crate) fn save<M: LearnerModel>(
     Ok(())
 }
 
-/// Returns the newest epoch in a folder of [`checkpoints`](crate::MegatronStrategy::checkpoints), from which a run can
-/// resume. `None` if there is no checkpoint or no folder.
+/// Returns the number of the newest epoch that has a sharded checkpoint in `folder`. Training can resume from this
+/// epoch. Returns `None` if the folder does not exist or contains no checkpoint. See
+/// [`checkpoints`](crate::MegatronStrategy::checkpoints).
 ///
 /// # Errors
 ///
-/// [`CheckpointError`] for a checkpoint that cannot be read.
+/// [`CheckpointError`] if a checkpoint cannot be read.
 pub fn newest_epoch(folder: impl AsRef<Path>) -> Result<Option<usize>, CheckpointError> {
     let folder = folder.as_ref();
     if !is_there(folder) {

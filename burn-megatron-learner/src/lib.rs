@@ -1,8 +1,8 @@
-//! Runs Burn's `Learner` on many ranks.
+//! Data-parallel training with Burn's `Learner`.
 //!
-//! A [`MegatronStrategy`] is a training strategy of `burn::train`. It runs the epochs of a
+//! A [`MegatronStrategy`] is a training strategy of `burn::train`. It runs a
 //! [`SupervisedTraining`](burn::train::SupervisedTraining) on the ranks of a [`World`](burn_megatron::comm::World).
-//! Each rank trains on its part of the data. The rest of the program does not change:
+//! Each rank trains on its part of the data. Only one line of the program changes:
 //!
 //! ```text
 //! let training = SupervisedTraining::new(folder, dataloader_train, dataloader_valid)
@@ -13,14 +13,16 @@
 //! ```
 //!
 //! Each rank wraps the model in a [`DistributedDataParallel`](burn_megatron::data_parallel::DistributedDataParallel).
-//! Hooks collect the gradients, and buckets of gradients are reduced during the backward. By default, the optimizer of
-//! the `Learner` steps the weights on every rank. With [`optimizer`](MegatronStrategy::optimizer) or
-//! [`element_wise`](MegatronStrategy::element_wise), an optimizer of this library steps shards of the weights (ZeRO-1
-//! to 3).
+//! Hooks collect the gradients in buckets, which are reduced during the backward pass. By default, the optimizer of the
+//! `Learner` updates the complete weights on every rank. With [`optimizer`](MegatronStrategy::optimizer) or
+//! [`element_wise`](MegatronStrategy::element_wise), an optimizer of this library updates the weights. It can shard the
+//! optimizer state, the gradients and the weights (ZeRO stages 1 to 3).
 //!
 //! # Feature flags
 //!
-//! Burn's `cuda`, `wgpu` and `fusion`, and `mpi` for ranks as processes over MPI. The terminal interface is Burn's: `burn/tui`.
+//! The features `cuda`, `wgpu` and `fusion` enable the features of Burn with the same names. The feature `mpi` allows
+//! ranks that are processes to communicate over MPI. The terminal interface requires the feature `tui` of Burn
+//! (`burn/tui`).
 
 mod batches;
 mod checkpoints;

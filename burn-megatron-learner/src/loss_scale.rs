@@ -1,4 +1,4 @@
-//! The loss scale for f16. Only the model can apply it, because the model calls the backward.
+//! The loss scale for f16 training. Only the model can apply it, because the model calls the backward pass.
 
 use std::cell::Cell;
 
@@ -7,19 +7,20 @@ use burn::tensor::Tensor;
 use crate::error::LearnerError;
 
 thread_local! {
-    /// The loss scale of the current step on this rank's thread, and whether it was applied.
+    /// The loss scale of the current step on this rank's thread, and whether the model has applied it.
     static SCALE: Cell<(f64, bool)> = const { Cell::new((1.0, false)) };
 }
 
-/// Multiplies the loss with the loss scale of the current step, for [`TrainStep::step`](burn::train::TrainStep::step):
+/// Multiplies the loss by the loss scale of the current step. Call this function in
+/// [`TrainStep::step`](burn::train::TrainStep::step):
 ///
 /// ```text
 /// let gradients = scale_loss(output.loss.clone()).backward();
 /// TrainOutput::new(self, gradients, output)
 /// ```
 ///
-/// Without a loss scale, or outside of a [`MegatronStrategy`](crate::MegatronStrategy), returns the loss unchanged. The
-/// gradients are divided by the scale before they are clipped.
+/// Returns the loss unchanged if no loss scale is set, or outside of a [`MegatronStrategy`](crate::MegatronStrategy).
+/// The gradients are divided by the loss scale before they are clipped.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
@@ -39,7 +40,7 @@ pub fn scale_loss<const D: usize>(loss: Tensor<D>) -> Tensor<D> {
     }
 }
 
-/// Runs `step` with a loss scale. `step` must apply the scale if it is not 1.
+/// Runs the training step `step` with a loss scale. `step` must apply the scale if it is not 1.
 pub(crate) fn with_loss_scale<T>(scale: f64, step: impl FnOnce() -> T) -> Result<T, LearnerError> {
     SCALE.set((scale, false));
     let output = step();

@@ -1,4 +1,4 @@
-//! The optimizer that steps the weights: the optimizer of the `Learner`, or a sharded optimizer of this library.
+//! The optimizer that updates the weights: the optimizer of the `Learner`, or a sharded optimizer of this library.
 
 use std::vec;
 
@@ -11,7 +11,7 @@ use burn_megatron::optim::{ElementWise, OptimizerError, ParallelOptimizer};
 
 use crate::error::LearnerError;
 
-/// An optimizer on this rank's shards of a model.
+/// An optimizer that updates this rank's shards of the parameters of a model.
 pub trait ShardedOptimizer<M: Module> {
     /// Updates the parameters with the reduced gradients of one step. Collective: call on all ranks.
     fn step(
@@ -21,7 +21,8 @@ pub trait ShardedOptimizer<M: Module> {
         gradients: Gradients,
     );
 
-    /// Returns itself if its state is saved in sharded checkpoints.
+    /// Returns this optimizer as a [`ParallelOptimizer`] if sharded checkpoints contain its state, and `None`
+    /// otherwise.
     fn as_saved(&mut self) -> Option<&mut ParallelOptimizer> {
         None
     }
@@ -43,12 +44,12 @@ impl<M: Module, O: Optimizer> ShardedOptimizer<M> for ElementWise<O> {
     }
 }
 
-/// A function that builds the optimizer of a rank.
+/// A function that creates the optimizer of a rank.
 pub(crate) type BuildOptimizer<M> = dyn Fn(&DistributedDataParallel<M>) -> Result<Box<dyn ShardedOptimizer<M>>, OptimizerError>
     + Send
     + Sync;
 
-/// The optimizer that steps the weights of a rank.
+/// The optimizer that updates the weights of a rank.
 pub(crate) enum Update<M: LearnerModel> {
     /// The optimizer of the `Learner`. The model of the `Learner` has a copy of the weights.
     OfLearner,
@@ -56,7 +57,7 @@ pub(crate) enum Update<M: LearnerModel> {
 }
 
 impl<M: LearnerModel> Update<M> {
-    /// Updates the weights with the learning rate of the `Learner`. Collective: call on all ranks.
+    /// Updates the weights with the current learning rate of the `Learner`. Collective: call on all ranks.
     pub fn step(
         &mut self,
         learner: &mut Learner<M>,
@@ -84,7 +85,7 @@ impl<M: LearnerModel> Update<M> {
     }
 }
 
-/// Converts gradients in the order of the table to the gradients of Burn's optimizers.
+/// Converts gradients in the order of the parameter table to the gradient type of Burn's optimizers.
 fn by_parameter<M: Module>(
     model: &M,
     ddp: &DistributedDataParallel<M>,
@@ -123,7 +124,7 @@ impl ModuleVisitor for Registrar {
     }
 }
 
-/// Checks that every parameter has the base learning rate of the schedule.
+/// Checks that the learning rate scheduler uses its base learning rate for every parameter.
 pub(crate) fn check_one_rate<M: LearnerModel>(
     learner: &Learner<M>,
     ddp: &DistributedDataParallel<M>,

@@ -1,4 +1,4 @@
-//! The training of a rank.
+//! The training loop of a rank.
 
 use burn::data::dataloader::Progress;
 use burn::module::{Module, ModuleVisitor, Param};
@@ -23,19 +23,19 @@ use crate::loss_scale::with_loss_scale;
 use crate::optimizer::{Update, check_one_rate};
 use crate::settings::MegatronStrategy;
 
-/// The events from which Burn computes its metrics. Ranks that are threads share them.
+/// The processor of the events from which Burn computes its metrics. Ranks that are threads share it.
 pub(crate) type Events<M> = Mutex<SupervisedTrainingEventProcessor<M>>;
 
-/// The state that the ranks of this process share.
+/// The state that all ranks of this process share.
 pub(crate) struct Run<'a, M: LearnerModel> {
     pub strategy: &'a MegatronStrategy<M>,
     pub events: &'a Events<M>,
     pub interrupter: Interrupter,
-    /// The number of training items of all ranks.
+    /// The total number of training items of all ranks.
     pub items: usize,
     /// The number of micro-batches per step.
     pub accumulation: usize,
-    /// The epoch after which the run resumes, if any, and whether Burn's checkpoints have restored the `Learner`.
+    /// The epoch from which the run resumes, or `None`, and whether Burn's checkpoints have restored the `Learner`.
     pub resumes: Option<(usize, bool)>,
 }
 
@@ -44,21 +44,22 @@ pub(crate) struct RankTraining<'a, M: LearnerModel> {
     pub run: &'a Run<'a, M>,
     pub rank: Rank,
     pub groups: ParallelContext,
-    /// The device, without autodiff.
+    /// The device of the rank, without autodiff.
     pub device: Device,
-    /// Its model has the weights of the last step, or of the last epoch with an optimizer of this library.
+    /// The `Learner` of the rank. With Burn's optimizer, its model has the weights after the last step. With an
+    /// optimizer of this library, its model has the weights after the last epoch.
     pub learner: Learner<M>,
     pub ddp: DistributedDataParallel<M>,
     update: Update<M>,
     scaler: LossScaler,
     count: StepCount,
-    /// The number of items of all ranks so far.
+    /// The number of items that all ranks have processed so far.
     samples: u64,
     saver: Option<Saver>,
 }
 
 impl<'a, M: LearnerModel> RankTraining<'a, M> {
-    /// Wraps the model of a `Learner`. Collective: call on all ranks.
+    /// Wraps the model of a `Learner` for data-parallel training. Collective: call on all ranks.
     pub fn new(
         run: &'a Run<'a, M>,
         rank: Rank,
@@ -108,7 +109,7 @@ impl<'a, M: LearnerModel> RankTraining<'a, M> {
         Ok(training)
     }
 
-    /// Loads the sharded checkpoint, if the run resumes from one.
+    /// Loads the sharded checkpoint if the run resumes from a sharded checkpoint.
     fn resume(&mut self) -> Result<(), LearnerError> {
         let (settings, saver) = (&self.run.strategy.checkpoints, &self.saver);
         let (Some((epoch, restored)), Some(settings), Some(saver)) =
@@ -132,8 +133,8 @@ impl<'a, M: LearnerModel> RankTraining<'a, M> {
         Ok(())
     }
 
-    /// Trains on this rank's part of the data for an epoch, and returns whether the run should stop. Collective: call
-    /// on all ranks.
+    /// Trains for one epoch on this rank's part of the data. Returns whether the run should stop. Collective: call on
+    /// all ranks.
     pub fn train_epoch(&mut self, train: &TrainLoader<M>) -> Result<bool, LearnerError> {
         let run = self.run;
         let mut batches = Batches::new(&**train).map_err(|error| self.data_error(error))?;
@@ -175,7 +176,7 @@ impl<'a, M: LearnerModel> RankTraining<'a, M> {
         }
     }
 
-    /// Runs a micro-batch. Returns `None` if this rank has no batch.
+    /// Runs the forward and backward pass of a micro-batch. Returns `None` if this rank has no batch.
     fn run_batch(
         &mut self,
         own: Option<Batch<<M as TrainStep>::Input>>,
@@ -203,8 +204,8 @@ impl<'a, M: LearnerModel> RankTraining<'a, M> {
         Ok(is_own.then_some(output.item))
     }
 
-    /// Ends a step: reduces and clips the gradients, and updates the weights. Skips the update if a gradient is not
-    /// finite on any rank.
+    /// Ends a step: reduces and clips the gradients, and updates the weights. Skips the update if a gradient on any
+    /// rank is not finite.
     fn step(&mut self) -> Result<(), LearnerError> {
         let ranks = self.groups.data().size() as f64;
         // `reduce` divides by a total of 1, because the gradients are already weighted. The mean over ranks is taken below.
@@ -252,14 +253,14 @@ impl<'a, M: LearnerModel> RankTraining<'a, M> {
         Ok(announcement.exchange(self.groups.data())?)
     }
 
-    /// Sets the model of the `Learner` to the trained weights. Collective: call on all ranks.
+    /// Copies the trained weights to the model of the `Learner`. Collective: call on all ranks.
     pub fn update_learner(&mut self) -> M {
         let module = self.ddp.to_module();
         self.learner.load_model(module.clone().into_record());
         module
     }
 
-    /// Saves a sharded checkpoint, if the run saves them. Collective: call on all ranks.
+    /// Saves a sharded checkpoint if sharded checkpoints are enabled. Collective: call on all ranks.
     pub fn save(&mut self, epoch: usize) -> Result<(), LearnerError> {
         let Some(saver) = &mut self.saver else {
             return Ok(());
@@ -278,7 +279,7 @@ impl<'a, M: LearnerModel> RankTraining<'a, M> {
         }
     }
 
-    /// Returns the trained model, on this rank's device. Collective: call on all ranks.
+    /// Returns the trained model on the device of this rank. Collective: call on all ranks.
     pub fn into_model(mut self) -> M {
         self.update_learner();
         self.learner.fork(&self.device.clone().autodiff());
@@ -301,7 +302,7 @@ impl<'a, M: LearnerModel> RankTraining<'a, M> {
     }
 }
 
-/// The reason why an optimizer has no sharded checkpoint.
+/// The reason why the state of an optimizer cannot be saved in sharded checkpoints.
 const NO_STATE: &str = "the optimizer of this strategy keeps its state to itself";
 
 fn first_device<M: Module>(model: &M) -> Device {
@@ -309,7 +310,7 @@ fn first_device<M: Module>(model: &M) -> Device {
     devices.into_iter().next().unwrap_or_else(Device::flex)
 }
 
-/// Declares the parameters that require no gradient as frozen.
+/// Marks the parameters that require no gradient as frozen in the parameter table.
 fn with_frozen<M: Module>(mut model: ParallelModule<M>) -> Result<ParallelModule<M>, LearnerError> {
     let mut trained = Trained(vec![]);
     model.module.visit(&mut trained);
@@ -322,7 +323,7 @@ fn with_frozen<M: Module>(mut model: ParallelModule<M>) -> Result<ParallelModule
     Ok(model)
 }
 
-/// Whether each parameter requires a gradient.
+/// A visitor that collects whether each parameter requires a gradient.
 struct Trained(Vec<bool>);
 
 impl ModuleVisitor for Trained {

@@ -1,4 +1,4 @@
-//! The implementation of Burn's training strategy.
+//! The implementation of Burn's training strategy trait.
 
 use burn::train::train::WorkerFailure;
 use burn::train::{
@@ -16,7 +16,7 @@ use crate::settings::MegatronStrategy;
 use crate::validation::MainRank;
 
 impl<M: LearnerModel> SupervisedLearningStrategy<M> for MegatronStrategy<M> {
-    /// Trains like Burn on rank 0. The other ranks report nothing.
+    /// Trains like Burn's default strategy on rank 0. The other ranks report nothing.
     fn train(
         &self,
         learner: Learner<M>,
@@ -94,7 +94,7 @@ impl<M: LearnerModel> SupervisedLearningStrategy<M> for MegatronStrategy<M> {
     }
 }
 
-/// The strategy with Burn's default `train`, which reports the start and the end.
+/// A wrapper that uses Burn's default `train` method, which reports the start and the end of the training.
 struct Reporting<'a, M: LearnerModel>(&'a MegatronStrategy<M>);
 
 impl<M: LearnerModel> SupervisedLearningStrategy<M> for Reporting<'_, M> {
@@ -116,7 +116,7 @@ impl<M: LearnerModel> SupervisedLearningStrategy<M> for Reporting<'_, M> {
     }
 }
 
-/// The parts of the `Learner` that the ranks of this process use.
+/// The components of the `Learner` that all ranks of this process use.
 struct Parts<M: LearnerModel> {
     /// The training data of each rank of the world.
     train: Vec<TrainLoader<M>>,
@@ -127,7 +127,7 @@ struct Parts<M: LearnerModel> {
 }
 
 impl<M: LearnerModel> Parts<M> {
-    /// Trains on a rank.
+    /// Runs the training loop of one rank.
     fn train(&self, run: &Run<'_, M>, rank: Rank) -> Result<M, LearnerError> {
         let number = rank.rank();
         let mut main = self.main.lock().take_if(|_| number == 0);
@@ -148,7 +148,7 @@ impl<M: LearnerModel> Parts<M> {
 }
 
 impl<M: LearnerModel> MegatronStrategy<M> {
-    /// Performs the checks that are possible before the ranks start.
+    /// Checks the settings that can be checked before the ranks start.
     fn check(&self, items: usize, components: &TrainingComponents<M>) -> Result<(), LearnerError> {
         let (ranks, stage) = (self.world.size(), self.config.zero_stage);
         if items < ranks {

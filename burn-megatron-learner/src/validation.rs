@@ -1,4 +1,4 @@
-//! The end of an epoch: validation, checkpoints and early stopping.
+//! The work at the end of an epoch: validation, checkpoints and early stopping.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use burn::train::{
 use crate::error::LearnerError;
 use crate::rank::RankTraining;
 
-/// The state of rank 0.
+/// The components that only rank 0 has.
 pub(crate) struct MainRank<M: LearnerModel> {
     pub valid: ValidLoader<M>,
     pub checkpointer: Option<LearningCheckpointer<M>>,
@@ -20,8 +20,8 @@ pub(crate) struct MainRank<M: LearnerModel> {
 }
 
 impl<M: LearnerModel> RankTraining<'_, M> {
-    /// Trains an epoch and ends it. Returns whether the run should stop. `main` is given on rank 0. Collective: call on
-    /// all ranks.
+    /// Trains one epoch, then validates and saves checkpoints. Returns whether the run should stop. `main` is passed
+    /// only on rank 0. Collective: call on all ranks.
     pub fn epoch(
         &mut self,
         epoch: usize,
@@ -95,7 +95,7 @@ impl<M: LearnerModel> RankTraining<'_, M> {
         Ok(())
     }
 
-    /// Saves Burn's checkpoint on rank 0, and returns whether its early stopping ends the run.
+    /// Saves Burn's checkpoint on rank 0. Returns whether early stopping ends the run.
     fn stops_after(&self, epoch: usize, main: &mut MainRank<M>) -> bool {
         let interrupter = &self.run.interrupter;
         if main.checkpointer.is_some() || main.early_stopping.is_some() {
@@ -112,11 +112,11 @@ impl<M: LearnerModel> RankTraining<'_, M> {
         early.is_some_and(|early| early.should_stop(epoch, store))
     }
 
-    /// Broadcasts a value of rank 0 to the other ranks. Collective: call on all ranks.
+    /// Broadcasts a value from rank 0 to the other ranks. Collective: call on all ranks.
     fn told(&self, of_main: i64) -> Result<i64, LearnerError> {
         Ok(self.groups.world().broadcast_scalar(of_main, 0)?)
     }
 }
 
-/// The code that rank 0 sends before it goes on to validate.
+/// The code that rank 0 broadcasts after each validation batch.
 const ANOTHER_BATCH: i64 = 2;

@@ -81,7 +81,7 @@ fn the_groups_of_a_schedule_are_those_of_burn() {
     let refused = training.run(folder.path(), Some(sharded));
     let error = refused.error.unwrap().to_string();
     assert!(
-        error.contains("the learning rate scheduler has groups"),
+        error.contains("does not support a learning rate scheduler with groups"),
         "{error}"
     );
 }

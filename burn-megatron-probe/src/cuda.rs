@@ -1,4 +1,4 @@
-//! The NVIDIA driver, and the parts that compile kernels for it: NVRTC and the CUDA headers.
+//! The NVIDIA driver, and the software that is required to compile kernels for it: NVRTC and the CUDA headers.
 
 use std::env;
 use std::error::Error;
@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::{first_library, number};
 
-/// The file names of NVRTC, in the order in which CubeCL opens them.
+/// The file names of the NVRTC library, in the order in which CubeCL tries them.
 const NVRTC_NAMES: [&str; 4] = match cfg!(windows) {
     true => [
         "nvrtc.dll",
@@ -26,46 +26,49 @@ const NVRTC_NAMES: [&str; 4] = match cfg!(windows) {
     ],
 };
 
-/// The file names of cuBLASLt.
+/// The file names of the cuBLASLt library.
 const CUBLAS_LT_NAMES: [&str; 3] = match cfg!(windows) {
     true => ["cublasLt.dll", "cublasLt64_13.dll", "cublasLt64_12.dll"],
     false => ["libcublasLt.so", "libcublasLt.so.13", "libcublasLt.so.12"],
 };
 
-/// The headers that kernels include.
+/// The headers that CUDA kernels include.
 const HEADERS: [&str; 3] = ["cuda_fp16.h", "cuda_bf16.h", "mma.h"];
 
-/// The CUDA version of R570, the oldest driver that has all functions that CubeCL calls (`cuEventElapsedTime_v2`).
+/// The CUDA version of driver R570. It is the oldest driver that has all functions that CubeCL calls
+/// (`cuEventElapsedTime_v2`).
 const OLDEST_DRIVER: (u32, u32) = (12, 8);
 
-/// The NVIDIA driver.
+/// The version of the NVIDIA driver, and the number of GPUs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct CudaDriverInfo {
-    /// The major and minor version of the newest CUDA that the driver supports, for example `(12, 4)`.
+    /// The newest CUDA version that the driver supports, as major and minor version. For example, `(12, 4)` means CUDA
+    /// 12.4.
     pub version: (u32, u32),
-    /// The number of visible GPUs.
+    /// The number of GPUs that are visible to this process.
     pub devices: usize,
 }
 
 /// An NVIDIA library that the dynamic linker finds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct SharedLibrary {
-    /// Major and minor version.
+    /// The major and the minor version of the library.
     pub version: (u32, u32),
-    /// The path of the library file. If the system does not report the path, the name that was opened.
+    /// The path of the library file, or the file name that was opened if the system does not report the path.
     pub path: PathBuf,
 }
 
-/// The driver, compiler, headers and cuBLASLt of this machine. For a missing part, contains the reason.
+/// The NVIDIA driver, compiler, headers and cuBLASLt on this machine. If one of them is missing, its field contains the
+/// reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct CudaToolkit {
-    /// The driver.
+    /// The NVIDIA driver.
     pub driver: Result<CudaDriverInfo, String>,
-    /// NVRTC, which compiles kernels to PTX.
+    /// The NVRTC library, which compiles kernels to PTX.
     pub nvrtc: Result<SharedLibrary, String>,
-    /// The folder of the headers that kernels include.
+    /// The folder that contains the headers that kernels include.
     pub headers: Result<PathBuf, String>,
-    /// cuBLASLt, which multiplies matrices. Matrix products are slow without cuBLASLt.
+    /// The cuBLASLt library, which multiplies matrices. Matrix multiplications are slow without cuBLASLt.
     pub cublas_lt: Result<SharedLibrary, String>,
 }
 
@@ -73,14 +76,14 @@ pub struct CudaToolkit {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{cause}. {cure}")]
 pub struct CudaProblem {
-    /// The cause, for example a missing library.
+    /// The cause of the problem, for example a missing library.
     pub cause: String,
-    /// The remedy, for example a package to install.
+    /// The solution, for example a package to install.
     pub cure: String,
 }
 
 impl CudaToolkit {
-    /// Finds all parts. Libraries are opened, queried and closed again.
+    /// Finds the driver, the libraries and the headers. Libraries are opened, queried and closed again.
     pub fn find() -> Self {
         Self {
             driver: cuda_driver(),
@@ -90,12 +93,12 @@ impl CudaToolkit {
         }
     }
 
-    /// Checks that all parts are present and compatible.
+    /// Checks that the driver, NVRTC and the headers are present and compatible.
     ///
     /// # Errors
     ///
-    /// [`CudaProblem`] for a missing part, for a driver older than R570, or for an NVRTC whose PTX is too new for the
-    /// driver.
+    /// [`CudaProblem`] if one of them is missing, if the driver is older than R570, or if the PTX version that NVRTC
+    /// writes is too new for the driver.
     pub fn check(&self) -> Result<(), CudaProblem> {
         let problem = |cause: String, cure: String| Err(CudaProblem { cause, cure });
         let driver = match &self.driver {
@@ -147,7 +150,7 @@ impl CudaToolkit {
     }
 }
 
-/// Returns the instruction to install an NVRTC version that fits the driver.
+/// Returns an instruction to install an NVRTC version that is compatible with the driver.
 fn install_nvrtc((major, minor): (u32, u32)) -> String {
     // From CUDA 13 on, package names contain no version.
     let package = match major {
@@ -160,8 +163,8 @@ fn install_nvrtc((major, minor): (u32, u32)) -> String {
     )
 }
 
-/// Returns the PTX version that NVRTC writes and the driver reads for a CUDA version, according to the PTX release
-/// notes. CUDA versions that are not listed here are compared directly.
+/// Returns the PTX version of a CUDA version, according to the PTX release notes. NVRTC of this CUDA version writes
+/// this PTX version, and a driver for this CUDA version can read it. Returns `(0, 0)` for CUDA versions before 11.
 fn ptx_version((major, minor): (u32, u32)) -> (u32, u32) {
     match (major, minor) {
         // CUDA 12.6 did not change PTX.
@@ -178,7 +181,7 @@ fn shown_ptx(cuda: (u32, u32)) -> String {
     format!("PTX {major}.{minor}")
 }
 
-/// Returns the folder of the CUDA headers where CubeCL looks for them, or `None` if no CUDA folder is known.
+/// Returns the folder in which CubeCL looks for the CUDA headers, or `None` if no CUDA folder is known.
 fn cuda_include_folder() -> Option<PathBuf> {
     let known = || {
         let folders = ["/usr/local/cuda", "/opt/cuda"].map(PathBuf::from);
@@ -198,10 +201,10 @@ fn headers(folder: Option<PathBuf>) -> Result<PathBuf, String> {
     }
 }
 
-/// Queries the NVIDIA driver.
+/// Queries the version of the NVIDIA driver and the number of GPUs.
 ///
 /// # Errors
-/// If the driver is not installed, or if it returns an error.
+/// If the driver is not installed, or if the driver returns an error.
 pub fn cuda_driver() -> Result<CudaDriverInfo, String> {
     let name = if cfg!(windows) {
         "nvcuda.dll"

@@ -1,6 +1,6 @@
-//! Finds NCCL, MPI, the NVIDIA driver and NVRTC on this machine.
+//! Functions that find NCCL, MPI, the NVIDIA driver and NVRTC on this machine.
 //!
-//! Needs no Cargo feature. Libraries are opened at run time, queried, and closed again.
+//! The crate needs no Cargo feature. Libraries are opened at run time, queried, and closed again.
 
 use std::env;
 use std::error::Error;
@@ -20,10 +20,10 @@ mod cuda;
 
 pub use cuda::{CudaDriverInfo, CudaProblem, CudaToolkit, SharedLibrary, cuda_driver};
 
-/// The file names of the NCCL library.
+/// The file names of the NCCL library that are tried, in this order.
 pub const NCCL_NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 
-/// The time in which a program must print its version.
+/// The timeout for a program to print its version.
 const VERSION_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The NCCL library that the dynamic linker finds.
@@ -31,23 +31,23 @@ const VERSION_TIMEOUT: Duration = Duration::from_secs(10);
 pub struct NcclLibrary {
     /// The major, minor and patch version, for example `(2, 23, 3)`.
     pub version: (u32, u32, u32),
-    /// The path of the library file. If the system does not report the path, the name that was opened.
+    /// The path of the library file, or the file name that was opened if the system does not report the path.
     pub path: PathBuf,
 }
 
-/// The `mpirun` program of OpenMPI or another MPI.
+/// The `mpirun` program of Open MPI or another MPI library.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct MpirunProgram {
     /// The path of the program.
     pub path: PathBuf,
-    /// The first line that the program prints for `--version`.
+    /// The first line of the output of `mpirun --version`.
     pub version: String,
 }
 
-/// Opens NCCL by its [names](NCCL_NAMES) and queries its version.
+/// Finds the NCCL library and queries its version. The [file names](NCCL_NAMES) are tried in order.
 ///
 /// # Errors
-/// The error of the dynamic linker or the library for each name.
+/// A text that contains, for each file name, the error of the dynamic linker or of the library.
 pub fn nccl() -> Result<NcclLibrary, String> {
     first_nccl(&NCCL_NAMES)
 }
@@ -62,12 +62,12 @@ pub fn mpirun() -> Result<MpirunProgram, String> {
     Ok(MpirunProgram { path, version })
 }
 
-/// Returns the first executable file with this name in the folders of `PATH`.
+/// Returns the path of the first executable file named `name` in the folders of `PATH`.
 pub fn program_on_path(name: impl AsRef<Path>) -> Option<PathBuf> {
     find(&env::var_os("PATH")?, name)
 }
 
-/// Returns the first line that the program prints for `--version`.
+/// Runs `program` with `--version` and returns the first line of the output.
 ///
 /// # Errors
 /// If the program does not start, prints nothing, or does not answer within 10 s.
@@ -90,8 +90,8 @@ fn first_nccl(names: &[&str]) -> Result<NcclLibrary, String> {
     Ok(NcclLibrary { version, path })
 }
 
-/// Returns the version and the file of the first library that can be opened and queried. Otherwise returns the error
-/// for each name. `query` returns the version and the address of a function.
+/// Opens and queries the first library that is found under one of several names. Returns the version and the path of
+/// the library, or an error for each name. `query` returns the version and the address of a function of the library.
 fn first_library<V>(
     names: &[&str],
     query: impl Fn(&Library) -> Result<(V, usize), Box<dyn Error>>,
@@ -115,7 +115,8 @@ fn first_library<V>(
     Err(reasons)
 }
 
-/// Decodes NCCL's version codes. 22303 is 2.23.3. Up to NCCL 2.8 the codes were shorter: 2804 is 2.8.4.
+/// Decodes the version number that NCCL returns. For example, 22303 means 2.23.3. Up to NCCL 2.8 the numbers were
+/// shorter: 2804 means 2.8.4.
 fn nccl_version(code: u32) -> (u32, u32, u32) {
     let major = if code < 10_000 { 1_000 } else { 10_000 };
     (code / major, code % major / 100, code % 100)
@@ -125,7 +126,7 @@ fn number(value: c_int) -> u32 {
     value.try_into().unwrap_or(0)
 }
 
-/// Returns the file that is mapped at an address of this process. Works on Linux.
+/// Returns the path of the file that is mapped at an address of this process. Only supported on Linux.
 fn mapped_file(address: usize) -> Option<PathBuf> {
     let maps = fs::read_to_string("/proc/self/maps").ok()?;
     maps.lines().find_map(|line| {
@@ -138,13 +139,13 @@ fn mapped_file(address: usize) -> Option<PathBuf> {
     })
 }
 
-/// Returns the first executable with this name in the folders of a `PATH`.
+/// Returns the first executable file with this name in the folders of a `PATH` value.
 fn find(folders: &OsStr, name: impl AsRef<Path>) -> Option<PathBuf> {
     let mut programs = env::split_paths(folders).map(|folder| folder.join(&name));
     programs.find(|program| is_program(program))
 }
 
-/// Returns whether a path is an executable file.
+/// Returns whether `path` is an executable file.
 #[cfg(unix)]
 pub fn is_program(path: &Path) -> bool {
     use std::os::unix::fs::PermissionsExt;
@@ -152,13 +153,13 @@ pub fn is_program(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
 }
 
-/// Returns whether a path is a file.
+/// Returns whether `path` is a file.
 #[cfg(not(unix))]
 pub fn is_program(path: &Path) -> bool {
     path.is_file()
 }
 
-/// Returns the first line that the program prints for `--version`.
+/// Runs a program with `--version` and returns the first line of the output.
 fn version_of(program: &Path, timeout: Duration) -> Result<String, String> {
     let shown = program.display();
     let mut child = Command::new(program)

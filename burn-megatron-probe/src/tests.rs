@@ -79,8 +79,8 @@ mod linux {
         assert!(reason.contains(&error), "{reason}");
     }
 
-    /// Another process writes the program. If this process had the file open, a child process of another test could
-    /// inherit the file descriptor. A program that is open for writing cannot be started.
+    /// Creates a program. A separate process writes the file. If this process had the file open, a child process of
+    /// another test could inherit the file descriptor. A program that is open for writing cannot be started.
     fn script(folder: &TempDir, name: &str, text: &str) -> PathBuf {
         let path = folder.path().join(name);
         let written = Command::new("sh")

@@ -1,4 +1,4 @@
-//! The failure of a world, and the position of each rank at that moment.
+//! The report of a failure that ended a world, and the position of each rank at the time of the failure.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -7,38 +7,39 @@ use serde::{Deserialize, Serialize};
 
 use crate::rank_runs::ranks_verb;
 
-/// The position of a rank: its current activity, or the last reported activity. The serialized names are part of the
-/// rendezvous protocol.
+/// The position of a rank in its program: the current activity of the rank, or its last reported activity. The
+/// serialized names are part of the rendezvous protocol.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum RankPosition {
-    /// The rank waits in a call.
+    /// The rank is waiting for this call to complete.
     #[serde(rename = "At")]
     Waiting(String),
-    /// The rank has completed this call and is outside of calls.
+    /// The rank has completed this call and is currently not in a call.
     #[serde(rename = "Past")]
     Completed(String),
-    /// The rank has started this call, has not waited for it, and is outside of calls.
+    /// The rank has started this call but has not waited for it. It is currently not in a call.
     Started(String),
-    /// The rank has made no call.
+    /// The rank has not issued any call.
     #[serde(rename = "Nowhere")]
     NoCalls,
     /// The closure of the rank has returned.
     Returned,
-    /// The closure of the rank has failed at this position.
+    /// The closure of the rank has failed. Contains the position of the rank at the failure.
     Failed(Box<RankPosition>),
-    /// The process has sent no heartbeat for this number of seconds. Contains the last known position.
+    /// The process of the rank has sent no heartbeat for this number of seconds. Contains the last known position.
     #[serde(rename = "Silent")]
     NoHeartbeat(u64, Box<RankPosition>),
     /// The process of the rank has exited. Contains the last known position.
     #[serde(rename = "Gone")]
     Exited(Box<RankPosition>),
-    /// The rank never joined the rendezvous.
+    /// The rank has never joined the rendezvous.
     #[serde(rename = "Absent")]
     NeverJoined,
 }
 
 impl RankPosition {
-    /// Returns a clause about these ranks, for example `rank 3 is at call 4 barrier over world [0, 1, 2, 3]`.
+    /// Returns a clause about the ranks at this position, for example
+    /// `rank 3 is at call 4 barrier over world [0, 1, 2, 3]`.
     fn clause(&self, ranks: &[usize]) -> String {
         let verb = |singular, plural| ranks_verb(ranks, singular, plural);
         match self {
@@ -81,13 +82,13 @@ pub fn describe_rank(rank: usize, position: &RankPosition) -> String {
     position.clause(&[rank])
 }
 
-/// Describes the positions of all ranks in one line. Ranks at the same position share a clause.
+/// Describes the positions of all ranks in one line. Ranks at the same position are combined.
 pub fn describe_ranks(positions: &[RankPosition]) -> String {
     let all: Vec<_> = positions.iter().cloned().enumerate().collect();
     describe_some(&all)
 }
 
-/// Describes the positions of some of the ranks, as [`describe_ranks`] does.
+/// Describes the positions of some of the ranks in one line. Ranks at the same position are combined.
 pub fn describe_some(positions: &[(usize, RankPosition)]) -> String {
     let mut clauses: Vec<(&RankPosition, Vec<usize>)> = Vec::new();
     let mut index: HashMap<&RankPosition, usize> = HashMap::new();
@@ -105,14 +106,15 @@ pub fn describe_some(positions: &[(usize, RankPosition)]) -> String {
     texts.join("; ")
 }
 
-/// The failure that ended a world. `Display` writes the report for the user.
+/// The report of the failure that ended a world. `Display` writes the report for the user.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FailureReport {
-    /// The rank whose failure has the highest precedence. Among equal precedences, the first failure.
+    /// The rank whose failure is most likely the cause: the failure of the kind with the highest precedence. Among
+    /// failures of the same kind, this is the first one.
     pub rank: usize,
-    /// The error of this rank.
+    /// The error message of this rank.
     pub message: String,
-    /// A line that describes the position of each rank.
+    /// A text that describes the position of each rank.
     #[serde(rename = "verdict")]
     pub positions: String,
 }

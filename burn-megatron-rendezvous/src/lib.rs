@@ -1,9 +1,10 @@
-//! Rendezvous for the processes of a world: launcher variables, authentication, heartbeats and failure reports.
+//! Rendezvous of the processes of a distributed run: launcher variables, authentication, heartbeats and failure
+//! reports.
 //!
 //! [`launch`] reads the rank of a process from the environment variables of its launcher. Rank 0 or the launcher hosts
-//! a [`Coordinator`], and each rank joins it with a [`RendezvousClient`]. A [`Token`] authenticates both sides. The
-//! rendezvous transfers no tensors. It exchanges small values, collects heartbeats, and sends one [`FailureReport`] to
-//! all ranks.
+//! a [`Coordinator`]. Each rank connects to it with a [`RendezvousClient`]. A shared [`Token`] authenticates both
+//! sides. The rendezvous transfers no tensors: it exchanges small values, collects heartbeats, and sends one
+//! [`FailureReport`] to all ranks.
 
 mod auth;
 mod failure_report;

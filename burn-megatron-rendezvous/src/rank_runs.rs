@@ -1,10 +1,10 @@
-//! Compact lists of ranks. The groups of a mesh are regular, so a few numbers describe them.
+//! Compact lists of ranks. The groups of a device mesh are regular, so a few numbers describe their ranks.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Ranks with a constant step between consecutive ranks.
+/// A sequence of ranks with a constant step between consecutive ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct RankRun {
     first: usize,
@@ -17,7 +17,7 @@ impl RankRun {
         self.first + (self.count - 1) * self.step
     }
 
-    /// Returns whether all ranks are in a world of `size` ranks.
+    /// Returns whether all ranks of the sequence are less than `size`.
     fn is_inside(&self, size: usize) -> bool {
         let last = self.count.checked_sub(1);
         let last = last.and_then(|steps| steps.checked_mul(self.step)?.checked_add(self.first));
@@ -35,12 +35,12 @@ impl fmt::Display for RankRun {
     }
 }
 
-/// A list of ranks, stored as runs.
+/// A list of ranks, stored compactly as sequences with a constant step.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankRuns(pub(crate) Vec<RankRun>);
 
 impl RankRuns {
-    /// Creates the list of these ranks, in the given order.
+    /// Creates the list that contains `ranks` in the given order.
     pub fn new(ranks: &[usize]) -> Self {
         let (mut runs, mut rest) = (vec![], ranks);
         while let [first, ..] = rest {
@@ -62,8 +62,8 @@ impl RankRuns {
         Self(runs)
     }
 
-    /// Returns the ranks. Returns `None` if a rank is outside of a world of `size` ranks, or if the list has more than
-    /// `size` ranks. The list may come from another process.
+    /// Returns the ranks of a list that may come from another process. Returns `None` if a rank is not less than
+    /// `size`, or if the list has more than `size` ranks.
     pub fn within(&self, size: usize) -> Option<Vec<usize>> {
         if self.0.len() > size || !self.0.iter().all(|run| run.is_inside(size)) {
             return None;
@@ -72,14 +72,16 @@ impl RankRuns {
         (count <= size).then(|| self.iter().collect())
     }
 
-    /// Iterates over the ranks. The list must come from this process or must have been [checked](Self::within).
+    /// Returns an iterator over the ranks. The list must come from this process or must have been
+    /// [checked](Self::within).
     pub fn iter(&self) -> impl Iterator<Item = usize> + '_ {
         let runs = self.0.iter();
         runs.flat_map(|run| (0..run.count).map(|i| run.first + i * run.step))
     }
 }
 
-/// Returns for example `"rank 3 has"` or `"ranks 0, 1 have"`. Long sequences are shortened to `"0-7"`.
+/// Formats ranks with a verb, for example `"rank 3 has"` or `"ranks 0, 1 have"`. Long sequences are shortened to
+/// `"0-7"`.
 pub fn ranks_verb(ranks: &[usize], singular: &str, plural: &str) -> String {
     match ranks {
         [rank] => format!("rank {rank} {singular}"),
@@ -87,8 +89,8 @@ pub fn ranks_verb(ranks: &[usize], singular: &str, plural: &str) -> String {
     }
 }
 
-/// Returns for example `"0, 1, 4"`. More than 16 ranks are written as ranges: `"0-31, 40"` or `"0-16256 in steps of
-/// 128"`.
+/// Formats a list of ranks, for example `"0, 1, 4"`. A list of more than 16 ranks is formatted as ranges, such as
+/// `"0-31, 40"` or `"0-16256 in steps of 128"`.
 pub fn list_ranks(ranks: &[usize]) -> String {
     const MAX_LISTED: usize = 16;
     let texts: Vec<String> = if ranks.len() <= MAX_LISTED {

@@ -214,7 +214,8 @@ pub enum ConfigError {
     SequenceWarmup(#[from] SequenceWarmupError),
     /// The sequence length warm-up conflicts with conversations as training data, because it would cut them.
     #[error(
-        "train.sequence_warmup cuts rows, and with them the conversations of [data.chat]: remove it"
+        "train.sequence_warmup conflicts with [data.chat], because it cuts rows and the conversations in them: remove \
+         train.sequence_warmup"
     )]
     CutsConversations,
     /// The learning rate schedule is invalid.

@@ -32,15 +32,15 @@ pub enum TrainError {
     Optimizer(#[from] OptimizerError),
     /// Deferred readings of step statistics were requested, but the optimizer is not the fused AdamW.
     #[error(
-        "deferred readings need the fused AdamW, but the optimizer of this run is another one, or unfused; fuse AdamW, \
-         or do not defer"
+        "deferred readings require the fused AdamW, but this run uses another optimizer, or an unfused one; fuse \
+         AdamW, or do not defer"
     )]
     Unfused,
     /// A deterministic run was requested, but the results of the matrix multiplication library may depend on memory
     /// addresses.
     #[error(
-        "deterministic needs products of one order, which {0} does not promise; use gemm = gemm or mkl, or remove \
-         deterministic"
+        "deterministic requires matrix products with a fixed order of sums, which {0} does not guarantee; use gemm = \
+         gemm or mkl, or remove deterministic"
     )]
     NoOrder(CpuGemm),
     /// Deferred readings conflict with a setting that reads the statistics of each step before its update.
@@ -79,14 +79,14 @@ pub enum TrainError {
     CudaGraph(CudaGraphError),
     /// `defer_embedding_wgrad` is set, but the last stage does not have the output weight that the model names.
     #[error(
-        "defer_embedding_wgrad needs the output layer's weight, and the last stage has no parameter {0}, which \
+        "defer_embedding_wgrad requires the output layer's weight, but the last stage has no parameter {0}, which \
          LanguageModel::output_weight returns"
     )]
     OutputWeight(String),
     /// `defer_embedding_wgrad` is set, but the model does not name an output weight.
     #[error(
-        "defer_embedding_wgrad needs the output layer's weight, and this model names none in \
-         LanguageModel::output_weight; remove it"
+        "defer_embedding_wgrad requires the output layer's weight, but LanguageModel::output_weight of this model \
+         returns none; remove defer_embedding_wgrad"
     )]
     NoOutputWeight,
     /// The pipeline schedule of the layout cannot be created.

@@ -90,7 +90,7 @@ pub(crate) fn nearest<'a>(glob: &Glob, paths: impl IntoIterator<Item = &'a str>)
 /// Returns the end of an error message, which lists the nearest paths.
 pub(crate) fn listed(nearest: &[String]) -> String {
     match nearest {
-        [] => ", as there is none here".into(),
+        [] => ": the model has none".into(),
         [one] => format!("; the nearest is {one}"),
         more => format!("; the nearest are {}", more.join(", ")),
     }

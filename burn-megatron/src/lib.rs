@@ -1,40 +1,42 @@
 #![doc = "Large-model training for Burn users: what Megatron-LM is to PyTorch."]
 //!
-//! The user provides a Burn module and a parallel layout, and the library runs the module on many ranks. On a
-//! laptop, `burn_megatron_verify` checks that the layout computes the same values as a single rank. There is no
-//! global state. A [`ParallelContext`](comm::ParallelContext) handle holds the process groups of a rank. A
+//! The user provides a Burn module and a parallel layout, and the library trains the module on many ranks. On a laptop,
+//! `burn_megatron_verify` checks that a layout computes the same values as a single rank.
+//!
+//! The library has no global state. A [`ParallelContext`](comm::ParallelContext) holds the process groups of a rank. A
 //! [`ModelBuilder`](nn::ModelBuilder) builds the rank's part of a model.
 //!
-//! Modules, lowest first. A module imports only the modules above it in this table:
+//! The modules of this crate. Each module imports only the modules above it in this table:
 //!
 //! | module | content |
 //! |---|---|
-//! | [`mesh`] | sizes, coordinates and groups of ranks, as pure values |
+//! | [`mesh`] | the device mesh: sizes, coordinates and groups of ranks, computed without communication |
 //! | [`comm`] | collectives between ranks, which are threads or processes |
 //! | [`collective`] | differentiable collectives on tensors |
 //! | [`fingerprint`] | 64-bit fingerprints of the values in a step, to compare two runs of the step |
 //! | [`host_link`] | records of transfers between a device and its host, and a simulation of their times |
-//! | [`kernel_selection`] | selection of fused kernels |
-//! | [`nn`] | parallel layers, and the parameter table |
-//! | [`pipeline`] | pipeline schedules, and the engine that runs them |
-//! | [`data_parallel`] | data parallelism and full sharding of any Burn module |
-//! | [`optim`] | sharded AdamW, gradient norm and clipping |
-//! | [`checkpoint`] | checkpoints that load in any layout |
+//! | [`kernel_selection`] | selection of a fused or unfused implementation for each operation |
+//! | [`nn`] | parallel layers, and the parameter table of a model |
+//! | [`pipeline`] | pipeline schedules, and the engine that executes them |
+//! | [`data_parallel`] | data parallelism for any Burn module, with replicated or fully sharded parameters |
+//! | [`optim`] | sharded AdamW, gradient norm and gradient clipping |
+//! | [`checkpoint`] | checkpoints that can be loaded in any parallel layout |
 //! | [`model`] | the traits that a model implements, and the builder of its pipeline stages |
-//! | [`regular_file`] | opening and reading files, with an error for a pipe, a device or a folder |
+//! | [`regular_file`] | opening and reading regular files; a pipe, a device or a folder is an error |
 //! | [`atomic_file`] | atomic writes of files and folders, and the clean-up after a crash |
-//! | [`device`] | selection of devices by name, checked before Burn is called |
-//! | [`text_table`] | tables of text that fit a terminal |
+//! | [`device`] | selection of devices by name, with checks before Burn is called |
+//! | [`text_table`] | text tables that fit the width of a terminal |
 //!
 //! # Feature flags
 //!
-//! Burn's features are forwarded by name: `cuda`, `wgpu`, `fusion`, `tracing`. The CPU (Burn's Flex) is
-//! always available; no GPU is enabled by default. `mpi` runs ranks as processes over the MPI library of the
-//! system; building it needs the compiler wrapper `mpicc` and libclang.
+//! The features `cuda`, `wgpu`, `fusion` and `tracing` enable the Burn features of the same names. The CPU backend
+//! (Burn's Flex) is always available, and no GPU backend is enabled by default. With the feature `mpi`, ranks can run
+//! as processes that communicate over the MPI library of the system. To build this feature, the compiler wrapper
+//! `mpicc` and libclang are required.
 //!
 //! # Example
 //!
-//! A linear layer on two ranks, each with half of its columns:
+//! A linear layer on two ranks. Each rank holds half of the columns of the weight:
 //!
 //! ```
 //! use burn::tensor::{Device, Tensor};
@@ -72,7 +74,7 @@ pub mod regular_file;
 mod testing;
 pub mod text_table;
 
-/// The items that most programs need. The prelude of `burn-megatron-train` adds the trainer.
+/// The items that most programs need. The prelude of `burn-megatron-train` also contains the trainer.
 pub mod prelude {
     pub use crate::comm::{Communicator, ParallelContext, Rank, World};
     pub use crate::data_parallel::DistributedDataParallel;
@@ -84,6 +86,6 @@ pub mod prelude {
     };
     pub use crate::optim::{AdamWConfig, OptimizerConfig, ParallelAdamW};
 
-    /// Any error of a rank or of a program.
+    /// The type of any error, for functions that return errors of different types.
     pub type AnyError = Box<dyn std::error::Error + Send + Sync>;
 }

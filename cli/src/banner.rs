@@ -80,12 +80,12 @@ pub fn print_run(
     }
     header.line("data", data.describe());
     if train.held_out_samples == 0 {
-        header.line("", "no evaluation, as train.held_out_samples is 0");
+        header.line("", "no evaluation, because train.held_out_samples is 0");
     } else if data
         .held_out(length, 1)
         .is_ok_and(|samples| samples.is_empty())
     {
-        header.line("", "no evaluation, as nothing is held out");
+        header.line("", "no evaluation, because nothing is held out");
     }
     for SequenceWarmup { until_step, length } in train.shorter_rows() {
         header.detail(

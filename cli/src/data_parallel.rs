@@ -28,16 +28,14 @@ pub fn check(recipe: &Recipe) -> Result<(), Error> {
     let (config, parallel) = (&recipe.data_parallel, &recipe.parallel);
     if config.zero_stage > ZeroStage::Replicated && parallel.data_parallel_size() == 1 {
         return Err(format!(
-            "zero_stage = {} shards over the data axis, and data = 1 has a single rank; set data \
-             (--dp) to 2 or more, or zero_stage to 0",
+            "zero_stage = {} requires data parallelism, and data = 1; set data (--dp) to 2 or more, or zero_stage to 0",
             config.zero_stage,
         )
         .into());
     }
     if let Some(name) = config.unused_sharding(parallel.data_parallel_size()) {
         return Err(format!(
-            "{name} applies to communication within a sharding group, and with hsdp = 1 each group has a single rank; set \
-             hsdp to 2 or more, or remove {name}"
+            "{name} requires sharding groups of 2 or more ranks, and hsdp = 1; set hsdp to 2 or more, or remove {name}"
         )
         .into());
     }
@@ -50,7 +48,7 @@ pub fn check(recipe: &Recipe) -> Result<(), Error> {
     }
     match not_fused_adamw(recipe).filter(|_| config.moments == Moments::Bf16) {
         Some(own) => Err(format!(
-            "moments = \"bf16\" needs the fused AdamW, and {own}; change it, or remove moments"
+            "moments = \"bf16\" requires the fused AdamW, but {own}; change it, or remove moments"
         )
         .into()),
         None => Ok(()),
@@ -59,7 +57,7 @@ pub fn check(recipe: &Recipe) -> Result<(), Error> {
 
 /// The error for replica checks without replicas.
 pub const NO_REPLICAS: &str =
-    "check_replicas_every compares replicated weights, and this layout has none; remove it";
+    "check_replicas_every requires replicated weights, and this layout has none; remove it";
 
 /// Returns whether several ranks of the data axis hold the same shard of a parameter.
 pub fn has_data_replicas(recipe: &Recipe) -> bool {

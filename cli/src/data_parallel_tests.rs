@@ -118,21 +118,20 @@ fn a_group_that_cannot_be_is_refused_before_the_start() {
 fn what_would_do_nothing_is_refused_before_the_start() {
     assert_snapshot!(
         refusal("--dp 1 --zero-stage 1"),
-        @"zero_stage = 1 shards over the data axis, and data = 1 has a single rank; set data \
-          (--dp) to 2 or more, or zero_stage to 0"
+        @"zero_stage = 1 requires data parallelism, and data = 1; set data (--dp) to 2 or more, or zero_stage to 0"
     );
     assert_snapshot!(
         refusal("--hsdp 2"),
-        @"hsdp requires zero_stage = 1, 2 or 3, but zero_stage = 0; change the stage, or leave hsdp out"
+        @"hsdp requires zero_stage = 1, 2 or 3, but zero_stage = 0; change the stage, or remove hsdp"
     );
     assert_snapshot!(
         refusal("--zero-stage 1 --hsdp 1 --data_parallel.overlap_param_gather"),
-        @"overlap_param_gather applies to communication within a sharding group, and with hsdp = 1 each group \
-          has a single rank; set hsdp to 2 or more, or remove overlap_param_gather"
+        @"overlap_param_gather requires sharding groups of 2 or more ranks, and hsdp = 1; set hsdp to 2 or more, or \
+          remove overlap_param_gather"
     );
     assert_snapshot!(
         refusal("--tp 1 --pp 1 --zero-stage 1 --train.check_replicas_every 5"),
-        @"check_replicas_every compares replicated weights, and this layout has none; remove it"
+        @"check_replicas_every requires replicated weights, and this layout has none; remove it"
     );
     assert!(
         refusal("--data_parallel.keep_gathered")
@@ -153,7 +152,7 @@ fn what_would_do_nothing_is_refused_before_the_start() {
     recipe.data_parallel.moments = Moments::Bf16;
     let error = recipe.plan().err().unwrap().to_string();
     assert!(
-        error.starts_with("moments = \"bf16\" needs the fused AdamW"),
+        error.starts_with("moments = \"bf16\" requires the fused AdamW"),
         "{error}"
     );
 }

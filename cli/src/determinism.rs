@@ -51,7 +51,7 @@ pub fn pin(recipe: &Recipe, engine: Engine) -> Option<Pinned> {
         fixed.push(format!(
             "sums between ranks in the order of the ranks ({engine})"
         ));
-        "none: all this is the same without it".into()
+        "none: these settings are the same without deterministic".into()
     };
     fixed.push("another layout is refused when the run is resumed".into());
     let fixed = fixed.join("; ");
@@ -67,7 +67,7 @@ fn nccl_variables(given: impl Fn(&str) -> Option<String>) -> [(&'static str, Str
 fn cost_of(variables: &[(&str, String)], ranks: usize) -> String {
     let algorithm = variables.iter().find(|(name, _)| *name == "NCCL_ALGO");
     match algorithm {
-        Some((name, value)) if value != "Ring" => format!("that of {name}={value}"),
+        Some((name, value)) if value != "Ring" => format!("the cost of {name}={value}"),
         _ => cost_of_rings(ranks),
     }
 }
@@ -116,8 +116,9 @@ pub fn check(recipe: &Recipe) -> Result<(), Error> {
     let gemm = recipe.kernels.gemm;
     if recipe.train.deterministic && matches!(gemm, CpuGemm::OpenBlas | CpuGemm::Blis) {
         return Err(format!(
-            "deterministic needs products of one order, which {gemm} does not promise; use kernels.gemm = \"gemm\" or \
-             \"mkl\" (--kernels gemm=mkl), whose reproducible mode is on, or remove deterministic"
+            "deterministic requires matrix products with a fixed order of sums, which {gemm} does not guarantee; use \
+             kernels.gemm = \"gemm\" or \"mkl\" (--kernels gemm=mkl), whose reproducible mode is on, or remove \
+             deterministic"
         )
         .into());
     }
@@ -186,7 +187,7 @@ mod tests {
         let given = nccl_variables(|name| (name == "NCCL_ALGO").then(|| "Tree".into()));
         assert_eq!(given[0].1, "Tree");
         assert_eq!(given[1].1, "Simple");
-        assert_snapshot!(cost_of(&given, 64), @"that of NCCL_ALGO=Tree");
+        assert_snapshot!(cost_of(&given, 64), @"the cost of NCCL_ALGO=Tree");
     }
 
     #[test]
@@ -199,7 +200,7 @@ mod tests {
             @"products on the CPU by the gemm crate, in one order; sums between ranks in the order of the ranks (threads); \
               another layout is refused when the run is resumed"
         );
-        assert_snapshot!(cost, @"none: all this is the same without it");
+        assert_snapshot!(cost, @"none: these settings are the same without deterministic");
         assert_snapshot!(
             cost_of_rings(64),
             @"an all-reduce over 64 ranks by a ring takes 126 messages in a row, by a tree 12: small ones are slower"

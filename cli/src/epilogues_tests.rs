@@ -59,8 +59,8 @@ fn what_cannot_have_epilogues_is_off_with_the_reason() {
         assert!(!decision.fuse, "{decision:?}");
         decision.line
     };
-    let device = |_: &EpilogueShape| Err("they are cuBLASLt's".to_string());
-    assert_snapshot!(refused(Ok(vec![MLP]), device), @"off: they are cuBLASLt's");
+    let device = |_: &EpilogueShape| Err("the fused epilogues require a CUDA device".to_string());
+    assert_snapshot!(refused(Ok(vec![MLP]), device), @"off: the fused epilogues require a CUDA device");
     assert_snapshot!(refused(Ok(vec![]), accepted), @"off: the model has no MLP");
     let advice = "mlp: it has adapters: remove one of the two; or remove epilogue_fusion";
     assert_snapshot!(
@@ -145,7 +145,7 @@ fn a_cpu_has_no_epilogues_and_its_ranks_agree_on_that() {
     });
     for EpilogueDecision { fuse, line } in shared.unwrap() {
         assert!(!fuse);
-        let reason = "off: they are cuBLASLt's, for CUDA devices";
+        let reason = "off: the fused epilogues require a CUDA device";
         assert!(line.starts_with(reason), "{line}");
     }
     let fixed = parsed(&GPT.replace("\"measured\"", "false")).unwrap();

@@ -122,8 +122,8 @@ fn fitting(
     let (path, theirs) = (path.display(), algorithms.library);
     if deterministic {
         return Decision::Fail(format!(
-            "deterministic needs algorithms that are fixed, and kernels.gemm_algorithms = {path} is for {theirs}, which \
-             is not this {own}: write one here with burn-megatron-bench gemm --tune, or remove gemm_algorithms"
+            "deterministic requires fixed algorithms, but kernels.gemm_algorithms = {path} is for {theirs}, and this \
+             is {own}: write a file for this device with burn-megatron-bench gemm --tune, or remove gemm_algorithms"
         ));
     }
     Decision::Ignore(format!(

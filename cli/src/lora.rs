@@ -15,7 +15,7 @@ pub const BASE: &str = "base_model";
 /// Returns the header line for adapters without a base model.
 pub fn note_of_base(lora: &LoraConfig) -> Option<&'static str> {
     lora.base_model.is_none().then_some(
-        "the frozen weights are random, from the seed: --load or lora.base_model starts from those of a model",
+        "the frozen weights are random, from the seed: --load or lora.base_model starts from the weights of a model",
     )
 }
 
@@ -31,15 +31,15 @@ pub fn check(recipe: &Recipe) -> Result<(), Error> {
     recipe.model.adapted_layers(lora)?;
     if recipe.parallel.defer_embedding_wgrad.is_some() {
         return Err(
-            "parallel.defer_embedding_wgrad defers the gradient of the output layer, which has none beside [lora]; \
-             remove one of them"
+            "parallel.defer_embedding_wgrad conflicts with [lora], in which the output layer has no gradient; remove \
+             one of them"
                 .into(),
         );
     }
     if recipe.data_parallel.fp8_param_gather {
         return Err(
-            "data_parallel.fp8_param_gather gathers the weights that are trained in 8 bits, and beside [lora] none of \
-             them is; remove one of them"
+            "data_parallel.fp8_param_gather conflicts with [lora], in which no trained weights are in 8 bits; remove \
+             one of them"
                 .into(),
         );
     }

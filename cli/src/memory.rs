@@ -25,7 +25,7 @@ pub fn check(recipe: &Recipe, plan: &ParallelPlan) -> Result<(), Error> {
         && let Some(own) = not_fused_adamw(recipe)
     {
         return Err(format!(
-            "[memory.offload] optimizer needs the fused AdamW, and {own}; change it, or remove optimizer"
+            "[memory.offload] optimizer requires the fused AdamW, but {own}; change it, or remove optimizer"
         )
         .into());
     }
@@ -94,7 +94,7 @@ mod tests {
             ),
             (
                 "granularity = 'selective'\nmodules = ['moe']",
-                "moe is of no module",
+                "moe matches no module",
             ),
             (
                 "granularity = 'selective'\npatterns = ['blocks.9']",
@@ -134,7 +134,7 @@ mod tests {
             ("optimizer = nan", "expected a fraction from 0 to 1"),
             ("moments = 0.5", "unknown field `moments`"),
             ("activations = 4096", "the inputs of recomputed blocks"),
-            ("prefetch = 2", "activations beside it"),
+            ("prefetch = 2", "offload.activations above 0"),
             (
                 "activations = 4096
 [memory.recompute]
@@ -143,7 +143,7 @@ modules = ['norm', 'activation']",
                 "the inputs of recomputed blocks",
             ),
             ("activations = -1", "invalid value"),
-            (unfused, "needs the fused AdamW"),
+            (unfused, "requires the fused AdamW"),
         ] {
             let error = error(&format!("[memory.offload]\n{settings}"));
             assert!(error.contains(wanted), "{settings}: {error}");

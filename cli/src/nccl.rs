@@ -7,7 +7,8 @@ use burn_megatron::comm::{Engine, NcclConfig};
 pub fn unused(config: &NcclConfig, engine: &str) -> Option<&'static str> {
     let is_nccl = engine.starts_with(&Engine::Nccl.to_string());
     let is_unused = !is_nccl && !config.is_default();
-    is_unused.then_some("[nccl] of the recipe is for the engine nccl, and not used here")
+    is_unused
+        .then_some("[nccl] of the recipe is not used, because it applies to the engine nccl only")
 }
 
 #[cfg(test)]

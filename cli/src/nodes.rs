@@ -63,8 +63,8 @@ pub fn describe(mesh: &Mesh, config: &DataParallelConfig) -> Option<String> {
     if config.hierarchical_reduce {
         all.push(match on_each(Grid::Dense, Grid::Dense.data_axes()) {
             Some(own) => format!("gradients are summed over {own} ranks of each, then between them"),
-            None => "gradients are summed over all ranks at once, as hierarchical_reduce needs several nodes with equally \
-                     many data-parallel ranks, at least 2 on each"
+            None => "gradients are summed over all ranks at once, because hierarchical_reduce requires several nodes \
+                     with equal numbers of data-parallel ranks, at least 2 on each"
                 .into(),
         });
     }

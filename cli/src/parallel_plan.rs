@@ -95,8 +95,8 @@ impl Recipe {
             && weights.any(|a| a.stage + 1 == schedule.stages())
         {
             return Err(format!(
-                "defer_embedding_wgrad defers weight gradients that are computed with the backward, and the schedule \
-                 {} defers all of them; remove it",
+                "defer_embedding_wgrad conflicts with the schedule {}, which already defers all weight gradients; \
+                 remove defer_embedding_wgrad",
                 layout.schedule.clone().unwrap_or_default()
             )
             .into());
@@ -170,7 +170,7 @@ mod tests {
                 .err()
                 .unwrap()
                 .to_string()
-                .contains("tensor = 1 does not split it")
+                .contains("requires tensor parallelism, and tensor = 1")
         );
     }
 }

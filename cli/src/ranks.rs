@@ -144,7 +144,7 @@ fn processes(
     let engine = engine.unwrap_or(by_device);
     if engine == Engine::Nccl && device != DeviceKind::Cuda {
         return Err(format!(
-            "--engine nccl needs --device cuda, not --device {device}; use --engine mpi or --device cuda"
+            "--engine nccl requires --device cuda, not --device {device}; use --engine mpi or --device cuda"
         )
         .into());
     }

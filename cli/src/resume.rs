@@ -209,7 +209,7 @@ impl<'a> StartResolver<'a> {
         let (name, metadata) = (checkpoint.name(), checkpoint.metadata());
         if metadata.state.as_object().is_some_and(Map::is_empty) {
             return Err(format!(
-                "{name} has weights only, which are no run to resume: start one with --load"
+                "{name} has weights only, so there is no run to resume: start a run with --load"
             )
             .into());
         }

@@ -202,7 +202,8 @@ fn other_data(saved: &Value, now: &Value, name: &str) -> Error {
     let is_without = is_text && saved[SPECIAL_TOKENS].is_null() && now[SPECIAL_TOKENS] == true;
     let special = match is_without {
         true => {
-            ", set data.special_tokens = false, as the version that saved the checkpoint added no special tokens to a text"
+            ", set data.special_tokens = false, because the version that saved the checkpoint added no special tokens \
+             to a text"
         }
         false => "",
     };

@@ -192,8 +192,8 @@ impl HfSaver {
             }
             if started.elapsed() > most {
                 return Err(format!(
-                    "--save-hf: {of} is not complete as the next one is due, and the other ranks wait for {timeout} s \
-                     (--timeout): raise that, or save less often (--save-every)"
+                    "--save-hf: {of} is not complete when the next one is due, and the other ranks wait for {timeout} \
+                     s (--timeout): raise --timeout, or save less often (--save-every)"
                 )
                 .into());
             }
@@ -327,7 +327,7 @@ mod tests {
         let says = format!("--save-hf: nothing was written to {of} for 100 s (--timeout)");
         assert!(still.starts_with(&says), "{still}");
         let slow = waiting(Duration::ZERO, Duration::from_millis(30));
-        let says = format!("--save-hf: {of} is not complete as the next one is due");
+        let says = format!("--save-hf: {of} is not complete when the next one is due");
         assert!(slow.starts_with(&says), "{slow}");
     }
 }

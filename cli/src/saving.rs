@@ -99,8 +99,7 @@ impl SavingArgs {
     pub fn check(&self, config: &CheckpointConfig) -> Result<(), Error> {
         if self.allows(Lenient::Settings) && config.load.is_none() {
             return Err(
-                "--lenient settings applies to the model of --load, which is not given; a run that is resumed has \
-                 --resume-allow-change"
+                "--lenient settings requires --load; for a run that is resumed, use --resume-allow-change"
                     .into(),
             );
         }
@@ -135,6 +134,9 @@ mod tests {
         assert_eq!(check(Some("x"), Lenient::Settings), Ok(()));
         assert_eq!(check(None, Lenient::Missing), Ok(()));
         let error = check(None, Lenient::Settings).unwrap_err();
-        assert!(error.contains("applies to the model of --load"), "{error}");
+        assert!(
+            error.contains("--lenient settings requires --load"),
+            "{error}"
+        );
     }
 }

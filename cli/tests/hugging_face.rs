@@ -348,6 +348,6 @@ fn what_does_not_fit_is_said_before_the_start() {
     let nowhere = Path::new(FIXTURE).join("nowhere");
     let nowhere = nowhere.to_str().unwrap();
     stage.fails("rounder", &["--load", nowhere], "nowhere");
-    let set = "set data.tokenizer (--tokenizer) to it, or sample.tokens to 0";
+    let set = "set data.tokenizer (--tokenizer), or set sample.tokens to 0";
     stage.fails("writes", &[], set);
 }

@@ -116,7 +116,7 @@ fn a_dense_run_goes_on_with_experts() {
         .succeed("checkpoint upcycle @dense @up --experts 4 --granularity 2 --experts-per-token 2");
     for said in [
         "4 experts of width 12 in 2 of 2 blocks, 2 per token",
-        "its outputs equal those of",
+        "its outputs equal the outputs of",
         "[model]\nfamily = \"mixtral\"\nmlp_width = 12\n",
     ] {
         assert!(printed.contains(said), "{said}\n{printed}");
@@ -199,7 +199,7 @@ fn it_says_how_outputs_differ_and_refuses_what_does_not_fit() {
     ));
     for said in [
         "in 1 of 2 blocks",
-        "its outputs differ from those of",
+        "its outputs differ from the outputs of",
         "slices of an MLP count 0.67 and 1.33 times",
         "outputs are multiplied by 1.33 times the sum of the chosen scores",
         "convert cannot export it: no supported Hugging Face family computes this model: mixtral requires",

@@ -193,6 +193,6 @@ fn settings_that_do_not_fit_are_refused() {
     };
     assert_snapshot!(
         gpt.check(1, false).unwrap_err(),
-        @"model: mtp beside learned positions: expected rotary ones"
+        @"model: mtp requires rotary positions, but the model has learned positions: remove mtp"
     );
 }

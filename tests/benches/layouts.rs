@@ -1,17 +1,17 @@
-//! Cost and speed-up of parallelism on the cores of one machine, as paired timings.
+//! Measures the cost and the speedup of parallelism on the cores of one machine, as paired timings.
 //!
 //! ```text
 //! cargo bench -p burn-megatron-tests
 //! ```
 //!
-//! A GPT of width 256 trains on the text of this repository: the same steps (forward, backward,
-//! reduction, AdamW; f32) for each variant, after some warm-up steps. The variants alternate, so that other
-//! load affects all of them; ratios are taken within each round, and their median is reported.
+//! A GPT of width 256 trains on the text of this repository. Each variant runs the same steps (forward, backward,
+//! reduction, AdamW; f32) after some warm-up steps. The variants alternate, so that other load affects all of them.
+//! Ratios are computed within each round, and their median is reported.
 
 #[path = "../../examples/bring_your_own/plain.rs"]
 mod plain;
 
-/// The sizes that `plain.rs` reads.
+/// The sizes that `plain.rs` uses.
 mod config {
     pub struct GptConfig {
         pub vocabulary: usize,
@@ -40,7 +40,7 @@ use burn_megatron_models::TransformerConfig;
 
 type AnyError = Box<dyn Error + Send + Sync>;
 
-/// Runs the training step of this index.
+/// Runs the training step with this index.
 type Step<'a> = Box<dyn FnMut(usize) -> Result<(), AnyError> + 'a>;
 
 const HIDDEN: usize = 256;
@@ -54,7 +54,7 @@ const WARM_UP: usize = 10;
 const STEPS: usize = 10;
 const LEARNING_RATE: f64 = 2e-3;
 
-/// A benchmarked variant: `layout` is (tensor, data, sequence parallel), `None` for the plain Burn model.
+/// A benchmarked variant. `layout` is (tensor, data, sequence parallel), or `None` for the plain Burn model.
 #[derive(Clone, Copy)]
 struct Variant {
     name: &'static str,
@@ -99,7 +99,7 @@ const SEQUENCE_2: Variant = Variant {
 };
 
 fn main() -> Result<(), AnyError> {
-    // `cargo test --benches` only checks that this runs.
+    // `cargo test --benches` only checks that the benchmark runs.
     let (rounds, steps) = if std::env::args().any(|argument| argument == "--bench") {
         (ROUNDS, STEPS)
     } else {
@@ -166,7 +166,7 @@ fn main() -> Result<(), AnyError> {
     Ok(())
 }
 
-/// Minimum, median, maximum.
+/// Returns the minimum, the median and the maximum.
 fn min_median_max(values: impl Iterator<Item = f64>) -> [f64; 3] {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);
@@ -178,7 +178,7 @@ fn min_median_max(values: impl Iterator<Item = f64>) -> [f64; 3] {
 }
 
 impl Variant {
-    /// Seconds for `steps` steps after the warm-up.
+    /// Returns the seconds of `steps` steps after the warm-up.
     fn run(&self, steps: usize, sampler: &TextSamples) -> Result<f64, AnyError> {
         let (tensor, data, sequence_parallel) = self.layout.unwrap_or((1, 1, false));
         let world = World::threads(tensor * data)?.compute_threads(self.threads);

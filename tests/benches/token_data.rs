@@ -1,13 +1,13 @@
-//! Token files compared with megatron-core: building and saving indices, and reading samples.
+//! Compares token files with megatron-core: building and saving indices, and reading samples.
 //!
 //! ```text
 //! cargo bench -p burn-megatron-tests --bench token_data -- --python PATH
 //! ```
 //!
-//! PATH is a Python with megatron-core; without it only burn-megatron is timed. The files are generated:
-//! documents of 1 to 500 random tokens, 50 million tokens in all (`--tokens`), in the page cache. Indices
-//! are for 20 epochs of samples of 1024 tokens. Before the timing, both sides must give the same indices and
-//! the same samples.
+//! PATH is a Python with megatron-core. Without it, only burn-megatron is timed. The files are generated. They
+//! contain documents of 1 to 500 random tokens, 50 million tokens in total (`--tokens`), and are in the page cache.
+//! Indices are for 20 epochs of samples of 1024 tokens. Before the timing, both sides must return the same indices
+//! and the same samples.
 
 use std::error::Error;
 use std::io::{BufRead, BufReader, Write};
@@ -25,9 +25,9 @@ type AnyError = Box<dyn Error + Send + Sync>;
 const SEQ: usize = 1024;
 const EPOCHS: u64 = 20;
 const ROUNDS: u64 = 5;
-/// Samples read per round.
+/// The number of samples read per round.
 const READ: u64 = 20_000;
-/// Samples compared.
+/// The number of samples compared.
 const COMPARED: u64 = 200;
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/token_data.py");
 
@@ -48,7 +48,7 @@ fn arguments() -> Result<(Option<PathBuf>, u64), AnyError> {
         match argument.as_str() {
             "--python" => python = Some(value()?.into()),
             "--tokens" => tokens = value()?.parse()?,
-            // Passed by Cargo.
+            // cargo passes this argument.
             "--bench" => {}
             other => {
                 return Err(
@@ -125,7 +125,7 @@ fn time_all(folder: &Path, python: Option<&Path>, tokens: u64) -> Result<(), Any
     Ok(())
 }
 
-/// Documents of a linear congruential generator (Knuth's constants).
+/// Writes documents of a linear congruential generator (Knuth's constants).
 fn write(prefix: &Path, tokens: u64) -> Result<(), AnyError> {
     let mut writer = IndexedDatasetBuilder::create(prefix, TokenType::U16)?;
     let mut state = 1_u64;
@@ -167,7 +167,7 @@ impl Ours {
         )?)
     }
 
-    /// A checksum in which each token is weighted by its position.
+    /// Returns a checksum in which each token is weighted by its position.
     fn sum(&self, dataset: &GptDataset) -> Result<i64, AnyError> {
         let mut sum = 0;
         for number in 0..COMPARED {
@@ -181,7 +181,7 @@ impl Ours {
     }
 }
 
-/// The megatron-core side: a process that executes commands and answers with a number.
+/// The megatron-core side: a process that executes commands and returns a number for each.
 struct MegatronProcess {
     process: Child,
     to: ChildStdin,
@@ -215,7 +215,7 @@ impl MegatronProcess {
 
 impl Drop for MegatronProcess {
     fn drop(&mut self) {
-        // It may have exited already.
+        // The process may have exited already.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }

@@ -1,12 +1,12 @@
 use burn::tensor::Device;
 use burn_megatron::device::DeviceKind;
 
-/// The device whose results are compared with those of the CPU: the first CUDA device with the feature
-/// `cuda`, else the first wgpu device.
+/// Returns the device whose results are compared with the CPU: the first CUDA device with the feature `cuda`, or else
+/// the first wgpu device.
 ///
 /// # Panics
 ///
-/// If there is no device: enabling the feature requires one.
+/// Panics if there is no device: the feature requires one.
 #[track_caller]
 pub fn gpu() -> Device {
     let kind = if cfg!(feature = "cuda") {

@@ -1,7 +1,7 @@
 //! A heap that counts the bytes of each thread.
 //!
-//! The heap of the process depends on the load: other tests allocate and free at any time. So a measurement counts what the
-//! threads of its ranks allocate, and [`on_ranks`] starts ranks that have no other threads.
+//! The heap of the process depends on the load, since other tests allocate and free at any time. A measurement
+//! therefore counts only the allocations of its ranks' threads. [`on_ranks`] starts ranks that have no other threads.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -13,12 +13,12 @@ use burn_megatron_verify::memory_report::heap::is_counted;
 /// An error of a rank.
 pub type RankError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Runs `f` on each rank of a world, with a count of what the rank allocates. A rank computes on one thread, whatever the
-/// number of cores is.
+/// Runs `f` on each rank of a world, with a count of the rank's allocations. A rank computes on one thread,
+/// independent of the number of cores.
 ///
 /// # Panics
 ///
-/// If a rank fails.
+/// Panics if a rank fails.
 pub fn on_ranks<T: Send>(
     ranks: usize,
     f: impl Fn(Rank, ThreadHeap) -> Result<T, RankError> + Sync,
@@ -30,12 +30,12 @@ pub fn on_ranks<T: Send>(
     ran.unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// An allocator that counts allocated bytes by the thread that allocated them, wherever they are freed. For
-/// An allocator for `#[global_allocator]`. Like [`HeapCounter`](burn_megatron_verify::memory_report::HeapCounter), it does not
+/// An allocator for `#[global_allocator]` that counts allocated bytes by the allocating thread. The thread that frees
+/// the memory does not matter. Like [`HeapCounter`](burn_megatron_verify::memory_report::HeapCounter), it does not
 /// count the buffers in which matrices are packed.
 pub struct CountingAllocator<A = System>(pub A);
 
-/// The bytes that are allocated.
+/// The number of allocated bytes.
 struct Count {
     live: AtomicUsize,
     peak: AtomicUsize,
@@ -59,7 +59,7 @@ impl Count {
     }
 }
 
-/// The maximum number of owners. The threads that begin no [`ThreadHeap`] are counted together, as owner 0.
+/// The maximum number of owners. Threads without a [`ThreadHeap`] are counted together, as owner 0.
 const OWNERS: usize = 1024;
 
 static BY_OWNER: [Count; OWNERS] = [const { Count::new() }; OWNERS];
@@ -69,16 +69,16 @@ thread_local! {
     static OWNER: Cell<usize> = const { Cell::new(0) };
 }
 
-/// The bytes that a thread has allocated since it began to count them, and that are not freed.
+/// The bytes that a thread has allocated since it began to count, and that have not been freed.
 #[derive(Clone, Copy, Debug)]
 pub struct ThreadHeap(usize);
 
 impl ThreadHeap {
-    /// Counts what this thread allocates from now on, or until it begins another count.
+    /// Counts the allocations of this thread from now on, until it begins another count.
     ///
     /// # Panics
     ///
-    /// In the 1024th call of a process.
+    /// Panics in the 1024th call of a process.
     pub fn begin() -> Self {
         let owner = OWNERS_SO_FAR.fetch_add(1, Ordering::Relaxed);
         assert!(owner < OWNERS, "a process has at most {OWNERS} counts");
@@ -86,7 +86,7 @@ impl ThreadHeap {
         Self(owner)
     }
 
-    /// The bytes that are allocated.
+    /// Returns the number of allocated bytes.
     pub fn live(self) -> usize {
         BY_OWNER[self.0].live.load(Ordering::Relaxed)
     }
@@ -96,13 +96,14 @@ impl ThreadHeap {
         BY_OWNER[self.0].peak.load(Ordering::Relaxed)
     }
 
-    /// Resets the peak to the bytes that are allocated now.
+    /// Resets the peak to the number of bytes that are allocated now.
     pub fn reset_peak(self) {
         BY_OWNER[self.0].peak.store(self.live(), Ordering::Relaxed);
     }
 }
 
-/// The layout with a header of one word before it, as large as its alignment, and the size of that header.
+/// Returns the layout with a header before the allocation, and the size of the header. The header is as large as its
+/// alignment, and at least one word.
 fn with_header(layout: Layout) -> Option<(Layout, usize)> {
     let header = layout.align().max(align_of::<usize>());
     let size = layout.size().checked_add(header)?;
@@ -111,8 +112,9 @@ fn with_header(layout: Layout) -> Option<(Layout, usize)> {
         .map(|layout| (layout, header))
 }
 
-// SAFETY: what is returned lies one header into a piece of the inner allocator, aligned as the header is; the word before
-// it is the owner, written at allocation and read once, when it is freed. Memory that is not counted has no header.
+// SAFETY: the returned pointer lies one header behind the start of a piece of the inner allocator, and has the
+// alignment of the header. The word before it is the owner. It is written at allocation and read once, when the
+// memory is freed. Memory that is not counted has no header.
 unsafe impl<A: GlobalAlloc> GlobalAlloc for CountingAllocator<A> {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if !is_counted(layout) {

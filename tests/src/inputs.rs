@@ -4,7 +4,7 @@ use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_megatron_models::TransformerConfig;
 
-/// Two samples, `[2, context]`, that differ by `key`.
+/// Returns two samples, `[2, context]`, that differ by `key`.
 pub fn tokens(config: &TransformerConfig, key: usize, device: &Device) -> Tensor<2, Int> {
     let shape = [2, config.context];
     let token = |i: usize| ((i * i * 7 + key * 31 + i) % config.vocabulary) as i64;
@@ -12,12 +12,12 @@ pub fn tokens(config: &TransformerConfig, key: usize, device: &Device) -> Tensor
     Tensor::from_data(TensorData::new(data, shape), device)
 }
 
-/// Element `i` of a smooth sequence.
+/// Returns element `i` of a smooth sequence.
 pub fn wave(i: usize, phase: f64) -> f64 {
     0.5 * (phase + 1.3 * i as f64).sin() + 0.2 * (2.0 * phase + i as f64).cos()
 }
 
-/// Sets each parameter, in f64, to a [`wave`] of another phase.
+/// Sets each parameter, in f64, to a [`wave`] with a different phase.
 pub fn fill<M: Module>(module: M, phase: f64) -> M {
     module.map(&mut Fill(phase))
 }

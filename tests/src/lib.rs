@@ -29,7 +29,7 @@ use burn_megatron_models::{MoeConfig, Positions, RotaryScaling, TransformerConfi
 /// A transformer to verify.
 pub type TransformerSubject = burn_megatron_verify::ModelSubject<TransformerConfig>;
 
-/// A small GPT with dropout and a vocabulary that must be padded.
+/// Returns a small GPT with dropout and a vocabulary that must be padded.
 pub fn small_gpt() -> TransformerSubject {
     let config = TransformerConfig {
         vocabulary: 21,
@@ -54,7 +54,7 @@ pub fn small_gpt() -> TransformerSubject {
     }
 }
 
-/// The same without dropout, so that each norm adds the branch before it, and attention is fused.
+/// Returns the subject without dropout, so that each norm adds the branch before it, and attention is fused.
 pub fn without_dropout(subject: TransformerSubject) -> TransformerSubject {
     let config = TransformerConfig {
         dropout: 0.0,
@@ -64,8 +64,8 @@ pub fn without_dropout(subject: TransformerSubject) -> TransformerSubject {
     TransformerSubject { config, ..subject }
 }
 
-/// LongRoPE for heads with `width` rotated features: sequences of up to `original` tokens have other angles than longer
-/// ones.
+/// Returns LongRoPE for heads with `width` rotated features. Sequences of up to `original` tokens use different
+/// angles than longer sequences.
 pub fn long_rope(width: usize, original: usize) -> Positions {
     let factors = |step: f64| (0..width / 2).map(move |pair| 1.0 + step * (pair + 1) as f64);
     Positions::Rotary {
@@ -79,7 +79,7 @@ pub fn long_rope(width: usize, original: usize) -> Positions {
     }
 }
 
-/// A small OLMoE: norms of all queries and of all keys, experts, and windows in some blocks.
+/// Returns a small OLMoE: norms over all queries and over all keys, experts, and windows in some blocks.
 pub fn small_olmoe() -> TransformerSubject {
     let llama = small_llama();
     let config = TransformerConfig {
@@ -97,7 +97,7 @@ pub fn small_olmoe() -> TransformerSubject {
     TransformerSubject { config, ..llama }
 }
 
-/// A small gpt-oss: biases everywhere, sinks, a clamped activation, experts, and windows in some blocks.
+/// Returns a small gpt-oss: biases everywhere, sinks, a clamped activation, experts, and windows in some blocks.
 pub fn small_gpt_oss() -> TransformerSubject {
     let olmoe = small_olmoe();
     let config = TransformerConfig {
@@ -128,7 +128,7 @@ pub fn small_gpt_oss() -> TransformerSubject {
     TransformerSubject { config, ..olmoe }
 }
 
-/// A small Gemma with all that Gemma 2 and 3 have, tied.
+/// Returns a small Gemma with all features of Gemma 2 and 3, and tied weights.
 pub fn small_gemma() -> TransformerSubject {
     let llama = small_llama();
     let config = TransformerConfig {
@@ -150,7 +150,7 @@ pub fn small_gemma() -> TransformerSubject {
     TransformerSubject { config, ..llama }
 }
 
-/// A small Llama with two groups of keys and values, without attention dropout, so that its attention is
+/// Returns a small Llama with two groups of keys and values, without attention dropout, so that its attention is
 /// fused.
 pub fn small_llama() -> TransformerSubject {
     let gpt = small_gpt();

@@ -1,4 +1,4 @@
-//! A run with forced overflows, with all that it reports and saves.
+//! A run with forced overflows, and all that it reports and saves.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -21,20 +21,20 @@ use burn_megatron_verify::Layout;
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
-/// The results and the final state of a rank. Numbers are text, so that NaN equals itself.
+/// The results and the final state of a rank. Numbers are stored as text, so that NaN equals itself.
 #[derive(Debug, Default, PartialEq)]
 pub struct RankReport {
     /// The metrics of each step.
     pub steps: Vec<String>,
-    /// The step of each skipped one.
+    /// The number of each skipped step.
     pub skipped: Vec<usize>,
     /// The loss scale of each step.
     pub scales: Vec<Option<f64>>,
-    /// The metrics of each evaluation, and the outcome.
+    /// The metrics of each evaluation, and the outcome of the run.
     pub held_out: Vec<String>,
     /// The bits of the parameters.
     pub weights: Vec<Vec<u64>>,
-    /// Counts and loss scale at the end.
+    /// The counters and the loss scale at the end.
     pub state: String,
 }
 
@@ -55,13 +55,13 @@ impl Observer for RankReport {
 /// The results of a run.
 #[derive(Debug, PartialEq)]
 pub struct RunReport {
-    /// By rank.
+    /// The reports by rank.
     pub ranks: Vec<RankReport>,
     /// The files of its checkpoints, by path.
     pub files: BTreeMap<PathBuf, Vec<u8>>,
 }
 
-/// Settings in which about every third step overflows: the scale grows fast, and is large at the start.
+/// Returns settings in which about every third step overflows. The loss scale grows fast and starts at a large value.
 pub fn overflowing(precision: Precision, initial: f64) -> TrainConfig {
     let mut config = TrainConfig {
         steps: 20,
@@ -85,14 +85,15 @@ pub fn overflowing(precision: Precision, initial: f64) -> TrainConfig {
     config
 }
 
-/// The settings of a run: its layers compute in 8 bits if the second has a recipe, and the third are its experts.
+/// The settings of a run: the training configuration, the FP8 configuration of the layers, and optional experts.
 pub type RunSettings<'a> = (&'a TrainConfig, &'a Fp8Config, Option<&'a MoeConfig>);
 
-/// Trains a small Llama on the text, saving every five steps, with readings that are deferred or not.
+/// Trains a small Llama on the text, saves every five steps, and returns a report. `defers` selects deferred
+/// readings.
 ///
 /// # Panics
 ///
-/// If the run fails.
+/// Panics if the run fails.
 pub fn train(
     device: &Device,
     layout: &str,
@@ -106,7 +107,7 @@ pub fn train(
     config.micro_batch_size = layout.micro_batch.unwrap_or(1);
     let run = |groups: &ParallelContext| -> Result<RankReport, AnyError> {
         let precision = config.data_parallel.precision;
-        // Two samples of 16 tokens are two chunks.
+        // Two samples of 16 tokens form two chunks.
         let kernels = KernelChoices {
             loss_chunk_size: Some(20),
             ..KernelChoices::default()
@@ -179,11 +180,11 @@ fn collect(root: &Path, folder: &Path, files: &mut BTreeMap<PathBuf, Vec<u8>>) -
     Ok(())
 }
 
-/// Checks that the run has skipped some steps after it had taken some, and has saved four checkpoints.
+/// Checks that the run has skipped some steps after it had taken some steps, and has saved four checkpoints.
 ///
 /// # Panics
 ///
-/// If it has not.
+/// Panics if this is not the case.
 pub fn assert_overflows(run: &RunReport, what: &str) {
     let report = &run.ranks[0];
     assert_eq!(report.steps.len(), 20, "{what}");

@@ -1,30 +1,30 @@
-//! Few combinations of settings in which every pair of values occurs.
+//! Selects few combinations of settings in which every pair of values occurs.
 
-/// The values of each setting, by name.
+/// The name and the values of each setting.
 pub type Settings<const N: usize> = [(&'static str, &'static [&'static str]); N];
 
-/// By setting, which of its values.
+/// The index of the selected value of each setting.
 pub type Row<const N: usize> = [usize; N];
 
-/// The name of the value of a setting in a row.
+/// Returns the name of the value of a setting in a row.
 ///
 /// # Panics
 ///
-/// If there is no such setting.
+/// Panics if the setting does not exist.
 pub fn value<const N: usize>(settings: &Settings<N>, row: &Row<N>, setting: &str) -> &'static str {
     let index = settings.iter().position(|(name, _)| *name == setting);
     let index = index.unwrap_or_else(|| panic!("no setting {setting}"));
     settings[index].1[row[index]]
 }
 
-/// A row in words, for messages.
+/// Returns a row as text, for messages.
 pub fn describe<const N: usize>(settings: &Settings<N>, row: &Row<N>) -> String {
     let names = settings.iter().zip(row);
     let names = names.map(|((name, values), value)| format!("{name} {}", values[*value]));
     names.collect::<Vec<_>>().join(", ")
 }
 
-/// All valid rows.
+/// Returns all valid rows.
 pub fn product<const N: usize>(
     settings: &Settings<N>,
     is_valid: impl Fn(&Row<N>) -> bool,
@@ -45,7 +45,7 @@ pub fn product<const N: usize>(
     rows
 }
 
-/// The values of a row, by their numbers among those of all settings.
+/// Returns the values of a row, numbered across all settings.
 fn numbers<const N: usize>(settings: &Settings<N>, row: &Row<N>) -> Row<N> {
     let (mut numbers, mut before) = (*row, 0);
     for (number, (_, values)) in numbers.iter_mut().zip(settings) {
@@ -59,8 +59,8 @@ fn pairs<const N: usize>(numbers: Row<N>) -> impl Iterator<Item = [usize; 2]> {
     (1..N).flat_map(move |second| (0..second).map(move |first| [numbers[first], numbers[second]]))
 }
 
-/// Rows of `all` with every pair of values that any of them has: each next one has the most that are missing, among
-/// every so many of the rows.
+/// Returns rows of `all` that contain every pair of values that occurs in `all`. Each step selects the row with the
+/// most missing pairs. To save time, a step examines only every `STRIDE`th row.
 pub fn pairwise<const N: usize>(settings: &Settings<N>, all: &[Row<N>]) -> Vec<Row<N>> {
     const STRIDE: usize = 61;
     let values: usize = settings.iter().map(|(_, values)| values.len()).sum();

@@ -1,4 +1,4 @@
-//! A transformer that generates without a cache of its own.
+//! A transformer that generates without its own cache.
 
 use burn::module::Module;
 use burn::tensor::{Int, Tensor};

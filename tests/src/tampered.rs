@@ -1,4 +1,4 @@
-//! A model with a change that `verify` must find.
+//! A model with a modification that `verify` must find.
 
 use std::sync::Arc;
 
@@ -11,7 +11,8 @@ use burn_megatron::nn::{BuildError, ParallelModule, ParameterEntry};
 use burn_megatron_data::Samples;
 use burn_megatron_verify::{Layout, Rounding, Subject};
 
-/// A subject with other entries in its parameter table, or other groups in its layers or its data-parallel wrapper.
+/// A subject with modified entries in its parameter table, or with other groups in its layers or its data-parallel
+/// wrapper.
 pub struct Tampered<S> {
     inner: S,
     entry: fn(&mut ParameterEntry),

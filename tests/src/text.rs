@@ -6,15 +6,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn_megatron_data::TextData;
 
-/// A folder with twelve files of text that is easy to learn; removed when dropped.
+/// A folder with twelve files of text that is easy to learn. The folder is removed when it is dropped.
 pub struct Text(PathBuf);
 
 impl Text {
-    /// Writes the files into a folder of their own.
+    /// Writes the files into a new folder.
     ///
     /// # Panics
     ///
-    /// If the folder for temporary files cannot be written to.
+    /// Panics if the folder for temporary files is not writable.
     #[expect(clippy::new_without_default, reason = "it writes files")]
     pub fn new() -> Self {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
@@ -29,11 +29,11 @@ impl Text {
         Self(folder)
     }
 
-    /// Reads them.
+    /// Reads the files.
     ///
     /// # Panics
     ///
-    /// If they cannot be read.
+    /// Panics if the files cannot be read.
     pub fn open(&self) -> TextData {
         TextData::open(&self.0).unwrap()
     }

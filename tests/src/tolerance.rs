@@ -2,7 +2,7 @@
 
 use burn_megatron_train::metrics::StepMetrics;
 
-/// The relative tolerance of losses and gradient norms: 16 ulp of f32, of which one or two occur on any
+/// The relative tolerance of losses and gradient norms: 16 ulp of f32. Differences of one or two ulp occur on any
 /// processor.
 pub const CLOSE: f64 = 16.0 * f32::EPSILON as f64;
 
@@ -41,7 +41,7 @@ pub fn assert_near(what: &str, found: f64, expected: f64, share: f64) {
     );
 }
 
-/// Asserts that values differ by at most `tolerance` times the largest.
+/// Asserts that values differ by at most `tolerance` times the largest expected value.
 #[track_caller]
 pub fn assert_all_near(what: &str, found: &[f64], expected: &[f64], tolerance: f64) {
     assert_eq!(found.len(), expected.len(), "{what}");

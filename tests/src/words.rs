@@ -2,11 +2,11 @@
 
 use burn_megatron_data::tokenizer::Tokenizer;
 
-/// A tokenizer of the words `w1` to `w20`, which are the tokens 1 to 20; 0 ends texts.
+/// Returns a tokenizer of the words `w1` to `w20`, which are the tokens 1 to 20. Token 0 ends a text.
 ///
 /// # Panics
 ///
-/// If the folder for temporary files cannot be written to.
+/// Panics if the folder for temporary files is not writable.
 pub fn words() -> Tokenizer {
     let name = format!("generate-words-{}", std::process::id());
     let folder = std::env::temp_dir().join(name);

@@ -1,4 +1,4 @@
-//! The exponential moving average of the weights.
+//! Tests of the exponential moving average of the weights.
 
 use burn_megatron::checkpoint::{
     AveragedWeights, Checkpoint, LoadTolerance, MODEL, TensorSlice, TensorSource,
@@ -32,7 +32,7 @@ fn values(checkpoint: &Checkpoint, key: &str) -> Vec<f32> {
         .collect()
 }
 
-/// Of each step from that of the step before, and the new weights.
+/// The average of each step is computed from the average of the previous step and the new weights.
 #[test]
 fn it_follows_the_weights() {
     let folder = Folder::new();
@@ -65,7 +65,7 @@ fn it_follows_the_weights() {
     }
 }
 
-/// Held-out text is evaluated with the average, which leaves the weights as they are.
+/// Held-out text is evaluated with the average. The evaluation leaves the weights unchanged.
 #[test]
 fn it_is_evaluated_and_loaded_in_the_place_of_the_weights() {
     let folder = Folder::new();
@@ -87,7 +87,7 @@ fn it_is_evaluated_and_loaded_in_the_place_of_the_weights() {
             let averaged = AveragedWeights::of(&checkpoint).expect("has an average");
             other.load_weights(&averaged, LoadTolerance::default())?;
             let loaded = other.evaluate(&text, 3)?.loss;
-            // Its average begins with the weights that it has loaded.
+            // The average of the new trainer begins with the loaded weights.
             assert_eq!(
                 other.evaluate_average(&text)?.loss.to_bits(),
                 loaded.to_bits()

@@ -1,4 +1,4 @@
-//! Smaller batches in the first steps of a run.
+//! Tests of smaller batches in the first steps of a run.
 
 use burn::tensor::Device;
 use burn_megatron::comm::ParallelContext;
@@ -27,7 +27,7 @@ impl Samples for LaterSamples {
     }
 }
 
-/// The steps of a run on one rank with weights that stay as they are.
+/// Returns the steps of a run on one rank. The learning rate is so small that the weights do not change.
 fn steps(subject: &TransformerSubject, first: u64, config: &TrainConfig) -> Vec<StepMetrics> {
     let (groups, device) = (ParallelContext::single(), Device::flex());
     let model = subject.build(&groups, &device).unwrap();
@@ -40,10 +40,10 @@ fn steps(subject: &TransformerSubject, first: u64, config: &TrainConfig) -> Vec<
     (0..config.steps).map(step).collect()
 }
 
-/// Each step reads the samples after those of the steps before, as many as its part of the warm-up has.
+/// Each step reads the samples after the samples of the previous step. The warm-up defines the number of samples.
 #[test]
 fn its_steps_are_those_of_smaller_batches() {
-    // Masks of dropout go by the step.
+    // Dropout masks depend on the step.
     let subject = without_dropout(small_gpt());
     let config = TrainConfig {
         steps: 5,

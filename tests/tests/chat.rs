@@ -1,4 +1,4 @@
-//! The loss of answers alone: ranks and micro-batches have very different numbers of targets.
+//! Tests of the loss of answers only. Ranks and micro-batches have very different numbers of targets.
 
 use burn::tensor::{DType, Device};
 use burn_megatron::comm::{ParallelContext, World};
@@ -14,8 +14,8 @@ use burn_megatron_train::{Observer, ObserverError, StepGradients, TrainConfig, T
 
 const SEQ: usize = 8;
 
-/// The targets of the eight samples of each step. With two ranks, those of the first have few; in the second step none.
-/// The third step has none at all.
+/// The number of targets of the eight samples in each step. With two ranks, the first rank has few targets, and none
+/// in the second step. The third step has no targets.
 const COUNTED: [[usize; 8]; 4] = [
     [1, 0, 0, 0, 8, 8, 7, 8],
     [0, 0, 0, 0, 3, 0, 0, 5],
@@ -23,7 +23,7 @@ const COUNTED: [[usize; 8]; 4] = [
     [8, 1, 0, 2, 0, 0, 0, 1],
 ];
 
-/// Rows of two documents, of which the last tokens have targets.
+/// Rows of two documents. Only the last tokens have targets.
 struct Answers;
 
 impl Samples for Answers {
@@ -72,7 +72,7 @@ impl Observer for Gradients {
     }
 }
 
-/// The metrics and the gradients of each step, on the first rank.
+/// Returns the metrics and the gradients of each step on the first rank.
 fn train(
     layout: &ParallelConfig,
     zero: ZeroStage,
@@ -83,7 +83,7 @@ fn train(
         micro_batch_size: micro,
         global_batch_size: 8,
         warmup_steps: 0,
-        // AdamW makes steps of this size of differences in rounding.
+        // AdamW turns rounding differences into updates of this size.
         learning_rate: 1e-13,
         min_learning_rate: 1e-13,
         ..TrainConfig::default()

@@ -1,6 +1,6 @@
-//! Saves by real processes: killed before each disk operation, on a full disk, and concurrent.
+//! Tests of saves by separate processes: killed before each disk operation, on a full disk, and concurrent.
 //!
-//! The child processes run this test binary; the environment has their task.
+//! The child processes run this test binary. An environment variable contains their task.
 #![cfg(unix)]
 
 use std::fs;
@@ -19,11 +19,11 @@ use burn_megatron::checkpoint::{
 };
 use burn_megatron_test_support::skipped;
 
-/// The environment variable with the task of a child.
+/// The environment variable that contains the task of a child.
 const TASK: &str = "BURN_MEGATRON_CHECKPOINT_TEST";
 const WAIT: Duration = Duration::from_secs(60);
 
-/// The rows of the only tensor.
+/// The number of rows of the only tensor.
 const ROWS: usize = 2;
 
 fn tensor(columns: usize) -> TensorMeta {
@@ -34,7 +34,7 @@ fn tensor(columns: usize) -> TensorMeta {
     }
 }
 
-/// The slice of a rank: one row.
+/// Returns the slice of a rank: one row.
 fn row(rank: usize, columns: usize) -> TensorSlice {
     TensorSlice {
         offset: vec![rank, 0],
@@ -42,7 +42,7 @@ fn row(rank: usize, columns: usize) -> TensorSlice {
     }
 }
 
-/// The contents of a row in this step.
+/// Returns the content of a row in this step.
 fn bytes(step: u64, rank: usize, columns: usize) -> Vec<u8> {
     let bytes = (0..columns * 4).map(|at| (at as u64 * 7 + step * 31 + rank as u64) as u8);
     bytes.collect()
@@ -116,7 +116,7 @@ fn names(path: &Path) -> Vec<String> {
 
 /// The task of a child.
 enum Task {
-    /// Saves step 3 and dies before the operation of this number.
+    /// Saves step 3, and is killed before the operation with this number.
     DieBefore(usize),
     /// Saves step 3 with this limit on file sizes.
     Limit(u64),
@@ -126,7 +126,7 @@ enum Task {
     Part(usize, String),
 }
 
-/// Starts a child.
+/// Starts a child process.
 fn child(path: &Path, task: &Task) -> Child {
     let task = match task {
         Task::DieBefore(operation) => format!("die {operation}"),
@@ -153,7 +153,7 @@ fn end(child: Child) -> (ExitStatus, String) {
     (output.status, text)
 }
 
-/// The entry point of a child, not a test.
+/// The entry point of a child process. It is not a test.
 #[test]
 #[ignore = "started by the other tests"]
 fn as_a_child() {
@@ -192,7 +192,7 @@ fn as_a_child() {
     }
 }
 
-/// Exits without clean-up, like a lost machine.
+/// Exits without cleanup, as when a machine is lost.
 fn die() -> ! {
     // Safety: both calls take and return plain numbers.
     unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
@@ -201,20 +201,20 @@ fn die() -> ! {
     }
 }
 
-/// Makes writes beyond this size of a file fail.
+/// Makes writes fail if a file grows beyond this size.
 fn limit_files(bytes: u64) {
     let limit = libc::rlimit {
         rlim_cur: bytes,
         rlim_max: bytes,
     };
-    // Safety: the pointer is valid until the call returns; with the signal ignored the write fails.
+    // Safety: the pointer is valid until the call returns. The signal is ignored, so the write fails.
     unsafe {
         libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
         assert_eq!(libc::setrlimit(libc::RLIMIT_FSIZE, &limit), 0);
     }
 }
 
-/// Kills saves one operation later each time, in folders with `before` checkpoints, until one survives.
+/// Kills a save before each of its operations, in folders with `before` checkpoints, until a save completes.
 fn kill_everywhere(before: u64) {
     let mut seen = [false; 2];
     for operation in 1.. {
@@ -239,7 +239,7 @@ fn kill_everywhere(before: u64) {
         assert!(!survived || found == 3);
         seen[usize::from(found == 3)] = true;
         latest.iter().for_each(|latest| assert_whole(latest, 20));
-        // Every folder with the name of a checkpoint is complete, and the newest one is found.
+        // Every folder with the name of a checkpoint is complete, and the latest checkpoint is found.
         let published = names(path).into_iter();
         let published: Vec<_> = published.filter(|name| name.starts_with("step-")).collect();
         for name in &published {
@@ -252,7 +252,7 @@ fn kill_everywhere(before: u64) {
         let newest = checkpoint.map(|newest| format!("step-{:08}", newest.metadata().step));
         assert_eq!(newest.as_ref(), published.last());
         assert!(passed.is_empty(), "{passed:?}");
-        // The remains of the killed save do not prevent a new one.
+        // The remains of the killed save do not prevent a new save.
         assert_whole(&save(&folder, 4, 1, 20).unwrap(), 20);
         assert_eq!(names(path), ["latest", "lock", "step-00000004"]);
         if survived {
@@ -289,7 +289,7 @@ fn a_file_that_cannot_grow_is_named() {
     assert_whole(&folder.latest().unwrap().unwrap(), 5000);
 }
 
-/// On a separate small file system, if this user may mount one.
+/// Uses a separate small file system, if the user may mount one.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_full_disk_is_named_and_freed() {
@@ -361,7 +361,7 @@ fn processes_write_their_parts() {
     children
         .into_iter()
         .for_each(|child| assert!(end(child).0.success()));
-    // One that is never written.
+    // The part of the second rank is never written.
     let draft = folder.begin(4).unwrap();
     assert!(end(part(&draft, 0)).0.success());
     let error = publish(draft, 4, 1, Duration::from_millis(50)).unwrap_err();

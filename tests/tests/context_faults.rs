@@ -1,9 +1,9 @@
-//! `verify` finds faults of context parallelism that are planted in a small model.
+//! Tests that `verify` finds faults of context parallelism in a small model.
 
 use burn_megatron_verify::faults::context::{ContextFault, ContextSubject};
 use burn_megatron_verify::{Comparison, VerifyOptions, verify};
 
-/// Asserts that the model passes without the fault, and that it fails with it in all columns of results.
+/// Asserts that the model passes without the fault, and that it fails with the fault in all columns of results.
 #[track_caller]
 fn assert_fails(fault: ContextFault) -> Comparison {
     assert_fails_in("cp2-ring-dp1", fault)
@@ -36,7 +36,7 @@ fn results_that_are_merged_without_rescaling() {
     assert_fails(ContextFault::MergedWithoutRescaling);
 }
 
-/// The first forward is correct.
+/// The first forward pass is correct.
 #[test]
 fn gradients_of_keys_and_values_that_stop_one_rank_short() {
     let found = assert_fails(ContextFault::GradientsOneHopShort);
@@ -58,7 +58,7 @@ fn targets_that_are_shifted_after_the_cut() {
     assert_fails(ContextFault::TargetsOfThePart);
 }
 
-/// A document that two ranks share, each of which attends as if it had it alone.
+/// Two ranks share a document, and each of them attends as if it had the whole document.
 #[test]
 fn a_group_of_another_size_than_that_of_the_document() {
     assert_fails_in("hybrid8-dp2-mb1", ContextFault::GroupOfOne);

@@ -1,4 +1,4 @@
-//! `verify` of context parallelism: every pair of values of the settings below occurs in some row.
+//! Tests `verify` of context parallelism. Every pair of values of the settings below occurs in some row.
 
 use burn_megatron::mesh::{ContextExchange, ContextSplit, ParallelConfig};
 use burn_megatron::nn::moe::{RouterLoss, RouterLossKind};
@@ -35,7 +35,7 @@ const SETTINGS: Settings<13> = [
 const SAMPLES: usize = 4;
 const SEQ: usize = 16;
 
-/// A row, with names for its values.
+/// A row with access to its values by name.
 struct Case(Row<13>);
 
 impl Case {
@@ -63,9 +63,9 @@ impl Case {
             context * data == 1 && self.value("zero") != "0",
             self.value("zero") == "3 in groups of 2" && context * data == 2,
             self.value("experts") == "on two ranks" && context * data == 1,
-            // Scores are not held by a ring.
+            // A ring does not store scores.
             is_ring && self.value("dropout") == "attention",
-            // What latent attention does not have.
+            // Latent attention does not support these settings.
             self.is_latent()
                 && (self.value("window") != "none"
                     || self.value("positions") == "learned"
@@ -177,7 +177,8 @@ fn every_pair_of_settings() {
     }
 }
 
-/// Every setting of attention in one layout, then every layout with one kind of attention; all rows would take days.
+/// Tests all settings of attention in one layout, then all layouts with one kind of attention. All rows would take
+/// days.
 #[test]
 #[ignore = "run by hand, with --ignored"]
 fn full_product() {

@@ -1,4 +1,4 @@
-//! An unmodified burn-nn module computes on several ranks what plain Burn computes on one.
+//! Tests that an unmodified burn-nn module gives the same results on several ranks as plain Burn on one rank.
 
 use std::ops::Range;
 
@@ -22,8 +22,8 @@ const WIDTH: usize = 8;
 const OUT: usize = 3;
 const STEPS: usize = 3;
 const LEARNING_RATE: f64 = 0.05;
-/// Large, as the gradient of a key's bias is zero except for rounding, which a small one would amplify.
-/// Burn's AdamW rounds its settings to f32, so these are numbers that f32 holds.
+/// A large epsilon. The gradient of a key bias is zero except for rounding, and a small epsilon would amplify the
+/// rounding. Burn's AdamW rounds its settings to f32, so these numbers are exact in f32.
 const EPSILON: f64 = 1.0 / 131_072.0;
 const BETA: f64 = 0.5;
 
@@ -36,7 +36,7 @@ struct Model {
 }
 
 impl Model {
-    /// In f64; another `phase` gives other weights.
+    /// Creates a model in f64. A different `phase` gives different weights.
     fn new(device: &Device, phase: f64) -> Self {
         let encoder = TransformerEncoderConfig::new(WIDTH, 2 * WIDTH, 2, 2).with_dropout(0.0);
         let model = Self {
@@ -46,7 +46,7 @@ impl Model {
         fill(model, phase)
     }
 
-    /// The squared error, summed over the tokens of `samples` that count.
+    /// Returns the squared error, summed over the counted tokens of `samples`.
     fn loss(&self, samples: Range<usize>, counts: [usize; SAMPLES], device: &Device) -> Tensor<1> {
         let rows = samples.len();
         let part = |shape: [usize; 3], phase: f64| {
@@ -66,7 +66,7 @@ impl Model {
     }
 }
 
-/// The weights, or the gradients of the weights, in the order of the module.
+/// The weights, or the gradients of the weights, in module order.
 struct Elements<'a>(Option<&'a Gradients>, Vec<Vec<f64>>);
 
 impl ModuleVisitor for Elements<'_> {
@@ -89,14 +89,14 @@ fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
     tensor.into_data().try_into_vec().unwrap()
 }
 
-/// The result of a run: the gradients of the first step, and the weights after the last.
+/// The result of a run: the gradients of the first step, and the weights after the last step.
 #[derive(Debug)]
 struct Run {
     gradients: Vec<Vec<f64>>,
     weights: Vec<Vec<f64>>,
 }
 
-/// The full batch on one rank, with plain Burn.
+/// Trains the full batch on one rank with plain Burn.
 fn plain(counts: [usize; SAMPLES]) -> Run {
     let device = Device::flex().autodiff();
     let mut model = Model::new(&device, 0.0);
@@ -109,7 +109,7 @@ fn plain(counts: [usize; SAMPLES]) -> Run {
     let tokens = counts.iter().sum::<usize>() as f64;
     let mut gradients = vec![];
     for step in 0..STEPS {
-        // The backward of `div_scalar` would round the factor to f32.
+        // The backward pass of `div_scalar` would round the factor to f32.
         let loss = model
             .loss(0..SAMPLES, counts, &device)
             .mul_scalar(1.0 / tokens);
@@ -126,7 +126,7 @@ fn plain(counts: [usize; SAMPLES]) -> Run {
     }
 }
 
-/// Each rank runs its share of the samples in micro-batches, from different initial weights.
+/// Trains on several ranks. Each rank runs its share of the samples in micro-batches, with different initial weights.
 fn parallel(data: usize, micro_batches: usize, counts: [usize; SAMPLES]) -> Vec<Run> {
     let config = ParallelConfig::new().with_data(data);
     let run = |rank| {
@@ -179,7 +179,7 @@ fn reduced(
     Ok(ddp.reduce(tokens as u64)?)
 }
 
-/// Equal up to the order of sums.
+/// Asserts that values are equal up to the order of sums.
 #[track_caller]
 fn assert_close(what: &str, found: &[Vec<f64>], expected: &[Vec<f64>]) {
     assert_eq!(found.len(), expected.len());
@@ -208,7 +208,7 @@ fn assert_equals_one_rank(data: usize, micro_batches: usize, counts: [usize; SAM
     }
 }
 
-/// Ranks and micro-batches have different numbers of tokens.
+/// Numbers of tokens that differ between ranks and micro-batches.
 const UNEVEN: [usize; SAMPLES] = [4, 1, 3, 4, 2, 1];
 
 #[test]
@@ -248,7 +248,7 @@ fn the_module_evaluates_as_the_plain_one() {
     let loss = ddp.module().loss(0..SAMPLES, UNEVEN, &device);
     assert!(!loss.is_autodiff());
     assert_eq!(values(loss), expected);
-    // If a parameter had used its hook, its missing backward would be reported.
+    // If a parameter had used its hook, its missing backward pass would be reported.
     assert!(ddp.reduce(1).is_ok());
 }
 

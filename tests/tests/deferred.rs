@@ -1,4 +1,4 @@
-//! A run that reads each step one step later equals one that reads at once.
+//! Tests deferred readings: reading the results of each step one step later changes nothing in a run.
 
 use std::sync::{Arc, Mutex};
 
@@ -21,7 +21,7 @@ use tracing::span::{Attributes, Id};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 use tracing_subscriber::registry::LookupSpan;
 
-/// The messages about invalid gradients, each with its step, and the number of readings.
+/// The messages about invalid gradients with their steps, and the number of readings.
 #[derive(Clone, Default)]
 struct Listener(Arc<Mutex<(Vec<String>, usize)>>);
 
@@ -51,7 +51,7 @@ impl Visit for Fields {
     }
 }
 
-/// A run, the sorted messages about its gradients, and the number of readings.
+/// Returns a run, the sorted messages about its gradients, and the number of readings.
 fn heard(
     layout: &str,
     settings: RunSettings,
@@ -60,8 +60,8 @@ fn heard(
 ) -> (RunReport, Vec<String>, usize) {
     let listener = Listener::default();
     let subscriber = tracing_subscriber::registry().with(listener.clone());
-    // With a single subscriber, a thread of another test without one that reaches a span first would disable
-    // that span for all.
+    // With a single subscriber, a thread of another test without a subscriber could reach a span first and disable
+    // the span for all threads.
     let _second = tracing::Dispatch::new(tracing_subscriber::registry());
     let run = || train(&Device::flex(), layout, settings, &text.open(), defers);
     let report = tracing::subscriber::with_default(subscriber, run);
@@ -90,7 +90,7 @@ fn assert_same_with(layout: &str, settings: RunSettings, text: &Text) {
     }
     assert!(!named.is_empty(), "{layout}: no gradient was named");
     assert_eq!(named, named_later, "{layout}");
-    // One for each step and rank.
+    // One reading per step and rank.
     let ranks = at_once.ranks.len();
     assert_eq!([readings, readings_later], [20 * ranks; 2], "{layout}");
 }
@@ -122,7 +122,7 @@ fn overflows_in_pipelines_and_tensor_groups() {
     assert_same("pp2-dp2-mb1-z1/1f1b", &config, &text);
 }
 
-/// The checkpoints have the scales and histories.
+/// The checkpoints contain the scales and the amax histories.
 #[test]
 fn overflows_with_delayed_scales() {
     let text = Text::new();
@@ -136,7 +136,7 @@ fn overflows_with_delayed_scales() {
     }
 }
 
-/// The checkpoints have the expert biases, which a skipped step does not move.
+/// The checkpoints contain the expert biases. A skipped step does not change them.
 #[test]
 fn overflows_with_expert_biases() {
     let text = Text::new();

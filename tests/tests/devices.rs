@@ -1,4 +1,5 @@
-//! `check_device` finds and names what a device computes wrongly. The device is the CPU in f32, and a GPU in builds with one.
+//! Tests that `check_device` finds and names wrong computations of a device. The device is the CPU in f32, and also a
+//! GPU in builds with GPU support.
 
 use std::cell::Cell;
 
@@ -24,18 +25,19 @@ use burn_megatron_verify::devices::{
 use burn_megatron_models::Transformer;
 use burn_megatron_tests::{small_gpt, without_dropout};
 
-/// A fault of a kernel, which the CPU in f64 has not.
+/// A fault of a kernel. It does not occur on the CPU in f64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
-    /// The last column is that of the row before.
+    /// The last column is the last column of the previous row.
     WrongKernel,
-    /// The output of one row is not a number.
+    /// The output of one row is NaN.
     NotANumber,
     /// Products are summed in bf16.
     SumsInBf16,
-    /// The gradient of the weight lacks a factor.
+    /// The gradient of the weight is missing a factor.
     WrongBackward,
-    /// Of two calls in a row the second is wrong, as where memory is reused too early. In every layer.
+    /// The second of two successive calls is wrong, as when memory is reused too early. The fault occurs in every
+    /// layer.
     SecondInARow,
 }
 
@@ -44,13 +46,13 @@ thread_local! {
     static AFTER_F32: Cell<bool> = const { Cell::new(false) };
 }
 
-/// f32 rounded to the 8 bits of bf16, by Dekker's split; not every device has the type.
+/// Rounds f32 to the 8 bits of bf16 with Dekker's split, since not every device supports bf16.
 fn in_bf16(x: Tensor<2>) -> Tensor<2> {
     let large = x.clone() * 65537.0;
     large.clone() - (large - x)
 }
 
-/// `x w`, with a fault in f32.
+/// Computes `x w`, with a fault in f32.
 #[derive(Clone, Copy, Debug)]
 struct Product(Option<Fault>);
 
@@ -100,7 +102,7 @@ impl Function for Product {
     }
 }
 
-/// A layer with a kernel of its own.
+/// A layer with a custom kernel.
 #[derive(Module, Debug)]
 struct Layer {
     norm: LayerNorm,
@@ -202,7 +204,7 @@ fn a_module_passes_without_a_fault() {
     for run in &report.runs {
         assert_eq!(run.not_observed, None);
         assert!(run.operations > 20);
-        // Embedding, head, norm of the batch, and 5 of each layer.
+        // The embedding, the head, the norm of the batch, and 5 gradients per layer.
         assert_eq!(run.gradients.len(), 1 + 2 + 2 + 3 * 5);
     }
 }
@@ -235,7 +237,7 @@ fn what_is_wrong_only_in_a_row_is_named_too() {
     }
 }
 
-/// The forward is right.
+/// The forward pass is correct.
 #[test]
 fn a_wrong_backward_is_named_by_its_gradient() {
     for run in check(Some(Fault::WrongBackward)).runs {
@@ -246,7 +248,7 @@ fn a_wrong_backward_is_named_by_its_gradient() {
     }
 }
 
-/// Also where the CPU has it.
+/// The parameter is also NaN on the CPU.
 #[test]
 fn a_parameter_that_is_not_a_number_is_named() {
     let mut net = Net::new(None);
@@ -262,12 +264,12 @@ fn a_parameter_that_is_not_a_number_is_named() {
     }
 }
 
-/// Burn 0.22's backward of GELU on CubeCL's devices is that of the tanh approximation; the forward is exact.
+/// On CubeCL devices, the backward pass of GELU in Burn 0.22 uses the tanh approximation. The forward pass is exact.
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
 #[test]
 fn the_backward_of_gelu_on_a_gpu_is_that_of_its_approximation() {
     let options = DeviceOptions::default();
-    // Without products, whose rounding is larger on CUDA.
+    // The layer has no products, since their rounding is larger on CUDA.
     let layer = LayerNormConfig::new(6).init(&Device::flex());
     let loss = |layer: &LayerNorm, x: &Option<Tensor<2>>| {
         let y = layer.forward(x.clone().unwrap());
@@ -285,7 +287,7 @@ fn the_backward_of_gelu_on_a_gpu_is_that_of_its_approximation() {
     assert!((1e-5..1e-2).contains(&worst), "{report}");
 }
 
-/// Softmax of scores, with a weight that is used twice.
+/// A softmax of scores, with a weight that is used twice.
 #[derive(Module, Debug)]
 struct Tied {
     first: Linear,
@@ -327,7 +329,7 @@ fn input() -> Option<Tensor<2>> {
     Some((values * 0.1).sin().reshape([4, 6]))
 }
 
-/// Both uses are in the gradient, which is listed once.
+/// The gradient includes both uses, and is listed once.
 #[test]
 fn shared_parameters_are_one() {
     let options = DeviceOptions::default();
@@ -341,7 +343,7 @@ fn shared_parameters_are_one() {
     assert_eq!(paths(0), ["first.weight", "first.bias"]);
 }
 
-/// Its fused functions are an operation each, up to that of the loss, which keeps the targets.
+/// Each fused function is one operation, up to the loss, which keeps the targets.
 #[test]
 fn a_transformer_of_this_library_passes() {
     let config = without_dropout(small_gpt()).config;
@@ -369,7 +371,7 @@ fn a_transformer_of_this_library_passes() {
     }
 }
 
-/// What cannot be recorded is said, and the rest is compared.
+/// Values that cannot be recorded are reported, and the rest is compared.
 #[test]
 fn a_forward_that_reads_values_is_compared_without_its_operations() {
     let mut model = Tied::new();
@@ -401,7 +403,7 @@ fn what_cannot_be_compared_is_an_error() {
         Err(DeviceCheckError::Margin(_))
     ));
 
-    // A module without parameters, which makes tensors of its own in f32.
+    // A module without parameters that creates tensors in f32.
     let f32_ones = |_: &Dropout, x: &Tensor<2>| {
         let ones = Tensor::<2>::ones(x.dims(), (&x.device(), DType::F32));
         (x.clone() + ones).sum()
@@ -419,11 +421,12 @@ fn what_cannot_be_compared_is_an_error() {
         report.passes() && report.runs[0].gradients.is_empty(),
         "{report}"
     );
-    // The model stays as it is.
+    // The model is unchanged.
     assert_eq!(x.on(&Device::flex(), None).dtype(), DType::F32);
 }
 
-/// Two norms in a row, whose output cancels: the mean of a normalized row is zero in exact arithmetic, and so is the loss.
+/// Two successive norms whose output cancels. The mean of a normalized row is zero in exact arithmetic, and so is the
+/// loss.
 #[derive(Module, Debug)]
 struct Norms {
     first: LayerNorm,

@@ -1,4 +1,4 @@
-//! The layers of OLMoE, gpt-oss and Gemma: every layout computes what one rank computes.
+//! Tests the layers of OLMoE, gpt-oss and Gemma: every layout computes the same results as one rank.
 
 use burn_megatron::kernel_selection::{KernelChoice, KernelChoices};
 use burn_megatron_tests::TransformerSubject;
@@ -26,7 +26,7 @@ fn unfused(subject: &TransformerSubject) -> TransformerSubject {
     }
 }
 
-/// With four tensor ranks the keys of each group are on two of them.
+/// With four tensor ranks, two ranks share the keys of each group.
 #[test]
 fn olmoe() {
     let subject = small_olmoe();

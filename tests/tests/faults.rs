@@ -1,11 +1,11 @@
-//! `verify` finds injected faults of a model, in the expected columns.
+//! Tests that `verify` finds injected faults of a model in the expected columns.
 
 use burn_megatron::nn::fp8::Fp8Recipe;
 use burn_megatron_train::TrainConfig;
 use burn_megatron_verify::faults::decoder::{Fault, FaultySubject};
 use burn_megatron_verify::{Comparison, VerifyOptions, VerifyReport, verify};
 
-/// All columns except initial weights and replicas: those that a wrong forward or backward affects.
+/// All columns except initial weights and replicas. A wrong forward or backward pass affects these columns.
 const RESULTS: [&str; 5] = [
     "loss",
     "parameter grad",
@@ -14,9 +14,9 @@ const RESULTS: [&str; 5] = [
     "final weights",
 ];
 
-/// Asserts that `fault` fails in exactly these columns, and that the model without it passes; and that the
-/// fault also fails with FP8: with delayed scaling, which does not depend on the micro-batches, in the same
-/// columns if every value has the same code as on one rank.
+/// Asserts that the model passes without `fault`, and fails with it in exactly these columns. The fault must also
+/// fail with FP8. Delayed scaling does not depend on the micro-batches. With it, the same columns must fail if every
+/// value has the same code as on one rank.
 #[track_caller]
 fn assert_fails(fault: Fault, layout: &str, columns: &[&str]) -> Comparison {
     for recipe in ["delayed", "current", "blockwise", "mxfp8"] {
@@ -35,11 +35,11 @@ fn assert_fails(fault: Fault, layout: &str, columns: &[&str]) -> Comparison {
     comparison
 }
 
-/// The report of a model with the fault; asserts that the model without it passes.
+/// Returns the report of a model with the fault. Asserts that the model passes without it.
 #[track_caller]
 fn run(fault: Fault, layout: &str, fp8: Option<Fp8Recipe>) -> VerifyReport {
     let options = VerifyOptions {
-        // Faults of replicas are compared with micro-batches on one rank.
+        // Faults of replicas are compared with the same micro-batches on one rank.
         same_micro_batches: fp8.is_some_and(|recipe| recipe.name() != "delayed"),
         ..VerifyOptions::default()
     };
@@ -66,7 +66,7 @@ fn assert_fails_with_replicas(fault: Fault, layout: &str, columns: &[&str]) -> C
     assert_fails(fault, layout, &[columns, &["replicas"]].concat())
 }
 
-/// The gradient below the layer is a partial sum, different on each rank.
+/// The gradient below the layer is a partial sum that differs between ranks.
 #[test]
 fn a_missing_sum_in_the_backward_of_one_layer() {
     let found = assert_fails_with_replicas(Fault::NoBackwardSum, "tp2-dp1", &RESULTS);
@@ -77,7 +77,7 @@ fn a_missing_sum_in_the_backward_of_one_layer() {
         "positions.weight",
     ];
     assert_eq!(found.unequal_replicas, below);
-    // The first forward is correct.
+    // The first forward pass is correct.
     assert!(found.loss.relative < 1e-2);
     // Replicated parameters below the layer are summed over the sequence shards.
     assert_fails(Fault::NoBackwardSum, "tp2-sp-dp1", &RESULTS);
@@ -85,12 +85,12 @@ fn a_missing_sum_in_the_backward_of_one_layer() {
 
 #[test]
 fn a_missing_sum_in_the_forward_of_one_layer() {
-    // Replicas agree: the loss, and the gradients that reach them, are sums over the ranks.
+    // Replicas agree, since the loss and the gradients that reach them are sums over the ranks.
     assert_fails(Fault::NoForwardSum, "tp2-dp1", &RESULTS);
     assert_fails(Fault::NoForwardSum, "tp2-sp-dp1", &RESULTS);
 }
 
-/// The first forward is correct, and the gradient of the embedding alone is not.
+/// The first forward pass is correct. Only the gradient of the embedding is wrong.
 #[test]
 fn a_sum_of_a_complete_gradient() {
     let found = assert_fails(Fault::SummedTwice, "tp2-dp1", &RESULTS);
@@ -101,7 +101,7 @@ fn a_sum_of_a_complete_gradient() {
     );
 }
 
-/// As the bias is 0 at the start, the first loss and its other gradients are correct.
+/// The bias is 0 at the start, so the first loss and its other gradients are correct.
 #[test]
 fn a_bias_that_every_rank_adds() {
     let columns = [
@@ -133,7 +133,7 @@ fn a_norm_whose_gradient_is_not_summed_under_sequence_parallelism() {
     assert_eq!(found.unequal_replicas, ["norm.weight"]);
 }
 
-/// Two groups of keys and values over four ranks.
+/// Four ranks share two groups of keys and values.
 #[test]
 fn shared_keys_and_values_whose_gradients_are_not_summed() {
     let columns = [
@@ -151,7 +151,7 @@ fn shared_keys_and_values_whose_gradients_are_not_summed() {
     assert_eq!(found.unequal_replicas, ["attention.qkv.weight"]);
 }
 
-/// The gradients are correct; the norm is too large and clips them too much, which affects later steps.
+/// The gradients are correct. Their norm is too large and clips them too much, which affects later steps.
 #[test]
 fn a_parameter_that_the_norm_counts_twice() {
     let columns = ["loss", "last grad", "grad norm", "final weights"];
@@ -176,7 +176,7 @@ fn a_norm_that_each_rank_takes_of_its_own_part() {
     );
 }
 
-/// Every split parameter, and no other.
+/// Affects every split parameter, and no other parameter.
 #[test]
 fn one_seed_for_all_parts() {
     let columns = [&["initial weights"], &RESULTS[..]].concat();
@@ -190,7 +190,7 @@ fn one_seed_for_all_parts() {
         "up.weight",
     ];
     assert_eq!(found.unequal_weights, split);
-    // Padding is no longer where it should be.
+    // Padding is no longer at its place.
     assert_eq!(
         found.unequal_replicas,
         ["embedding.weight", "output.weight"]
@@ -220,7 +220,7 @@ fn the_same_positions_for_all_parts_of_the_sequence() {
     assert_eq!(found.unequal_replicas, ["positions.weight"]);
 }
 
-/// The rest is correct, as the data-parallel wrapper broadcasts the weights of the first rank.
+/// All other columns are correct, since the data-parallel wrapper broadcasts the weights of the first rank.
 #[test]
 fn a_rank_that_starts_from_other_weights() {
     let columns = ["initial weights"];
@@ -249,7 +249,7 @@ fn a_mean_of_means() {
     assert_fails(Fault::MeanOfMeans, "tp1-dp2", &RESULTS);
 }
 
-/// One rank has the samples at once.
+/// One rank computes all samples at once.
 #[test]
 fn micro_batches_that_are_divided_by_their_own_tokens() {
     for (fault, least, most) in [
@@ -270,14 +270,14 @@ fn smoothing_over_the_part_of_the_vocabulary_that_a_rank_has() {
     assert!(!found.unequal_replicas.is_empty());
 }
 
-/// Far below the tolerance, but replicas are no longer bit-equal.
+/// The difference is far below the tolerance, but replicas are no longer bit-equal.
 #[test]
 fn ranks_of_the_data_axis_that_drift_apart() {
     let found = assert_fails_with_replicas(Fault::Drift, "tp1-dp2", &[]);
     assert!(found.final_weights.relative > 0.0);
 }
 
-/// It is an error, not a failing row.
+/// The layout causes an error, not a failing row.
 #[test]
 fn a_layout_that_cannot_be_run() {
     let subject = FaultySubject::default();
@@ -306,7 +306,7 @@ fn a_layout_that_cannot_be_run() {
     }
 }
 
-/// The exchanges of sequence parallelism in chunks; layers in 8 bits have none.
+/// Tests chunked exchanges of sequence parallelism. FP8 layers have no chunked exchanges.
 #[test]
 fn a_chunk_that_is_dropped_or_out_of_order() {
     for (fault, layout) in [
@@ -321,7 +321,7 @@ fn a_chunk_that_is_dropped_or_out_of_order() {
     }
 }
 
-/// The columns that fail with a fault under a setting, without which the model passes.
+/// Returns the columns that fail with a fault under a setting. The model must pass without the fault.
 #[track_caller]
 fn failing(subject: FaultySubject, layout: &str, options: &VerifyOptions) -> Vec<&'static str> {
     let run = |fault| {
@@ -334,7 +334,7 @@ fn failing(subject: FaultySubject, layout: &str, options: &VerifyOptions) -> Vec
     report.rows()[0].1.failing(options.tolerance)
 }
 
-/// One rank has the samples at once.
+/// One rank computes all samples at once.
 #[test]
 fn an_epilogue_that_replaces_the_gradient_of_a_bias() {
     let subject = FaultySubject {

@@ -1,4 +1,4 @@
-//! The training loop with FP8 layers: the layouts agree, and the state after a step is correct.
+//! Tests the training loop with FP8 layers: the layouts agree, and the state after a step is correct.
 
 use std::collections::BTreeMap;
 
@@ -78,7 +78,7 @@ struct RankResult {
     steps: Vec<StepMetrics>,
     held_out: f64,
     states: States,
-    /// Number of the pipeline rank, and the paths of its layers in 8 bits.
+    /// The pipeline rank, and the paths of its FP8 layers.
     pipeline: usize,
     layers: Vec<String>,
 }
@@ -145,12 +145,13 @@ fn config(steps: usize) -> TrainConfig {
 #[track_caller]
 fn assert_near(what: &str, found: f64, expected: f64, tolerance: f64) {
     let distance = (found - expected).abs() / expected.abs();
-    // NaN is not near anything.
+    // NaN is not close to any number.
     assert!(distance <= tolerance, "{what}: {found}, not {expected}");
 }
 
-/// Another order of sums can change the code of an activation by one step, 1/16 of it; and with current
-/// scaling a larger micro-batch has another scale. So the losses of layouts are close, not equal.
+/// A different order of sums can change the code of an activation by one step, which is 1/16 of its value. With
+/// current scaling, a larger micro-batch has a different scale. The losses of layouts are therefore close, but not
+/// equal.
 #[test]
 fn every_layout_trains_as_one_rank_does() {
     for recipe in RECIPES {
@@ -175,16 +176,16 @@ fn every_layout_trains_as_one_rank_does() {
             for rank in &ranks {
                 for (found, expected) in rank.steps.iter().zip(&one.steps) {
                     let what = format!("{recipe}, {layout:?}, step {}", found.step);
-                    // Scales of smaller micro-batches are others, and training makes much of little.
+                    // Smaller micro-batches have different scales, and training amplifies the difference.
                     let limit = if found.step == 1 { 0.01 } else { 0.05 };
                     assert_near(&what, found.loss, expected.loss, limit);
                 }
                 assert_near(recipe, rank.held_out, one.held_out, 0.05);
-                // The ranks of a stage have one state.
+                // All ranks of a stage have the same state.
                 let same = ranks.iter().find(|other| other.pipeline == rank.pipeline);
                 assert_eq!(rank.states, same.unwrap().states);
             }
-            // All stages together have the layers of one rank, and near its scales.
+            // Together, all stages have the layers of one rank, with nearly the same scales.
             let mut states = States::new();
             ranks
                 .into_iter()
@@ -201,8 +202,8 @@ fn every_layout_trains_as_one_rank_does() {
     }
 }
 
-/// Full sharding keeps no FP8 weights, other stages do: results are bit-equal if gradients are summed in the
-/// same order, which differs from stage 2 on.
+/// Full sharding stores no FP8 weights, other stages do. Results are bit-equal if gradients are summed in the same
+/// order. The order differs from ZeRO-2 on.
 #[test]
 fn sharding_changes_no_bit() {
     for recipe in RECIPES {
@@ -259,7 +260,7 @@ fn evaluations_leave_no_trace() {
     }
 }
 
-/// The gradients of every step overflow: all steps are skipped, and no scale is derived from them.
+/// The gradients of every step overflow. All steps are skipped, and no scale is derived from them.
 #[test]
 fn a_skipped_step_holds_the_scales_of_what_was_not_finite() {
     let config = TrainConfig {
@@ -294,7 +295,7 @@ fn without_8_bits(first_last_bf16: usize, pipeline: usize) -> Vec<Vec<String>> {
     ranks.map(|rank| rank.layers).collect()
 }
 
-/// First and last refer to the model, not to a stage.
+/// The first and the last blocks are blocks of the model, not of a stage.
 #[test]
 fn the_first_and_the_last_blocks_are_left_out() {
     let layers = |blocks: &[usize]| -> Vec<String> {

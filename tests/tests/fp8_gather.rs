@@ -1,4 +1,4 @@
-//! Gathering the weights of FP8 layers in FP8: bit-equal to gathering floats that the layers quantize.
+//! Tests that gathering the weights of FP8 layers in FP8 is bit-equal to gathering floats that the layers quantize.
 
 use burn::tensor::{DType, Device, Tensor};
 use burn_megatron::comm::{ParallelContext, World};
@@ -91,7 +91,7 @@ fn train(
         assert_eq!(peak.parameters, planned.parameters);
         assert_eq!(peak.optimizer, planned.optimizer);
         assert_eq!(peak.gradients, planned.gradients);
-        // From ZeRO-2 on a second micro-batch adds its sums to those of the first.
+        // From ZeRO-2 on, a second micro-batch adds its sums to the sums of the first micro-batch.
         let several_sums = settings.zero_stage > ZeroStage::Optimizer;
         assert!(several_sums || peak.buffers <= planned.buffers);
         Ok::<_, AnyError>(Seen {

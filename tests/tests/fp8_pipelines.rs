@@ -1,4 +1,4 @@
-//! Pipelines, recomputation and micro-batches are bit-equal to one rank with FP8 layers.
+//! Tests that pipelines, recomputation and micro-batches are bit-equal to one rank with FP8 layers.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -69,7 +69,7 @@ impl Blocks {
     }
 }
 
-/// The input of a micro-batch, of another size in every step.
+/// Returns the input of a micro-batch. Its magnitude differs between steps.
 fn input(step: usize, micro_batch: usize) -> Tensor<3> {
     let value = |i: usize| {
         let phase = (100 * step + 10 * micro_batch) as f64;
@@ -102,7 +102,7 @@ impl Stage for Stages<'_> {
     }
 }
 
-/// The bits of each parameter, and the states.
+/// The bits of each parameter, and the FP8 states.
 type Outcome = (BTreeMap<String, Vec<u32>>, BTreeMap<String, Fp8LayerState>);
 
 fn train(kind: Option<ScheduleKind>, recomputed: bool, fp8: &Fp8Config) -> Outcome {
@@ -184,7 +184,7 @@ fn every_schedule_with_and_without_recomputation_gives_the_bits_of_one_rank() {
             seen.push(one.0);
         }
     }
-    // Saved in 8 bits or not: the same. Another recipe: others.
+    // Saving in FP8 or not gives the same results. Another recipe gives different results.
     for (i, parameters) in seen.iter().enumerate() {
         for (j, other) in seen.iter().enumerate() {
             assert_eq!(parameters == other, i / 2 == j / 2, "{i} {j}");

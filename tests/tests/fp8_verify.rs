@@ -1,4 +1,4 @@
-//! `verify` of models with FP8 layers.
+//! Tests `verify` of models with FP8 layers.
 
 use std::sync::{Arc, Mutex};
 
@@ -63,8 +63,8 @@ fn layouts_compute_what_one_rank_computes_in_8_bits() {
     }
 }
 
-/// The default layouts of the command, with one seed, for a recipe with one scale per tensor and one with a scale per
-/// block.
+/// Tests the default layouts of the command with one seed, for a recipe with one scale per tensor and for a recipe
+/// with one scale per block.
 #[test]
 #[ignore = "slow: run by cargo xtask test --all"]
 fn the_default_layouts_pass_in_8_bits() {
@@ -108,7 +108,7 @@ fn scales_of_a_micro_batch_differ_from_those_of_all_samples() {
     assert!(!report.passes(), "{report}");
 }
 
-/// Records the FP8 layers of the ranks, and can skip the reduction over the data axis.
+/// Records the FP8 layers of the ranks. Can skip the reduction over the data axis.
 struct Seen {
     inner: TransformerSubject,
     layers: Mutex<Vec<Fp8>>,
@@ -169,7 +169,7 @@ fn a_skipped_reduction_is_reported() {
     assert!(failing.contains(&"parameter grad"), "{failing:?}\n{report}");
 }
 
-/// Delayed scales come from the earlier steps, so every step must end.
+/// Delayed scales come from earlier steps, so every step must end.
 #[test]
 fn delayed_scales_carry_over_from_step_to_step() {
     let subject = Seen::new(false);

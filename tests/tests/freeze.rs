@@ -1,4 +1,4 @@
-//! Frozen parameters: the other parameters have the gradients that they have without freezing.
+//! Tests frozen parameters: the other parameters have the same gradients as without freezing.
 
 use std::collections::BTreeMap;
 
@@ -51,7 +51,8 @@ fn gradients(
         .collect()
 }
 
-/// Freezes half of the parameters in several ways: of any two parameters each is frozen in one of them without the other.
+/// Returns several halves of the parameters to freeze. For any two parameters, one of the halves contains the first
+/// parameter but not the second.
 fn halves(paths: &[&String]) -> Vec<Vec<String>> {
     let bits = usize::BITS - paths.len().leading_zeros();
     let half = |bit: u32, value: usize| {

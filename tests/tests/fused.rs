@@ -1,4 +1,4 @@
-//! A model computes the same with and without fused kernels.
+//! Tests that a model computes the same with and without fused kernels.
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_megatron::comm::ParallelContext;
@@ -14,7 +14,7 @@ use burn_megatron_tests::{small_gpt, small_llama, without_dropout};
 const SAMPLES: usize = 3;
 const STEPS: usize = 4;
 
-/// The tolerance in f64, relative to the largest value: 64 ulp, of which four occur.
+/// The tolerance in f64, relative to the largest value: 64 ulp. Differences of four ulp occur.
 const IN_F64: f64 = 64.0 * f64::EPSILON;
 
 /// The results of training.
@@ -22,7 +22,7 @@ const IN_F64: f64 = 64.0 * f64::EPSILON;
 struct Trained {
     losses: Vec<f64>,
     norms: Vec<f64>,
-    /// Those of the first step.
+    /// The gradients of the first step.
     gradients: Vec<Vec<f64>>,
 }
 
@@ -31,7 +31,7 @@ fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
     data.try_into_vec().unwrap()
 }
 
-/// Tokens in two micro-batches, so that weight gradients are added up.
+/// Trains on two micro-batches, so that weight gradients are accumulated.
 fn train(config: &TransformerConfig, choices: &KernelChoices, dtype: DType) -> Trained {
     let (groups, device) = (ParallelContext::single(), Device::flex());
     let scope = ModelBuilder::with(&groups, &device, 3, dtype);
@@ -39,7 +39,7 @@ fn train(config: &TransformerConfig, choices: &KernelChoices, dtype: DType) -> T
         .init_with(scope.with_kernels(choices).unwrap())
         .unwrap();
     let mut ddp = DistributedDataParallel::new(model, &groups).unwrap();
-    // Burn's AdamW rounds its settings to f32; these are numbers that f32 holds.
+    // Burn's AdamW rounds its settings to f32. These numbers are exact in f32.
     let settings = AdamWConfig {
         beta1: 0.5,
         beta2: 0.5,

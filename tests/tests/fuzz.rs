@@ -1,5 +1,5 @@
-//! Each fuzz target over some thousand mutated inputs: no panic, and allocations proportional to the length
-//! of the input. cargo-fuzz runs the same targets for longer: see `tools/fuzz/`.
+//! Tests each fuzz target on some thousand mutated inputs. A target must not panic, and its allocations must be
+//! proportional to the length of the input. cargo-fuzz runs the same targets for longer: see `tools/fuzz/`.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -16,7 +16,7 @@ thread_local! {
 }
 
 fn note(size: usize) {
-    // A thread may allocate while it ends.
+    // A thread may allocate while it exits.
     let _ = LARGEST.try_with(|largest| largest.set(largest.get().max(size)));
 }
 
@@ -45,16 +45,16 @@ unsafe impl GlobalAlloc for Largest {
 #[global_allocator]
 static ALLOCATOR: Largest = Largest;
 
-/// The allocation allowed for a small input.
+/// The number of bytes that a small input may allocate.
 const FEW: usize = 64 << 20;
 
-/// The allocation allowed per byte.
+/// The number of bytes that an input may allocate per byte.
 const PER_BYTE: usize = 512;
 
 /// The time limit of a small input.
 const LONG: Duration = Duration::from_secs(20);
 
-/// Inputs of a target.
+/// The number of inputs per target.
 const INPUTS: usize = 20_000;
 
 fn target(name: &str) -> &'static Target {
@@ -62,7 +62,7 @@ fn target(name: &str) -> &'static Target {
     found.expect("there is such a target")
 }
 
-/// Runs an input and returns its fault, if any.
+/// Runs an input. Returns a description of its fault, or `None`.
 fn fault(target: &Target, input: &[u8]) -> Option<String> {
     LARGEST.set(0);
     let started = Instant::now();
@@ -92,7 +92,7 @@ fn fuzz(name: &str) {
         }
         accepted += usize::from((target.run)(&input));
     }
-    // Mutations that are all rejected at the first byte find nothing.
+    // Mutations that are all rejected at the first byte would test nothing.
     assert!(
         accepted > 0 && accepted < INPUTS,
         "{name}: {accepted} accepted"

@@ -1,7 +1,7 @@
-//! A GPU (CUDA or wgpu) computes the same as the CPU.
+//! Tests that a GPU (CUDA or wgpu) computes the same results as the CPU.
 #![cfg(any(feature = "cuda", feature = "wgpu"))]
 
-/// On CUDA here, so that they run on the emulated GPU as well; on wgpu in `main`.
+/// On CUDA these tests are in this binary, so that they also run on the emulated GPU. On wgpu they are in `main`.
 #[cfg(feature = "cuda")]
 mod devices;
 
@@ -28,7 +28,7 @@ fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
     tensor.into_data().try_into_vec().unwrap()
 }
 
-/// The largest difference over the largest expected value.
+/// Returns the largest difference divided by the largest expected value.
 fn difference(found: &[f32], expected: &[f32]) -> f32 {
     assert_eq!(found.len(), expected.len());
     let largest = expected.iter().fold(0.0f32, |max, x| max.max(x.abs()));
@@ -41,10 +41,10 @@ fn difference(found: &[f32], expected: &[f32]) -> f32 {
     }
 }
 
-/// Sums in f32, in another order.
+/// The tolerance of f32 sums in a different order.
 const CLOSE: f32 = 1e-4;
 
-/// The same after Burn's own products, which round their factors to 10 bits (TF32) on CUDA.
+/// The tolerance after Burn's products, which round their factors to 10 bits (TF32) on CUDA.
 const PRODUCTS: f32 = if cfg!(feature = "cuda") { 5e-3 } else { CLOSE };
 
 #[track_caller]
@@ -53,7 +53,7 @@ fn assert_close(what: &str, found: &[f32], expected: &[f32], tolerance: f32) {
     assert!(apart < tolerance, "{what}: off by {apart:e}");
 }
 
-/// `tanh(x w)`, saving its output.
+/// Computes `tanh(x w)` and saves its output.
 #[derive(Debug)]
 struct TanhProduct;
 
@@ -81,7 +81,7 @@ impl Function for TanhProduct {
     }
 }
 
-/// The output of [`TanhProduct`], and the gradients of its inputs.
+/// Returns the output of [`TanhProduct`], and the gradients of its inputs.
 fn tanh_product(device: &Device) -> [Vec<f32>; 3] {
     let device = device.clone().autodiff();
     let wave = |shape: [usize; 2], phase: f32| {
@@ -112,7 +112,7 @@ fn a_function_with_its_own_backward() {
     }
 }
 
-/// `1, 2, ..` on rank 0, a hundred times that on rank 1: f32 holds all sums exactly.
+/// Returns `1, 2, ..` on rank 0, and a hundred times these numbers on rank 1. f32 represents all sums exactly.
 fn counted(shape: [usize; 2], rank: usize, device: &Device) -> Tensor<2> {
     let count = (1..=shape[0] * shape[1]).map(|i| i as f32 * [1.0, 100.0][rank]);
     Tensor::from_data(TensorData::new(count.collect::<Vec<_>>(), shape), device)
@@ -120,7 +120,7 @@ fn counted(shape: [usize; 2], rank: usize, device: &Device) -> Tensor<2> {
 
 type Collective = fn(Tensor<2>, &Comm) -> Tensor<2>;
 
-/// The result of each of two ranks, and the gradient of its input.
+/// Returns the result of each of two ranks, and the gradient of its input.
 fn both_ways(collective: Collective, device: &Device) -> Vec<[Vec<f32>; 2]> {
     let device = device.clone().autodiff();
     let run = |rank: burn_megatron::comm::Rank| {
@@ -201,7 +201,7 @@ fn initial_weights_are_bit_equal() {
     assert_eq!(weights(&gpu()), weights(&Device::flex()));
 }
 
-/// The results of a training step, assembled over the ranks.
+/// The results of a training step, collected from the ranks.
 struct Step {
     loss: f32,
     norm: f64,
@@ -212,7 +212,7 @@ struct Step {
 
 const SAMPLES: usize = 2;
 
-/// Random tokens below `below`, one row per sample.
+/// Returns random tokens below `below`, one row per sample.
 fn tokens(key: u64, config: &TransformerConfig, device: &Device) -> Tensor<2, Int> {
     let shape = [SAMPLES, config.context];
     let mut tokens = vec![];
@@ -311,7 +311,7 @@ fn assert_steps_alike(
     );
 }
 
-/// The same with these kernels on the GPU.
+/// Compares steps like [`assert_steps_alike`], with these kernels on the GPU.
 #[track_caller]
 fn assert_steps_alike_with(
     kernels: &KernelChoices,
@@ -337,7 +337,7 @@ fn assert_steps_alike_with(
     }
 }
 
-/// A GPT whose attention is fused.
+/// Returns a GPT with fused attention.
 fn gpt() -> TransformerConfig {
     TransformerConfig {
         attention_dropout: 0.0,
@@ -345,7 +345,7 @@ fn gpt() -> TransformerConfig {
     }
 }
 
-/// GELU, its derivative and the gradient of its bias are computed by cuBLASLt, in f32 and rounded once.
+/// cuBLASLt computes GELU, its derivative and the gradient of its bias in f32, and rounds them once.
 #[cfg(feature = "cuda")]
 #[test]
 fn a_step_with_gelu_as_an_epilogue() {
@@ -373,7 +373,7 @@ fn a_step_of_a_gpt_with_sequence_parallelism() {
     assert_steps_alike(&gpt(), 2, true, CLOSE);
 }
 
-/// Dropout of the probabilities: attention is made of Burn's operations.
+/// Dropout of the probabilities: attention consists of Burn's operations.
 #[test]
 fn a_step_of_a_gpt_whose_attention_is_not_fused() {
     assert_steps_alike(&small_gpt().config, 2, false, PRODUCTS);
@@ -384,7 +384,7 @@ fn a_step_of_a_llama_with_sequence_parallelism() {
     assert_steps_alike(&small_llama().config, 2, true, CLOSE);
 }
 
-/// Three steps of a Llama: the largest logits, and the parameters.
+/// Trains a Llama for three steps. Returns the largest logits and the parameters.
 fn clipped(device: &Device, attention: KernelChoice) -> (Vec<f32>, Vec<Vec<f32>>) {
     let subject = without_dropout(small_llama());
     let config = TrainConfig {

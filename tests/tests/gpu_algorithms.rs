@@ -1,4 +1,4 @@
-//! Algorithms of cuBLASLt: timed on request, kept, and used by later products alone.
+//! Tests the algorithms of cuBLASLt: they are timed only on request, saved, and used by later products.
 #![cfg(feature = "cuda")]
 
 use std::{env, fs};
@@ -23,7 +23,7 @@ fn matrix(rows: usize, columns: usize, device: &Device) -> Tensor<2> {
     wave.reshape([rows, columns]).cast(DType::BF16)
 }
 
-/// A product with a bias and one with GELU: their values.
+/// Returns the values of a product with a bias and of a product with GELU.
 fn products(device: &Device) -> Vec<f32> {
     let (x, weight) = (matrix(24, 32, device), matrix(32, 40, device));
     let bias = matrix(1, 40, device).reshape([40]);
@@ -33,7 +33,8 @@ fn products(device: &Device) -> Vec<f32> {
     values.try_into_vec().expect("f32")
 }
 
-/// Compares products of two algorithms. On a GPU they may add in another order, which changes the last bit of bf16.
+/// Compares products of two algorithms. On a GPU, algorithms may add in a different order, which changes the last bit
+/// of bf16.
 fn assert_same(products: &[f32], expected: &[f32], emulated: bool) {
     let tolerance = if emulated { 0.0 } else { 2f32.powi(-6) };
     for (product, expected) in products.iter().zip(expected) {
@@ -44,8 +45,8 @@ fn assert_same(products: &[f32], expected: &[f32], emulated: bool) {
     assert_eq!(products.len(), expected.len());
 }
 
-/// Runs `work`, and returns the algorithms of the products that it launches, in their order. Returns `None` on a GPU,
-/// which does not write them.
+/// Runs `work`, and returns the algorithms of the products that it launches, in order. Returns `None` on a GPU, which
+/// does not record them.
 fn launched(work: impl FnOnce()) -> Option<Vec<u64>> {
     let file = env::var_os("BURN_MEGATRON_EMULATOR_COUNTS");
     let read = || {
@@ -62,7 +63,7 @@ fn launched(work: impl FnOnce()) -> Option<Vec<u64>> {
     Some(numbers.collect())
 }
 
-/// One test, as the choices are those of the process.
+/// A single test, since the selected algorithms belong to the process.
 #[test]
 fn algorithms_are_chosen_on_request_alone() {
     let device = gpu();
@@ -89,10 +90,10 @@ fn algorithms_are_chosen_on_request_alone() {
     let text = serde_json::to_string(&timed).expect("JSON");
     let read: GemmAlgorithms = serde_json::from_str(&text).expect("the same");
     assert_eq!(read, timed);
-    // Timing has chosen nothing.
+    // Timing has not selected an algorithm.
     assert_eq!(launched(|| drop(products(&device))), usual);
     if emulated {
-        // The emulated GPU keeps the number of an algorithm in the last word, its workspace before.
+        // The emulated GPU stores the number of an algorithm in the last word, and its workspace in the word before.
         for (chosen, (number, workspace)) in
             timed.products.values_mut().zip([(2, 128 << 10), (1, 0)])
         {
@@ -115,6 +116,6 @@ fn algorithms_are_chosen_on_request_alone() {
     let mut foreign = timed;
     foreign.library.device = "another device".into();
     let error = use_algorithms(&device, &foreign).unwrap_err();
-    let prefix = "the algorithms are those of another device with cuBLASLt ";
+    let prefix = "the algorithms were chosen on another device with cuBLASLt ";
     assert!(error.starts_with(prefix), "{error}");
 }

@@ -1,4 +1,4 @@
-//! Training steps on a device whose ranks share sequences: the same as on one rank of the CPU.
+//! Tests training steps on a device whose ranks share sequences: the results equal one rank on the CPU.
 #![cfg(any(feature = "cuda", feature = "wgpu"))]
 
 use burn::module::{Module, ModuleVisitor, Param};
@@ -18,8 +18,8 @@ use burn_megatron_verify::ModelSubject;
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Samples whose documents start at these tokens, by sample in turn; `None` has those of the subject, three tokens long on
-/// average.
+/// The starts of the documents of each sample, repeated in order. `None` uses the documents of the subject, which
+/// have three tokens on average.
 type Starts = Option<&'static [&'static [usize]]>;
 
 struct Rows {
@@ -41,11 +41,11 @@ impl Samples for Rows {
     }
 }
 
-/// What three steps have computed.
+/// The results of three steps.
 struct Trained {
-    /// The loss and the gradient norm of each.
+    /// The loss and the gradient norm of each step.
     numbers: Vec<f64>,
-    /// The weights after them.
+    /// The weights after the steps.
     weights: Weights,
 }
 
@@ -59,7 +59,7 @@ impl ModuleVisitor for Weights {
     }
 }
 
-/// Three steps of four samples on a rank.
+/// Trains three steps of four samples on a rank.
 fn train_rank(
     rank: &Rank,
     layout: &ParallelConfig,
@@ -74,7 +74,7 @@ fn train_rank(
     let groups = ParallelContext::new(layout, rank)?;
     let builder = ModelBuilder::with(&groups, device, 3, DType::F32);
     let model = config.init_with(builder)?;
-    // A large epsilon keeps what rounding makes of small gradients small.
+    // A large epsilon limits the effect of rounding in small gradients.
     let adam = AdamWConfig {
         epsilon: 1e-3,
         ..AdamWConfig::default()
@@ -115,7 +115,7 @@ fn one_rank() -> ParallelConfig {
     ParallelConfig::new().with_data(1)
 }
 
-/// Losses and norms relatively, weights to the largest of their parameter.
+/// Compares losses and norms relative to their values, and weights relative to the largest weight of their parameter.
 #[track_caller]
 fn assert_near(what: &str, found: &Trained, expected: &Trained) {
     for (found, expected) in found.numbers.iter().zip(&expected.numbers) {
@@ -147,7 +147,7 @@ fn every_exchange_trains_as_one_rank_of_the_cpu() {
     }
 }
 
-/// Of 1 to 16 tokens: with 4 tokens of a rank they are on one, two and four ranks.
+/// Documents of 1 to 16 tokens. With 4 tokens per rank, a document is on one, two or four ranks.
 const DOCUMENTS: &[&[usize]] = &[&[0], &[0, 8, 15], &[0, 1, 3, 5, 9], &[0, 2, 4, 8, 14]];
 
 #[test]
@@ -162,7 +162,7 @@ fn documents_on_groups_by_their_length_train_as_on_one_rank_of_the_cpu() {
     }
 }
 
-/// The ranks share a device, which NCCL allows by NCCL_MULTI_RANK_GPU_ENABLE.
+/// The ranks share a device, which NCCL allows with NCCL_MULTI_RANK_GPU_ENABLE.
 #[test]
 fn documents_on_groups_by_their_length_train_over_nccl() {
     if !cfg!(feature = "cuda") || std::env::var("NCCL_MULTI_RANK_GPU_ENABLE").is_err() {

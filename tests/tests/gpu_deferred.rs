@@ -1,4 +1,4 @@
-//! On a device, a run that reads each step one step later equals one that reads at once.
+//! Tests deferred readings on a device: reading the results of each step one step later changes nothing in a run.
 #![cfg(any(feature = "cuda", feature = "wgpu"))]
 
 use burn_megatron::data_parallel::Precision;

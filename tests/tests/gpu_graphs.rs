@@ -1,4 +1,5 @@
-//! On a CUDA device, a graph of a micro-batch does what its launches do, and a run of graphs what a run without them does.
+//! Tests CUDA graphs of micro-batches. A graph gives the same results as separate launches, and a run with graphs the
+//! same results as a run without graphs.
 #![cfg(feature = "cuda")]
 
 use burn::backend::{Backend, Dispatch};
@@ -24,7 +25,7 @@ type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
 const ROWS: usize = 2;
 
-/// Without dropout, whose masks differ from step to step.
+/// Returns the configuration with two layers and without dropout, whose masks differ between steps.
 fn two_layers(config: &TransformerConfig) -> TransformerConfig {
     TransformerConfig {
         layers: 2,
@@ -34,7 +35,7 @@ fn two_layers(config: &TransformerConfig) -> TransformerConfig {
     }
 }
 
-/// A model, and a micro-batch for it.
+/// A model, and a micro-batch for the model.
 struct Step {
     ddp: DistributedDataParallel<Transformer>,
     tokens: Tokens,
@@ -55,7 +56,7 @@ impl Step {
         }
     }
 
-    /// The forward and the backward of the micro-batch; its loss.
+    /// Runs the forward and backward pass of the micro-batch. Returns its loss.
     fn run(&self) -> Tensor<1> {
         let (tokens, targets) = (self.tokens.clone(), self.tokens.ids.clone());
         let forward = |model: &Transformer| model.losses(tokens, targets).sum();
@@ -64,7 +65,7 @@ impl Step {
         loss.inner()
     }
 
-    /// The gradients of all micro-batches since the last call.
+    /// Returns the gradients of all micro-batches since the last call.
     fn gradients(&mut self) -> Vec<Vec<f32>> {
         let gradients = self.ddp.reduce(1).unwrap();
         let all = self.ddp.full_gradients(&gradients).into_iter();
@@ -76,8 +77,9 @@ fn values(x: Tensor<1>) -> Vec<f32> {
     x.into_data().try_into_vec().unwrap()
 }
 
-/// Nothing in a micro-batch reads from the device, waits for it or allocates beyond what one before has used, and its
-/// products, attention and sums are all captured; so a replay adds to the gradients what launches would.
+/// A micro-batch does not read from the device, does not wait for it, and allocates no more memory than an earlier
+/// micro-batch. Its products, attention and sums are all captured. A replay therefore adds the same gradients as
+/// launches.
 #[test]
 fn a_micro_batch_is_captured_and_replayed() {
     for config in [small_gpt().config, small_llama().config] {
@@ -94,7 +96,7 @@ fn a_micro_batch_is_captured_and_replayed() {
         let loss = step.run();
         let graph = Dispatch::graph_stop_capture(device).unwrap();
         for _ in 0..2 {
-            // SAFETY: the loss and the gradients are alive, and used by no other stream.
+            // SAFETY: the loss and the gradients are alive, and no other stream uses them.
             unsafe { Dispatch::graph_replay(device, &graph) }.unwrap();
         }
         assert_eq!(values(loss), losses[3]);
@@ -118,7 +120,7 @@ impl Observer for Metrics {
     }
 }
 
-/// Ten steps of two micro-batches on each rank, of shorter rows in the first four.
+/// Ten steps of two micro-batches on each rank. The first four steps have shorter rows.
 struct Run<'a> {
     config: TransformerConfig,
     data_parallel: DataParallelConfig,
@@ -127,7 +129,7 @@ struct Run<'a> {
     text: &'a TextData,
 }
 
-/// Metrics, the bits of the parameters, and how the micro-batches ran.
+/// The metrics, the bits of the parameters, and how the micro-batches ran.
 type Trained = (Vec<String>, Vec<u32>, Option<CudaGraphStats>);
 
 impl Run<'_> {
@@ -171,7 +173,7 @@ impl Run<'_> {
         for (plain, graphs) in plain.into_iter().zip(graphs) {
             assert_eq!(plain.0, graphs.0, "{name}");
             assert!(plain.1 == graphs.1, "{name}: weights of other bits");
-            // Steps 1 to 4 have one shape, 5 to 10 another.
+            // Steps 1 to 4 have one shape, and steps 5 to 10 have another shape.
             let expected = CudaGraphStats {
                 captured: 2,
                 replayed: 5 + 9,
@@ -225,7 +227,7 @@ fn a_run_of_graphs_has_the_bits_of_one_without() {
     }
 }
 
-/// The ranks share a device, which NCCL allows by NCCL_MULTI_RANK_GPU_ENABLE.
+/// The ranks share a device, which NCCL allows with NCCL_MULTI_RANK_GPU_ENABLE.
 #[test]
 fn two_ranks_over_nccl_replay_graphs() {
     if std::env::var("NCCL_MULTI_RANK_GPU_ENABLE").is_err() {

@@ -1,4 +1,4 @@
-//! What a device's pool has in use in a training step is what is planned.
+//! Tests that the memory that a device's pool uses in a training step equals the plan.
 #![cfg(any(feature = "cuda", feature = "wgpu"))]
 
 use std::sync::Mutex;
@@ -24,18 +24,18 @@ use burn_megatron_verify::memory_report::memory_report;
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
-/// The tests share the pool.
+/// The tests share the pool, so they run one at a time.
 static ALONE: Mutex<()> = Mutex::new(());
 
 const MICRO_BATCH: usize = 4;
 
-/// Between two questions, so that the step has the cores.
+/// The pause between two queries of the pool, so that the step can use the cores.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// In several the peak is seen at least once.
+/// The number of steps. With several steps, the peak is observed at least once.
 const STEPS: usize = 3;
 
-/// Activations are as much as the state.
+/// Returns a model whose activations are as large as its state.
 fn model() -> TransformerConfig {
     TransformerConfig {
         hidden: 128,
@@ -67,7 +67,7 @@ fn planned(recompute: &RecomputeConfig) -> u64 {
     report.fullest().1.peak.total()
 }
 
-/// The most bytes that the pool has in use while `run` runs, as often as it can be asked.
+/// Returns the maximum number of bytes in use while `run` runs. The pool is queried repeatedly.
 fn most_in_use(
     device: &Device,
     run: impl FnOnce() -> Result<(), AnyError>,
@@ -90,7 +90,8 @@ fn most_in_use(
     })
 }
 
-/// The most bytes in use in a step, and those that the pool reserves after it.
+/// Returns the maximum number of bytes in use in a step, and the number of bytes that the pool reserves after the
+/// step.
 fn measured(recompute: &RecomputeConfig) -> (u64, u64) {
     let run = |rank| {
         let device = gpu();
@@ -105,7 +106,7 @@ fn measured(recompute: &RecomputeConfig) -> (u64, u64) {
         let text = Text::new();
         let samples = text.open().samples(128, 1)?;
         let mut trainer = Trainer::new(model, &groups, &device, &config)?;
-        // The first step chooses kernels, whose trials take memory too.
+        // The first step selects kernels. Its trials use memory too.
         trainer.step(&samples, &mut NoopObserver)?;
         device.sync()?;
         device.memory_cleanup();
@@ -131,7 +132,7 @@ fn the_pool_has_in_use_what_is_planned() {
     ] {
         let (planned, (most, reserved)) = (planned(&recompute), measured(&recompute));
         println!("{planned} planned, {most} in use, {reserved} reserved");
-        // A short peak may not be seen.
+        // A short peak may be missed.
         let ratio = most as f64 / planned as f64;
         assert!(
             (0.8..1.1).contains(&ratio),
@@ -140,7 +141,7 @@ fn the_pool_has_in_use_what_is_planned() {
     }
 }
 
-/// The weights of two layers of 256 x 256, what a step of them keeps, and nothing that stays.
+/// Two layers of 256 x 256: the weights, the tensors that a step keeps, and no permanent memory.
 #[test]
 fn the_report_of_a_module_asks_the_pool() {
     let _alone = ALONE.lock();
@@ -165,7 +166,7 @@ fn the_report_of_a_module_asks_the_pool() {
     let mut all = vec![];
     let growing = |layers: &Vec<Linear>, x: &Tensor<2>| {
         let device = layers[0].weight.device();
-        // The recording of the forward keeps a tensor too, of no device.
+        // The recorded forward pass also keeps a tensor that is not on the device.
         all.push(Tensor::<1>::zeros([100_000], &device.without_autodiff()));
         loss(layers, x)
     };

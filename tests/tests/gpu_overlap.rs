@@ -1,5 +1,5 @@
-//! Exchanges of the tensor axis in chunks, and transfers of pipelines, on a device: the results of the CPU; over NCCL also the
-//! order of the calls, and that they are calls on the device.
+//! Tests chunked exchanges of the tensor axis and transfers of pipelines on a device. The results must equal the CPU.
+//! Over NCCL, the order of the calls is tested too, and that they are calls on the device.
 #![cfg(any(feature = "cuda", feature = "wgpu"))]
 
 use std::slice::from_ref;
@@ -43,7 +43,7 @@ fn chunked() -> [(&'static str, ParallelConfig); 2] {
     ]
 }
 
-/// An MLP on a rank, and its input.
+/// Returns an MLP on a rank, and its input.
 fn mlp(groups: &ParallelContext, device: &Device) -> Result<(ParallelMlp, Tensor<3>), AnyError> {
     let device = device.clone().autodiff();
     let builder = ModelBuilder::with(groups, &device, 3, DType::F32);
@@ -71,7 +71,7 @@ fn on_threads<T: Send>(f: RunRank<'_, T>) -> Vec<T> {
     world.run(|rank| f(&rank)).unwrap()
 }
 
-/// The same over NCCL.
+/// Runs `f` on two ranks of the engine `nccl`.
 fn over_nccl<T: Send>(f: RunRank<'_, T>) -> Vec<T> {
     let joined = join_as_threads(2, |launch| {
         let world = World::processes(launch).engine(Engine::Nccl);
@@ -80,7 +80,7 @@ fn over_nccl<T: Send>(f: RunRank<'_, T>) -> Vec<T> {
     joined.into_iter().flatten().collect()
 }
 
-/// By rank, the output and the gradients of the input and the weights.
+/// Returns the output of each rank, and the gradients of the input and the weights.
 fn results(layout: &ParallelConfig, device: &Device, on_ranks: OnRanks) -> Vec<Vec<f32>> {
     let run = |rank: &Rank| {
         let groups = ParallelContext::new(layout, rank)?;
@@ -99,9 +99,9 @@ fn results(layout: &ParallelConfig, device: &Device, on_ranks: OnRanks) -> Vec<V
     on_ranks(&run).concat()
 }
 
-/// Between devices: the most that was seen is 1.2e-4, on the emulated GPU.
+/// The tolerance between devices. The largest observed difference is 1.2e-4, on the emulated GPU.
 const OF_CPU: f32 = 1e-3;
-/// Between results of one device.
+/// The tolerance between results of the same device.
 const OF_DEVICE: f32 = 1e-5;
 
 fn assert_near(what: &str, found: &[Vec<f32>], expected: &[Vec<f32>], tolerance: f32) {
@@ -114,7 +114,7 @@ fn assert_near(what: &str, found: &[Vec<f32>], expected: &[Vec<f32>], tolerance:
     }
 }
 
-/// Compares the ranks on the device with the CPU, and chunks with whole exchanges.
+/// Compares the ranks on the device with the CPU, and chunked exchanges with whole exchanges.
 fn check(on_ranks: OnRanks) {
     let on_cpu = results(&plain(), &Device::flex(), on_threads);
     let whole = results(&plain(), &gpu(), on_ranks);
@@ -131,7 +131,7 @@ fn chunks_on_the_device_compute_what_the_cpu_does() {
 
 type Journal = Arc<Mutex<Vec<String>>>;
 
-/// Records when calls on the device start and when they are waited for.
+/// Records when calls on the device start, and when they are waited for.
 #[derive(Debug)]
 struct Recording {
     inner: Arc<dyn Communicator>,
@@ -207,9 +207,10 @@ impl Subscriber for Products {
     fn exit(&self, _: &Id) {}
 }
 
-/// What rank 0 does in the forward, in order.
+/// Returns the events of rank 0 in the forward pass, in order.
 fn events(layout: &ParallelConfig) -> Vec<String> {
-    // With a single subscriber, a thread of another test without one that reaches a span first would disable it for all.
+    // With a single subscriber, a thread of another test without a subscriber could reach a span first and disable
+    // the span for all threads.
     let _second = tracing::Dispatch::new(Products(Journal::default()));
     let run = |rank: &Rank| {
         let journal = Journal::default();
@@ -223,14 +224,14 @@ fn events(layout: &ParallelConfig) -> Vec<String> {
         let products = Products(journal.clone());
         let y = tracing::subscriber::with_default(products, || mlp.forward(x));
         let events = journal.lock().unwrap().clone();
-        // Until the device is done.
+        // Waits until the device is done.
         drop(y.into_data());
         Ok(events)
     };
     over_nccl(&run).swap_remove(0)
 }
 
-/// A call is on its way before the product that hides it is launched. The ranks share a device, which NCCL allows by
+/// A call is started before the product that hides it is launched. The ranks share a device, which NCCL allows with
 /// NCCL_MULTI_RANK_GPU_ENABLE.
 #[test]
 fn calls_over_nccl_are_started_before_the_products_that_hide_them() {
@@ -239,7 +240,7 @@ fn calls_over_nccl_are_started_before_the_products_that_hide_them() {
         return;
     }
     let [(_, ring), (_, bulk)] = chunked();
-    // Two chunks of a rank: its own products hide the gathers of the other's, and the sums of the other's.
+    // A rank has two chunks. Its own products hide the gathers and the sums of the other rank's chunk.
     let ring_calls = [
         "start all_to_all",
         "start all_to_all",
@@ -293,8 +294,8 @@ impl Observer for Losses {
     }
 }
 
-/// Three steps of four micro-batches on two stages: the losses, and what a rank sends and receives, by way of the host or on the
-/// device.
+/// Trains three steps of four micro-batches on two stages. Returns the losses, and the transfers of a rank, through
+/// the host or on the device.
 fn train_stages(
     rank: &Rank,
     fp8_transfers: bool,
@@ -343,10 +344,10 @@ fn stages_over_nccl_exchange_tensors_of_the_device() {
         for ((expected, _), (losses, calls)) in on_cpu.iter().zip(&found) {
             assert_near("losses", from_ref(losses), from_ref(expected), OF_CPU);
             let count = |name: &str| calls.iter().filter(|call| *call == name).count();
-            // A tensor in each direction in a micro-batch, and one of the held-out sample.
+            // One tensor in each direction per micro-batch, and one of the held-out sample.
             let on_device = count("start send") + count("start receive");
             assert_eq!(on_device, 3 * 4 * 2 + 1, "{calls:?}");
-            // The shapes, once in a step, and those of the evaluation.
+            // The shapes, once per step, and the shapes of the evaluation.
             let on_host = count("host send") + count("host receive");
             assert_eq!(on_host, 3 + 1, "{calls:?}");
         }

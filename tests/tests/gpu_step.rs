@@ -1,5 +1,5 @@
-//! What a training step launches, moves and waits for, from the counts of the emulated GPU:
-//! `cargo xtask emulate step`. The budgets are in `gpu_step.toml`.
+//! Tests the launches, copies and waits of a training step with the counts of the emulated GPU: `cargo xtask emulate
+//! step`. The budgets are in `gpu_step.toml`.
 #![cfg(feature = "cuda")]
 
 use std::collections::BTreeSet;
@@ -28,12 +28,12 @@ use burn_megatron_train::{NoopObserver, TrainConfig, Trainer};
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
-/// The variable with the file to which the emulated GPU writes its counts.
+/// The variable that names the file to which the emulated GPU writes its counts.
 const COUNTS: &str = "BURN_MEGATRON_EMULATOR_COUNTS";
 
 const BUDGETS: &str = include_str!("gpu_step.toml");
 
-/// Tokens without order, in which a few occur often.
+/// Random tokens. A few of the tokens are frequent.
 struct Tokens {
     vocabulary: u64,
 }
@@ -61,7 +61,7 @@ impl Samples for Tokens {
     }
 }
 
-/// The lines that the device writes during `work`.
+/// Returns the lines that the device writes during `work`.
 fn lines<T>(
     counts: &Path,
     device: &Device,
@@ -74,7 +74,7 @@ fn lines<T>(
     Ok((result, fs::read_to_string(counts)?.split_off(before)))
 }
 
-/// The second step of a run: the first one compiles and tunes.
+/// Counts the second step of a run. The first step compiles and tunes.
 fn counted(
     config: &TransformerConfig,
     fp8: &Fp8Config,
@@ -112,7 +112,7 @@ fn counted(
     if metrics.skipped {
         return Err(format!("the step was skipped: {metrics:?}").into());
     }
-    // The lines that the wait at the end writes are not the step's.
+    // The lines of the final wait do not belong to the step.
     let counted = counted.strip_suffix(&waited);
     Ok(StepCounts::parse(
         counted.ok_or("the step ends without a wait")?,
@@ -133,7 +133,7 @@ fn runs(case: &StepCase, counts: &Path) -> Result<StepRuns, AnyError> {
     ]))
 }
 
-/// The names of the project's kernels.
+/// Returns the names of the project's kernels.
 fn ours() -> Result<BTreeSet<String>, String> {
     kernels_of(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../burn-megatron-kernels/src"))
 }
@@ -141,7 +141,7 @@ fn ours() -> Result<BTreeSet<String>, String> {
 /// Tests are counted one after the other.
 static ONE: Mutex<()> = Mutex::new(());
 
-/// The file of counts. Without one a test is skipped.
+/// Returns the file of counts. Without it, the test is skipped.
 #[track_caller]
 fn counts_file() -> Option<PathBuf> {
     let counts = env::var_os(COUNTS).map(PathBuf::from);
@@ -200,8 +200,8 @@ fn llama_1600() {
     check("llama-1600");
 }
 
-/// What the launches of products of so many experts of DeepSeek-V2-Lite ask of the device: `[rows, hidden]` by the
-/// weights of gate and value, and both gradients, with 128 rows for each expert.
+/// Counts the products of `experts` experts of DeepSeek-V2-Lite: `[rows, hidden]` times the weights of gate and
+/// value, and both gradients, with 128 rows per expert.
 fn products_of_experts(experts: usize, counts: &Path) -> Result<StepCounts, AnyError> {
     const ROWS: usize = 128;
     let [hidden, outputs] = [2048, 2 * 1408];
@@ -222,8 +222,8 @@ fn products_of_experts(experts: usize, counts: &Path) -> Result<StepCounts, AnyE
     Ok(StepCounts::parse(&counted)?)
 }
 
-/// Of 64 experts: three launches, which the matrix units or memory bound. Everything else may take 1.5 times as long as the
-/// matrix units at their peak, which `mma.sync` does not reach.
+/// Tests 64 experts: three launches, limited by the tensor cores or by memory. Every limit except memory may take up to
+/// 1.5 times the minimum time of the tensor cores, since `mma.sync` does not reach their peak.
 #[test]
 fn products_of_experts_are_bound_by_matrix_units_and_memory() {
     let Some(counts) = counts_file() else { return };
@@ -237,7 +237,7 @@ fn products_of_experts_are_bound_by_matrix_units_and_memory() {
         "grouped_weight_gradient",
     ];
     assert_eq!(all.launches.len(), names.len());
-    // One list of rows for each.
+    // One list of rows for each product.
     assert_eq!((all.to_device, all.products.len()), (names.len(), 0));
     for (launch, name) in all.launches.iter().zip(names) {
         assert!(launch.kernel.starts_with(name), "{}", launch.kernel);
@@ -265,8 +265,8 @@ fn products_of_experts_are_bound_by_matrix_units_and_memory() {
     }
 }
 
-/// What a layer of experts of DeepSeek-V2-Lite asks of the device, forward and backward, with 128 rows for each of so
-/// many experts, 8 for each token; gradients of weights go into the flat bucket.
+/// Counts a layer of `experts` experts of DeepSeek-V2-Lite, forward and backward, with 128 rows per expert and 8
+/// experts per token. Gradients of weights are added to the flat bucket.
 fn layer_of_experts(experts: usize, counts: &Path) -> Result<StepCounts, AnyError> {
     const ROWS: usize = 128;
     const CHOSEN: usize = 8;
@@ -302,8 +302,8 @@ fn layer_of_experts(experts: usize, counts: &Path) -> Result<StepCounts, AnyErro
     Ok(StepCounts::parse(&counted)?)
 }
 
-/// Of 64 experts: the host reads the counts alone, the number of launches does not grow with the experts, and little more
-/// is moved than the weights in both directions and their gradients.
+/// Tests 64 experts. The host reads only the counts. The number of launches does not grow with the experts. The layer
+/// moves little more than the weights in both directions and their gradients.
 #[test]
 #[ignore = "slow: seven minutes"]
 fn a_layer_of_experts_moves_its_weights_and_little_else() {
@@ -324,7 +324,7 @@ fn a_layer_of_experts_moves_its_weights_and_little_else() {
     }
     let moved: f64 = all.launches.iter().map(seconds).sum();
     let weights = 64.0 * 3.0 * 2048.0 * 1408.0;
-    // Read in the forward and in the backward, 16 bits each; gradients are added in f32.
+    // The weights are read in the forward and backward pass with 16 bits each. Gradients are accumulated in f32.
     let least = weights * (2.0 + 2.0 + 8.0) / H100.copy;
     println!(
         "{} launches, {} copies to the host; {:.3} ms of memory, {:.2} of the least",
@@ -334,7 +334,7 @@ fn a_layer_of_experts_moves_its_weights_and_little_else() {
         moved / least
     );
     assert_eq!((all.to_host, all.products.len()), (1, 0));
-    // Of them six are the loss of this test, and its gradient.
+    // Six of the launches belong to the loss of this test and its gradient.
     assert!(all.launches.len() <= 45, "{} launches", all.launches.len());
     assert!(moved <= 1.25 * least, "{moved} s, {least} at least");
 }

@@ -1,4 +1,4 @@
-//! Sharding and 16-bit types on a device: the same as on the CPU, and bit-equal for all ZeRO stages.
+//! Tests sharding and 16-bit types on a device: the results equal the CPU, and are bit-equal for all ZeRO stages.
 #![cfg(any(feature = "cuda", feature = "wgpu"))]
 
 use burn::tensor::{DType, Device, Int, Tensor};
@@ -14,7 +14,7 @@ use burn_megatron_tests::{gpu, small_llama};
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
-/// The weights of rank 0 after three steps of two ranks.
+/// Returns the weights of rank 0 after three steps of two ranks.
 fn train(device: &Device, settings: &DataParallelConfig) -> Vec<f32> {
     train_with(device, settings, &RecomputeConfig::default())
 }
@@ -33,7 +33,7 @@ fn train_with(
         let scope = scope.with_recompute(recompute)?;
         let model = config.init_with(scope)?;
         let mut ddp = DistributedDataParallel::with(model, &groups, settings)?;
-        // A large epsilon keeps what rounding makes of small gradients small.
+        // A large epsilon limits the effect of rounding in small gradients.
         let adam = AdamWConfig {
             epsilon: 1e-3,
             ..AdamWConfig::default()
@@ -63,7 +63,7 @@ fn train_with(
         ddp.check_replicas()?;
         let inputs = ddp.recompute().offloaded();
         assert_eq!((inputs.device, inputs.host), (0, 0));
-        // Of two blocks, and three steps of two micro-batches.
+        // Two blocks, and three steps of two micro-batches.
         let left = if recompute.offload.bytes > 0 { 6 } else { 0 };
         let input = config.context * config.hidden * settings.precision.of(DType::F32).size();
         assert_eq!(inputs.traffic.up, (left * input) as u64);
@@ -102,7 +102,7 @@ fn every_stage_computes_on_the_device_what_the_cpu_does() {
     let first = train(&gpu(), &settings(ZeroStage::Replicated, Precision::F32));
     let apart = furthest(&first, &expected);
     assert!(apart < 1e-4, "{apart}");
-    // Two micro-batches: from ZeRO-2 on their gradients are added in another order.
+    // Two micro-batches: from ZeRO-2 on, their gradients are added in a different order.
     for (stage, tolerance) in [
         (ZeroStage::Optimizer, 0.0),
         (ZeroStage::Gradients, 1e-5),
@@ -129,7 +129,7 @@ fn the_host_steps_what_the_device_does() {
                 ..settings.clone()
             };
             let apart = furthest(&train(&gpu(), &settings), &on_device);
-            // A product and a sum may be one operation on the device, and weights are then rounded to 16 bits.
+            // A product and a sum may be one operation on the device. Weights are then rounded to 16 bits.
             let tolerance = if precision == Precision::F16 {
                 1e-3
             } else {
@@ -161,7 +161,7 @@ fn f16_on_the_device_stays_near_f32() {
     for stage in [ZeroStage::Replicated, ZeroStage::Parameters] {
         let half = train(&gpu(), &settings(stage, Precision::F16));
         let apart = furthest(&half, &wide);
-        // Three steps of 0.01, each element by its own gradient.
+        // Three steps of 0.01. Each element moves by its own gradient.
         assert!(apart > 0.0 && apart < 0.02, "ZeRO-{stage}: {apart}");
     }
 }

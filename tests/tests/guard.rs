@@ -1,4 +1,4 @@
-//! A guard of a training loop names what is wrong, on every rank.
+//! Tests that a guard of a training loop names the fault on every rank.
 
 use std::cell::Cell;
 
@@ -50,7 +50,8 @@ const EVERY_STEP: GuardConfig = GuardConfig {
     replicas_every: 1,
 };
 
-/// Three steps on two ranks; `input` of a rank in a step, its second computation, and the parameters after it.
+/// Runs three steps on two ranks. The functions give the input of a rank in a step, its second computation, and the
+/// parameters after the step.
 fn run(
     input: fn(usize, u64) -> f32,
     again: fn(usize, u64) -> f32,
@@ -157,7 +158,7 @@ fn running_states_may_differ() {
     assert!(found.iter().all(Option::is_none), "{found:?}");
 }
 
-/// A second computation happens when it is due, and never without the setting.
+/// A second computation runs when it is due, and never without the setting.
 #[test]
 fn steps_are_repeated_as_often_as_asked() {
     let net = Net::new(&Device::flex().autodiff());

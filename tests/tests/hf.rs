@@ -1,4 +1,4 @@
-//! Hugging Face checkpoints compute the same as with `transformers`, in every layout.
+//! Tests that Hugging Face checkpoints compute the same results as with `transformers`, in every layout.
 
 use std::fs;
 use std::path::PathBuf;
@@ -22,28 +22,28 @@ use safetensors::SafeTensors;
 pub(super) type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
 pub(super) const SEQ: usize = 24;
-/// The tokens of rows that are shorter than the original context of LongRoPE.
+/// The number of tokens of rows that are shorter than the original context of LongRoPE.
 const SHORT: usize = 12;
 const ROWS: usize = 4;
 const STEPS: usize = 20;
 const VOCABULARY: usize = 61;
-/// The bytes of an element of f32.
+/// The size of an f32 element in bytes.
 const ELEMENT: usize = 4;
 
-/// A checkpoint, and the results of `transformers` with it, from `make.py` beside it.
+/// A checkpoint, and the results of `transformers` with this checkpoint from its `make.py`.
 struct Fixture {
     folder: HfFolder,
-    /// `[2, SEQ]`
+    /// Shape `[2, SEQ]`.
     tokens: Vec<i32>,
-    /// Of how many first tokens of each row there are logits.
+    /// The numbers of leading tokens of each row for which the fixture has logits.
     lengths: Vec<usize>,
-    /// `[2, length, VOCABULARY]` of each length.
+    /// Shape `[2, length, VOCABULARY]` for each length.
     logits: Vec<f32>,
-    /// `[STEPS, ROWS, SEQ + 1]`
+    /// Shape `[STEPS, ROWS, SEQ + 1]`.
     batches: Vec<i32>,
-    /// `[STEPS]`
+    /// Shape `[STEPS]`.
     losses: Vec<f64>,
-    /// The losses of further tokens, times their weight: none, or `[STEPS]`.
+    /// The losses of multi-token prediction, times their weight. Empty, or of shape `[STEPS]`.
     further: Vec<f64>,
 }
 
@@ -81,7 +81,7 @@ impl Fixture {
     }
 }
 
-/// Given sequences, in their order.
+/// The given sequences, in order.
 pub(super) struct Sequences(Arc<Rows>);
 
 struct Rows(Vec<Sample>);
@@ -165,7 +165,7 @@ pub(super) fn config() -> TrainConfig {
     }
 }
 
-/// The bytes of tensors that each rank reads of a folder, and those of the parameters that it has.
+/// Returns the number of bytes that each rank reads from a folder, and the number of bytes of its parameters.
 fn bytes_read(name: &str, layout: &ParallelConfig, zero: ZeroStage) -> Vec<[u64; 2]> {
     let run = World::threads(layout.tensor * layout.pipeline * layout.data_size())
         .unwrap()
@@ -188,7 +188,7 @@ fn bytes_read(name: &str, layout: &ParallelConfig, zero: ZeroStage) -> Vec<[u64;
     run.unwrap()
 }
 
-/// A rank reads what it has, once; with ZeRO the ranks of a data group together.
+/// A rank reads each of its parameters once. With ZeRO, the ranks of a data group share the reading.
 #[test]
 fn each_rank_reads_its_own_bytes() {
     let layout = || ParallelConfig::new();
@@ -200,7 +200,7 @@ fn each_rank_reads_its_own_bytes() {
         .with_expert(2)
         .with_expert_tensor(1);
     let read = bytes_read("mixtral", &split, ZeroStage::Replicated);
-    // The file has no row of padding, of which the last tensor rank has one.
+    // The file contains no padding. The last tensor rank has one row of padding.
     let row = (32 * ELEMENT) as u64;
     for [read, own] in &read {
         assert!(read == own || read + row == *own, "{read} of {own}");
@@ -221,7 +221,7 @@ fn each_rank_reads_its_own_bytes() {
     }
 }
 
-/// The results of each rank: the logits if it has the last stage and whole sequences, and the losses.
+/// Returns the results of each rank: the logits if it has the last stage and whole sequences, and the losses.
 fn compute(fixture: &Fixture, layout: &ParallelConfig) -> Vec<(Option<Vec<f32>>, Losses)> {
     let pipeline = layout.pipeline;
     let model = &fixture.folder.config().model;
@@ -232,7 +232,7 @@ fn compute(fixture: &Fixture, layout: &ParallelConfig) -> Vec<(Option<Vec<f32>>,
             let (device, config) = (Device::flex(), config());
             let scope = ModelBuilder::new(&groups, &device);
             let mut trainer = Trainer::new(model.init_with(scope)?, &groups, &device, &config)?;
-            // One stage on each rank.
+            // One stage per rank.
             let placement: Vec<_> = (0..pipeline).collect();
             trainer.load_weights(&fixture.folder, LoadTolerance::default())?;
             let tokens = TensorData::new(fixture.tokens.clone(), [2, SEQ]);
@@ -259,7 +259,7 @@ fn compute(fixture: &Fixture, layout: &ParallelConfig) -> Vec<(Option<Vec<f32>>,
     run.unwrap()
 }
 
-/// The largest distance between two rows of numbers.
+/// Returns the largest distance between two rows of numbers.
 pub(super) fn apart<T: Into<f64> + Copy>(a: &[T], b: &[T]) -> f64 {
     assert_eq!(a.len(), b.len());
     let apart = a
@@ -312,13 +312,13 @@ fn gpt2() {
     assert_equal_in_every_layout("gpt2");
 }
 
-/// Tied, with biases everywhere.
+/// A model with tied weights, and biases everywhere.
 #[test]
 fn llama2() {
     assert_equal_in_every_layout("llama2");
 }
 
-/// Scaled rotary positions, an output of its own, three files.
+/// A model with scaled rotary positions and an untied output, in three files.
 #[test]
 fn llama3() {
     assert_equal_in_every_layout("llama3");
@@ -342,19 +342,19 @@ fn mistral() {
     assert_equal_in_every_layout("mistral");
 }
 
-/// Biases of queries, keys and values, tied.
+/// A model with tied weights, and biases of queries, keys and values.
 #[test]
 fn qwen2() {
     assert_equal_in_every_layout("qwen2");
 }
 
-/// Normalised heads, together wider than the residual stream.
+/// A model with normalized heads that are together wider than the residual stream.
 #[test]
 fn qwen3() {
     assert_equal_in_every_layout("qwen3");
 }
 
-/// On 1, 2 and 4 expert ranks; with experts and their width split, and a pipeline.
+/// Compares on 1, 2 and 4 expert ranks, with experts and their width split, and with a pipeline.
 fn assert_equal_with_experts(name: &str) {
     let on = |expert| ParallelConfig::new().with_data(expert).with_expert(expert);
     let sequence = |layout: ParallelConfig| layout.with_tensor(2).with_sequence_parallel(true);
@@ -376,21 +376,21 @@ fn mixtral() {
     assert_equal_with_experts("mixtral");
 }
 
-/// The first block without experts, weights that do not sum to 1, in bf16.
+/// A model in bf16 whose first block has no experts, and whose router weights do not sum to 1.
 #[test]
 fn qwen3_moe() {
     assert_equal_with_experts("qwen3-moe");
 }
 
-/// A model in bf16 with norms over all heads together, whose means are over all tensor ranks. Router weights do not sum
-/// to 1, and attention has biases.
+/// A model in bf16 with norms over all heads together. Their means are over all tensor ranks. Router weights do not
+/// sum to 1, and attention has biases.
 #[test]
 fn olmoe() {
     assert_equal_with_experts("olmoe");
     assert_equal("olmoe", &[ParallelConfig::new().with_context(2)]);
 }
 
-/// One rank, tensor 2 with sequence parallelism, pipeline 2, and context 2.
+/// Compares on one rank, tensor 2 with sequence parallelism, pipeline 2, and context 2.
 fn assert_equal_on_each_axis(name: &str) {
     let one = ParallelConfig::new;
     assert_equal(
@@ -404,19 +404,20 @@ fn assert_equal_on_each_axis(name: &str) {
     );
 }
 
-/// Windows in every second block, soft caps, norms of the outputs of branches, a scaled embedding, in bf16.
+/// A model in bf16 with windows in every second block, soft caps, norms of the outputs of branches, and a scaled
+/// embedding.
 #[test]
 fn gemma2() {
     assert_equal_on_each_axis("gemma2");
 }
 
-/// Two bases of rotary positions, one of them scaled, and norms of heads, in bf16.
+/// A model in bf16 with norms of heads and two bases of rotary positions. One of the bases is scaled.
 #[test]
 fn gemma3() {
     assert_equal_on_each_axis("gemma3");
 }
 
-/// One rank, tensor 2, expert 2, pipeline 2 and context 2.
+/// Compares on one rank, tensor 2, expert 2, pipeline 2 and context 2.
 fn assert_equal_on_every_axis(name: &str) {
     let one = ParallelConfig::new;
     assert_equal(
@@ -431,25 +432,28 @@ fn assert_equal_on_every_axis(name: &str) {
     );
 }
 
-/// Latent attention without a latent of queries, scores scaled by YaRN, groups by their maximum, a factor, in bf16.
+/// A model in bf16 with latent attention without a latent of queries. YaRN scales the scores. Groups are scored by
+/// their maximum, and router weights have a factor.
 #[test]
 fn deepseek_v2() {
     assert_equal_on_every_axis("deepseek-v2");
 }
 
-/// A model with a latent of queries, sigmoids with biases that are not normalized, and groups by the sum of two.
+/// A model with a latent of queries. Router weights are sigmoids with biases that are not normalized, and groups are
+/// scored by the sum of two.
 #[test]
 fn deepseek_v3() {
     assert_equal_on_every_axis("deepseek-v3");
 }
 
-/// The same with the token after the next, whose block and norms `mtp.py` computes.
+/// The same model with prediction of the token after the next. `mtp.py` computes its block and norms.
 #[test]
 fn deepseek_v3_with_further_tokens() {
     assert_equal_on_every_axis("deepseek-v3-mtp");
 }
 
-/// Sinks, windows in every second block, experts with biases whose width is not that of the residual stream, in bf16.
+/// A model in bf16 with attention sinks, windows in every second block, and experts with biases. The expert width
+/// differs from the width of the residual stream.
 #[test]
 fn gpt_oss() {
     assert_equal_on_every_axis("gpt-oss");

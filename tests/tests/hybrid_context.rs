@@ -1,4 +1,4 @@
-//! Documents that are shared by their length train as on one rank.
+//! Tests that documents on groups of different size train as on one rank.
 
 use std::sync::Arc;
 
@@ -13,15 +13,16 @@ use burn_megatron_verify::{ModelSubject, Subject, VerifyOptions, verify};
 
 const SEQ: usize = 32;
 
-/// The starts of the documents of a row, in turn: on groups of 8 tokens per rank they are on one, two and four ranks.
+/// The starts of the documents of each row, repeated in order. With 8 tokens per rank, a document is on one, two or
+/// four ranks.
 const DOCUMENTS: [&[usize]; 4] = [&[0], &[0, 25], &[0, 3, 5, 9, 20], &[0, 16]];
 
 /// A model on documents of very different lengths.
 struct Documents {
     model: ModelSubject<TransformerConfig>,
-    /// By row, in turn.
+    /// The starts of the documents of each row, repeated in order.
     starts: &'static [&'static [usize]],
-    /// Tokens from here on have no targets.
+    /// The number of leading tokens that have targets.
     targets: usize,
 }
 
@@ -38,7 +39,7 @@ impl Samples for Rows {
 
     fn sample(&self, number: u64) -> Result<Sample, DataError> {
         let mut sample = self.samples.sample(number)?;
-        // Steps of four samples begin with another row.
+        // A step of four samples begins with a different row each time.
         sample.documents = self.starts[number as usize % 5 % self.starts.len()].to_vec();
         let without = sample.targets.iter_mut().skip(self.targets);
         without.for_each(|target| *target = IGNORE);
@@ -99,7 +100,7 @@ fn subject(config: TransformerConfig) -> Documents {
     }
 }
 
-/// Two steps: rounding grows with each.
+/// Returns options for two steps, since rounding differences grow with each step.
 fn options() -> VerifyOptions {
     VerifyOptions {
         steps: 2,
@@ -119,7 +120,7 @@ fn check(subject: &Documents, layouts: &[&str]) {
 fn every_layout_trains_as_one_rank() {
     let layouts = [
         "hybrid32-dp1-mb1",
-        // Rows of several samples, longer than the model's context.
+        // Rows of several samples that are longer than the model's context.
         "hybrid64-dp2-mb1",
         "hybrid16-dp2-mb1",
         "cp2-hybrid16-dp1-mb1",
@@ -132,7 +133,7 @@ fn every_layout_trains_as_one_rank() {
     check(&subject(model()), &layouts);
 }
 
-/// A document of three tokens is on one rank, and the others compute padding; one sample is on all ranks.
+/// A document of three tokens is on one rank, and the other ranks compute padding. A single sample is on all ranks.
 #[test]
 fn fewer_documents_than_ranks_train_as_on_one() {
     let mut few = Documents {

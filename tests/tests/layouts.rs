@@ -1,4 +1,4 @@
-//! Every layout computes what one rank computes.
+//! Tests that every layout computes the same results as one rank.
 
 use burn_megatron::kernel_selection::{KernelChoice, KernelChoices};
 use burn_megatron::nn::QkNorm;
@@ -42,8 +42,8 @@ fn llama_tied_with_one_group() {
     assert_passes(&subject);
 }
 
-/// As in Qwen 2 and 3 and Mistral: biases of queries, keys and values only, QK norms, and a window. With four
-/// ranks the keys of each group are on two ranks.
+/// Features of Qwen 2 and 3 and Mistral: biases of queries, keys and values only, QK norms, and a window. With four
+/// ranks, two ranks share the keys of each group.
 #[test]
 fn llama_with_normalised_heads_and_a_window() {
     let mut subject = small_llama();
@@ -55,7 +55,8 @@ fn llama_with_normalised_heads_and_a_window() {
     assert_pass(&subject, &Layout::standard()[..2]);
 }
 
-/// Eight layers and samples, so that every pipeline and every group of ranks has some.
+/// Returns the subject with eight layers and samples, so that every pipeline and every group of ranks has some of
+/// them.
 fn deeper(mut subject: TransformerSubject) -> TransformerSubject {
     subject.config.layers = 8;
     subject.samples = 8;
@@ -72,7 +73,7 @@ fn llama_untied_sharded() {
     assert_pass(&deeper(small_llama()), &Layout::sharded());
 }
 
-/// Biases and dropout, and norms of heads; all in the other axes.
+/// Tests biases and dropout, and norms of heads, together with all other axes.
 #[test]
 fn exchanges_of_the_tensor_axis_in_chunks() {
     let mut llama = deeper(small_llama());

@@ -1,4 +1,5 @@
-//! Adapters: every layout computes what one rank does, and frozen weights have values only.
+//! Tests of adapters: every layout computes the same results as one rank, and frozen weights have no gradients and no
+//! state.
 
 use burn::tensor::{DType, Device};
 use burn_megatron::comm::{ParallelContext, World};
@@ -26,7 +27,7 @@ fn model() -> TransformerConfig {
     }
 }
 
-/// Adapters with values in both factors, so that both have gradients from the first step on.
+/// Returns adapters with non-zero values in both factors, so that both have gradients from the first step on.
 fn lora(targets: &[&str]) -> LoraConfig {
     LoraConfig {
         rank: 3,
@@ -68,7 +69,7 @@ fn every_layout_computes_what_one_rank_does() {
     let layouts = [
         "tp2-mb2",
         "tp2-sp-mb2",
-        // Two ranks hold the same keys and values.
+        // Two ranks have the same keys and values.
         "tp4-sp-mb4",
         "dp2-mb1-z1",
         "dp2-mb1-z2",
@@ -86,7 +87,7 @@ fn every_layout_computes_what_one_rank_does() {
     assert_equal(&subject(model(), lora(&["all-linear"])), &layouts);
 }
 
-/// The first stage has the embedding alone, the last one the output alone: all of their weights are frozen.
+/// The first stage has only the embedding, and the last stage has only the output. All of their weights are frozen.
 #[test]
 fn stages_without_adapters() {
     let layouts = ["pp3-mb1/1f1b", "pp3-dp2-mb1-z3/1f1b"].map(|text| {
@@ -144,7 +145,7 @@ fn sections_without_adapters_dropout_and_biases() {
     assert_equal(&subject(moe, attention), &layouts);
 }
 
-/// What the sums over the tensor axis are for.
+/// A missing sum over the tensor axis is found by the gradient of the factor.
 #[test]
 fn a_factor_whose_gradient_is_not_summed_is_found() {
     let unsummed = |entry: &mut ParameterEntry| {
@@ -164,7 +165,7 @@ fn a_factor_whose_gradient_is_not_summed_is_found() {
     }
 }
 
-/// The training state of a rank has the size of the adapters; of the frozen weights there are values, sharded by ZeRO-3.
+/// The training state of a rank has the size of the adapters. ZeRO-3 shards the values of the frozen weights.
 #[test]
 fn frozen_weights_have_no_gradient_and_no_state() {
     for (text, shards) in [("dp2-mb2", 1), ("dp2-mb2-z2", 1), ("dp2-mb2-z3", 2)] {
@@ -185,7 +186,7 @@ fn frozen_weights_have_no_gradient_and_no_state() {
                 let model = subject.build(&groups, &device)?;
                 let all = model.table.num_elements();
                 let ddp = DistributedDataParallel::with(model, &groups, &config)?;
-                // Two blocks, two targets, rank 3 beside 16 input and 16 output features.
+                // Two blocks with two targets each. The adapters have rank 3, with 16 input and 16 output features.
                 let trained = 2 * 2 * 3 * (16 + 16);
                 assert_eq!(ddp.table().num_elements(), trained);
                 assert!(
@@ -234,8 +235,8 @@ fn a_target_that_the_model_does_not_have_is_refused() {
         ..model()
     };
     let missing = error(gpt, &["gate_proj", "q_proj"]);
-    let wanted = "target_modules has gate_proj, which the model does not have as a layer that can have an adapter; of the \
-                  targets it has q_proj";
+    let wanted = "target_modules has gate_proj, but the model has no such layer that can have an adapter; it has \
+                  q_proj";
     assert!(missing.contains(wanted), "{missing}");
     let moe = TransformerConfig {
         moe: Some(MoeConfig::default()),
@@ -246,7 +247,7 @@ fn a_target_that_the_model_does_not_have_is_refused() {
     assert!(refused.contains(wanted), "{refused}");
 }
 
-/// An adapter of `peft` for a model of `transformers`, and their results, from `make.py` beside it.
+/// An adapter of `peft` for a model of `transformers`, with results from its `make.py`.
 mod peer {
     use std::fs;
     use std::path::PathBuf;
@@ -298,7 +299,7 @@ mod peer {
         }
     }
 
-    /// The logits of whole sequences, the losses, and the factors after the last step, by path.
+    /// The logits of whole sequences, the losses, and the factors after the last step by path.
     type Results = (
         Option<Vec<f32>>,
         Vec<f64>,
@@ -357,7 +358,7 @@ mod peer {
         Ok(hidden.map(|hidden| module.logits_of(hidden).into_data().iter::<f32>().collect()))
     }
 
-    /// The name of a factor in `peft`'s files.
+    /// Returns the name of a factor in the files of `peft`.
     fn name(path: &str) -> String {
         let parts: Vec<_> = path.split('.').collect();
         let [_, block, module, _, _, target, factor] = parts[..] else {
@@ -391,7 +392,7 @@ mod peer {
                 let distance = apart(&found_losses, &losses);
                 println!("{layout}: losses {distance:.1e} apart");
                 assert!(distance < 1e-5, "{layout}: losses {distance} apart");
-                // Whole ones.
+                // Layouts with whole factors on a rank.
                 let is_whole = layout == "tp1" || layout == "dp2-z3";
                 assert_eq!(factors.len(), if layout.contains("pp2") { 10 } else { 20 });
                 for (path, [rows, columns], values) in factors.iter().filter(|_| is_whole) {
@@ -406,7 +407,7 @@ mod peer {
         }
     }
 
-    /// What is exported again has the bits and the names of `peft`'s own file.
+    /// An imported adapter that is exported again has the bits and the names of the file from `peft`.
     #[test]
     fn an_exported_adapter_is_that_of_peft() {
         let (adapter, config) = (adapter(), base().config().clone());
@@ -447,7 +448,7 @@ mod peer {
         let logits = logits(ddp.module(), &groups, &expected).unwrap().unwrap();
         let apart = apart(&logits, &expected.floats("logits"));
         assert!(apart < 1e-5, "{apart}");
-        // A slice of a fused weight, from within one section into the next.
+        // A slice of a fused weight that spans two sections.
         let key = "model/blocks.1.attention.qkv.weight";
         let shape = merged.tensor(key).unwrap().shape;
         let whole = burn_megatron::checkpoint::TensorSlice::whole(&shape);

@@ -1,4 +1,4 @@
-//! The tests of this crate but those that need a process of their own, which Cargo.toml lists.
+//! The tests of this crate, except tests that need a separate process. Cargo.toml lists the exceptions.
 
 mod average;
 mod batch_warmup;

@@ -1,4 +1,4 @@
-//! `verify` finds faults of models with experts.
+//! Tests that `verify` finds faults of models with experts.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use burn_megatron_verify::{Comparison, ModelSubject, Subject, VerifyOptions, ver
 
 use super::moe_verify::{Case, case};
 
-/// The comparison of a model in the layout of a case, and the columns that fail.
+/// Returns the comparison of a model in the layout of a case, and the columns that fail.
 fn compare(subject: &impl Subject, case: &Case) -> (Comparison, Vec<&'static str>) {
     let options = VerifyOptions::default();
     let report = verify(subject, &[case.layout()], &options).unwrap();
@@ -27,7 +27,7 @@ fn compare(subject: &impl Subject, case: &Case) -> (Comparison, Vec<&'static str
     (comparison.clone(), comparison.failing(options.tolerance))
 }
 
-/// Asserts that gradients differ, most of all that of a parameter whose path ends so.
+/// Asserts that gradients differ. The largest difference must be in a parameter whose path ends with `path`.
 #[track_caller]
 fn assert_found(subject: &impl Subject, case: &Case, path: &str) {
     let (comparison, failing) = compare(subject, case);
@@ -57,8 +57,8 @@ fn gradients_that_are_summed_over_other_ranks() {
     assert_found(&fewer, &parallel, "router.gate");
 }
 
-/// The gradients of experts are means over the ranks that have them, as those of other parameters are, but for a
-/// division.
+/// The gradients of experts must be means over the ranks of the experts, like the gradients of other parameters. Here
+/// the final division is missing.
 #[test]
 fn gradients_of_experts_that_are_not_divided() {
     let parallel = case(&[("expert", "2"), ("expert data", "2")]);
@@ -80,7 +80,7 @@ fn gradients_of_experts_that_are_not_divided() {
     );
 }
 
-/// The layers' groups of expert ranks with a corruption.
+/// Returns the groups of the layers with a corruption in the group of expert ranks.
 fn corrupted(groups: &ParallelContext, corruption: Corruption) -> ParallelContext {
     let axes = AxisSet::from([Axis::Expert, Axis::ExpertTensor]);
     let experts = groups.group(Grid::Expert, axes).unwrap();
@@ -88,7 +88,7 @@ fn corrupted(groups: &ParallelContext, corruption: Corruption) -> ParallelContex
     groups.clone().with_group(Grid::Expert, axes, corrupted)
 }
 
-/// Every rank finds other tokens beside the choices that came with them, and experts without results have no gradients.
+/// With the wrong rank, the received tokens do not match their routing. Experts without results have no gradients.
 #[test]
 fn a_dispatch_to_the_wrong_rank_and_a_combine_without_an_expert() {
     // Each of four ranks has one expert.
@@ -108,7 +108,7 @@ fn a_dispatch_to_the_wrong_rank_and_a_combine_without_an_expert() {
     }
 }
 
-/// Exchanges of two micro-batches are under way at once, and only then.
+/// Only with overlap, the exchanges of two micro-batches are in progress at the same time.
 #[test]
 fn micro_batches_that_are_confused_in_their_exchanges() {
     let model = case(&[("expert", "2")]).config();
@@ -130,7 +130,7 @@ fn micro_batches_that_are_confused_in_their_exchanges() {
 #[derive(Module, Debug)]
 struct Recomputed {
     inner: Transformer,
-    /// Whether the first pass is recorded too: it adds nothing to the output, but the losses of the routers.
+    /// Whether the first pass is recorded too. It adds nothing to the output, but it adds the losses of the routers.
     #[module(skip)]
     records_first_pass: bool,
 }
@@ -172,7 +172,7 @@ impl LanguageModel for Recomputed {
 
 struct RecomputedSubject {
     inner: ModelSubject<TransformerConfig>,
-    /// On several ranks.
+    /// Set on several ranks.
     records_first_pass: bool,
 }
 

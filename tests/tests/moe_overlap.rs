@@ -1,4 +1,4 @@
-//! Exchanges of experts that travel under the computations of another micro-batch: the same bits as without.
+//! Tests that expert exchanges that overlap with another micro-batch give the same bits as without overlap.
 
 use std::fs;
 use std::path::PathBuf;
@@ -35,7 +35,8 @@ struct Run {
     defer_embedding_wgrad: Option<usize>,
 }
 
-/// A first block without experts, then experts in every other one, with all that shares their input.
+/// Returns a model whose first block has no experts. Every other block has experts, with all features that share
+/// their input.
 fn model() -> TransformerConfig {
     let loss = |kind| RouterLoss {
         kind,
@@ -62,7 +63,7 @@ fn model() -> TransformerConfig {
     }
 }
 
-/// Experts in every block, and nothing beside them.
+/// Returns a model with only experts in every block.
 fn plain_experts() -> TransformerConfig {
     TransformerConfig {
         moe: Some(MoeConfig {
@@ -110,7 +111,7 @@ impl Run {
         }
     }
 
-    /// What each rank saw, and the nodes of paired forwards that it ran in the last step.
+    /// Trains on each rank. Returns its results, and the number of paired forward nodes in the last step.
     fn train(&self, overlap: bool) -> Result<Vec<(Seen, usize)>, AnyError> {
         let layout = ParallelConfig {
             defer_embedding_wgrad: self.defer_embedding_wgrad,
@@ -146,8 +147,8 @@ impl Run {
         Ok(run?)
     }
 
-    /// Asserts that overlap changes no bit, and that every rank has pairs with it and none without; returns the nodes of
-    /// paired forwards of the first rank.
+    /// Asserts that overlap changes no bit, and that every rank has pairs with overlap and no pairs without it.
+    /// Returns the number of paired forward nodes of the first rank.
     #[track_caller]
     fn assert_same_bits(&self, what: &str) -> usize {
         let [plain, overlapped] = [false, true].map(|overlap| self.train(overlap).expect(what));
@@ -203,7 +204,7 @@ fn one_stage_has_the_same_bits() {
         model: plain_experts(),
         ..Run::new(layout())
     };
-    // Three pairs of a forward with two exchanges, and one of numbers of rows, in each of four layers.
+    // Three pairs of a forward pass. Each of four layers has two exchanges and one exchange of row counts.
     let nodes = run.assert_same_bits("experts in every block");
     assert_eq!(nodes, 3 * (3 * 4 + 1));
     for precision in [Precision::F64, Precision::Bf16] {

@@ -1,4 +1,5 @@
-//! The order of calls and products in a pair of a forward and a backward: what travels under what.
+//! Tests the order of calls and products in a pair of a forward and a backward pass, and which transfers overlap with
+//! which computations.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -20,19 +21,19 @@ type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Event {
-    /// A call, by its number.
+    /// The start of a call, with its number.
     Start(usize, &'static str),
     End(usize),
     Product,
     WeightGradient,
-    /// A part of the backward of a pair.
+    /// A part of the backward pass of a pair.
     Backward,
     BackwardDone,
     Pair,
     PairDone,
 }
 
-/// What a rank does, in order.
+/// The events of a rank, in order.
 type Journal = Arc<Mutex<Vec<Event>>>;
 
 /// Records the calls of a rank.
@@ -53,7 +54,7 @@ fn recording(inner: Arc<dyn Communicator>, journal: Journal) -> Arc<dyn Communic
     })
 }
 
-/// Records the products, and the pairs and the parts of backwards in them, of a thread.
+/// Records the products of a thread, and its pairs with the parts of their backward passes.
 struct Spans(Journal);
 
 const BACKWARD: u64 = 1;
@@ -104,7 +105,7 @@ impl Subscriber for Spans {
     }
 }
 
-/// What the first of two ranks does in a step of three micro-batches.
+/// Returns the events of the first of two ranks in a step of three micro-batches.
 fn events(dispatcher: DispatcherKind) -> Result<Vec<Event>, AnyError> {
     let layout = ParallelConfig::new()
         .with_data(2)
@@ -137,7 +138,7 @@ fn events(dispatcher: DispatcherKind) -> Result<Vec<Event>, AnyError> {
     let rank = |rank: Rank| -> Result<_, AnyError> {
         let journal = Journal::default();
         let mut groups = ParallelContext::new(&layout, &rank)?;
-        // A group that is both is recorded once.
+        // A group that has both roles is recorded once.
         let axes = [
             AxisSet::from([Axis::Expert, Axis::ExpertTensor]),
             Axis::Expert.into(),
@@ -162,7 +163,7 @@ fn events(dispatcher: DispatcherKind) -> Result<Vec<Event>, AnyError> {
 
 const LAYERS: usize = 3;
 
-/// Those that a backward does between two places.
+/// Returns the events of backward passes between two positions.
 fn in_backward(events: &[Event], from: usize, to: usize) -> Vec<Event> {
     let mut inside = false;
     let mut found = vec![];
@@ -177,11 +178,13 @@ fn in_backward(events: &[Event], from: usize, to: usize) -> Vec<Event> {
     found
 }
 
-/// Numbers of rows travel under the backward of the other micro-batch: in the first layer under its input gradients of the
-/// experts, in the others under the weight gradient that the node before has held. Rows travel under weight gradients.
+/// Exchanges of row counts overlap with the backward pass of the other micro-batch. In the first layer they overlap
+/// with the input gradients of its experts. In other layers they overlap with the weight gradient that the previous
+/// node has deferred. Exchanges of rows overlap with weight gradients.
 #[test]
 fn counts_and_rows_travel_under_the_backward_of_the_other_micro_batch() {
-    // With a single subscriber, a thread of another test without one that reaches a span first would disable it for all.
+    // With a single subscriber, a thread of another test without a subscriber could reach a span first and disable
+    // the span for all threads.
     let _second = tracing::Dispatch::new(Spans(Journal::default()));
     for dispatcher in [DispatcherKind::AllToAll, DispatcherKind::Flex] {
         let events = events(dispatcher).unwrap();
@@ -207,7 +210,7 @@ fn counts_and_rows_travel_under_the_backward_of_the_other_micro_batch() {
                 let under = in_backward(&events, number, arrived);
                 let what = format!("{dispatcher:?}, layer {layer}");
                 let expected = match layer {
-                    // Of both products of the experts.
+                    // The input gradients of both products of the experts.
                     0 => vec![Event::Product; 2],
                     _ => vec![Event::WeightGradient],
                 };

@@ -1,4 +1,4 @@
-//! `verify` of experts: every pair of values of the settings below occurs in some row.
+//! Tests `verify` of experts. Every pair of values of the settings below occurs in some row.
 
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::fp8::Fp8Config;
@@ -10,7 +10,7 @@ use burn_megatron_models::{MoeConfig, Positions, TransformerConfig};
 use burn_megatron_tests::pairwise::{Row, Settings, describe, pairwise, product, value};
 use burn_megatron_verify::{Layout, ModelSubject, VerifyOptions, verify};
 
-/// The values of each setting, by name.
+/// The name and the values of each setting.
 const SETTINGS: Settings<13> = [
     ("expert", &["1", "2", "4"]),
     ("tensor", &["1", "2", "2 with the same tokens"]),
@@ -42,11 +42,11 @@ const SETTINGS: Settings<13> = [
         "dispatcher",
         &["all-to-all", "all-gather", "flex", "flex over nodes of 2"],
     ),
-    // The only recipe whose scales do not depend on the rows that an expert has at once; tokens that are sent in 8 bits.
+    // The only recipe whose scales do not depend on the rows of an expert, and tokens that are sent in FP8.
     ("fp8", &["none", "delayed", "dispatch f32", "dispatch e8m0"]),
 ];
 
-/// A row with names for its values.
+/// A row with access to its values by name.
 pub struct Case(Row<13>);
 
 impl Case {
@@ -59,7 +59,7 @@ impl Case {
         number.unwrap().parse().unwrap()
     }
 
-    /// The ranks of the data axis of the dense grid, if they are whole.
+    /// Returns the number of data ranks of the dense grid, or `None` if it is not an integer.
     fn data(&self) -> Option<usize> {
         let ranks = ["expert", "expert_tensor", "expert data"].map(|axis| self.size(axis));
         let (ranks, tensor) = (ranks.into_iter().product::<usize>(), self.size("tensor"));
@@ -84,9 +84,11 @@ impl Case {
             self.fp8_dispatch().is_some() && !self.is_flex(),
             // A node has several ranks, and there are several nodes.
             self.value("dispatcher").ends_with("2") && (ranks < 4 || !ranks.is_multiple_of(2)),
-            // A rank drops by itself, so one rank drops the same if it has the same tokens at once.
+            // A rank drops tokens separately, so one rank drops the same tokens only if it has the same tokens at
+            // once.
             drops && self.size("tensor") > 1,
-            // Of all micro-batches of the step at once, and so of one on each rank; a drop is of each.
+            // The loss uses all micro-batches of the step at once, so each rank has one micro-batch. Tokens are
+            // dropped per micro-batch.
             is_global && drops,
         ]
         .iter()
@@ -101,8 +103,8 @@ impl Case {
         }
     }
 
-    /// Whether samples have several documents and padding, in half of the rows of the table. Equal tokens at the starts of
-    /// documents have weights that differ only by rounding, so a capacity could keep any of them.
+    /// Returns whether samples have several documents and padding. This is the case in half of the rows. Equal tokens
+    /// at the starts of documents have weights that differ only by rounding, so a capacity could keep any of them.
     fn is_packed(&self) -> bool {
         self.value("tied") == "no" && self.value("capacity") == "none"
     }
@@ -201,8 +203,8 @@ impl Case {
             layers: 2,
             mlp_width: Some(12),
             init_std: 0.2,
-            // Without them a token that is repeated at the start of a sequence has equal weights but for rounding, of
-            // which a capacity would keep either.
+            // Without learned positions, a token that is repeated at the start of a sequence has equal weights up to
+            // rounding. A capacity could keep any of these tokens.
             positions: Positions::Learned,
             tied: self.value("tied") == "yes",
             moe: Some(moe),
@@ -245,11 +247,11 @@ fn every_pair_of_settings() {
     }
 }
 
-/// Every layout of one model, then every model in one layout: half an hour.
+/// Tests all layouts of one model, then all models in one layout. It takes half an hour.
 #[test]
 #[ignore = "run by hand, with --ignored"]
 fn full_product() {
-    // expert, tensor, expert_tensor, expert data, pipeline, zero
+    // The settings expert, tensor, expert_tensor, expert data, pipeline, zero.
     const LAYOUT: usize = 6;
     let [model, layout] = [
         case(&[("router", "bias"), ("loss", "several"), ("shared", "gated")]),
@@ -262,7 +264,7 @@ fn full_product() {
     ];
     let mut rows = rows();
     rows.retain(|row| row[LAYOUT..] == model.0[LAYOUT..] || row[..LAYOUT] == layout.0[..LAYOUT]);
-    // 8 bits are in the pairs.
+    // FP8 is covered by the pairs.
     rows.retain(|row| Case(*row).value("fp8") == "none");
     println!("{} rows", rows.len());
     for row in rows {
@@ -270,7 +272,7 @@ fn full_product() {
     }
 }
 
-/// Settings of which only these differ from the first values.
+/// Returns the case with the given values. All other settings have their first value.
 pub fn case(values: &[(&str, &str)]) -> Case {
     let mut row = [0; SETTINGS.len()];
     for (setting, value) in values {

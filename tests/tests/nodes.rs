@@ -1,4 +1,4 @@
-//! `verify` of gradients that are summed by way of nodes, and of a sum that ends in them.
+//! Tests `verify` of gradients that are summed hierarchically by node, and of sums that end within their node.
 
 use burn_megatron::comm::ParallelContext;
 use burn_megatron::data_parallel::DataParallelConfig;

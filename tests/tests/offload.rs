@@ -1,4 +1,4 @@
-//! Optimizer state on the host computes the same bits.
+//! Tests that optimizer state on the host gives the same bits.
 
 use std::path::{Path, PathBuf};
 
@@ -18,12 +18,12 @@ use crate::resume::run::{Case, Folder, assert_same};
 
 const STEPS: usize = 4;
 
-/// What a rank has computed, and what it has used.
+/// The results of a rank, and its resource usage.
 struct RankReport {
     /// The metrics of each step, and the bits of the weights.
     steps: Vec<String>,
     weights: Vec<Vec<u64>>,
-    /// Of which steps were taken.
+    /// The number of steps that were not skipped.
     taken: usize,
     offload: OffloadPlan,
     buckets: usize,
@@ -38,7 +38,7 @@ fn offloading(case: &Case, optimizer: f64) -> Case {
     case
 }
 
-/// A small Llama in a layout, with gradients that are clipped.
+/// Returns a small Llama in a layout, with gradient clipping.
 fn case(layout: &str, precision: Precision, moments: Moments) -> Case {
     let mut case = Case::llama(layout);
     case.train.steps = STEPS;
@@ -46,7 +46,7 @@ fn case(layout: &str, precision: Precision, moments: Moments) -> Case {
     case.train.data_parallel.precision = precision;
     case.train.data_parallel.moments = moments;
     if precision == Precision::F16 {
-        // The first step overflows, and is skipped.
+        // The first step overflows and is skipped.
         case.train.loss_scale = Some(LossScale::Dynamic(LossScaleConfig {
             initial: 2f64.powi(40),
             backoff: 2f64.powi(-34),
@@ -57,7 +57,7 @@ fn case(layout: &str, precision: Precision, moments: Moments) -> Case {
     case
 }
 
-/// Steps from a checkpoint or the start until step `stop`, and saves into `into`.
+/// Runs steps from a checkpoint or from the start until step `stop`, and saves into `into`.
 fn run(case: &Case, from: Option<&Path>, stop: usize, into: &Path) -> Vec<RankReport> {
     let text = Text::new();
     let text = text.open();
@@ -138,7 +138,7 @@ fn every_fraction_is_bit_equal_in_every_zero_stage() {
     }
 }
 
-/// Bytes on device and host are those of the plan, and transfers those of the formula.
+/// Checks that the bytes on the device and on the host equal the plan, and that the transfers equal the formula.
 fn check_use(name: &str, fraction: f64, found: &RankReport, plain: &RankReport) {
     let RankReport {
         offload,
@@ -156,7 +156,7 @@ fn check_use(name: &str, fraction: f64, found: &RankReport, plain: &RankReport) 
         assert_eq!(offload.buckets, found.buckets, "{name}");
         assert_eq!(planned.optimizer, 0, "{name}");
     } else {
-        // A pipeline stage has two buckets, of which the first may be the smaller.
+        // A pipeline stage has two buckets. The first bucket may be the smaller one.
         let most = found.buckets - usize::from(name.starts_with("dp"));
         assert!((1..=most).contains(&offload.buckets), "{name}");
     }
@@ -169,7 +169,7 @@ fn check_use(name: &str, fraction: f64, found: &RankReport, plain: &RankReport) 
     assert_eq!(plain.traffic, HostTraffic::default());
 }
 
-/// The only checkpoint of a folder.
+/// Returns the only checkpoint of a folder.
 fn saved(folder: &Path) -> PathBuf {
     let folder = CheckpointFolder::open(folder).unwrap();
     folder.latest().unwrap().unwrap().path().to_path_buf()
@@ -200,8 +200,8 @@ fn a_run_resumes_bit_equal_with_another_fraction() {
     }
 }
 
-/// A step whose outcome is on the device is taken or skipped on the host too: metrics, weights and checkpoints are
-/// the same.
+/// If the outcome of a step is on the device, the host also takes or skips the step. Metrics, weights and checkpoints
+/// are the same.
 #[test]
 fn skipped_steps_are_skipped_on_the_host() {
     let text = Text::new();

@@ -1,4 +1,4 @@
-//! Every optimizer computes in every layout what it computes on one rank, and resumes in every layout.
+//! Tests that every optimizer computes the same results in every layout as on one rank, and resumes in every layout.
 
 use burn_megatron::checkpoint::{Checkpoint, TensorSlice, TensorSource};
 use burn_megatron::data_parallel::{DataParallelConfig, Precision};
@@ -14,7 +14,7 @@ use burn_megatron_verify::{Layout, VerifyOptions, verify};
 
 use super::resume::run::{Case, Folder, assert_same};
 
-/// Each with what makes its state the largest.
+/// Returns each optimizer with the settings that give the largest state.
 fn element_wise() -> Vec<OptimizerConfig> {
     vec![
         OptimizerConfig::Sgd(SgdConfig {
@@ -85,7 +85,7 @@ fn element_wise_rules_do_not_see_the_layout() {
 #[test]
 fn muon_does_not_see_the_layout() {
     assert_pass(&small_llama(), &Layout::standard(), muon());
-    // Biases, learned positions, and a tied embedding.
+    // A model with biases, learned positions, and a tied embedding.
     let original = OptimizerConfig::Muon(MuonConfig {
         scale: MuonScale::Original,
         nesterov: false,
@@ -100,7 +100,7 @@ fn muon_does_not_see_the_layout() {
     assert_pass(&small_gpt(), &Layout::standard(), original);
 }
 
-/// Fewer groups of keys than ranks, shards that begin within a row, and ranks without a matrix of their own.
+/// Tests fewer groups of keys than ranks, shards that begin within a row, and ranks without a matrix.
 #[test]
 fn muon_on_uneven_shards() {
     let layouts = layouts(&[
@@ -117,7 +117,7 @@ fn muon_on_uneven_shards() {
     assert_pass(&subject, &layouts, muon());
 }
 
-/// Each expert is a matrix, of which expert ranks, and tensor ranks within them, have parts.
+/// Each expert is a matrix. Expert ranks, and tensor ranks within them, have parts of the matrix.
 #[test]
 fn muon_of_experts_does_not_see_the_layout() {
     let layouts = layouts(&["tp1-ep4-dp4-mb1-z1", "tp2-sp-ep2-etp2-dp2-mb2-z2"]);
@@ -131,12 +131,12 @@ fn a_run_goes_on_with_the_state_of_its_optimizer() {
         let name = optimizer.name();
         let mut case = Case::llama("dp3-mb2-z3");
         case.train.optimizer = optimizer;
-        // Its average of the weights is passed on too.
+        // The average of the weights is passed on too.
         case.train.ema = Some(EmaConfig {
             decay: 0.5,
             evaluate: false,
         });
-        // Where a state that is rounded would show.
+        // In f64, rounding of the state would be visible.
         case.train.data_parallel.precision = Precision::F64;
         let [whole, half] = ["whole", "half"].map(|end| folder.join(&format!("{name}-{end}")));
         let uninterrupted = case.run(None, 4, Some(&whole));
@@ -174,7 +174,7 @@ fn the_state_of_experts_is_passed_on() {
     }
 }
 
-/// Frozen parameters have no state, keep their values, and are saved and resumed with the others.
+/// Frozen parameters have no state, keep their values, and are saved and resumed with the other parameters.
 #[test]
 fn frozen_parameters_are_not_trained_in_any_layout() {
     let freeze = ["embedding.**", "blocks.0.**"].map(String::from).to_vec();
@@ -189,7 +189,7 @@ fn frozen_parameters_are_not_trained_in_any_layout() {
         ..VerifyOptions::default()
     };
     let layouts = layouts(&["tp2-sp-dp2-mb1-z1", "dp2-mb1-z3", "tp2-pp2-dp2-mb1-z2/1f1b"]);
-    // Biases, which a norm of the next block adds.
+    // A model with biases that a norm of the next block adds.
     let report = verify(&small_gpt_oss(), &layouts, &options).unwrap();
     assert!(report.passes(), "{report}");
 

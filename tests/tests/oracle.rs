@@ -1,5 +1,5 @@
-//! Ten steps in f64 against an independent NumPy implementation, `tests/fixtures/oracle/make.py`.
-//! Clipping, warm-up and cosine, label smoothing, z-loss, masked targets, tied weights, in several layouts.
+//! Compares ten steps in f64 with an independent NumPy implementation, `tests/fixtures/oracle/make.py`. The runs use
+//! clipping, warm-up, cosine decay, label smoothing, z-loss, masked targets and tied weights, in several layouts.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -27,15 +27,15 @@ const SEQ: usize = 8;
 const STEPS: usize = 10;
 const ROWS: usize = 4;
 
-/// The absolute tolerance of losses and weights, and the relative one of norms and rates: both sides compute
-/// in f64 with different orders of sums. Differences up to 3e-14 occur.
+/// The absolute tolerance of losses and weights, and the relative tolerance of norms and rates. Both sides compute in
+/// f64 with different orders of sums. Differences up to 3e-14 occur.
 const CLOSE: f64 = 1e-12;
 
-/// The same for a weight whose exact gradient is 0. Adam divides its rounding error, some 1e-16, by the
-/// epsilon of 1e-8: ten steps with rates that sum up to less than 0.1 move it by up to 1e-9.
+/// The tolerance of a weight whose exact gradient is 0. Adam divides its rounding error, about 1e-16, by the epsilon
+/// of 1e-8. Ten steps with rates that sum to less than 0.1 move the weight by up to 1e-9.
 const ADRIFT: f64 = 1e-9;
 
-/// The inputs and results of NumPy.
+/// The inputs and the results of NumPy.
 struct Fixture(Vec<u8>);
 
 impl Fixture {
@@ -97,7 +97,7 @@ impl TensorSource for Fixture {
     }
 }
 
-/// The samples of the fixture, in their order; held out are those of the last step.
+/// The samples of the fixture in order. The samples of the last step are held out.
 struct Rows(Arc<Given>);
 
 struct Given(Vec<Sample>);
@@ -168,7 +168,7 @@ impl Observer for Seen {
     }
 }
 
-/// A model of the oracle, with its clipping norm.
+/// A model of the NumPy implementation, with its clipping norm.
 struct Case {
     name: &'static str,
     model: TransformerConfig,
@@ -248,7 +248,7 @@ impl Case {
         Ok(Trainer::new(model, groups, &device, &config)?)
     }
 
-    /// The observations of each rank; the last step is saved into `path`.
+    /// Trains on each rank and returns its observations. The last step is saved into `path`.
     fn train(&self, layout: &Layout, fixture: &Fixture, path: &Path) -> Vec<Seen> {
         let run = World::threads(layout.ranks()).unwrap().run(|rank| {
             let groups = ParallelContext::new(&layout.parallel, &rank)?;
@@ -263,7 +263,7 @@ impl Case {
     }
 }
 
-/// The largest difference, each divided by its scale.
+/// Returns the largest difference. Each difference is divided by its scale.
 fn apart(found: &[f64], expected: &[f64], scale: impl Fn(f64) -> f64) -> f64 {
     assert_eq!(found.len(), expected.len());
     let apart = found.iter().zip(expected);
@@ -303,7 +303,7 @@ fn assert_equal_in_every_layout(case: &Case, layouts: &[&str]) {
     }
 }
 
-/// Checks the final weights, by their keys in the checkpoint; `learned` if positions are learned, so that
+/// Checks the final weights, by their keys in the checkpoint. `learned` states that positions are learned, so that
 /// attention keys are not rotated.
 fn assert_weights(what: &str, checkpoint: &Checkpoint, fixture: &Fixture, learned: bool) {
     let keys = checkpoint.keys();
@@ -321,7 +321,7 @@ fn assert_weights(what: &str, checkpoint: &Checkpoint, fixture: &Fixture, learne
             .unwrap();
         let expected = fixture.f64s(&format!("final/{key}"));
         let found = f64s(&found);
-        // A common offset of all keys cancels in the softmax, unless they are rotated.
+        // A common offset of all keys cancels in the softmax, unless the keys are rotated.
         let keys = if learned && key.ends_with("attention.qkv.bias") {
             found.len() / 3..found.len() / 3 * 2
         } else {
@@ -341,7 +341,7 @@ fn assert_weights(what: &str, checkpoint: &Checkpoint, fixture: &Fixture, learne
     }
 }
 
-/// Tied, with learned positions and biases. The vocabulary is padded where two ranks share it.
+/// A model with tied weights, learned positions and biases. The vocabulary is padded if two ranks share it.
 #[test]
 fn gpt2() {
     let layouts = [
@@ -356,7 +356,7 @@ fn gpt2() {
     assert_equal_in_every_layout(&Case::gpt2(), &layouts);
 }
 
-/// Grouped queries, normalised heads, a window, rotary positions, norms kept as distances from 1.
+/// A model with grouped queries, normalized heads, a window, rotary positions, and norms stored as offsets from 1.
 #[test]
 fn llama() {
     let layouts = [

@@ -1,4 +1,4 @@
-//! Communication overlaps with computation if requested, and only then.
+//! Tests that communication overlaps with computation only if requested.
 //!
 //! Layers and transfers have simulated times, so the results do not depend on the load of the machine.
 
@@ -21,14 +21,14 @@ use burn_megatron_comm_testing::{Link, SimulatedNetwork, Transfer, hidden_share}
 const LAYERS: usize = 12;
 const WIDTH: usize = 64;
 const STEPS: usize = 3;
-/// The time of a layer, in each direction.
+/// The time of a layer in each direction.
 const COMPUTING: Duration = Duration::from_millis(12);
 /// The time of a transfer.
 const LATENCY: Duration = Duration::from_millis(4);
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
-/// The identity, with a simulated time.
+/// The identity with a simulated time.
 #[derive(Debug)]
 struct Pause(Arc<Link>);
 
@@ -67,7 +67,7 @@ impl Model {
         let layers = self.layers.iter();
         let input = Tensor::full([4, WIDTH], 1.0 + rank as f64, device);
         let y = layers.fold(input, |x: Tensor<2>, layer| {
-            // A gradient leaves the backward at the layer's input.
+            // A gradient leaves the backward pass at the input of the layer.
             let y = with_anchor(&x, || layer.forward(x.clone()));
             apply(vec![y.into_dispatch()], Pause(link.clone()))
         });
@@ -75,7 +75,7 @@ impl Model {
     }
 }
 
-/// Every run begins with the same weights.
+/// Initial weights that are equal in every run.
 struct Fill(usize);
 
 impl ModuleMapper for Fill {
@@ -101,7 +101,7 @@ fn train(rank: &Rank, zero_stage: ZeroStage, overlap: bool) -> Result<Left, AnyE
     let model = ParallelModule::replicated(Model::new(&Device::flex()));
     let settings = DataParallelConfig {
         zero_stage,
-        // A layer to a bucket.
+        // One layer per bucket.
         bucket_size: Some(WIDTH * WIDTH),
         overlap_grad_reduce: overlap,
         overlap_param_gather: overlap
@@ -130,7 +130,7 @@ fn run(stage: ZeroStage, overlap: bool) -> Vec<Left> {
     world.run(|rank| train(&rank, stage, overlap)).unwrap()
 }
 
-/// The overlapped fraction of the calls that `is` selects, for both ranks and each step. `each` is the number
+/// Returns the overlapped fraction of the calls that `is` selects, for both ranks and each step. `each` is the number
 /// of these calls per step.
 #[track_caller]
 fn shares(stage: ZeroStage, overlap: bool, each: usize, is: fn(&Transfer) -> bool) -> Vec<f64> {
@@ -147,7 +147,7 @@ fn is_gradient(transfer: &Transfer) -> bool {
     matches!(transfer.op, "all_reduce" | "reduce_scatter")
 }
 
-/// Parameters; numbers of tokens are gathered too.
+/// Returns whether a transfer gathers parameters. Token counts are gathered too.
 fn is_parameter(transfer: &Transfer) -> bool {
     transfer.op == "all_gather" && transfer.bytes > 1000
 }
@@ -174,7 +174,7 @@ fn without_overlap_gradients_are_waited_for() {
 #[test]
 fn parameters_are_gathered_while_the_next_forward_begins() {
     for stage in [ZeroStage::Optimizer, ZeroStage::Gradients] {
-        // The prefetch of the last step is not needed any more; its fraction is 1.
+        // The prefetch of the last step is not needed any more. Its fraction is 1.
         let counted = |shares: Vec<f64>| -> Vec<f64> {
             let of_rank = shares.chunks(STEPS);
             of_rank

@@ -1,4 +1,4 @@
-//! Packed documents train as if each were a sequence of its own.
+//! Tests that packed documents train as if each document were a separate sequence.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use burn_megatron_tests::TransformerSubject;
 use burn_megatron_tests::{long_rope, small_gpt, small_llama};
 use burn_megatron_verify::{Layout, VerifyOptions, verify};
 
-/// The starts of the documents of two rows of eight tokens, and the end of the last one.
+/// The starts of the documents of two rows of eight tokens, and the end of the last document.
 const BORDERS: [i32; 6] = [0, 3, 8, 12, 13, 16];
 const ROWS: usize = 2;
 const SEQ: usize = 8;
@@ -23,7 +23,7 @@ fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
     tensor.into_data().iter::<f64>().collect()
 }
 
-/// Both kinds of positions, fused and unfused attention, a window, QK norms.
+/// Returns models with both kinds of positions, fused and unfused attention, a window, and QK norms.
 fn models() -> Vec<(String, TransformerConfig, KernelChoices)> {
     let still = |config: TransformerConfig| TransformerConfig {
         dropout: 0.0,
@@ -53,10 +53,11 @@ fn models() -> Vec<(String, TransformerConfig, KernelChoices)> {
     each.collect()
 }
 
-/// Shape, tokens and documents of a forward.
+/// The shape, the tokens and the documents of a forward pass.
 type Piece = ([usize; 2], Vec<i64>, Option<Arc<[i32]>>);
 
-/// The loss, the gradient of the embedded input, and those of all parameters, of several forwards.
+/// Returns the loss, the gradient of the embedded input, and the gradients of all parameters over several forward
+/// passes.
 fn gradients(
     config: &TransformerConfig,
     choices: &KernelChoices,
@@ -65,7 +66,7 @@ fn gradients(
     let (groups, device) = (ParallelContext::single(), Device::flex());
     let scope = ModelBuilder::with(&groups, &device, 3, DType::F64);
     let scope = scope.with_kernels(choices).unwrap();
-    // The embedding is a stage of its own, so that its output is an input.
+    // The embedding is a separate stage, so that its output is an input.
     let split = LayerSplit::Layout(format!("E|t*{}L", config.layers));
     let stages = split.stages(config.layers, 2).unwrap();
     let stages: Vec<_> = stages.into_iter().enumerate().collect();
@@ -164,7 +165,7 @@ fn every_layout_trains_on_documents_as_one_rank_does() {
     }
 }
 
-/// With dropout, whose masks are those of the rows.
+/// Tests with dropout. The dropout masks depend on the rows.
 #[test]
 fn layouts_agree_with_dropout_too() {
     let subject = TransformerSubject {

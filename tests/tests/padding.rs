@@ -48,8 +48,8 @@ impl Samples for Conversations {
     }
 }
 
-/// The loss and the norm of the gradient of the second step; and, if there is one rank, the losses of routers, and the
-/// loads and pairs of experts.
+/// Returns the loss and the gradient norm of the second step. On one rank, it also returns the losses of the routers,
+/// and the loads and pairs of the experts.
 fn trained(moe: &MoeConfig, seq: usize, layout: &str) -> Vec<f64> {
     let layout: Layout = layout.parse().unwrap();
     let model = TransformerConfig {
@@ -59,7 +59,7 @@ fn trained(moe: &MoeConfig, seq: usize, layout: &str) -> Vec<f64> {
         layers: 2,
         heads: 4,
         groups: Some(2),
-        // Some conversations are longer than the original context, and more with padding.
+        // Some conversations are longer than the original context, and more of them are longer with padding.
         positions: long_rope(4, 7),
         init_std: 0.3,
         mtp: Some(MtpConfig::default()),
@@ -72,7 +72,7 @@ fn trained(moe: &MoeConfig, seq: usize, layout: &str) -> Vec<f64> {
         global_batch_size: SAMPLES,
         sequence_length: Some(seq),
         warmup_steps: 0,
-        // Clips every head, by the largest logit of the real tokens.
+        // Clips every head by the largest logit of the real tokens.
         qk_clip: Some(QkClipConfig {
             threshold: 1e-3,
             alpha: 0.5,

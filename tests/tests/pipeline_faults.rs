@@ -1,4 +1,4 @@
-//! `verify` finds transfers that are delivered to the wrong micro-batch.
+//! Tests that `verify` finds transfers that are delivered to the wrong micro-batch.
 
 use std::sync::{Arc, Mutex};
 
@@ -17,7 +17,7 @@ use burn_megatron_tests::TransformerSubject;
 use burn_megatron_tests::small_gpt;
 use burn_megatron_verify::{Subject, VerifyOptions, verify};
 
-/// A communicator whose first two tensors change places: the first is sent after the second.
+/// A communicator that swaps its first two tensors: it sends the first tensor after the second.
 #[derive(Debug)]
 struct Swapped {
     inner: Arc<dyn Communicator>,
@@ -69,7 +69,7 @@ impl Communicator for Swapped {
     }
 }
 
-/// A model whose pipeline rank of this index swaps what it sends.
+/// A model in which the given pipeline rank swaps its first two transfers.
 struct SwappingSubject {
     model: TransformerSubject,
     rank: Option<usize>,
@@ -118,12 +118,12 @@ impl Subject for SwappingSubject {
     }
 }
 
-/// Rank 0 sends activations, rank 1 gradients; each is delivered as that of the micro-batch beside it.
+/// Rank 0 sends activations, and rank 1 sends gradients. Each tensor is delivered to the micro-batch next to its own.
 #[test]
 fn a_transfer_of_another_micro_batch_is_found() {
     let run = |rank| {
         let model = small_gpt();
-        // Under GPipe no rank waits for the tensor that is held back before it sends the next one.
+        // With GPipe, no rank waits for the held tensor before it sends the next tensor.
         let layouts = ["pp2-mb1/gpipe".parse().unwrap()];
         let subject = SwappingSubject { model, rank };
         verify(&subject, &layouts, &VerifyOptions::default()).unwrap()

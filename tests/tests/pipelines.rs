@@ -1,4 +1,4 @@
-//! Every schedule computes what one rank computes.
+//! Tests that every schedule computes the same results as one rank.
 
 use burn_megatron::pipeline::schedule::{ScheduleConfig, ScheduleKind};
 use burn_megatron::pipeline::split::LayerSplit;
@@ -7,7 +7,7 @@ use burn_megatron_tests::TransformerSubject;
 use burn_megatron_tests::{small_gpt, small_llama, without_dropout};
 use burn_megatron_verify::{Layout, VerifyOptions, observe_layout, verify};
 
-/// The subject with other numbers of layers and samples.
+/// Returns the subject with other numbers of layers and samples.
 fn sized(subject: TransformerSubject, layers: usize, samples: usize) -> TransformerSubject {
     let config = TransformerConfig {
         layers,
@@ -58,7 +58,7 @@ fn assert_split_passes(subject: &TransformerSubject, layouts: &[&str], split: &L
     assert!(report.passes(), "\n{report}");
 }
 
-/// Every kind of schedule over `ranks` ranks, with micro-batches of one and of two samples.
+/// Returns every kind of schedule over `ranks` ranks, with micro-batches of one and of two samples.
 fn every_kind(ranks: usize) -> Vec<String> {
     let kinds = ScheduleKind::ALL.into_iter().flat_map(|kind| {
         let kind = ScheduleConfig::new(kind, ranks, 1);
@@ -138,7 +138,7 @@ fn stages_that_are_not_even() {
         (ends(Some(1), None), &["pp4-mb1/1f1b", "pp4-mb2/zb-h1"]),
         (ends(None, Some(1)), &["pp2-mb1/interleaved/v2"]),
         (ends(Some(2), Some(1)), &["tp2-sp-pp2-dp2-mb1/zb-v"]),
-        // The first stage has the embedding alone, the last one the loss alone.
+        // The first stage has only the embedding, and the last stage has only the loss.
         (layout("E|ttt|tttt|L"), &["pp4-mb1/1f1b", "pp2-mb1/zb-v"]),
     ];
     for (split, layouts) in cases {
@@ -172,7 +172,7 @@ fn four_ranks_with_tensor_sequence_and_data() {
     assert_passes(&gpt(8, 8), &layouts);
 }
 
-/// The bits of the weights after 20 steps.
+/// Returns the bits of the weights after 20 steps.
 fn trained(subject: &TransformerSubject, layout: &str) -> Vec<Vec<u64>> {
     let options = VerifyOptions {
         steps: 20,
@@ -205,8 +205,8 @@ fn assert_same_bits(subject: &TransformerSubject, layouts: &[&str]) {
     }
 }
 
-// Each stage accumulates its gradients from the first micro-batch to the last under all of these.
-// Layouts of other placements sum the gradient norm in another order, and are not compared.
+// With all of these schedules, each stage accumulates its gradients from the first micro-batch to the last. Layouts
+// with other placements sum the gradient norm in a different order, and are not compared.
 
 #[test]
 fn one_stage_per_rank_gives_the_same_bits_under_every_schedule() {

@@ -1,5 +1,5 @@
-//! 16-bit training with f32 master weights: it learns as in f32, recovers from overflows, and sharding is
-//! bit-equal.
+//! Tests of 16-bit training with f32 master weights. It learns as in f32, recovers from overflows, and is bit-equal
+//! with sharding.
 
 use burn::tensor::{DType, Device, Tensor};
 use burn_megatron::comm::{ParallelContext, World};
@@ -83,7 +83,7 @@ impl Observer for Seen {
 struct Trained {
     outcome: TrainOutcome,
     steps: Vec<StepMetrics>,
-    /// The bits of its parameters, and their types.
+    /// The bits of the parameters, and their types.
     weights: Vec<Vec<u64>>,
     /// The loss scale at the end.
     scale: f64,
@@ -170,7 +170,7 @@ fn sixty_four_bits_end_where_thirty_two_do() {
     );
     assert!((found / expected - 1.0).abs() < 1e-5, "{found} {expected}");
     assert_ne!(found, expected);
-    // Most f64 values are no f32 values.
+    // f32 cannot represent most f64 values.
     let is_f32 = |bits: &&u64| f64::from(f64::from_bits(**bits) as f32).to_bits() == **bits;
     let all = wide.weights.iter().flatten();
     assert!(all.clone().filter(is_f32).count() < all.count() / 2);
@@ -178,7 +178,7 @@ fn sixty_four_bits_end_where_thirty_two_do() {
     assert!(wide.steps.iter().all(|step| step.loss_scale.is_none()));
 }
 
-/// Gradients of f16 that are not finite at first.
+/// The first f16 gradients are not finite.
 #[test]
 fn an_overflow_is_skipped_on_all_ranks_and_training_recovers() {
     let initial = 2f64.powi(40);
@@ -281,7 +281,7 @@ struct Sharded {
     memory: [MemoryPlan; 2],
 }
 
-/// Trains with data parallelism only, with clipping.
+/// Trains with only data parallelism and with clipping.
 fn shard(
     config: &TransformerConfig,
     settings: &DataParallelConfig,
@@ -389,7 +389,7 @@ fn reduction_in_16_bits_rounds_alike_in_every_stage() {
     let norm = |run: &Sharded| f64::from_bits(run.norms[0]);
     let apart = (norm(&wide[0]) / norm(&reference[0]) - 1.0).abs();
     println!("rounded norms: {apart:.1e} apart");
-    // Rounding to bf16 changes each element by half a unit, 2^-9 of it, at the most.
+    // Rounding to bf16 changes each element by at most half a unit, which is 2^-9 of the element.
     assert!(apart < 0.5f64.powi(9), "{apart}");
 }
 

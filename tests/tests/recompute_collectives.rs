@@ -1,4 +1,4 @@
-//! The collectives that run again where something is recomputed.
+//! Tests which collectives run again with recomputation.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -17,7 +17,7 @@ use crate::recompute::{LAYERS, case};
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
-/// The number of collectives, by name.
+/// The number of collectives by name.
 type Calls = Arc<Mutex<BTreeMap<&'static str, usize>>>;
 
 /// Counts the collectives that a rank calls.
@@ -35,7 +35,7 @@ fn counting(inner: Arc<dyn Communicator>, calls: Calls) -> Arc<dyn Communicator>
     })
 }
 
-/// The collectives of a step, on the first rank.
+/// Returns the collectives of a step on the first rank.
 fn collectives(
     layout: &ParallelConfig,
     model: &TransformerConfig,
@@ -69,7 +69,7 @@ fn collectives(
     ranks.run(run).unwrap().swap_remove(0)
 }
 
-/// As docs/src/memory.md has them, for each layer.
+/// Compares with docs/src/memory.md for each layer.
 #[test]
 fn collectives_that_run_again_are_counted() {
     use RecomputeModule::{Activation, CoreAttention, MlaUpProjection, Mlp, Moe, Norm};
@@ -104,7 +104,7 @@ fn collectives_that_run_again_are_counted() {
             &[("all-gather", 1)],
         ),
         ("tp2 sp", "gpt", attention, &[("all-gather", 1)]),
-        // Two chunks travel in each exchange; the region ends with the sum, which is not computed again.
+        // Two chunks are transferred in each exchange. The region ends with the sum, which is not recomputed.
         ("tp2 ring", "gpt", full.clone(), &[("all-to-all", 8)]),
         ("tp2 ring", "gpt", selective(&[Mlp]), &[("all-to-all", 2)]),
         (
@@ -142,7 +142,7 @@ fn collectives_that_run_again_are_counted() {
     ];
     for (layout, model, recompute, more) in cases {
         let case = case(&[("layout", layout), ("model", model)]);
-        // Losses of routers have collectives of their own.
+        // Router losses have their own collectives.
         let mut model = case.model();
         if let Some(moe) = &mut model.moe {
             moe.losses.clear();

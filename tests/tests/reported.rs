@@ -1,4 +1,4 @@
-//! The metrics of a run: the loss is the cross-entropy alone, a step without targets is skipped, and divergence
+//! Tests the metrics of a run. The loss is only the cross-entropy, a step without targets is skipped, and divergence
 //! is reported with its step.
 
 use std::sync::{Arc, Mutex};
@@ -24,10 +24,10 @@ type AnyError = Box<dyn std::error::Error + Send + Sync>;
 const SEQ: usize = 16;
 const BATCH: u64 = 8;
 
-/// Overrides the target of a position of a sample.
+/// Overrides the target at a position of a sample.
 type Change = fn(u64, usize) -> Option<i32>;
 
-/// Random tokens.
+/// Random tokens with changed targets.
 #[derive(Clone, Copy)]
 struct Random(Change);
 
@@ -89,7 +89,7 @@ fn config(steps: usize) -> TrainConfig {
     }
 }
 
-/// A model with these terms in its loss.
+/// Returns a model with these terms in its loss.
 fn model(label_smoothing: f64, z_loss: f64) -> TransformerConfig {
     TransformerConfig {
         context: SEQ,
@@ -120,7 +120,7 @@ const ONE: Sizes = Sizes {
     data: 1,
 };
 
-/// What `run` does with the trainer of each rank.
+/// Runs `run` with the trainer of each rank, and returns the results.
 fn on_ranks<T: Send>(
     sizes: Sizes,
     model: &TransformerConfig,
@@ -152,7 +152,7 @@ fn on_ranks<T: Send>(
     results.unwrap()
 }
 
-/// The evaluation before the first step, and the step, on every rank.
+/// Returns the evaluation before the first step, and the step, on every rank.
 fn first(
     sizes: Sizes,
     model: &TransformerConfig,
@@ -197,7 +197,7 @@ fn the_loss_is_the_cross_entropy_alone_in_every_layout() {
             assert_eq!(plain_held_out.minimised, Default::default());
             for (smoothing, z_loss) in [(0.1, 0.0), (0.0, 1e-2), (0.1, 1e-2)] {
                 let (step, held_out) = first(sizes, &model(smoothing, z_loss), kernels);
-                // The same weights: the loss is bit-equal.
+                // The weights are the same, so the loss is bit-equal.
                 assert_eq!(step.loss.to_bits(), plain.loss.to_bits(), "{what}");
                 assert_eq!(step.bits_per_byte.to_bits(), plain.bits_per_byte.to_bits());
                 assert_eq!(held_out.loss.to_bits(), plain_held_out.loss.to_bits());
@@ -212,7 +212,7 @@ fn the_loss_is_the_cross_entropy_alone_in_every_layout() {
                     let terms: f64 = minimised.terms().map(|(_, term)| term).sum();
                     let objective = minimised.objective.unwrap();
                     assert!(near(loss + terms, objective, 1e-6), "{what}: {minimised:?}");
-                    // The logits are small: their log-sum-exp is near that of 256 zeros.
+                    // The logits are small. Their log-sum-exp is close to the log-sum-exp of 256 zeros.
                     if let Some(z_loss) = minimised.z_loss {
                         assert!(near(z_loss, 1e-2 * 256f64.ln().powi(2), 0.05), "{z_loss}");
                     }
@@ -224,7 +224,7 @@ fn the_loss_is_the_cross_entropy_alone_in_every_layout() {
                         [all.objective, all.label_smoothing, all.z_loss].map(Option::unwrap)
                     };
                     for (a, b) in of(&step).into_iter().zip(of(&one.0)) {
-                        // Smoothing is the small difference of sums of about 6 in f32.
+                        // Label smoothing is the small difference of sums of about 6 in f32.
                         assert!((a - b).abs() < 1e-5, "{what}: {a} {b}");
                     }
                 }
@@ -233,7 +233,7 @@ fn the_loss_is_the_cross_entropy_alone_in_every_layout() {
     }
 }
 
-/// Every target of step 1 is masked.
+/// Masks every target of step 1.
 fn masked_step(number: u64, _: usize) -> Option<i32> {
     (number / BATCH == 1).then_some(IGNORE)
 }
@@ -256,7 +256,7 @@ fn a_step_without_targets_is_skipped_for_that_reason_and_leaves_the_loss_scale()
     for (sizes, smoothing) in [(ONE, 0.0), (ONE, 0.1), (sizes, 0.1)] {
         let config = TrainConfig {
             loss_scale: Some(dynamic()),
-            // One skip too many would end it.
+            // An additional skip would end the run.
             skip_limit: std::num::NonZeroU64::MIN,
             ..config(4)
         };
@@ -280,7 +280,7 @@ fn a_step_without_targets_is_skipped_for_that_reason_and_leaves_the_loss_scale()
             assert_eq!(steps[1].gradient_norm, 0.0);
             assert!(steps[1].loss.is_nan() && steps[1].minimised.objective.is_none());
             assert!(steps[2].loss.is_finite());
-            // It uses up no part of the schedule.
+            // The skipped step does not advance the schedule.
             assert_eq!(steps[1].learning_rate, steps[2].learning_rate);
             let good_steps: Vec<_> = states
                 .iter()
@@ -296,7 +296,7 @@ fn a_step_without_targets_is_skipped_for_that_reason_and_leaves_the_loss_scale()
     }
 }
 
-/// The ranks of the data axis share the samples in order: the first has none that counts.
+/// The ranks of the data axis share the samples in order. The first rank has no sample with targets.
 #[test]
 fn a_rank_without_targets_gives_nothing_to_a_step_that_others_take() {
     let masked = Random(|number, _| (number % BATCH < BATCH / 2).then_some(IGNORE));
@@ -326,7 +326,7 @@ fn a_rank_without_targets_gives_nothing_to_a_step_that_others_take() {
     }
 }
 
-/// The number of warnings in each step, by the field of that name.
+/// The steps of all warnings, from their field `step`.
 #[derive(Clone, Default)]
 struct Warnings(Arc<Mutex<Vec<u64>>>);
 
@@ -348,7 +348,7 @@ impl<S: tracing::Subscriber> Layer<S> for Warnings {
     }
 }
 
-/// A target that is no token has the loss NaN; in the steps 2 and 4 and from 6 on, on all ranks.
+/// Returns invalid targets, which have the loss NaN, in steps 2 and 4 and from step 6 on, on all ranks.
 fn wrong_targets(number: u64, at: usize) -> Option<i32> {
     let step = number / BATCH;
     (at == 5 && (step == 2 || step == 4 || step >= 6)).then_some(100_000)
@@ -379,7 +379,7 @@ fn a_run_that_diverges_names_the_step_and_warns_once_for_each() {
     for outcome in outcomes {
         let outcome = outcome.unwrap();
         assert_eq!((outcome.skipped, outcome.diverged), (5, Some(7)));
-        // Its weights are those of before.
+        // The weights are the weights before these steps.
         assert!(outcome.has_diverged() && outcome.held_out.unwrap().loss.is_finite());
     }
     let mut steps = warnings.0.lock().unwrap().clone();
@@ -403,7 +403,7 @@ fn a_run_that_diverges_names_the_step_and_warns_once_for_each() {
     }
 }
 
-/// With full sharding every rank takes part in an evaluation.
+/// With full sharding, every rank takes part in an evaluation.
 #[test]
 fn a_run_without_held_out_samples_evaluates_nothing() {
     let sizes = Sizes { data: 2, ..ONE };

@@ -1,4 +1,4 @@
-//! Shorter rows in the first steps of a run.
+//! Tests of shorter rows in the first steps of a run.
 
 use burn::tensor::Device;
 use burn_megatron::comm::ParallelContext;
@@ -44,7 +44,7 @@ impl Samples for CutSamples {
     }
 }
 
-/// The steps of a run on one rank, and what it computed.
+/// Returns the steps of a run on one rank.
 fn steps(
     subject: &TransformerSubject,
     samples: &dyn Samples,
@@ -57,7 +57,7 @@ fn steps(
     (0..config.steps).map(step).collect()
 }
 
-/// With dropout, so that it goes by the rows too.
+/// Tests with dropout, whose masks also depend on the rows.
 #[test]
 fn its_rows_are_those_of_samples_of_their_length() {
     for (subject, packed) in [(small_gpt(), false), (small_llama(), true)] {

@@ -1,4 +1,4 @@
-//! A step emits `tracing` spans.
+//! Tests that a step emits `tracing` spans.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -35,8 +35,8 @@ impl<S: tracing::Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Names {
 fn the_phases_the_collectives_and_the_updates_of_a_step_are_spans() {
     let names = Names::default();
     let subscriber = tracing_subscriber::registry().with(names.clone());
-    // With a single subscriber, a thread of another test without one that reaches a span first would disable
-    // that span for all.
+    // With a single subscriber, a thread of another test without a subscriber could reach a span first and disable
+    // the span for all threads.
     let _second = tracing::Dispatch::new(tracing_subscriber::registry());
     tracing::subscriber::with_default(subscriber, || {
         let text = TextData::open(env!("CARGO_MANIFEST_DIR").as_ref()).unwrap();

@@ -1,4 +1,4 @@
-//! Steps that are skipped as their loss or gradient norm is a spike.
+//! Tests of steps that are skipped because their loss or gradient norm is a spike.
 
 use burn_megatron::checkpoint::{Checkpoint, MODEL, TensorSlice, TensorSource};
 use burn_megatron::optim::{SpikeConfig, SpikeWindow};
@@ -6,7 +6,7 @@ use burn_megatron_train::metrics::SkipReason;
 
 use super::resume::run::{Case, Folder, assert_same, lines};
 
-/// So narrow that the noise of small batches exceeds it now and then.
+/// The limit is so narrow that the noise of small batches sometimes exceeds it.
 const SPIKES: SpikeConfig = SpikeConfig {
     sigmas: 0.5,
     window: 4,

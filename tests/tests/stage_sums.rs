@@ -1,4 +1,4 @@
-//! The reduction of a stage's gradients over the data axis starts during the stage's last backward.
+//! Tests that the reduction of a stage's gradients over the data axis starts during the stage's last backward pass.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -25,7 +25,7 @@ struct Stages<'a> {
     model: &'a Transformer,
     last: usize,
     started: &'a AtomicUsize,
-    /// The number of reductions started before each forward.
+    /// The number of reductions that were started before each forward pass.
     seen: std::cell::RefCell<Vec<usize>>,
 }
 
@@ -51,7 +51,7 @@ impl Stage for Stages<'_> {
     }
 }
 
-/// Collectives on the data axis: before the run, at the end of it, and after the reduction.
+/// Returns the number of collectives on the data axis at the end of the run, and the number after the reduction.
 fn counts(kind: ScheduleKind) -> Vec<[usize; 2]> {
     let mut subject = small_gpt();
     subject.config.layers = 4;
@@ -89,7 +89,7 @@ fn counts(kind: ScheduleKind) -> Vec<[usize; 2]> {
                 seen: Default::default(),
             };
             engine.run(&stages)?;
-            // A stage with outstanding forwards is not closed.
+            // A stage with outstanding forward passes is not closed.
             assert!(stages.seen.into_inner().iter().all(|seen| *seen == 0));
             let after_run = started.load(Ordering::SeqCst);
             ddp.reduce(1)?;
@@ -107,7 +107,7 @@ fn sums_begin_before_the_reduction_and_are_not_made_twice() {
             2
         };
         for [after_run, after_reduction] in counts(kind) {
-            // These parameters are small: one collective for each stage, and then the tokens'.
+            // The parameters are small, so there is one collective per stage. The collective of the tokens follows.
             assert_eq!(after_run, stages, "{kind}");
             assert_eq!(after_reduction, stages + 1, "{kind}");
         }

@@ -1,4 +1,4 @@
-//! Runs on token files: the same in every layout, also when resumed.
+//! Tests of runs on token files: the results are the same in every layout, also when resumed.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -28,7 +28,7 @@ const STEPS: usize = 6;
 const BATCH: usize = 8;
 const VOCABULARY: u32 = 50;
 
-/// Ends a document.
+/// The token that ends a document.
 const EOD: u32 = 0;
 
 /// A temporary folder with two pairs of token files: 80 documents of 3 to 30 tokens each.
@@ -44,7 +44,7 @@ impl Folder {
             let mut writer =
                 IndexedDatasetBuilder::create(&folder.join(name), TokenType::U16).unwrap();
             for document in 0..80 {
-                // Each file counts in its own steps, so that there is something to learn.
+                // Each file counts with a different step, so that there is something to learn.
                 let step = 1 + 2 * number as u32;
                 let token = |place| 1 + (document * 11 + place * step) % (VOCABULARY - 1);
                 let length = 2 + document * 7 % 28;
@@ -193,7 +193,7 @@ fn trainer(layout: &Layout, groups: &ParallelContext) -> Result<Trainer<Transfor
     Ok(Trainer::new(model, groups, &device, &config)?)
 }
 
-/// Trains from a checkpoint or from the start until `stop` steps are made, and saves into `into`.
+/// Trains from a checkpoint or from the start until `stop` steps are done, and saves into `into`.
 fn train(
     config: &TokenFilesConfig,
     layout: &str,

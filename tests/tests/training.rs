@@ -1,4 +1,4 @@
-//! The training loop: it learns, it repeats, it skips, it stops.
+//! Tests that the training loop learns, is reproducible, skips steps and stops.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -49,7 +49,7 @@ fn config(steps: usize) -> TrainConfig {
     }
 }
 
-/// Records its calls; stops after `stop_after` steps.
+/// Records its calls, and stops after `stop_after` steps.
 #[derive(Default)]
 struct Seen {
     steps: Vec<StepMetrics>,
@@ -91,7 +91,7 @@ fn scope(groups: &ParallelContext, seed: u64) -> ModelBuilder {
     ModelBuilder::with(groups, &Device::flex(), seed, DType::F32)
 }
 
-/// Trains; returns the observations of each rank, and some generated text.
+/// Trains, and returns the observations of each rank and some generated text.
 fn train(tensor: usize, data: usize, config: &TrainConfig) -> Vec<(TrainOutcome, Seen, Vec<u32>)> {
     let text = Text::new();
     let text = text.open();
@@ -113,7 +113,7 @@ fn train(tensor: usize, data: usize, config: &TrainConfig) -> Vec<(TrainOutcome,
 }
 
 fn lines(seen: &Seen) -> (String, String) {
-    // `Debug` prints the shortest text that reads back as the same bits.
+    // `Debug` prints the shortest text that parses to the same bits.
     (format!("{:?}", seen.steps), format!("{:?}", seen.held_out))
 }
 
@@ -149,7 +149,7 @@ fn layouts_agree_in_f32_and_write_the_same_text() {
     }
 }
 
-/// With uneven numbers of held-out samples per rank.
+/// The numbers of held-out samples differ between ranks.
 #[test]
 fn full_sharding_trains_evaluates_and_writes_the_same() {
     let mut config = TrainConfig {
@@ -167,7 +167,7 @@ fn full_sharding_trains_evaluates_and_writes_the_same() {
     }
 }
 
-/// Both reduce each micro-batch over the ranks.
+/// Both stages reduce each micro-batch over the ranks.
 #[test]
 fn micro_batches_are_added_alike_from_zero_2_on() {
     let run = |stage, bucket_size| {
@@ -220,10 +220,10 @@ fn one_rank_that_stops_stops_all() {
     );
 }
 
-/// Compares what `gradients` shows with the metrics of the step.
+/// Compares the gradients that `gradients` receives with the metrics of the step.
 #[derive(Default)]
 struct GradientNorms {
-    /// By step: the norm, and that of the gathered gradients.
+    /// The gradient norm of each step, and the norm of the gathered gradients.
     norms: Vec<(f64, f64)>,
 }
 
@@ -278,7 +278,7 @@ fn an_observer_sees_the_gradients_before_they_are_clipped() {
     }
 }
 
-/// A model whose losses are not finite at one training call.
+/// A model whose losses are not finite in one training call.
 #[derive(Module, Debug)]
 struct Poisoned {
     inner: Transformer,
@@ -341,8 +341,8 @@ fn no_rank_takes_a_step_with_a_loss_that_is_not_finite_on_one() {
         let results = ranks(2, 2, |_, groups| {
             let device = Device::flex();
             let model = model().init(groups, &device)?;
-            // Two micro-batches per step: call 3 is the second one of step 1. Both ranks of the
-            // tensor group have it, as their losses are the same.
+            // Two micro-batches per step: call 3 is the second micro-batch of step 1. Both ranks of the tensor group
+            // have it, since their losses are the same.
             let poisoned_call = (groups.data().rank() == 1).then_some(3);
             let model = poisoned(model, poisoned_call, value);
             let mut trainer = Trainer::new(model, groups, &device, &config)?;

@@ -1,4 +1,4 @@
-//! `verify` with the settings of a run: they are applied, make no difference, and faults with them are found.
+//! Tests `verify` with the settings of a run. The settings are applied, make no difference, and do not hide faults.
 
 use std::sync::{Arc, Mutex};
 
@@ -17,14 +17,13 @@ use burn_megatron_tests::{small_gpt, small_llama};
 use burn_megatron_verify::faults::corrupted::{CorruptedComm, Corruption};
 use burn_megatron_verify::{Layout, Rounding, Subject, VerifyOptions, VerifyReport, verify};
 
-/// A transformer that records how it is wrapped and split, and whose reductions over the data axis can be
-/// corrupted.
+/// A transformer that records how it is wrapped and split. Its reductions over the data axis can be corrupted.
 struct RecordingSubject {
     inner: TransformerSubject,
     corruption: Option<Corruption>,
-    /// The settings of each wrapper of several ranks, and its buckets.
+    /// The settings of each wrapper of several ranks, and its number of buckets.
     wrapped: Mutex<Vec<(DataParallelConfig, usize)>>,
-    /// The parameters of the pipelines, with their stages.
+    /// The parameters of the pipelines with their stages.
     built: Mutex<Vec<(usize, String)>>,
 }
 
@@ -145,7 +144,7 @@ fn the_settings_reach_what_runs_and_make_no_difference() {
     }
 }
 
-/// Has an effect only with several buckets.
+/// The fault has an effect only with several buckets.
 #[test]
 fn buckets_after_the_first_that_are_not_summed() {
     let subject = RecordingSubject::corrupted(small_gpt(), Corruption::SkipAfterFirst);
@@ -174,7 +173,7 @@ fn a_schedule_without_a_pipeline_is_an_error() {
         let error = verify(&small_gpt(), &layouts, &VerifyOptions::default());
         let error = error.unwrap_err().to_string();
         assert!(error.starts_with("layout tp1-dp2-mb1"), "{error}");
-        let expected = format!("{name} applies to pipelines, and pipeline = 1 has none");
+        let expected = format!("{name} requires pipeline parallelism, and pipeline = 1");
         assert!(error.contains(&expected), "{error}");
     }
 }
@@ -217,7 +216,7 @@ fn deferring_without_an_output_weight_is_an_error() {
     assert!(error.contains(expected), "{error}");
 }
 
-/// A training run skips such steps; here that is an error that names the setting.
+/// A training run skips such steps. Here the step causes an error that names the setting.
 #[test]
 fn a_limit_that_a_gradient_is_beyond_is_an_error() {
     let options = sharing(|config| config.gradient_limit = Some(1e-9));
@@ -238,7 +237,7 @@ const LAYOUTS: [&str; 5] = [
     "tp2-sp-pp2-dp2-mb1-z1/1f1b",
 ];
 
-/// Narrower types are within the bound of the type, and far from a skipped reduction.
+/// Narrower types are within the tolerance of the type, and far from a skipped reduction.
 #[test]
 fn layouts_agree_in_f32_and_bf16_within_the_type() {
     for (dtype, highest) in [(DType::F32, 1e-4), (DType::BF16, 0.1)] {

@@ -1,4 +1,4 @@
-//! Sharding over the data axis is bit-equal in every ZeRO stage.
+//! Tests that sharding over the data axis is bit-equal in every ZeRO stage.
 
 use burn::tensor::{DType, Device, Tensor};
 use burn_megatron::comm::{ParallelContext, World};
@@ -20,9 +20,9 @@ type AnyError = Box<dyn std::error::Error + Send + Sync>;
 const RANKS: usize = 4;
 const STEPS: usize = 20;
 
-/// Large, so that the sign of a gradient that is only rounding has no effect.
+/// A large epsilon, so that the sign of a gradient that consists only of rounding has no effect.
 const EPSILON: f64 = 1e-3;
-/// Below most norms of the runs, so that gradients are clipped.
+/// The clipping norm. It is below most norms of the runs, so that gradients are clipped.
 const CLIP: f64 = 0.5;
 
 /// The observations of a rank.
@@ -38,7 +38,7 @@ struct Run {
     peak: MemoryPlan,
     planned: MemoryPlan,
     peak_unsharded_units: u64,
-    /// Communication buffers that had been allocated after each step.
+    /// The communication buffers that had been allocated after each step.
     allocated: Vec<u64>,
 }
 
@@ -202,8 +202,8 @@ fn burns_own_optimizer_is_sharded_too() {
     }
 }
 
-/// From ZeRO-2 on each micro-batch is reduced over the ranks, while ZeRO-0 sums over the micro-batches first:
-/// another order of the same sum.
+/// From ZeRO-2 on, each micro-batch is reduced over the ranks. ZeRO-0 first sums over the micro-batches, which is a
+/// different order of the same sum.
 #[test]
 fn micro_batches_are_added_in_another_order_from_zero_2_on() {
     let config = small_gpt().config;
@@ -220,7 +220,7 @@ fn micro_batches_are_added_in_another_order_from_zero_2_on() {
         let apart = pairs.map(|(a, b)| (f32::from_bits(*a) - f32::from_bits(*b)).abs());
         let largest = apart.fold(0.0f32, f32::max);
         println!("ZeRO-{number}: {largest:.1e} apart");
-        // Adam divides the rounding of a gradient by EPSILON at most.
+        // Adam divides the rounding of a gradient by at most EPSILON.
         assert!(f64::from(largest) < CLOSE, "ZeRO-{number}: {largest}");
     }
 }
@@ -240,7 +240,7 @@ fn a_rank_holds_the_predicted_memory() {
                 ("optimizer", run.peak.optimizer, run.planned.optimizer),
             ] {
                 let ratio = measured as f64 / planned as f64;
-                // Of the last micro-batch, a bucket is freed when its shard is summed over the replicas.
+                // In the last micro-batch, a bucket is freed when its shard is summed over the replicas.
                 let is_freed = settings.hsdp.is_some() && what == "gradients";
                 let least = if is_freed { 0.5 } else { 0.95 };
                 assert!(
@@ -291,7 +291,7 @@ fn full_sharding_gathers_two_blocks_at_the_most() {
 
 #[test]
 fn steps_allocate_no_communication_buffers_after_the_second() {
-    // Buffers of a size that is worth pooling.
+    // Buffers that are large enough for the pool.
     let config = TransformerConfig {
         hidden: 64,
         ..small_llama().config

@@ -1,4 +1,4 @@
-//! A model of burn-nn layers with full sharding and recomputation trains as with plain Burn on one rank.
+//! Tests that a model of burn-nn layers with full sharding and recomputation trains as plain Burn on one rank.
 
 use std::ops::Range;
 
@@ -26,8 +26,8 @@ const LAYERS: usize = 4;
 const STEPS: usize = 5;
 const LEARNING_RATE: f64 = 0.05;
 const TOLERANCE: f64 = 1e-10;
-/// Burn's AdamW rounds its settings to f32, ours does not; these are numbers that f32 holds. The
-/// gradient of a key's bias is zero except for rounding, which a small epsilon would amplify.
+/// Burn's AdamW rounds its settings to f32, but the library's AdamW does not, so these numbers are exact in f32. The
+/// gradient of a key bias is zero except for rounding, which a small epsilon would amplify.
 const EPSILON: f64 = 1.0 / 131_072.0;
 const BETA: f64 = 0.5;
 
@@ -39,7 +39,7 @@ struct Model {
 }
 
 impl Model {
-    /// In f64; another `phase` gives other weights.
+    /// Creates a model in f64. A different `phase` gives different weights.
     fn new(device: &Device, phase: f64) -> Self {
         let encoder = TransformerEncoderConfig::new(WIDTH, 2 * WIDTH, 2, LAYERS).with_dropout(0.0);
         let model = Self {
@@ -55,7 +55,7 @@ impl Model {
         self.output.forward(self.encoder.forward(x))
     }
 
-    /// The same, block by block.
+    /// Computes the same output with recomputation of each block.
     fn recomputed(&self, x: Tensor<3>) -> Tensor<3> {
         let Self { input, output, .. } = self.clone();
         let mut x = recompute(x, move |x| input.forward(x));
@@ -67,7 +67,7 @@ impl Model {
     }
 }
 
-/// The squared error of some samples of a step, summed.
+/// Returns the squared error of some samples of a step, summed.
 fn loss(
     step: usize,
     samples: Range<usize>,
@@ -100,7 +100,7 @@ fn weights(model: &Model) -> Vec<f64> {
     weights.0
 }
 
-/// The loss of each step, and the weights after the last.
+/// The loss of each step, and the weights after the last step.
 type Run = (Vec<f64>, Vec<f64>);
 
 fn plain() -> Run {
@@ -123,7 +123,8 @@ fn plain() -> Run {
     (losses, weights(&model))
 }
 
-/// Each rank runs its share of the samples; also returns the peak number of gathered blocks.
+/// Trains on several ranks. Each rank runs its share of the samples in micro-batches. Also returns the peak number of
+/// gathered blocks.
 fn sharded(micro_batches: usize) -> Vec<(Run, u64)> {
     let mesh = ParallelConfig::new().with_data(RANKS);
     let config = DataParallelConfig {
@@ -171,7 +172,7 @@ fn sharded(micro_batches: usize) -> Vec<(Run, u64)> {
     World::threads(RANKS).unwrap().run(run).unwrap()
 }
 
-/// Equal up to the order of sums.
+/// Asserts that values are equal up to the order of sums.
 #[track_caller]
 fn assert_close(what: &str, found: &[f64], expected: &[f64]) {
     assert_eq!(found.len(), expected.len(), "{what}");

@@ -1,4 +1,4 @@
-//! `verify` of a model with a parameter whose gradient is zero in exact arithmetic: the bias of the keys of Burn's
+//! Tests `verify` of a model with a parameter whose gradient is zero in exact arithmetic: the key bias of Burn's
 //! `MultiHeadAttention`, which softmax cancels.
 
 use burn::module::Module;
@@ -69,7 +69,7 @@ impl LanguageModel for Attentive {
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 struct AttentiveConfig {
-    /// The bias of the keys starts from zero, so that its values are the sum of its steps alone.
+    /// Whether the key bias starts at zero, so that its values are only the sum of its updates.
     zero_bias: bool,
 }
 

@@ -1,9 +1,10 @@
-"""Compares the files that a script wrote with the committed files.
+"""Compares files that a script wrote with the committed files.
 
     python compare.py COMMITTED WRITTEN
 
-Prints each difference and ends with 1 if there is one. Numbers may differ by rounding: JSON by 1e-6, tensors of floats by
-1e-5, each relative to the larger value of the file or the tensor. Everything else must be equal.
+Prints each difference, and exits with code 1 if there is one. Numbers may differ by rounding: numbers in JSON by 1e-6
+relative to the committed number, floats in tensors by 1e-5 relative to the largest value of the committed tensor. Below
+1, these limits are absolute. Everything else must be equal.
 """
 
 import json
@@ -13,7 +14,7 @@ import sys
 import torch
 from safetensors.torch import load_file
 
-# Files that no script writes.
+# Files that are written by hand, not by a script.
 BY_HAND = {".py", ".pyc"}
 
 # Lists that `peft` writes from sets.
@@ -21,13 +22,13 @@ UNORDERED = ".target_modules"
 
 
 def names(folder):
-    """Returns the files of a folder and their paths in the folder."""
+    """Returns the files of a folder, keyed by their paths relative to the folder."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix not in BY_HAND)
     return {str(path.relative_to(folder)): path for path in files}
 
 
 def json_difference(a, b, path=""):
-    """Returns the path of the first difference of two values, if there is one."""
+    """Returns a description of the first difference between two values, or None."""
     if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
         pairs = [(a[key], b[key], f"{path}.{key}") for key in a]
     elif path.endswith(UNORDERED) and isinstance(a, list) and isinstance(b, list):
@@ -42,7 +43,7 @@ def json_difference(a, b, path=""):
 
 
 def tensor_difference(a, b):
-    """Returns the first difference of two tables of tensors, if there is one."""
+    """Returns a description of the first difference between two dictionaries of tensors, or None."""
     if a.keys() != b.keys():
         return f"tensors {sorted(a.keys() ^ b.keys())}"
     for name, tensor in a.items():

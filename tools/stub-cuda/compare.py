@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Compares the host times of two programs on the stub, in turns.
+"""Compares the host times of two programs on the stub. The programs run alternately.
 
     python3 tools/stub-cuda/compare.py OLD NEW [--rounds N] [-- FLAGS OF HOST]
 
-Both programs are burn-megatron-bench, built in release mode with the feature `cuda`. The ratio of a subject is the median over the
-rounds of NEW's best tenth divided by OLD's.
+Both programs are burn-megatron-bench, built in release mode with the feature `cuda`. The ratio of a subject is the median
+over the rounds of the best tenth of NEW divided by the best tenth of OLD.
 """
 
 import argparse
@@ -19,7 +19,7 @@ HERE = pathlib.Path(__file__).parent
 
 
 def settings(folder):
-    """Builds the stub, and returns the environment of a program on it."""
+    """Builds the stub, and returns the environment for programs that use it."""
     printed = subprocess.run([HERE / "build.sh", folder], check=True, capture_output=True, text=True)
     stub = dict(setting.split("=", 1) for setting in printed.stdout.split())
     own = {"STUB_DEVICES": "2", "STUB_QUIET": "1", "BURN_MEGATRON_UNCHECKED_DEVICE": "1"}
@@ -27,7 +27,7 @@ def settings(folder):
 
 
 def best_tenths(program, flags, environment, folder):
-    """Runs the benchmark, and returns the best tenth of each subject in seconds."""
+    """Runs the benchmark, and returns the best tenth of each subject, in seconds."""
     out = pathlib.Path(folder, "host.json")
     command = [program, "--log-level", "warn", "host", "--json", out, *flags]
     subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)

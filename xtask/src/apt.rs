@@ -1,17 +1,17 @@
-//! Packages of Debian and its derivatives.
+//! Installs packages on Debian and its derivatives.
 
 use std::fs;
 use std::process::Command;
 
 use crate::process::run;
 
-/// Whether this is Debian or a derivative, and the process runs as root.
+/// Returns whether the system is Debian or a derivative and the process runs as root.
 pub fn may_install() -> bool {
     let read = |path| fs::read_to_string(path).unwrap_or_default();
     is_debian(&read("/etc/os-release")) && is_root(&read("/proc/self/status"))
 }
 
-/// Whether an os-release text is of Debian, Ubuntu or a derivative.
+/// Returns whether an os-release text describes Debian, Ubuntu or a derivative.
 fn is_debian(os_release: &str) -> bool {
     os_release
         .lines()
@@ -21,7 +21,8 @@ fn is_debian(os_release: &str) -> bool {
         .any(|id| matches!(id, "debian" | "ubuntu"))
 }
 
-/// Whether a `/proc/self/status` text is of a process that runs as root: its second user id, the effective one, is 0.
+/// Returns whether a `/proc/self/status` text describes a process that runs as root: the effective user id, its
+/// second user id, is 0.
 fn is_root(status: &str) -> bool {
     status
         .lines()
@@ -29,9 +30,9 @@ fn is_root(status: &str) -> bool {
         .any(|ids| ids.split_whitespace().nth(1) == Some("0"))
 }
 
-/// Installs packages and what they need.
+/// Installs packages and their dependencies.
 pub fn install(packages: &[&str]) -> Result<(), String> {
-    // Waits for the lock of another apt-get, with a timeout.
+    // Another apt-get may hold the lock: waits for it, with a timeout.
     let apt = |args: &[&str]| {
         let mut command = Command::new("apt-get");
         command.env("DEBIAN_FRONTEND", "noninteractive");

@@ -1,6 +1,6 @@
-//! Test binaries: cargo builds all of them at once, and they are run one by one.
+//! Builds all test binaries with one call of cargo. The test binaries are then run one by one.
 //!
-//! cargo rebuilds every dependency for another choice of packages and features, so each choice costs minutes.
+//! cargo rebuilds every dependency if the selected packages and features change. Each selection costs minutes.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,13 +17,14 @@ const MESSAGES: &str = "--message-format=json-render-diagnostics";
 pub struct TestBinary {
     /// The name of the target: `burn_megatron`, `gpu_zero`.
     pub name: String,
-    /// Where the package is; cargo runs its tests there.
+    /// The folder of the package. cargo runs the tests in this folder.
     folder: PathBuf,
     file: PathBuf,
 }
 
 impl TestBinary {
-    /// Runs it as cargo does. A snapshot that differs fails, and no file is written for `cargo insta`.
+    /// Returns a command that runs the binary as cargo does. A snapshot that differs fails, and no file is written
+    /// for `cargo insta`.
     pub fn command(&self) -> Command {
         let mut command = Command::new(&self.file);
         command
@@ -42,14 +43,14 @@ impl TestBinary {
     }
 }
 
-/// Runs a cargo command that builds and returns the tests among what it built.
+/// Runs a cargo command that builds, and returns the test binaries that it built.
 pub fn build(mut cargo: Command) -> Result<Vec<TestBinary>, String> {
     let mut built = Vec::new();
     read_quietly(cargo.arg(MESSAGES), |line| built.extend(parse(line)))?;
     Ok(built)
 }
 
-/// The test binary of a message from cargo, if it is one.
+/// Returns the test binary in a message from cargo, or `None` for any other message.
 fn parse(message: &str) -> Option<TestBinary> {
     let message: Value = serde_json::from_str(message).ok()?;
     let is_test = message["profile"]["test"] == true;

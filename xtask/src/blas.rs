@@ -1,4 +1,4 @@
-//! Whether there is a BLAS library for the tests of `kernels.gemm`, and how to get one.
+//! Finds or installs a BLAS library for the tests of `kernels.gemm`.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use crate::apt;
 
 const PACKAGE: &str = "libopenblas0-pthread";
 
-/// Where Debian, Ubuntu and others have it.
+/// Library folders of Debian, Ubuntu and other distributions.
 const FOLDERS: [&str; 4] = [
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib/aarch64-linux-gnu",
@@ -14,8 +14,8 @@ const FOLDERS: [&str; 4] = [
     "/usr/lib",
 ];
 
-/// Finds OpenBLAS, or installs it where possible. The error says how to install it; without any the tests of it check
-/// nothing.
+/// Finds OpenBLAS, or installs it where possible. The error describes how to install it. Without OpenBLAS, the tests
+/// that use it check nothing.
 pub fn find_or_install() -> Result<(), String> {
     let is_there = || {
         let mut folders = FOLDERS.iter().map(Path::new);

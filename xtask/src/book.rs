@@ -1,4 +1,4 @@
-//! `cargo xtask book`: the summary, the pages and the links of the book agree.
+//! `cargo xtask book`: checks that the summary, the pages and the links of the book agree.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use crate::pip;
 use crate::process::{run as run_command, target_folder};
 use crate::report::{Outcome, Report};
 
-/// The version of lychee that is installed where there is none.
+/// The version of lychee to install if lychee is missing.
 const LYCHEE: &str = "0.24.2";
 
 /// Checks the pages of the book and the links of all guides, and builds the book if mdbook is installed.
@@ -21,7 +21,7 @@ pub fn run(root: &Path, report: &mut Report) {
     report.step("book build", || build(root));
 }
 
-/// mdBook builds only pages that the summary lists.
+/// Checks that the summary lists every page: mdBook builds only pages in the summary.
 fn check_pages(pages: &Path) -> Result<(), String> {
     let file = pages.join("SUMMARY.md");
     let summary = fs::read_to_string(&file).map_err(|e| format!("{}: {e}", file.display()))?;
@@ -39,7 +39,7 @@ fn check_pages(pages: &Path) -> Result<(), String> {
     }
 }
 
-/// Relative links and headings only: a check must not depend on other people's servers.
+/// Checks relative links and headings only, since a check must not depend on other servers.
 fn check_links(lychee: &Path, root: &Path) -> Result<(), String> {
     run_command(
         Command::new(lychee)
@@ -68,7 +68,7 @@ pub fn is_installed(program: &str) -> bool {
     command.status().is_ok()
 }
 
-/// Every Markdown file of a folder and the folders in it, in the order of their names.
+/// Returns every Markdown file of a folder and its subfolders, sorted by name.
 fn markdown_files(folder: &Path) -> Result<Vec<PathBuf>, String> {
     let unreadable = |e| format!("{}: {e}", folder.display());
     let mut files = Vec::new();

@@ -1,4 +1,4 @@
-//! `cargo xtask check`: what can be found without running anything.
+//! `cargo xtask check`: checks that need no run of the tests or programs.
 
 use std::fs;
 use std::path::Path;
@@ -20,39 +20,41 @@ use crate::workflows;
 pub enum Check {
     /// rustfmt leaves every file as it is.
     Format,
-    /// No name or phrase of xtask/retired-words.tsv is in a tracked file, and no more sentences than before are hard to
-    /// read: see xtask/word-budgets.tsv. `--list` prints these sentences.
+    /// No tracked file contains a name or phrase of xtask/retired-words.tsv. The number of sentences that are hard to
+    /// read stays within xtask/word-budgets.tsv. `--list` prints these sentences.
     Words,
-    /// Crates, and the modules of the core crate, import only what is below them.
+    /// Crates, and the modules of the core crate, import only crates or modules below them.
     Order,
-    /// No more product files than before mention a setting of xtask/setting-names.tsv.
+    /// The number of product files that mention a setting stays within xtask/setting-names.tsv.
     Settings,
-    /// No circle of files that import each other is larger than allowed: see `xtask/src/circles.rs`.
+    /// No circle of files that import each other is larger than the limit in xtask/src/circles.rs.
     Circles,
     /// clippy reports nothing, on any target.
     Lint,
     /// rustdoc reports nothing: every link in the documentation resolves.
     Docs,
-    /// The CUDA build compiles, with and without fusion, and clippy reports nothing in the code that only
-    /// it compiles. Needs no GPU and no CUDA toolkit. It is compiled with DOCS_RS=1, which makes a
-    /// dependency's build script not download LLVM: only linking needs it, and checking does not link.
+    /// The CUDA build compiles, and clippy reports nothing in the code that only the CUDA build compiles. Needs no GPU and no CUDA toolkit. The build sets DOCS_RS=1, so that the build script of a
+    /// dependency does not download LLVM. Only linking needs LLVM, and checking does not link.
     Cuda,
-    /// The command compiles without default features, and clippy reports nothing in what only that build has.
+    /// As `cuda`, with Burn's feature `fusion`.
+    Fusion,
+    /// The command compiles without default features, and clippy reports nothing in code that only this build
+    /// compiles.
     Small,
-    /// The crates that will be published can be made into packages, with the licences in them. The packages, in
-    /// target/package, are not built.
+    /// The crates that will be published can be packaged, with their licences. The packages in target/package are not
+    /// built.
     Package,
-    /// actionlint reports nothing in the workflows of GitHub Actions. A missing actionlint is installed with pip, which
-    /// downloads it from its release.
+    /// actionlint reports nothing in the workflows of GitHub Actions. A missing actionlint is installed with pip,
+    /// which downloads it from the actionlint release.
     Workflows,
-    /// All of these except small and workflows.
+    /// All of these except fusion, small and workflows.
     All,
 }
 
 /// Runs one check or all of them.
 pub fn run(check: Check, root: &Path, report: &mut Report) {
-    // The small build has other features, so that everything is built again. The check of workflows may need a network.
-    let is_extra = |this| matches!(this, Check::Small | Check::Workflows);
+    // With other features cargo builds everything again. The check of workflows may need a network.
+    let is_extra = |this| matches!(this, Check::Fusion | Check::Small | Check::Workflows);
     let wanted = |this| check == this || (check == Check::All && !is_extra(this));
     if wanted(Check::Format) {
         report.step("format", || {
@@ -72,7 +74,7 @@ pub fn run(check: Check, root: &Path, report: &mut Report) {
         report.step("circles", || circles::run(root));
     }
     if wanted(Check::Lint) {
-        // The builds without them are those of the CUDA checks.
+        // The CUDA checks cover the builds without these features.
         report.step("lint", || match mpi::missing().as_slice() {
             [] => lint(root, &format!("{},{PARQUET_FEATURES}", mpi::FEATURES)),
             missing => {
@@ -87,11 +89,13 @@ pub fn run(check: Check, root: &Path, report: &mut Report) {
             run_command(cargo(root, &args).env("RUSTDOCFLAGS", "-D warnings"))
         });
     }
-    if wanted(Check::Cuda) {
+    if wanted(Check::Fusion) {
         report.step("cuda with fusion", || {
             cuda(root, "cuda,fusion", &["--lib", "--bins"])
         });
-        // With the tests that `emulate` and machines with a GPU run.
+    }
+    if wanted(Check::Cuda) {
+        // The targets include the tests that `emulate` and machines with a GPU run.
         report.step("cuda", || cuda(root, "cuda", &["--all-targets"]));
     }
     if wanted(Check::Small) {
@@ -107,7 +111,7 @@ pub fn run(check: Check, root: &Path, report: &mut Report) {
     }
 }
 
-/// Prints what a check counts, without a verdict.
+/// Prints the items that a check counts, without a verdict.
 pub fn list(check: Check, root: &Path, report: &mut Report) {
     report.step("list", || match check {
         Check::Words => words::list(root),
@@ -121,7 +125,7 @@ fn lint(root: &Path, features: &str) -> Result<(), String> {
     run_command(&mut cargo(root, &args))
 }
 
-/// A licence of a crate is a symbolic link, of which an archive of the sources may have made something else.
+/// The licence files of a crate. They are symbolic links, which an archive of the sources may have replaced.
 const LICENCES: [&str; 2] = ["LICENSE-MIT", "LICENSE-APACHE"];
 
 fn package(root: &Path) -> Result<(), String> {
@@ -139,7 +143,7 @@ fn package(root: &Path) -> Result<(), String> {
             ));
         }
     }
-    // What is not committed yet is packaged too: the check is of the working tree, like all others.
+    // Uncommitted changes are packaged too: like all other checks, this check covers the working tree.
     let mut package = cargo(
         root,
         &["package", "--no-verify", "--allow-dirty", "--quiet"],

@@ -9,27 +9,28 @@ use crate::process::{run as run_command, target_folder};
 use crate::report::{Outcome, Report};
 use crate::{test, wheels};
 
-/// The command that compiles and checks.
+/// The command that compiles and checks the kernels.
 const PROGRAM: &str = "kernel-check";
 
-/// Which kernels are compiled, and for what.
+/// The kernels to compile, and the architectures to compile them for.
 #[derive(Args, Default)]
 pub struct Options {
-    /// Compile for this architecture only: sm_80, sm_90a or sm_100a. May be repeated. Without it,
-    /// sm_90a gets every type, and the others only bf16 of what there is in bf16.
+    /// Compile for this architecture only: sm_80, sm_90a or sm_100a. May be repeated. By default, sm_90a compiles
+    /// every type. The other architectures skip the f32 and f16 versions of kernels that also exist in bf16.
     #[arg(long, value_name = "ARCH")]
     arch: Vec<String>,
     /// Compile only kernels whose name contains this.
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
-    /// Leave the files of every kernel (CUDA C++, PTX, cubin, SASS) in this folder, instead of
-    /// cuda-kernels in the target folder.
+    /// Write the files of every kernel (CUDA C++, PTX, cubin, SASS) to this folder. The default is cuda-kernels in
+    /// the target folder.
     #[arg(long, value_name = "DIR")]
     keep: Option<PathBuf>,
 }
 
 impl Options {
-    /// Every kernel in every type, once: the other architectures double the time.
+    /// Returns the options that compile every kernel in every type for one architecture. The other architectures
+    /// double the time.
     pub fn of_ci() -> Self {
         Self {
             arch: vec!["sm_90a".into()],
@@ -48,7 +49,7 @@ pub enum Compilers {
 }
 
 impl Compilers {
-    /// The outcome of the step that looks for them.
+    /// Returns the outcome of the step that finds or installs the compilers.
     pub fn outcome<T>(self, found: &Result<T, String>) -> Outcome {
         match (found, self) {
             (Ok(_), _) => Outcome::Passed,

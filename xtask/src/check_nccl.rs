@@ -1,4 +1,5 @@
-//! `cargo xtask check-nccl`: the engine NCCL against the headers and libraries of NVIDIA's wheels, without a GPU.
+//! `cargo xtask check-nccl`: checks the NCCL engine against the headers and libraries of NVIDIA's wheels, without a
+//! GPU.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -15,7 +16,7 @@ struct Version {
     wheel: &'static str,
 }
 
-/// The first that splits communicators, and the newest whose sources were read.
+/// The first version that splits communicators, and the latest version whose sources were read.
 const VERSIONS: [Version; 2] = [
     Version {
         step: "nccl 2.18",
@@ -27,7 +28,7 @@ const VERSIONS: [Version; 2] = [
     },
 ];
 
-/// The tests that read a header or open a library, which variables name.
+/// The tests that read a header or open a library. Environment variables give the paths.
 const TESTS: [&str; 2] = ["the_header_agrees", "the_real_library_has_all_functions"];
 
 /// Builds the tests of the engine, finds or installs each version, and runs the tests with it.
@@ -78,7 +79,7 @@ pub fn run(root: &Path, report: &mut Report) {
 }
 
 impl Version {
-    /// The folder with its header and its library.
+    /// Returns the folder with the header and the library of this version.
     fn find_or_install(&self, target: &Path) -> Result<PathBuf, String> {
         if env::consts::OS != "linux" {
             let os = env::consts::OS;

@@ -1,7 +1,7 @@
-//! `cargo xtask check circles`: files of a crate that import each other in a circle.
+//! `cargo xtask check circles`: finds files of a crate that import each other in a circle.
 //!
-//! A file imports another one by `use` or by a path that begins with `crate`, `self` or `super`. An item that a module
-//! exports again counts as an import of the file that defines it, and re-exports are no imports.
+//! A file imports another file by `use` or by a path that begins with `crate`, `self` or `super`. An item that a
+//! module re-exports counts as an import of the file that defines the item. Re-exports are not counted as imports.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -23,7 +23,7 @@ type Module = Vec<String>;
 /// Checks the largest circle of each crate, and prints it.
 ///
 /// # Errors
-/// The files of each circle that is too large, and files that cannot be read.
+/// Returns the files of each circle that is too large, and the files that cannot be read.
 pub fn run(root: &Path) -> Result<(), String> {
     let mut crates: BTreeMap<String, Vec<(Module, String)>> = BTreeMap::new();
     for (path, _) in product_files(root)? {
@@ -67,12 +67,12 @@ fn place(path: &str) -> Option<(String, Module)> {
     Some((folder.into(), module))
 }
 
-/// Returns the modules of the largest circle of a crate; none if it has no circle.
+/// Returns the modules of the largest circle of a crate. The list is empty if the crate has no circle.
 fn largest_circle(files: &[(Module, String)]) -> Result<Vec<String>, String> {
     let mut modules: BTreeMap<&Module, Imports> = BTreeMap::new();
     for (module, text) in files {
         let file = syn::parse_file(text).map_err(|error| format!("{}: {error}", name(module)))?;
-        // The library and the program of a crate are both its root.
+        // The library and the program of a crate are both the root of the crate.
         modules.entry(module).or_default().visit_file(&file);
     }
     let crate_modules = CrateModules { modules };
@@ -104,7 +104,7 @@ fn name(module: &Module) -> String {
     }
 }
 
-/// The paths that a file imports, and those that it exports again.
+/// The paths that a file imports, and the paths that it re-exports.
 #[derive(Default)]
 struct Imports {
     uses: Vec<Module>,
@@ -134,7 +134,7 @@ impl Visit<'_> for Imports {
         leaves(&item.tree, &mut vec![], paths);
     }
 
-    // `pub(super)` is no import.
+    // `pub(super)` is not an import.
     fn visit_vis_restricted(&mut self, _: &VisRestricted) {}
 
     fn visit_path(&mut self, path: &syn::Path) {
@@ -150,7 +150,7 @@ impl Visit<'_> for Imports {
     }
 }
 
-/// Adds the paths of a tree to `paths`; a renamed item has its own name.
+/// Adds the paths of a tree to `paths`. A renamed item is added under its own name.
 fn leaves(tree: &UseTree, before: &mut Module, paths: &mut Vec<Module>) {
     let leaf = |ident: &syn::Ident| before.iter().cloned().chain([ident.to_string()]).collect();
     match tree {
@@ -174,7 +174,7 @@ struct CrateModules<'a> {
 }
 
 impl CrateModules<'_> {
-    /// Returns a path of `module` from the root of the crate; `None` for a path into another crate.
+    /// Returns a path of `module` from the root of the crate, or `None` for a path into another crate.
     fn absolute(&self, module: &Module, path: &[String]) -> Option<Module> {
         let mut base = module.clone();
         let mut rest = path;
@@ -199,7 +199,7 @@ impl CrateModules<'_> {
         Some(base)
     }
 
-    /// Returns the module that defines the item of an absolute path, after at most `8 - depth` exports.
+    /// Returns the module that defines the item of an absolute path, after at most `8 - depth` re-exports.
     fn defines(&self, path: Module, depth: usize) -> Option<&Module> {
         let within = (0..=path.len()).rev().map(|end| &path[..end]);
         let (module, imports) = within
@@ -243,7 +243,7 @@ mod tests {
         let circle = files(&[
             ("lib.rs", "mod a; mod b; mod c; mod d;"),
             ("a.rs", "use crate::b::{X, Y as Z};"),
-            // `X` is of `c`.
+            // `c` defines `X`.
             ("b/mod.rs", "mod e; pub use super::c::X; pub use e::Y;"),
             ("b/e.rs", "pub struct Y;"),
             ("c.rs", "fn f() { super::d::g() }"),

@@ -1,19 +1,19 @@
-//! The differences between two JSON values.
+//! Compares two JSON values.
 
 use serde_json::Value;
 
-/// The most differences that a message lists.
+/// The maximum number of differences in a message.
 const SHOWN: usize = 20;
 
-/// The smallest magnitude that relative bounds are taken of.
+/// The smallest magnitude for a relative bound. Smaller values use this magnitude.
 const SMALLEST: f64 = 1e-3;
 
-/// Compares numbers up to a relative bound, which `bound` gives for their path, such as `layers/0/max`, and everything else
-/// exactly.
+/// Compares numbers up to a relative bound, and all other values exactly. `bound` returns the bound of a path, such
+/// as `layers/0/max`.
 ///
 /// # Errors
 ///
-/// A line for each path that differs, with both values.
+/// Returns a line for each path that differs, with both values.
 pub fn within(expected: &Value, found: &Value, bound: impl Fn(&str) -> f64) -> Result<(), String> {
     let mut differences = vec![];
     compare("", expected, found, &bound, &mut differences);

@@ -1,4 +1,4 @@
-//! `cargo xtask first-hour`: the way of a new user, timed.
+//! `cargo xtask first-hour`: runs and times the first steps of a new user.
 
 use std::env;
 use std::fs;
@@ -11,21 +11,21 @@ use crate::process::{read_quietly, run as run_command};
 use crate::report::Report;
 use crate::temp::TempDir;
 
-/// Where it happens.
+/// The folder, and the program that is used as the installed program.
 #[derive(Args)]
 pub struct Options {
-    /// An empty folder to work in, which is kept; by default a temporary one.
+    /// Work in this empty folder and keep it. The default is a temporary folder.
     #[arg(long, value_name = "DIR")]
     folder: Option<PathBuf>,
-    /// Take this program as the installed one: nothing is cloned and built.
+    /// Use this program as the installed program. Nothing is cloned or built.
     #[arg(long, value_name = "FILE")]
     command: Option<PathBuf>,
-    /// Features of the installed program, as in `--no-default-features` and `--features mpi`.
+    /// Build features of the installed program, as in `--no-default-features` and `--features mpi`.
     #[arg(last = true, value_name = "FLAG")]
     features: Vec<String>,
 }
 
-/// The variables that a step has.
+/// The environment variables that a step keeps.
 const VARIABLES: [&str; 6] = [
     "PATH",
     "HOME",
@@ -35,16 +35,16 @@ const VARIABLES: [&str; 6] = [
     "TMPDIR",
 ];
 
-/// Steps of the run on a text of one's own, and the one that Ctrl-C interrupts.
+/// The number of steps of the run on the user's text, and the step that Ctrl-C interrupts.
 const STEPS: &str = "200";
 const INTERRUPTED: &str = "interrupt@rank=0,step=80,call=0";
 
-/// The exit code of a run that was interrupted, and saved.
+/// The exit code of a run that was interrupted and saved.
 const WAS_INTERRUPTED: i32 = 130;
 
 const PROMPT: &str = "The ";
 
-/// Each step is one command, or what a user does between two.
+/// Runs all steps. Each step is one command, or an action of the user between two commands.
 pub fn run(options: &Options, root: &Path, report: &mut Report) {
     let mut temporary = None;
     let mut folder = PathBuf::new();
@@ -96,7 +96,7 @@ pub fn run(options: &Options, root: &Path, report: &mut Report) {
 
 type Step<'a> = fn(&mut User<'a>, &Options) -> Result<(), String>;
 
-/// A folder that is there, and has nothing in it.
+/// Returns the folder. It must exist and be empty.
 fn empty(folder: &Path) -> Result<PathBuf, String> {
     let failed = |error| format!("{}: {error}", folder.display());
     fs::create_dir_all(folder).map_err(failed)?;
@@ -115,7 +115,7 @@ struct User<'a> {
 }
 
 impl User<'_> {
-    /// A command in a subfolder, with few variables.
+    /// Returns a command in a subfolder, with few environment variables.
     fn command(&self, program: impl AsRef<Path>, folder: &str) -> Command {
         let mut command = Command::new(program.as_ref());
         command.current_dir(self.folder.join(folder));
@@ -127,7 +127,7 @@ impl User<'_> {
         command
     }
 
-    /// The installed program, in the folder of the user's files.
+    /// Returns a command for the installed program, in the folder of the user's files.
     fn installed(&self, words: &[&str]) -> Result<Command, String> {
         let program = self.program.as_ref().ok_or("nothing is installed")?;
         let mut command = self.command(program, "work");
@@ -171,7 +171,7 @@ impl User<'_> {
         run_command(&mut self.installed(&["pretrain", "--run-dir", "runs/first"])?)
     }
 
-    /// The book as one's own text.
+    /// Trains on the book as the user's text.
     fn train_text(&mut self, _: &Options) -> Result<(), String> {
         let failed = |error| format!("the text: {error}");
         let pages = fs::read_dir(self.root.join("docs/src")).map_err(failed)?;
@@ -215,7 +215,7 @@ impl User<'_> {
         Ok(())
     }
 
-    /// The converted model writes the same text.
+    /// Converts the model, and checks that the converted model generates the same text.
     fn convert(&mut self, _: &Options) -> Result<(), String> {
         let convert = ["convert", "runs/mine", "hf"];
         run_command(&mut self.installed(&convert)?)?;

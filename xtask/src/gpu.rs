@@ -1,4 +1,4 @@
-//! `cargo xtask gpu`: all measurements on the NVIDIA GPU of this machine.
+//! `cargo xtask gpu`: runs all measurements on the NVIDIA GPU of this machine.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,18 +9,18 @@ use crate::process::run as run_command;
 use crate::report::Report;
 use crate::{emulate, gpu_kit};
 
-/// Where the results go.
+/// The output folder, and the measurements to run.
 #[derive(Args)]
 pub struct Options {
-    /// Folder for the report, the archive and the results of the suites; it is created.
+    /// Folder for the report, the archive and the results of the suites. The folder is created.
     #[arg(long, value_name = "DIR", default_value = "gpu-results")]
     out: PathBuf,
-    /// The kit only, without the suites of `emulate`.
+    /// Run only the kit, without the suites of `emulate`.
     #[arg(long)]
     no_suites: bool,
 }
 
-/// The result of the suites, next to the report of the kit.
+/// The file for the results of the suites, next to the report of the kit.
 const SUITES: &str = "suites.txt";
 
 /// Runs the kit of `gpu-kit`, and then the suites of `emulate` on the GPU.

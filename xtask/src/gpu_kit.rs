@@ -1,4 +1,4 @@
-//! `cargo xtask gpu-kit`: an archive that measures burn-megatron on a machine with an NVIDIA GPU and nothing else.
+//! `cargo xtask gpu-kit`: packs an archive that measures burn-megatron on a machine with an NVIDIA GPU.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,18 +17,18 @@ pub struct Options {
     /// The archive to write.
     #[arg(long, value_name = "FILE", default_value = "gpu-kit.tar.xz")]
     out: PathBuf,
-    /// A burn-megatron that was built for CUDA in the release profile, with burn-megatron-bench next to it, instead of
-    /// building them.
+    /// Pack this burn-megatron instead of building it. It must be a CUDA build in the release profile, with
+    /// burn-megatron-bench in the same folder.
     #[arg(long, value_name = "FILE")]
     program: Option<PathBuf>,
-    /// Test binaries that run without the source tree, such as those of burn-megatron-kernels. Call 3 runs them.
+    /// Test binaries that run without the source tree, such as the tests of burn-megatron-kernels. Call 3 runs them.
     #[arg(long, value_delimiter = ',', value_name = "FILE,..")]
     tests: Vec<PathBuf>,
 }
 
 /// The folder of the scripts, and the name of the folder in the archive.
 const FOLDER: &str = "gpu-kit";
-/// The command, and the benchmarks next to it.
+/// The command and the benchmark program, which lies in the same folder.
 const PROGRAMS: [&str; 2] = ["burn-megatron", "burn-megatron-bench"];
 const MAX_BYTES: u64 = 50 << 20;
 
@@ -49,7 +49,7 @@ pub fn run(options: &Options, root: &Path, report: &mut Report) {
     });
 }
 
-/// Fills the folder of the kit in the target folder, and returns it.
+/// Fills the folder of the kit in the target folder, and returns this folder.
 pub fn stage(root: &Path, program: &Path, tests: &[PathBuf]) -> Result<PathBuf, String> {
     let folder = target_folder(root)?.join(FOLDER).join(FOLDER);
     stage_in(&folder, root, program, tests)?;
@@ -84,8 +84,8 @@ fn strip(from: &Path, to: &Path) -> Result<(), String> {
     run_command(Command::new("strip").arg("-o").arg(to).arg(from))
 }
 
-/// Prints how often paths of this machine occur in the program. They are source locations in the messages of panics, and
-/// the folder of the default text; the kit opens none of them.
+/// Prints how often paths of this machine occur in the program. They are source locations in panic messages, and the
+/// folder of the default text. The kit opens none of these paths.
 fn report_paths(program: &Path, root: &Path) -> Result<(), String> {
     let bytes = fs::read(program).map_err(|error| format!("{}: {error}", program.display()))?;
     let cargo = std::env::var("CARGO_HOME")
@@ -105,7 +105,7 @@ fn report_paths(program: &Path, root: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Writes the archive, and checks that it is small enough to be carried.
+/// Writes the archive, and checks that it does not exceed the size limit.
 fn pack(folder: &Path, archive: &Path) -> Result<(), String> {
     let parent = folder.parent().unwrap_or(folder);
     let mut tar = Command::new("tar");

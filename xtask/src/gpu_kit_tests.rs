@@ -1,4 +1,4 @@
-//! The scripts of the kit, with a stand-in for the programs.
+//! Tests of the scripts of the kit, with a stand-in for the programs.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use super::*;
 use crate::temp::TempDir;
 
-/// Answers as burn-megatron and burn-megatron-bench do. $OK and $VERDICT are the result of check-gpu. The step `step-124m` hangs.
+/// Responds as burn-megatron and burn-megatron-bench do. $OK and $VERDICT are the result of check-gpu. The step
+/// `step-124m` hangs.
 const STAND_IN: &str = r#"#!/usr/bin/env bash
 args=("$@")
 for i in "${!args[@]}"; do [ "${args[i]}" = --json ] && json=${args[i+1]}; done
@@ -26,7 +27,7 @@ case "$0 $*" in
 esac
 "#;
 
-/// A folder with the kit, and a stand-in for its programs.
+/// Returns a folder with the kit, and a stand-in for its programs.
 fn kit(purpose: &str) -> (TempDir, PathBuf) {
     let folder = TempDir::new(purpose).unwrap();
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
@@ -58,7 +59,7 @@ fn report(folder: &TempDir) -> String {
     fs::read_to_string(folder.path().join("out/report.md")).unwrap()
 }
 
-/// The names in the archive.
+/// Returns the names in the archive.
 fn archive(folder: &TempDir) -> String {
     let file = folder.path().join("out/gpu-kit-results.tar.gz");
     let list = Command::new("tar").arg("-tzf").arg(file).output().unwrap();
@@ -105,7 +106,7 @@ fn a_step_that_hangs_is_killed_and_the_steps_after_it_run() {
     }
     let pid = fs::read_to_string(folder.path().join("work/hanging")).unwrap();
     assert!(!Path::new("/proc").join(pid.trim()).exists());
-    // A later call keeps the results of the calls before it.
+    // A later call keeps the results of earlier calls.
     command.arg("3").output().unwrap();
     assert!(self::report(&folder).contains("| 1 | fp8-delayed | passed |"));
 }

@@ -55,8 +55,8 @@ use test::Extent;
 
 /// The checks of this repository.
 ///
-/// Every step runs even if an earlier one fails; a table at the end lists them all, and the exit
-/// status is non-zero if any failed.
+/// All steps run, even if an earlier step fails. A table at the end lists all steps. The exit status is non-zero if a
+/// step failed.
 #[derive(Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
 struct Cli {
@@ -66,87 +66,87 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Run the tests, those on a GPU device included where a driver allows it.
+    /// Run the tests, including the tests on a GPU device if a driver is available.
     ///
-    /// Without `--all` those marked as slow are skipped.
+    /// Without `--all`, tests that are marked as slow are skipped.
     ///
-    /// First looks for a Vulkan driver and its loader. On Debian and Ubuntu, as root, missing ones
-    /// are installed with apt-get (mesa-vulkan-drivers and libvulkan1: Vulkan on the CPU);
-    /// elsewhere the command prints how to install them and how many tests are skipped. macOS and
-    /// Windows need none.
+    /// The command first looks for a Vulkan driver and its loader. On Debian and Ubuntu, as root, it installs missing
+    /// packages with apt-get (mesa-vulkan-drivers and libvulkan1: Vulkan on the CPU). On other systems it prints how
+    /// to install them and how many tests are skipped. macOS and Windows need neither.
     ///
-    /// Likewise for OpenBLAS (libopenblas0-pthread), with which products on the CPU are tested too.
+    /// It does the same for OpenBLAS (libopenblas0-pthread), which is used to test matrix products on the CPU.
     ///
-    /// Likewise for MPI (mpicc, mpirun and libclang; libopenmpi-dev, openmpi-bin, libclang-dev and
-    /// iproute2 with apt-get), with which ranks run as processes.
+    /// It also does the same for MPI (mpicc, mpirun and libclang; libopenmpi-dev, openmpi-bin, libclang-dev and
+    /// iproute2 with apt-get). MPI runs ranks as processes.
     ///
-    /// Then builds the tests of all crates at once, with the features `mpi` and `wgpu` where they can run, and runs
-    /// them.
+    /// It then builds the tests of all crates in one build and runs them. The features `mpi` and `wgpu` are enabled
+    /// if they can run.
     ///
-    /// Lists the ten slowest tests, and each failed one with the first lines of what it printed. The last line is
-    /// "N passed, N failed, N skipped". Skipped are slow tests, those that need a missing driver or MPI, and
-    /// those that found at run time that something is missing, such as root rights; the latter are listed with
-    /// the reason. A test binary that aborts, and a step that does not compile, count as one failed each.
+    /// The output lists the ten slowest tests, and each failed test with the first lines of its output. The last line
+    /// is "N passed, N failed, N skipped". Skipped tests are slow tests, tests that need a missing driver or MPI, and
+    /// tests that lack something at run time, such as root rights. Tests of the last kind are listed with the reason.
+    /// A test binary that aborts counts as one failed test, and so does a step that does not compile.
     Test {
-        /// Slow tests too, as `ci` does.
+        /// Run slow tests too, as `ci` does.
         #[arg(long)]
         all: bool,
     },
-    /// Check the source: format, retired words, order, names of settings, lint, documentation, the CUDA build, the small build, the packages.
+    /// Check the source: format, retired words, order, names of settings, lint, documentation, the CUDA build, the
+    /// small build, the packages.
     Check {
-        /// The check to run.
+        /// Check to run.
         #[arg(value_enum, default_value = "all")]
         check: Check,
-        /// With `words`: print every sentence that has a marker of hard reading, with its file and line.
+        /// With `words`: print every sentence with a marker for text that is hard to read, with its file and line.
         #[arg(long)]
         list: bool,
     },
     /// Compile every CUDA kernel to machine code, without a GPU, and check it.
     ///
-    /// Each kernel for A100 (sm_80), H100 and H200 (sm_90a) and B200 (sm_100a). The
-    /// table lists registers, spilled bytes (stored/loaded), local memory (stack) and shared memory
-    /// in bytes, and how many instructions load from and store to global memory with how many bits.
-    /// It fails if a kernel does not compile, spills, or wants more shared memory than there is, or
-    /// if one that streams rows does not do so 128 bits at a time.
+    /// Compiles each kernel for A100 (sm_80), H100 and H200 (sm_90a) and B200 (sm_100a). The table lists registers,
+    /// spilled bytes (stored/loaded), local memory (stack) and shared memory in bytes. It also lists the number of
+    /// global memory loads and stores by width in bits. The check fails if a kernel does not compile, spills, or
+    /// needs more shared memory than the device has. It also fails if a kernel that streams rows does not use 128-bit
+    /// accesses.
     ///
-    /// Needs NVIDIA's compilers, in the folder CUDA_WHEELS or else in cuda-wheels in the target
-    /// folder. Missing ones are installed there with pip (about 330 MB), and on Debian and Ubuntu,
-    /// as root, a missing pip with apt-get.
+    /// Needs NVIDIA's compilers in the folder CUDA_WHEELS, or in cuda-wheels in the target folder if CUDA_WHEELS is
+    /// not set. Missing compilers are installed there with pip (about 330 MB). On Debian and Ubuntu, as root, a
+    /// missing pip is installed with apt-get.
     CheckCuda(Options),
-    /// Check the engine NCCL against NCCL 2.18 and 2.30, without a GPU.
+    /// Check the NCCL engine against NCCL 2.18 and 2.30, without a GPU.
     ///
-    /// Each header: functions, layouts and numbers, by assertions that the system's C compiler (cc) checks. Each library:
-    /// its functions, its version, unique ids, and the error of a communicator without a GPU. Both are in NVIDIA's
-    /// wheels, which are installed with pip in nccl-wheels in the target folder (about 500 MB). Needs Linux. Not part of
-    /// `ci`.
+    /// The functions, layouts and numbers of each header are checked by assertions, which the system's C compiler
+    /// (cc) compiles. Each library is checked for its functions, its version, unique ids, and the error of a
+    /// communicator without a GPU. Headers and libraries come from NVIDIA's wheels, which are installed with pip in
+    /// nccl-wheels in the target folder (about 500 MB). Needs Linux. Not part of `ci`.
     CheckNccl,
     /// Compare with other implementations: transformers, megatron-core, torch, tokenizers, peft and others.
     ///
-    /// Runs every script that makes fixtures of this repository, on a copy, and compares its output with the committed
-    /// fixtures. Then converts the Hugging Face fixtures to a checkpoint and back, and compares the logits of
-    /// transformers. Makes a virtual environment with pinned packages in peers in the target folder (several gigabytes),
-    /// or uses the Python that PEERS_PYTHON names. Not part of `ci`, which replays the fixtures.
+    /// Runs every script that makes fixtures of this repository on a copy of the fixtures, and compares its output
+    /// with the committed fixtures. Then converts the Hugging Face fixtures to a checkpoint and back, and compares
+    /// the logits of transformers. Makes a virtual environment with pinned packages in peers in the target folder
+    /// (several gigabytes), or uses the Python of the variable PEERS_PYTHON. Not part of `ci`, which replays the
+    /// fixtures.
     Peers(peers::Options),
-    /// Run the CUDA build without a GPU, on an emulated one.
+    /// Run the CUDA build without a GPU, on an emulated GPU.
     ///
-    /// Kernels are compiled as on a GPU, by NVIDIA's NVRTC, and their PTX is run by tools/emulator/,
-    /// which programs find as libcuda.so.1. What follows `--` is given to the tests: a part of their
-    /// names, or an option. Needs Linux and the compilers of `check-cuda`, but no LLVM, which other
-    /// builds for CUDA download.
+    /// NVIDIA's NVRTC compiles the kernels as on a GPU. The emulator in tools/emulator/ runs their PTX. Programs load
+    /// the emulator as libcuda.so.1. Arguments after `--` are passed to the tests: a part of their names, or an
+    /// option. Needs Linux and the compilers of `check-cuda`. Unlike other CUDA builds, it does not download LLVM.
     Emulate(emulate::Options),
-    /// Measure everything on the NVIDIA GPU of this machine.
+    /// Run all measurements on the NVIDIA GPU of this machine.
     ///
-    /// Runs the kit of `gpu-kit`, and then the suites of `emulate` (but `traffic`, whose counts only the emulator has) on
-    /// the GPU. Needs the driver and Python 3. Not part of `ci`.
+    /// Runs the kit of `gpu-kit`, and then the suites of `emulate` on the GPU. The suite `traffic` is left out,
+    /// because only the emulator counts memory traffic. Needs the driver and Python 3. Not part of `ci`.
     ///
-    /// Writes report.md and gpu-kit-results.tar.gz, which the kit renews after each step, and suites.txt with the failed
-    /// tests and the beginning of what they printed.
+    /// Writes report.md and gpu-kit-results.tar.gz, which the kit updates after each step. Also writes suites.txt
+    /// with the failed tests and the first lines of their output.
     Gpu(gpu::Options),
     /// Pack a kit that measures burn-megatron on another machine with an NVIDIA GPU.
     ///
-    /// The archive holds the stripped program for CUDA, a script and the comparison with PyTorch. The other machine needs
-    /// the driver and Python 3, but no git, cargo or network: see docs/src/gpu.md. Needs Linux, strip, tar and xz. Not part
-    /// of `ci`.
+    /// The archive contains the stripped program for CUDA, a script and the comparison with PyTorch. The other
+    /// machine needs the driver and Python 3, but no git, cargo or network: see docs/src/gpu.md. Needs Linux, strip,
+    /// tar and xz. Not part of `ci`.
     GpuKit(gpu_kit::Options),
     /// Check the book: every page of its summary exists and every relative link resolves.
     ///
@@ -160,8 +160,8 @@ enum Command {
     /// without a command is an error. Programs are built in the release profile. Takes an hour on two cores.
     #[cfg(unix)]
     DocsCommands(docs_commands::Options),
-    /// Train the default recipe for a few steps and check that its loss falls; with MPI, also as four
-    /// processes, whose metrics must be those of four threads; run the examples.
+    /// Train the default recipe for a few steps, check that its loss falls, and run the examples. With MPI, the
+    /// recipe also trains on four processes, whose metrics must equal the metrics of four threads.
     Recipe,
     /// Plan every published recipe on 8, 64, 256 and 1,024 H100, and on 256 of each other device.
     ///
@@ -171,44 +171,46 @@ enum Command {
     PlanAll(plan_all::Options),
     /// Record the results of small runs, plans and kernel sources, or compare with the record.
     ///
-    /// A change of structure must leave all of them unchanged. Runs are compared to the bit on a processor that has a
-    /// record, and up to a bound of each run on others. The programs are those of the tests; `test --all` runs the check.
+    /// A refactoring must not change any of them. On a processor that has a record, runs are compared bit by bit. On
+    /// other processors they are compared up to the bound of each run. The programs are built with the tests.
+    /// `test --all` runs the check.
     Golden(golden::Options),
     /// Count the lines of code of every tracked Rust file, by purpose.
     ///
-    /// Counted are lines that have code: no comments, no documentation, no blanks. Product are the crates that are shipped
-    /// without their tests. Not part of `ci`.
+    /// Only lines with code are counted, without comments, documentation and blank lines. Product lines are the
+    /// shipped crates without their tests. Not part of `ci`.
     Lines,
-    /// Walk the way of a new user, and print how long each step takes: clone, install, the default recipe, a text of one's
-    /// own that is interrupted and resumed, generate, convert.
+    /// Run the first steps of a new user, and print how long each step takes.
     ///
-    /// In a folder of its own, with an environment of PATH, HOME and the settings of cargo and rustup alone, so that
-    /// the build is a cold one. What is not committed is not cloned. Not part of `ci`.
+    /// The steps are clone, install, the default recipe, a run on the user's text that is interrupted and resumed,
+    /// generate, and convert. The run uses a new folder and an environment of only PATH, HOME and the settings of
+    /// cargo and rustup, so that the build starts from nothing. Uncommitted changes are not cloned. Not part of `ci`.
     #[cfg(unix)]
     FirstHour(first_hour::Options),
     /// Disturb runs for some minutes with `kill -9`, signals and injected faults, and resume them.
     ///
-    /// Each round draws a layout, a precision and checkpoint settings, trains once undisturbed and once
-    /// disturbed, with ranks as threads and, with MPI, as processes. After each disturbance the metrics must
-    /// equal those of the undisturbed run bit for bit, no checkpoint may be lost, no process left, and no
-    /// file outside of the run folder changed. Works in a temporary folder, which is kept after a finding.
-    /// Not part of `ci`; needs Linux.
+    /// Each round draws a layout, a precision and checkpoint settings. It trains once undisturbed and once disturbed,
+    /// with ranks as threads and, with MPI, as processes. After each disturbance the metrics must equal the metrics
+    /// of the undisturbed run bit for bit. No checkpoint may be lost, no process may be left, and no file outside of
+    /// the run folder may change. Works in a temporary folder, which is kept after a finding. Not part of `ci`. Needs
+    /// Linux.
     #[cfg(unix)]
     Soak(soak::Options),
     /// Compare random recipes in random layouts with one rank, for some minutes.
     ///
-    /// Each case draws a small model, a layout of 2 to 8 ranks and a few unusual settings. It trains for 2 or 3 steps in the
-    /// layout and on one rank, in f64. Metrics, generated text and the last checkpoint must agree up to rounding. Each third
-    /// case also runs `verify`. A refusal with an error message is counted by its reason. A difference, a panic, a failure
-    /// after the start of the run and a hang are faults. The first case of a fault is shrunk to a minimal recipe, which is
-    /// printed with the commands that repeat it. `test --all` runs 100 cases with a fixed seed.
+    /// Each case draws a small model, a layout of 2 to 8 ranks and a few unusual settings. It trains for 2 or 3 steps
+    /// in the layout and on one rank, in f64. Metrics, generated text and the last checkpoint must agree up to
+    /// rounding. Each third case also runs `verify`. Refusals with an error message are counted by reason. A
+    /// difference, a panic, a failure after the start of the run and a hang are faults. The first case of a fault is
+    /// shrunk to a minimal recipe, which is printed with the commands that repeat it. `test --all` runs 100 cases
+    /// with a fixed seed.
     FuzzLayouts(fuzz_layouts::Options),
-    /// Everything above except check-nccl, peers, emulate, gpu, gpu-kit, plan-all, lines, first-hour, soak and fuzz-layouts: format, words, lint,
-    /// docs, book, package, test, cuda, small build, check-cuda, recipe, docs-commands.
+    /// Run everything above except check-nccl, peers, emulate, gpu, gpu-kit, plan-all, lines, first-hour, soak and
+    /// fuzz-layouts: format, words, lint, docs, book, package, test, cuda, check-cuda, recipe, docs-commands.
     ///
-    /// The kernels are compiled for sm_90a only. The recipe and the commands of the documentation run in the dev profile, with
-    /// the build of the tests, and slow commands are left out.
-    /// Steps that need a driver, MPI or compilers that are missing here are skipped and listed.
+    /// The kernels are compiled for sm_90a only. The recipe and the commands of the documentation run in the dev
+    /// profile, with the build of the tests. Slow commands are left out. Steps that need a missing driver, MPI or
+    /// compilers are skipped and listed.
     Ci,
 }
 
@@ -256,7 +258,7 @@ fn main() -> ExitCode {
     report.finish()
 }
 
-/// The cheap checks run first, those with builds of their own last.
+/// Runs the cheap checks first, and the checks with separate builds last.
 fn ci(root: &Path, report: &mut Report) {
     check::run(Check::Format, root, report);
     check::run(Check::Words, root, report);
@@ -279,7 +281,7 @@ fn ci(root: &Path, report: &mut Report) {
     docs_commands::run(&docs_commands::Options::of_ci(), root, report);
 }
 
-/// The nearest parent folder that has this crate.
+/// Returns the nearest parent folder that contains this crate.
 fn repository_root() -> Result<PathBuf, String> {
     let here = env::current_dir().map_err(|e| format!("the current folder: {e}"))?;
     here.ancestors()

@@ -1,18 +1,18 @@
-//! The metrics of a run of `pretrain`.
+//! Reads the metrics of a run of `pretrain`.
 
 use std::fs;
 use std::path::Path;
 
 use serde_json::Value;
 
-/// The losses of a run, from its folder.
+/// Returns the losses of a run, from its folder.
 pub fn losses_in(run_dir: &Path) -> Result<Vec<f64>, String> {
     let metrics = run_dir.join("metrics.jsonl");
     let text = fs::read_to_string(&metrics).map_err(|e| format!("{}: {e}", metrics.display()))?;
     losses(&text)
 }
 
-/// The losses of the step records, in order; those that are not finite are not numbers.
+/// Returns the losses of the step records, in order. A loss that is not finite becomes NaN.
 pub fn losses(metrics: &str) -> Result<Vec<f64>, String> {
     let mut losses = Vec::new();
     for (number, line) in (1..).zip(metrics.lines()) {
@@ -25,7 +25,7 @@ pub fn losses(metrics: &str) -> Result<Vec<f64>, String> {
     Ok(losses)
 }
 
-/// Checks that a run has all steps, that its losses are finite, and that the last is lower than the first.
+/// Checks that a run has all steps, that its losses are finite, and that the last loss is lower than the first.
 pub fn check_losses(losses: &[f64], steps: usize) -> Result<(), String> {
     if losses.len() != steps {
         return Err(format!(

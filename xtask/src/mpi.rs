@@ -1,4 +1,4 @@
-//! Whether the engine `mpi` can be built and run, and how to get what is missing.
+//! Finds or installs the libraries and programs of the engine `mpi`.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -6,11 +6,11 @@ use std::{env, fs};
 
 use crate::apt;
 
-/// The features that enable the engine; they do not change the build of Burn.
+/// The features that enable the engine. They do not change the build of Burn.
 pub const FEATURES: &str =
     "burn-megatron-tests/mpi,burn-megatron-cli/mpi,burn-megatron-learner/mpi";
 
-/// `iproute2` has `ip`, with which the tests of several hosts make networks.
+/// `iproute2` provides `ip`, which the tests with several hosts use to create networks.
 const PACKAGES: &[&str] = &["libopenmpi-dev", "openmpi-bin", "libclang-dev", "iproute2"];
 
 const ADVICE: &str = "
@@ -18,7 +18,7 @@ const ADVICE: &str = "
   Fedora:          sudo dnf install openmpi-devel clang-devel, then: module load mpi
   Arch:            sudo pacman -S openmpi clang";
 
-/// Finds MPI, or installs it where possible. The error says what is missing and how to install it.
+/// Finds MPI, or installs it where possible. The error lists the missing parts and how to install them.
 pub fn find_or_install() -> Result<(), String> {
     let missing = missing();
     if missing.is_empty() {
@@ -35,7 +35,7 @@ pub fn find_or_install() -> Result<(), String> {
     }
 }
 
-/// Returns the missing parts; empty if the engine can be built and run.
+/// Returns the missing parts. The list is empty if the engine can be built and run.
 pub fn missing() -> Vec<&'static str> {
     let wanted = [
         ("mpicc", answers("mpicc")),
@@ -66,7 +66,7 @@ fn answers(program: &str) -> bool {
     status.is_ok_and(|status| status.success())
 }
 
-/// Whether libclang, which parses MPI's header, is installed.
+/// Returns whether libclang, which parses the MPI header, is installed.
 fn has_libclang(root: &Path, named: Option<PathBuf>) -> bool {
     let is_clang = |path: &Path| {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -78,7 +78,7 @@ fn has_libclang(root: &Path, named: Option<PathBuf>) -> bool {
     }
     let libraries = ["usr/lib", "usr/lib64", "usr/local/lib"].map(|folder| root.join(folder));
     libraries.iter().any(|folder| {
-        // Debian keeps libraries one folder down, by architecture, and those of LLVM two.
+        // Debian keeps libraries in a subfolder for the architecture, and LLVM libraries in a folder below it.
         let inner = entries(folder);
         holds(folder)
             || inner
@@ -87,7 +87,7 @@ fn has_libclang(root: &Path, named: Option<PathBuf>) -> bool {
     })
 }
 
-/// The paths in a folder; none if there is no such folder.
+/// Returns the paths in a folder, or no paths if the folder does not exist.
 fn entries(folder: &Path) -> Vec<PathBuf> {
     let read = fs::read_dir(folder).into_iter().flatten().flatten();
     read.map(|entry| entry.path()).collect()

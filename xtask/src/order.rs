@@ -1,6 +1,8 @@
-//! `cargo xtask check order`: a crate depends only on those below it, and so does a module of the core crate.
+//! `cargo xtask check order`: checks that a crate depends only on crates below it, and a module of the core crate
+//! only on modules below it.
 //!
-//! The two lists of this file are the only ones. The pages of the documentation that show them are compared with them.
+//! The order is defined only by the two lists of this file. The pages of the documentation that show the lists are
+//! compared with them.
 
 use std::fs;
 use std::path::Path;
@@ -49,7 +51,7 @@ const MODULES: [&str; 15] = [
     "model",
 ];
 
-/// What a program with the core crate alone does not build: plots, progress bars, chat templates and tables of text.
+/// Crates that the core crate must not depend on: plots, progress bars, chat templates and text tables.
 const NOT_IN_CORE: [&str; 5] = ["plotters", "indicatif", "textplots", "minijinja", "parquet"];
 
 /// The source of the core crate.
@@ -58,7 +60,8 @@ const CORE: &str = "burn-megatron/src";
 /// The page that shows both lists.
 const PAGE: &str = "docs/src/rules.md";
 
-/// Checks both lists against the manifests, the sources and the page; skipped where git does not list the sources.
+/// Checks both lists against the manifests, the sources and the page. The check is skipped if git does not list the
+/// sources.
 pub fn run(root: &Path) -> Outcome {
     match tracked_files(root) {
         Ok(files) => check(root, &files).into(),
@@ -66,8 +69,10 @@ pub fn run(root: &Path) -> Outcome {
     }
 }
 
+/// Checks the crates, the modules and the page.
+///
 /// # Errors
-/// A line for each import or dependency against the order, and for each crate or module that is not listed.
+/// Returns a line for each import or dependency against the order, and for each crate or module that is not listed.
 fn check(root: &Path, files: &[String]) -> Result<(), String> {
     let mut metadata = String::new();
     let args = ["metadata", "--no-deps", "--format-version", "1"];
@@ -93,7 +98,7 @@ fn check(root: &Path, files: &[String]) -> Result<(), String> {
     }
 }
 
-/// The faults of the crates, from the output of `cargo metadata`.
+/// Returns the faults of the crates, from the output of `cargo metadata`.
 fn of_crates(metadata: &str) -> Result<Vec<String>, String> {
     let metadata: Value = serde_json::from_str(metadata).map_err(|error| error.to_string())?;
     let place = |name: &str| CRATES.iter().position(|(listed, _)| *listed == name);
@@ -119,7 +124,7 @@ fn of_crates(metadata: &str) -> Result<Vec<String>, String> {
     Ok(faults)
 }
 
-/// The crates below the core crate that must not be there, from the output of `cargo tree`.
+/// Returns the dependencies of the core crate that are not allowed, from the output of `cargo tree`.
 fn of_tree(tree: &str) -> Vec<String> {
     let names = tree.lines().filter_map(|line| line.split(' ').next());
     names
@@ -150,7 +155,7 @@ fn is_test(file: &str) -> bool {
     file.contains("/tests/") || file.ends_with("/tests.rs") || file.ends_with("_tests.rs")
 }
 
-/// The imports of a file of `module` against the order, those of its tests left out.
+/// Returns the imports of a file of `module` that are against the order. Imports of its tests are left out.
 fn of_file(module: &str, file: &str, text: &str) -> Vec<String> {
     if ["lib", "testing"].contains(&module) {
         return vec![];
@@ -175,7 +180,7 @@ fn of_file(module: &str, file: &str, text: &str) -> Vec<String> {
         .collect()
 }
 
-/// Whether the page has both lists as they are.
+/// Returns a fault for each list that the page does not show unchanged.
 fn of_page(page: &str) -> Vec<String> {
     let names: Vec<_> = CRATES.iter().map(|(name, _)| *name).collect();
     let lists = [names.join("  "), MODULES.join("  ")];

@@ -1,4 +1,4 @@
-//! The example `conv_lm`: a model with a custom mixer has the whole command line.
+//! Runs the example `conv_lm`: a model with a custom mixer supports all commands.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -24,7 +24,7 @@ pub fn run(programs: &Programs) -> Result<(), String> {
     check_losses(&whole, STEPS)?;
     example.kill("killed", &save)?;
     example.pretrain("killed", &["--resume", "auto"])?;
-    // The log has the six steps until the run was killed, and those since the checkpoint of step 4.
+    // The log contains the six steps until the run was killed, and the steps since the checkpoint of step 4.
     let resumed = losses_in(&example.run_dir("killed"))?;
     if resumed != [&whole[..6], &whole[4..]].concat() {
         return Err(format!("killed and resumed: {resumed:?}, not {whole:?}"));
@@ -71,7 +71,7 @@ impl Example<'_> {
         Ok(())
     }
 
-    /// The checkpoint of step 4 continues in another layout with nearly the same losses, and its files can be changed.
+    /// Continues the checkpoint of step 4 in another layout, with nearly the same losses, and changes its files.
     fn reshard(&self, expected: &[f64]) -> Result<(), String> {
         let checkpoint = self.run_dir("whole/checkpoints/step-00000004");
         let checkpoint = checkpoint.to_string_lossy();
@@ -89,7 +89,7 @@ impl Example<'_> {
         run_command(&mut self.command(&["checkpoint", "diff", &checkpoint, &files]))
     }
 
-    /// Generates the same text with one rank and with two tensor ranks.
+    /// Checks that one rank and two tensor ranks generate the same text.
     fn generate(&self) -> Result<(), String> {
         let model = self.run_dir("killed");
         let model = model.to_string_lossy();

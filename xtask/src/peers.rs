@@ -1,4 +1,4 @@
-//! `cargo xtask peers`: comparisons with other implementations.
+//! `cargo xtask peers`: compares with other implementations.
 
 use std::env;
 use std::fs;
@@ -15,7 +15,7 @@ use crate::temp::TempDir;
 const REQUIREMENTS: &str = "tools/peers/requirements.txt";
 const COMPARE: &str = "tools/peers/compare.py";
 
-/// The scripts that make fixtures, and the folders of the repository that they write.
+/// The scripts that make fixtures, and the folders of the repository that the scripts write.
 const SCRIPTS: &[(&str, &[&str])] = &[
     ("burn-megatron-kernels/tests/fixtures/fp8/make.py", &[]),
     ("burn-megatron-data/tests/fixtures/chat/make.py", &[]),
@@ -55,7 +55,7 @@ const FOLDERS: [&str; 6] = [
 
 #[derive(Args)]
 pub struct Options {
-    /// Only scripts whose path contains one of these texts; the comparison of exported folders is `export`.
+    /// Run only scripts whose path contains one of these texts. The comparison of exported folders is `export`.
     filter: Vec<String>,
 }
 
@@ -133,7 +133,7 @@ fn find_or_install(root: &Path) -> Result<PathBuf, String> {
     Ok(python)
 }
 
-/// Runs a script in a copy of the folders, so that a failure leaves the repository as it is.
+/// Runs a script in a copy of the folders, so that a failure leaves the repository unchanged.
 fn compare(root: &Path, python: &Path, script: &str, more: &[&str]) -> Result<(), String> {
     let copy = TempDir::new("peers").map_err(|e| e.to_string())?;
     for folder in FOLDERS {
@@ -180,7 +180,7 @@ fn exported(root: &Path, python: &Path) -> Result<(), String> {
 mod tests {
     use super::*;
 
-    /// A script that makes fixtures and is not listed would not be compared.
+    /// Checks that every script that makes fixtures is listed. A script that is not listed would not be compared.
     #[test]
     fn every_script_that_makes_fixtures_is_listed() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");

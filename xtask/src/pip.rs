@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use crate::apt;
 use crate::process::run;
 
-/// Debian's python3 comes before one that stands earlier on the path and has no pip.
+/// Python programs to try. Debian's python3 is used if the first python3 on the path has no pip.
 const PYTHONS: [&str; 2] = ["python3", "/usr/bin/python3"];
 
 const ADVICE: &str = "python3 with pip is missing
@@ -14,7 +14,8 @@ const ADVICE: &str = "python3 with pip is missing
   Fedora:          sudo dnf install python3-pip
   Arch:            sudo pacman -S python-pip";
 
-/// Installs packages, such as `name==1.2.3`, into a folder. All at once: pip replaces what they share as a whole.
+/// Installs packages, such as `name==1.2.3`, into a folder. Install all packages in one call: pip replaces their
+/// shared folders as a whole.
 pub fn install(packages: &[String], folder: &Path) -> Result<(), String> {
     install_with(&["--only-binary", ":all:"], packages, folder)
 }
@@ -39,7 +40,7 @@ fn install_with(options: &[&str], packages: &[String], folder: &Path) -> Result<
     run(&mut command)
 }
 
-/// A Python that has pip.
+/// Returns a Python that has pip, and installs pip where possible.
 fn find_or_install_pip() -> Result<&'static str, String> {
     if let Some(python) = with_pip() {
         return Ok(python);

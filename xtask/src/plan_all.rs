@@ -14,10 +14,10 @@ use crate::report::Report;
 /// The options of `cargo xtask plan-all`.
 #[derive(Args)]
 pub struct Options {
-    /// Only recipes whose name has this part.
+    /// Plan only recipes whose name contains this text.
     #[arg(long, value_name = "PART", default_value = "")]
     recipe: String,
-    /// Only devices whose name has this part, as in 64xH100.
+    /// Plan only for devices whose name contains this text, as in 64xH100.
     #[arg(long, value_name = "PART", default_value = "")]
     devices: String,
 }
@@ -34,7 +34,7 @@ const DEVICES: [&str; 8] = [
     "256xMI300X",
 ];
 
-/// The exit codes of a plan: a layout fits, or no layout fits.
+/// The valid exit codes of a plan: 0 if a layout fits, 1 if no layout fits.
 const CODES: [i32; 2] = [0, 1];
 
 /// A recipe on devices.
@@ -45,11 +45,11 @@ struct Case {
 
 /// The result of a case.
 struct Planned {
-    /// The best layout, or that no layout fits.
+    /// The best layout, or the message that no layout fits.
     layout: String,
-    /// Seconds of a step.
+    /// Seconds per step.
     step: String,
-    /// GiB of a rank.
+    /// GiB per rank.
     memory: String,
 }
 
@@ -68,7 +68,7 @@ pub fn run(options: &Options, root: &Path, report: &mut Report) {
     });
 }
 
-/// Returns the cases of the published recipes on all devices. A recipe states its plan in a comment.
+/// Returns the cases of the published recipes on all devices. A published recipe states its plan in a comment.
 fn all(options: &Options, root: &Path) -> Result<Vec<Case>, String> {
     let folder = root.join("examples/recipes");
     let text =

@@ -8,12 +8,12 @@ use std::process::{Command, ExitStatus, Stdio};
 
 use serde_json::Value;
 
-/// The cargo that runs this program, in the repository root.
+/// Returns a command for the cargo that runs this program, in the repository root.
 pub fn cargo(root: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root).args(args);
-    // `cargo run` sets these for xtask; a build script that depends on one would rebuild whenever cargo is called with and
-    // without xtask in turn.
+    // `cargo run` sets these variables for xtask. A build script that depends on such a variable would rebuild
+    // whenever cargo is called first with xtask and then without it.
     for (name, _) in env::vars_os() {
         let described = name.to_string_lossy();
         if described.starts_with("CARGO_PKG_") || described.starts_with("CARGO_MANIFEST_") {
@@ -23,19 +23,19 @@ pub fn cargo(root: &Path, args: &[&str]) -> Command {
     command
 }
 
-/// Runs a command to its end. The error names the command and its exit status.
+/// Runs a command until it ends. The error names the command and its exit status.
 pub fn run(command: &mut Command) -> Result<(), String> {
     announce(command);
     let status = command.status().map_err(|e| not_started(command, &e))?;
     check_status(command, status)
 }
 
-/// As [`run`], and hands each line of standard output to `on_line` after passing it on.
+/// Runs a command like [`run`], and passes each line of standard output to `on_line` after printing it.
 pub fn run_reading(command: &mut Command, on_line: impl FnMut(&str)) -> Result<(), String> {
     run_copying(command, std::io::stdout(), on_line)
 }
 
-/// As [`run`], and hands each line of standard output to `on_line` alone.
+/// Runs a command like [`run`], and passes each line of standard output to `on_line` without printing it.
 pub fn read_quietly(command: &mut Command, on_line: impl FnMut(&str)) -> Result<(), String> {
     run_copying(command, std::io::sink(), on_line)
 }
@@ -62,7 +62,7 @@ fn run_copying(
     copied.map_err(|e| format!("{}: its output: {e}", describe(command)))
 }
 
-/// Copies `from` to `to` line by line. Tests may print any bytes, so lines need not be UTF-8.
+/// Copies `from` to `to` line by line. Tests may print any bytes, so lines may not be UTF-8.
 fn tee(from: impl Read, mut to: impl Write, mut on_line: impl FnMut(&str)) -> std::io::Result<()> {
     let mut from = BufReader::new(from);
     let mut line = Vec::new();
@@ -75,7 +75,7 @@ fn tee(from: impl Read, mut to: impl Write, mut on_line: impl FnMut(&str)) -> st
     Ok(())
 }
 
-/// Where cargo puts what it builds.
+/// Returns the target folder of cargo.
 pub fn target_folder(root: &Path) -> Result<PathBuf, String> {
     let mut command = cargo(root, &["metadata", "--no-deps", "--format-version", "1"]);
     let output = command
@@ -89,7 +89,7 @@ pub fn target_folder(root: &Path) -> Result<PathBuf, String> {
     }
 }
 
-/// Copies a folder with everything in it, without what Python has compiled. The folder may exist.
+/// Copies a folder with its content, except files that Python has compiled. The target folder may exist.
 pub fn copy_folder(from: &Path, to: &Path) -> Result<(), String> {
     let failed = |error: std::io::Error| format!("{}: {error}", from.display());
     fs::create_dir_all(to).map_err(failed)?;
@@ -105,7 +105,7 @@ pub fn copy_folder(from: &Path, to: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// The commit, or `unknown` without git.
+/// Returns the commit, or `unknown` without git.
 pub fn commit(root: &Path) -> String {
     let mut git = Command::new("git");
     git.current_dir(root)
@@ -119,7 +119,7 @@ fn announce(command: &Command) {
     println!("$ {}", describe(command));
 }
 
-/// The command line, with the variables that are set for it.
+/// Returns the command line, with the environment variables that are set for it.
 fn describe(command: &Command) -> String {
     let variables = command.get_envs().filter_map(|(name, value)| {
         value.map(|value| format!("{}={}", name.display(), quoted(&value.to_string_lossy())))

@@ -1,4 +1,4 @@
-//! `cargo xtask recipe`: the default recipe trains, with ranks as threads and as processes, and the examples run.
+//! `cargo xtask recipe`: trains the default recipe, with ranks as threads and as processes, and runs the examples.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ const STEPS: usize = 8;
 /// The program of the command.
 const COMMAND: &str = "burn-megatron";
 
-/// The examples, which check their own results.
+/// The examples. Each example checks its own results.
 const EXAMPLES: [&str; 4] = ["bring_your_own", "experts", "pipeline_stages", "zero3"];
 
 /// The profile of the programs.
@@ -25,7 +25,7 @@ const EXAMPLES: [&str; 4] = ["bring_your_own", "experts", "pipeline_stages", "ze
 pub enum Profile {
     /// The release profile, as in the README.
     Release,
-    /// With the build of the tests: a release build takes as long as all tests.
+    /// The dev profile, with the build of the tests. A release build takes as long as all tests.
     Dev,
 }
 
@@ -85,7 +85,7 @@ fn build(profile: Profile, root: &Path) -> Result<Programs<'_>, String> {
     Ok(Programs { root, folder })
 }
 
-/// One build for all: cargo builds the library anew for another choice of packages and features.
+/// Builds everything in one build: cargo rebuilds the library if the selected packages and features change.
 fn build_release(root: &Path) -> Result<(), String> {
     let packages = [
         "build",
@@ -112,7 +112,7 @@ fn train(programs: &Programs) -> Result<(), String> {
     })
 }
 
-/// Two steps of sequences that four ranks share, a quarter as long as in the recipe.
+/// Trains two steps on sequences that four ranks share. The sequences are a quarter as long as in the recipe.
 fn train_long(programs: &Programs) -> Result<(), String> {
     let folder = TempDir::new("long").map_err(|e| format!("a temporary folder: {e}"))?;
     let shorter = [("context = 4096\n", "context = 1024\n")];
@@ -135,7 +135,8 @@ fn train_long(programs: &Programs) -> Result<(), String> {
     Err(format!("two steps of long sequences: {losses:?}"))
 }
 
-/// The default recipe with less held-out text and a shorter sample, which take longer than a few steps, in `folder`.
+/// Writes a short version of the default recipe into `folder`, with less held-out text and a shorter sample.
+/// Otherwise both take longer than a few steps.
 fn short_recipe(root: &Path, folder: &Path) -> Result<PathBuf, String> {
     let shorter = [
         ("[train]\n", "[train]\nheld_out_samples = 4\n"),
@@ -144,7 +145,7 @@ fn short_recipe(root: &Path, folder: &Path) -> Result<PathBuf, String> {
     edited_recipe(&root.join("cli/src/tiny.toml"), folder, &shorter)
 }
 
-/// A copy in `folder` of a recipe, in which each first text is replaced by the second.
+/// Writes a copy of a recipe into `folder`, and replaces the first text of each pair by the second.
 fn edited_recipe(whole: &Path, folder: &Path, edits: &[(&str, &str)]) -> Result<PathBuf, String> {
     let failed = |path: &Path, error| format!("{}: {error}", path.display());
     let mut text = fs::read_to_string(whole).map_err(|error| failed(whole, error))?;
@@ -159,7 +160,8 @@ fn edited_recipe(whole: &Path, folder: &Path, edits: &[(&str, &str)]) -> Result<
     Ok(edited)
 }
 
-/// A run resumed from a checkpoint is bit-equal in the same layout, and has close losses in another one.
+/// Checks that a run resumed from a checkpoint is bit-equal in the same layout, and has close losses in another
+/// layout.
 fn resume(programs: &Programs) -> Result<(), String> {
     let folder = TempDir::new("resume").map_err(|e| format!("a temporary folder: {e}"))?;
     let recipe = short_recipe(programs.root, folder.path())?;
@@ -208,7 +210,7 @@ fn resume(programs: &Programs) -> Result<(), String> {
     Ok(())
 }
 
-/// 8-bit layers, with which ranks also exchange maxima and quantised weights.
+/// Settings of FP8 layers. Their ranks also exchange maxima and quantized weights.
 const IN_8_BITS: [&str; 7] = [
     "--precision",
     "bf16",
@@ -219,8 +221,8 @@ const IN_8_BITS: [&str; 7] = [
     "--data_parallel.fp8_param_gather",
 ];
 
-/// Four threads, four processes of the launcher and four of mpirun train the default recipe to the same
-/// metrics, bit for bit; and so they do in 8 bits.
+/// Checks that four threads, four processes of the launcher and four processes of mpirun train the default recipe to
+/// the same metrics, bit for bit. The check is repeated in FP8.
 fn as_processes(programs: &Programs) -> Result<(), String> {
     same_metrics(programs, &[])?;
     same_metrics(programs, &IN_8_BITS)

@@ -1,4 +1,4 @@
-//! The steps of a command, their outcomes and times.
+//! The steps of a command, with their outcomes and times.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -8,11 +8,11 @@ use crate::totals::Totals;
 /// The outcome of a step.
 #[derive(Debug, PartialEq)]
 pub enum Outcome {
-    /// It passed.
+    /// The step passed.
     Passed,
-    /// It was skipped, for this reason. Not a failure.
+    /// The step was skipped for this reason. A skipped step is not a failure.
     Skipped(String),
-    /// It failed, for this reason.
+    /// The step failed for this reason.
     Failed(String),
 }
 
@@ -31,7 +31,7 @@ struct Step {
     time: Duration,
 }
 
-/// The steps so far, and the totals of the tests if any ran.
+/// The steps so far, and the totals of the tests if tests ran.
 #[derive(Default)]
 pub struct Report {
     steps: Vec<Step>,
@@ -55,7 +55,7 @@ impl Report {
         });
     }
 
-    /// Records the totals of the tests, to be printed last.
+    /// Records the totals of the tests, which are printed last.
     pub fn set_totals(&mut self, totals: Totals) {
         self.totals = Some(totals);
     }
@@ -70,7 +70,7 @@ impl Report {
         }
     }
 
-    /// The table, and the totals if any tests ran.
+    /// Returns the table, and the totals if tests ran.
     pub fn text(&self) -> String {
         let mut text = self.table();
         let Some(totals) = &self.totals else {

@@ -1,7 +1,7 @@
-//! `cargo xtask check settings`: in how many product files the names of settings are.
+//! `cargo xtask check settings`: counts the product files that mention the name of a setting.
 //!
-//! A setting is declared once. `xtask/setting-names.tsv` has a sample of names, one per line: the name, a tab, and the
-//! largest number of product files that may mention it. The numbers may only fall.
+//! A setting should be declared once. `xtask/setting-names.tsv` contains a sample of names, one per line: the name, a
+//! tab, and the maximum number of product files that may mention it. The numbers may only fall.
 
 use std::fs;
 use std::path::Path;
@@ -14,7 +14,7 @@ const LIST: &str = "xtask/setting-names.tsv";
 /// Counts the files of each name, and prints the median.
 ///
 /// # Errors
-/// The names that are in more files than the list allows.
+/// Returns the names that occur in more files than the list allows.
 pub fn run(root: &Path) -> Result<(), String> {
     let list = fs::read_to_string(root.join(LIST)).map_err(|e| format!("{LIST}: {e}"))?;
     let texts = product_files(root)?.into_iter().map(|(_, text)| text);
@@ -34,7 +34,7 @@ fn parse(list: &str) -> Result<Vec<(&str, usize)>, String> {
     parsed.ok_or_else(|| format!("invalid {LIST}: expected `name<TAB>number` in each line"))
 }
 
-/// Compares the numbers of files with the numbers of the list; returns a summary.
+/// Compares the numbers of files with the numbers of the list, and returns a summary.
 fn check(list: &[(&str, usize)], texts: &[String]) -> Result<String, String> {
     let (mut counts, mut more, mut fewer) = (vec![], vec![], vec![]);
     for (name, allowed) in list {

@@ -6,14 +6,14 @@ use std::{env, fs, io, process};
 
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// A fresh folder among the system's temporary files, removed when dropped unless kept.
+/// A new folder in the temporary folder of the system. It is removed when dropped unless it is kept.
 pub struct TempDir {
     path: PathBuf,
     keep: bool,
 }
 
 impl TempDir {
-    /// Makes a folder whose name says what it is for.
+    /// Creates a folder. Its name contains the purpose.
     pub fn new(purpose: &str) -> io::Result<Self> {
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let name = format!("burn-megatron-{purpose}-{}-{count}", process::id());
@@ -22,17 +22,17 @@ impl TempDir {
         Ok(Self { path, keep: false })
     }
 
-    /// Where it is.
+    /// Returns the path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Leaves the folder in place, for a person to look into.
+    /// Keeps the folder, so that a person can examine it.
     pub fn keep(&mut self) {
         self.keep = true;
     }
 
-    /// Writes a file, making the folders on its way.
+    /// Writes a file, and creates its parent folders.
     #[cfg(test)]
     pub fn write(&self, name: &str, text: &str) {
         let path = self.path.join(name);
@@ -44,7 +44,7 @@ impl TempDir {
 impl Drop for TempDir {
     fn drop(&mut self) {
         if !self.keep {
-            // A leftover among temporary files harms nobody.
+            // A temporary folder that is left does no harm.
             let _ = fs::remove_dir_all(&self.path);
         }
     }

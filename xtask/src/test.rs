@@ -1,8 +1,8 @@
-//! `cargo xtask test`: the tests, on the CPU, where there is MPI with ranks as processes too, and, where
-//! there is a driver, through wgpu.
+//! `cargo xtask test`: runs the tests on the CPU. With MPI, ranks also run as processes. With a driver, tests also
+//! run through wgpu.
 //!
-//! Slow tests are ignored (`#[ignore = "slow: .."]`) and run with `--all` only: they sweep many cases, of which
-//! other tests take a few, or wait for long timeouts.
+//! Slow tests are ignored (`#[ignore = "slow: .."]`) and run only with `--all`. They cover all of many cases, where
+//! other tests cover a few, or wait for long timeouts.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -26,8 +26,8 @@ const WGPU_FEATURES: &str = "burn-megatron-tests/wgpu,burn-megatron-tests/tracin
 /// The feature of the command that reads Parquet and Arrow.
 pub const PARQUET_FEATURES: &str = "burn-megatron-cli/parquet";
 
-/// Ignored by `--all` too: processes that tests start, a measurement, and tests that take too long. The nightly workflow
-/// runs the last three.
+/// Tests that `--all` ignores too: processes that tests start, a measurement, and tests that take too long. The
+/// nightly workflow runs the last three.
 const SKIPPED: [&str; 10] = [
     "as_a_child",
     "machine::tests::speed",
@@ -41,26 +41,26 @@ const SKIPPED: [&str; 10] = [
     "attention::tests::every_width",
 ];
 
-/// Which tests run.
+/// Selects the tests to run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Extent {
-    /// All but slow ones.
+    /// All tests except slow tests.
     Quick,
-    /// All.
+    /// All tests.
     All,
 }
 
-/// The library whose every test runs on the CPU and, with the feature `wgpu`, on a GPU device.
+/// The library whose tests all run on the CPU and, with the feature `wgpu`, on a GPU device.
 const KERNELS: &str = "burn_megatron_kernels";
 
-/// The shares of its tests that run at the same time: of each process one thread compiles and runs kernels, which is
-/// nearly all that they do, and attention takes half of it.
+/// The groups of tests of this library that run at the same time. In each process, one thread compiles and runs
+/// kernels, which takes nearly all of the time. The tests of attention take half of the total time.
 const SHARES: [&[&str]; 2] = [&["attention::"], &["--skip", "attention::"]];
 
-/// As many processes run tests on the device at the same time.
+/// The number of processes that run tests on the device at the same time.
 const DEVICE_PROCESSES: usize = 2;
 
-/// The tests of what the feature `mpi` brings: each stands in a file named `mpi*.rs`.
+/// The folders of the tests that need the feature `mpi`. Their files are named `mpi*.rs`.
 const MPI_FOLDERS: [&str; 3] = [
     "tests/tests",
     "cli/tests/mpi",
@@ -74,7 +74,7 @@ const GPU_FOLDERS: [&str; 4] = [
     "burn-megatron-kernels/tests",
 ];
 
-/// Runs the tests and hands the totals to the report.
+/// Runs the tests and adds the totals to the report.
 pub fn run(extent: Extent, root: &Path, report: &mut Report) {
     let mut totals = Totals::default();
     let (mut driver, mut processes) = (Ok(()), Ok(()));
@@ -142,7 +142,8 @@ pub fn run(extent: Extent, root: &Path, report: &mut Report) {
     report.set_totals(totals);
 }
 
-/// The features of all tests that can run here: one choice, so that cargo builds the dependencies once.
+/// Returns the features of all tests that can run here. All builds use the same features, so that cargo builds the
+/// dependencies once.
 fn features(wgpu: bool, mpi: bool) -> String {
     let chosen = [
         (true, PARQUET_FEATURES),
@@ -162,12 +163,14 @@ fn build(root: &Path, features: &str) -> Result<Vec<TestBinary>, String> {
     binaries::build(cargo(root, &[&what[..], &[features]].concat()))
 }
 
-/// Builds all programs in the dev profile, with the tests, whose build has all that they need; returns the tests.
+/// Builds all programs in the dev profile together with the tests, which need the same dependencies. Returns the
+/// tests.
 pub fn build_programs(root: &Path) -> Result<Vec<TestBinary>, String> {
     build(root, &features(true, mpi::missing().is_empty()))
 }
 
-/// Tests of one binary, where possible with the time of each, which is an unstable option of the harness.
+/// Returns a command for the tests of one binary. It prints the time of each test where possible: this is an unstable
+/// option of the harness.
 fn command(tests: &TestBinary, extent: Extent, share: &[&str]) -> Command {
     let mut command = tests.command();
     command
@@ -177,8 +180,7 @@ fn command(tests: &TestBinary, extent: Extent, share: &[&str]) -> Command {
     command
 }
 
-/// Runs test binaries, as many at the same time as there are workers. All run, even if one fails; the error is the
-/// first.
+/// Runs test binaries on `workers` threads. All binaries run, even if one fails. The error is the first error.
 fn run_all(jobs: VecDeque<Command>, workers: usize, totals: &mut Totals) -> Result<(), String> {
     let (jobs, totals) = (Mutex::new(jobs), Mutex::new(totals));
     let work = || {
@@ -217,7 +219,7 @@ pub fn run_tests(command: &mut Command, totals: &mut Totals) -> Result<(), Strin
     let result = run_reading(command, |line| harness.read(line));
     let mut here = harness.finish();
     if result.is_err() && here.failed == 0 {
-        // Nothing ran, as when it does not compile: count it as a failure.
+        // Nothing ran, for example because the tests do not compile. This counts as a failure.
         here.failed = 1;
     }
     *totals += here;
@@ -237,7 +239,7 @@ fn skip(root: &Path, folders: &[&str], prefix: &str, wanted: &str, totals: &mut 
     }
 }
 
-/// The number of tests in the files of a folder whose names begin with `prefix`.
+/// Returns the number of tests in the files of a folder whose names begin with `prefix`.
 fn count_tests(folder: &Path, prefix: &str) -> Result<usize, String> {
     let unreadable = |path: &Path, e| format!("{}: {e}", path.display());
     let mut count = 0;
@@ -272,7 +274,7 @@ mod tests {
         assert_eq!(count_tests(folder.path(), "mpi"), Ok(1));
     }
 
-    /// A file of tests that no main.rs and no Cargo.toml names would not run, without a word.
+    /// Checks that main.rs or Cargo.toml names every file of tests. Any other file would be ignored silently.
     #[test]
     fn every_file_of_tests_is_built() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
@@ -293,7 +295,7 @@ mod tests {
         }
     }
 
-    /// A name that no test has would skip nothing, without a word.
+    /// Checks that every skipped test exists. The name of a missing test would be ignored silently.
     #[test]
     fn every_skipped_test_exists() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();

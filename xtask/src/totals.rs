@@ -1,6 +1,6 @@
-//! Counts and times of tests: read from the test harness, and counted in source text.
+//! Counts and times of tests, read from the test harness or counted in source text.
 //!
-//! The harness's own JSON is no substitute: tests in documentation and emulated ones do not have it.
+//! The JSON output of the harness is not available for documentation tests and emulated tests.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -17,22 +17,22 @@ pub struct Totals {
     pub failed: usize,
     /// Tests that were ignored or skipped.
     pub skipped: usize,
-    /// Messages of tests that were skipped, or in part: `NAME: reason`.
+    /// Messages of tests that were skipped completely or in part: `NAME: reason`.
     pub skip_messages: BTreeSet<Skip>,
     /// Seconds and name of each test whose time the harness printed.
     pub times: Vec<(f64, String)>,
-    /// The tests that failed, each by its name and the beginning of what it printed.
+    /// The failed tests, each with its name and the first lines of its output.
     pub failures: Vec<String>,
 }
 
 /// The number of tests that are listed with their times.
 const SLOWEST: usize = 10;
 
-/// The number of lines of a failed test's output that are listed.
+/// The number of output lines of a failed test that are listed.
 const LINES_OF_FAILURE: usize = 20;
 
 impl Totals {
-    /// The slowest tests, one per line; empty if no time is known.
+    /// Returns the slowest tests, one per line. The text is empty if no time was printed.
     pub fn slowest(&self) -> String {
         let mut times: Vec<_> = self.times.iter().collect();
         times.sort_by(|one, other| other.0.total_cmp(&one.0));
@@ -40,7 +40,7 @@ impl Totals {
         times.into_iter().take(SLOWEST).map(line).collect()
     }
 
-    /// The messages of skipped tests, one per line.
+    /// Returns the messages of skipped tests, one per line.
     pub fn skip_messages(&self) -> String {
         let line = |skip: &Skip| match skip {
             Skip::Whole(message) => format!("skipped          {message}\n"),
@@ -75,16 +75,16 @@ impl fmt::Display for Totals {
 #[derive(Default)]
 pub struct Harness {
     totals: Totals,
-    /// A binary has announced its tests and not yet printed its result.
+    /// Whether a binary has announced its tests and not yet printed its result.
     running: bool,
-    /// The messages of its skipped tests, which the harness counts as passed.
+    /// The messages of skipped tests of this binary. The harness counts these tests as passed.
     skip_messages: BTreeSet<Skip>,
     /// The number of remaining lines of the last failed test to keep.
     lines_left: usize,
 }
 
 impl Harness {
-    /// Reads one line of output; a line that is not the harness's own counts nothing.
+    /// Reads one line of output. A line that the harness did not print counts nothing.
     pub fn read(&mut self, line: &str) {
         if is_start(line) {
             self.end_binary();
@@ -112,7 +112,7 @@ impl Harness {
         }
     }
 
-    /// The totals of all binaries. One that ended without a result counts as one failed test.
+    /// Returns the totals of all binaries. A binary that ended without a result counts as one failed test.
     pub fn finish(mut self) -> Totals {
         self.end_binary();
         self.totals
@@ -126,7 +126,7 @@ impl Harness {
     }
 }
 
-/// The name in "---- NAME stdout ----", after which the harness repeats what a failed test printed.
+/// Returns the name in "---- NAME stdout ----". The harness repeats the output of a failed test after this line.
 fn failed_test(line: &str) -> Option<&str> {
     line.strip_prefix("---- ")?
         .trim_end()
@@ -140,7 +140,7 @@ fn parse_time(line: &str) -> Option<(f64, String)> {
     Some((seconds.parse().ok()?, name.to_owned()))
 }
 
-/// Whether a line is "running N tests".
+/// Returns whether a line is "running N tests".
 fn is_start(line: &str) -> bool {
     let mut words = line.split_whitespace();
     words.next() == Some("running")
@@ -151,7 +151,7 @@ fn is_start(line: &str) -> bool {
         && words.next().is_none()
 }
 
-/// Parses "ok. 12 passed; 0 failed; 1 ignored; ...": the last two words of a part are its count.
+/// Parses "ok. 12 passed; 0 failed; 1 ignored; ...". The last two words of a part are its count.
 fn parse_result(result: &str) -> Totals {
     let mut totals = Totals::default();
     for part in result.split(';') {
@@ -170,7 +170,7 @@ fn parse_result(result: &str) -> Totals {
     totals
 }
 
-/// Counts tests that reported themselves as skipped, which the harness counts as passed.
+/// Counts tests that reported themselves as skipped. The harness counts these tests as passed.
 fn with_skipped(mut totals: Totals, skip_messages: BTreeSet<Skip>) -> Totals {
     let name = |message: &str| message.split(": ").next().unwrap_or_default().to_owned();
     let whole: BTreeSet<_> = skip_messages
@@ -187,7 +187,7 @@ fn with_skipped(mut totals: Totals, skip_messages: BTreeSet<Skip>) -> Totals {
     totals
 }
 
-/// The number of `#[test]` functions in a source text.
+/// Returns the number of `#[test]` functions in a source text.
 pub fn tests_in(source: &str) -> usize {
     source
         .lines()
@@ -230,7 +230,8 @@ test result: FAILED. 7 passed; 2 failed; 0 ignored; 0 measured; 4 filtered out; 
         assert_eq!(totals.to_string(), "9 passed, 2 failed, 1 skipped");
     }
 
-    /// A test is counted once, however often it says so, and by the rest if a part of it ran.
+    /// Checks that a test counts once, even if it reports several times. A test that ran in part counts with its
+    /// other result.
     #[test]
     fn tests_that_could_not_run_are_skipped_and_listed() {
         let totals = read(

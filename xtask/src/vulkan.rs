@@ -1,8 +1,8 @@
-//! Whether wgpu will find a Vulkan driver, and how to get one.
+//! Finds or installs a Vulkan driver for wgpu.
 //!
-//! Vulkan needs two things: the loader `libvulkan.so.1`, and for each driver a JSON file that
-//! describes it, where the loader looks for one: in the files of `VK_DRIVER_FILES` (older name:
-//! `VK_ICD_FILENAMES`) if that is set, in folders named `vulkan/icd.d` otherwise.
+//! Vulkan needs the loader `libvulkan.so.1`, and a JSON file for each driver that describes it. If `VK_DRIVER_FILES`
+//! (older name: `VK_ICD_FILENAMES`) is set, the loader reads the files of this variable. Otherwise it reads folders
+//! named `vulkan/icd.d`.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ const LOADER: &str = "the loader libvulkan.so.1";
 
 const PACKAGES: &[&str] = &["mesa-vulkan-drivers", "libvulkan1"];
 
-/// Mesa's drivers include one that runs on the CPU, so a machine without a GPU will do.
+/// Mesa's drivers include a CPU driver, so a machine without a GPU can run the tests.
 const ADVICE: &str = "
   Debian, Ubuntu:  sudo apt-get install mesa-vulkan-drivers libvulkan1
   Fedora:          sudo dnf install mesa-vulkan-drivers vulkan-loader
@@ -32,7 +32,7 @@ const DRIVER_FOLDERS: &[&str] = &[
 
 const LIBRARY_FOLDERS: &[&str] = &["lib", "lib64", "usr/lib", "usr/lib64", "usr/local/lib"];
 
-/// Finds a driver, or installs one where possible. The error says what is missing and how to install it.
+/// Finds a driver, or installs one where possible. The error lists the missing parts and how to install them.
 pub fn find_or_install() -> Result<(), String> {
     if matches!(env::consts::OS, "macos" | "windows") {
         println!("{} brings its own graphics drivers", env::consts::OS);
@@ -63,7 +63,7 @@ fn explain(missing: &[&str]) -> String {
     )
 }
 
-/// Where the loader and the drivers are looked for.
+/// The folders that are searched for the loader and the drivers.
 struct System {
     root: PathBuf,
     driver_files: Option<OsString>,
@@ -80,7 +80,7 @@ impl System {
         }
     }
 
-    /// Returns the missing parts; empty if a driver can be used.
+    /// Returns the missing parts. The list is empty if a driver can be used.
     fn missing(&self) -> Vec<&'static str> {
         let mut missing = Vec::new();
         if !self.has_driver() {
@@ -109,7 +109,7 @@ impl System {
                 .iter()
                 .map(|folder| self.root.join(folder))
                 .any(|folder| {
-                    // Debian keeps libraries one folder down, by architecture.
+                    // Debian keeps libraries in a subfolder for the architecture.
                     holds_loader(&folder) || entries(&folder).any(|inner| holds_loader(&inner))
                 })
     }
@@ -119,7 +119,7 @@ fn has_json(folder: &Path) -> bool {
     entries(folder).any(|path| path.extension().is_some_and(|end| end == "json"))
 }
 
-/// The paths in a folder; none if there is no such folder.
+/// Returns the paths in a folder, or no paths if the folder does not exist.
 fn entries(folder: &Path) -> impl Iterator<Item = PathBuf> {
     fs::read_dir(folder)
         .into_iter()

@@ -1,11 +1,11 @@
-//! NVIDIA's CUDA compilers, from wheels of the Python package index.
+//! Finds or installs NVIDIA's CUDA compilers, from wheels of the Python package index.
 
 use std::env;
 use std::path::{Path, PathBuf};
 
 use crate::pip;
 
-/// One wheel, and a file that it brings.
+/// A wheel, and a file that it contains.
 struct Wheel {
     package: &'static str,
     version: &'static str,
@@ -28,7 +28,7 @@ const WHEELS: [Wheel; 4] = [
         version: "12.9.79",
         file: "cuda_runtime/include/cuda_bf16.h",
     },
-    // There is none for CUDA 12. This one still reads its files.
+    // There is no such wheel for CUDA 12. This version can still read the files of CUDA 12.
     Wheel {
         package: "nvidia-cuda-nvdisasm",
         version: "13.2.51",
@@ -37,7 +37,7 @@ const WHEELS: [Wheel; 4] = [
 ];
 
 impl Wheel {
-    /// Whether this version of it is in a folder that pip filled.
+    /// Returns whether this version of the wheel is in a folder that pip filled.
     fn is_in(&self, folder: &Path) -> bool {
         let package = self.package.replace('-', "_");
         let record = format!("{package}-{}.dist-info", self.version);
@@ -49,7 +49,7 @@ impl Wheel {
     }
 }
 
-/// The folder of the compilers: the folder `CUDA_WHEELS`, or else one in the target folder.
+/// Returns the folder of the compilers: `CUDA_WHEELS` if it is set, or a folder in the target folder.
 pub fn folder(target: &Path) -> PathBuf {
     match env::var_os("CUDA_WHEELS").filter(|folder| !folder.is_empty()) {
         Some(folder) => folder.into(),
@@ -57,7 +57,7 @@ pub fn folder(target: &Path) -> PathBuf {
     }
 }
 
-/// Finds the compilers in a folder, or installs them. The error says how to install what is missing.
+/// Finds the compilers in a folder, or installs them. The error describes how to install the missing wheels.
 pub fn find_or_install(folder: &Path) -> Result<(), String> {
     if missing(folder).is_empty() {
         println!("found in {}", folder.display());

@@ -133,8 +133,8 @@ impl std::fmt::Display for CheckpointReport {
         let of_write = |seconds: f64| 100.0 * seconds / self.write_seconds;
         writeln!(
             f,
-            "\nduring training: written in {:.2} s; training stalls for {:.3} s ({:.1} % of that), \
-             and its steps, of {:.2} s otherwise, take {:.2} s more in all ({:.0} %)",
+            "\nduring training: written in {:.2} s; training stalls for {:.3} s ({:.1} % of the write time); \
+             a step otherwise takes {:.2} s, and all steps together take {:.2} s longer ({:.0} % of the write time)",
             self.write_seconds,
             self.stall_seconds,
             of_write(self.stall_seconds),

@@ -43,9 +43,10 @@ pub fn run(args: &ContextArgs, lengths: &[usize]) -> Result<(), Error> {
         }
     }
     report.finish(&format!(
-        "of each rank in a step, the least and the most: GFLOP of attention, by the pairs of query and key that a rank computes; \
-         tokens, padding included; MB sent by attention. over a link: one on which those of the first row take {} of its time; \
-         speed: the time of the first row over this one, without and over a link",
+        "minimum and maximum over the ranks in a step: GFLOP of attention (from the pairs of query and key that a rank \
+         computes), tokens (padding included), MB sent by attention. over a link: a link on which the transfers of the \
+         first row take {} of its time; speed: the time of the first row divided by the time of this row, without and \
+         over a link",
         args.share
     ))
 }
@@ -186,10 +187,10 @@ impl DocumentsBenchmark<'_> {
             ..
         } = self.args;
         format!(
-            "{} documents of {} to {} tokens, {} in all, in {} rows of {tokens}: steps of a Llama of {LAYERS} layer, {heads} \
-             heads, {groups} groups, width {width}, an MLP of width {MLP_WIDTH}, in f32, with a ring; ranks as threads with one compute thread each, at most \
-             {tokens} / ranks tokens of a rank in a micro-batch but for padding; medians of {} steps, in which the layouts \
-             take turns",
+            "{} documents of {} to {} tokens, {} in all, in {} rows of {tokens}: steps of a Llama of {LAYERS} layer, \
+             {heads} heads, {groups} groups, width {width}, an MLP of width {MLP_WIDTH}, in f32, with a ring; ranks as \
+             threads with one compute thread each, at most {tokens} / ranks tokens of a rank in a micro-batch, padding \
+             excluded; medians of {} steps, in which the layouts take turns",
             lengths.len(),
             shortest.unwrap_or(&0),
             longest.unwrap_or(&0),
@@ -367,7 +368,7 @@ fn check_losses(rows: &[DocumentsRow]) -> Result<(), Error> {
         let apart = (row.loss - expected).abs() / expected;
         if apart.is_nan() || apart >= TOLERANCE {
             return Err(format!(
-                "{} trains with a loss of {}, and {} with one of {expected}: expected the same within {TOLERANCE}",
+                "the losses differ: {} has {}, and {} has {expected}; expected a relative difference below {TOLERANCE}",
                 row.layout.name(),
                 row.loss,
                 rows[0].layout.name()

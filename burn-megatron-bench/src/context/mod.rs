@@ -100,7 +100,8 @@ pub fn run(args: &ContextArgs) -> Result<(), Error> {
     }
     if let Some(path) = &args.svg {
         let title = format!(
-            "A layer of attention on {} tokens, forward and backward, over a link on which sending takes {} of it",
+            "A layer of attention on {} tokens, forward and backward, over a link on which sending takes {} of the \
+             time of the layer",
             args.tokens, args.share
         );
         let drawn = bench.drawn.lock();
@@ -118,7 +119,7 @@ pub fn run(args: &ContextArgs) -> Result<(), Error> {
         write(path, svg(&title, &lines.collect::<Vec<_>>())?.as_bytes())?;
     }
     report.finish(&format!(
-        "{LEGEND}. The link is one on which sending takes {} of the time of the layer with the first exchange",
+        "{LEGEND}. On the link, sending takes {} of the time of the layer with the first exchange",
         args.share
     ))
 }

@@ -109,7 +109,7 @@ pub fn run(args: &HostBenchArgs) -> Result<(), Error> {
     check_results(&devices[0])?;
     let device = args.device.name();
     let about =
-        format!("host time on {device}, which measures the host only if the device has less work");
+        format!("host time on {device}; valid only if the device has less work than the host");
     let mut report = Report::begin(&about, COLUMNS, Settings { device }, &args.json);
     for subject in &args.only {
         report.add(time(*subject, args, &devices)?)?;

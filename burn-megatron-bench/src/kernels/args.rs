@@ -43,9 +43,10 @@ pub struct KernelBenchArgs {
 /// Parses `auto` or an engine of fused attention.
 fn attention_engine(text: &str) -> Result<AttentionChoice, String> {
     match text.parse() {
-        Ok(AttentionChoice::Form(KernelChoice::Unfused)) => {
-            Err("expected auto, mma or portable; the column `composed` is unfused".into())
-        }
+        Ok(AttentionChoice::Form(KernelChoice::Unfused)) => Err(
+            "expected auto, mma or portable; the column `composed` measures unfused attention"
+                .into(),
+        ),
         choice => choice.map_err(|error| format!("{error}")),
     }
 }

@@ -62,7 +62,7 @@ pub fn run(args: &OverlapArgs) -> Result<(), Error> {
     }
     if let Some(path) = &args.svg {
         let about = format!(
-            "One step of {} layers on {} ranks: what is hidden of the communication",
+            "One step of {} layers on {} ranks: hidden communication",
             args.layers, args.data_parallel
         );
         // The last measured step of rank 0.
@@ -95,8 +95,8 @@ fn setup(args: &OverlapArgs) -> Result<OverlapSetup<'_>, Error> {
         && (per_node < 2 || ranks <= per_node || !ranks.is_multiple_of(per_node))
     {
         return Err(format!(
-            "invalid --ranks-per-node {per_node} of {ranks} ranks: expected at least 2, and a multiple of it as --data-parallel, \
-             as --data-parallel 4 --ranks-per-node 2"
+            "invalid --ranks-per-node {per_node} for {ranks} ranks: expected at least 2, and a --data-parallel that is \
+             a larger multiple, such as --data-parallel 4 --ranks-per-node 2"
         )
         .into());
     }
@@ -141,7 +141,7 @@ fn describe(args: &OverlapArgs) -> String {
     let link = match args.bandwidth_mb_s {
         Some(megabytes) => format!("{megabytes} MB/s"),
         None => format!(
-            "the transfers of a step of ZeRO-0 take {} of the time of its backward, measured before each stage",
+            "the transfers of a ZeRO-0 step take {} of its backward time, which is measured before each stage",
             args.share
         ),
     };

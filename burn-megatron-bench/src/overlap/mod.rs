@@ -21,7 +21,9 @@ pub fn run(args: &OverlapArgs) -> Result<(), Error> {
         return expert::run(args);
     }
     if args.world.engine.is_some() {
-        return Err("--engine applies to --tensor-parallel; give that too, or remove it".into());
+        return Err(
+            "--engine requires --tensor-parallel: add --tensor-parallel or remove --engine".into(),
+        );
     }
     data::run(args)
 }

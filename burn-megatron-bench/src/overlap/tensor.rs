@@ -68,8 +68,8 @@ impl TpCommOverlapSetting {
 /// Times the layers with each method on each number of ranks, and prints a table.
 pub fn run(args: &OverlapArgs) -> Result<(), Error> {
     let about = format!(
-        "{} MLPs of {} features, {} samples of {} tokens, f32: forward and backward, {} steps after {}; 1 compute thread per \
-         rank; a link on which the transfers of a step take {} of the time of its products",
+        "{} MLPs of {} features, {} samples of {} tokens, forward and backward in f32; {} steps after {} warm-up steps; \
+         1 compute thread per rank; on the link, the transfers of a step take {} of the time of its products",
         args.layers,
         args.hidden,
         args.micro_batch_size,
@@ -97,7 +97,7 @@ pub fn run(args: &OverlapArgs) -> Result<(), Error> {
             }
         }
     }
-    let legend = format!("{LEGEND}. Of N chunks in bulk at most 1 - 1/N is hidden");
+    let legend = format!("{LEGEND}. With N chunks in bulk at most 1 - 1/N is hidden");
     report.map_or(Ok(()), |report| report.finish(&legend))
 }
 

@@ -97,7 +97,7 @@ fn torch(args: &StepBenchArgs, precision: &str) -> Result<Option<Peer>, Error> {
     if args.device != DeviceKind::Cpu {
         let kind = args.device;
         return Err(format!(
-            "--python is for --device cpu, not {kind}, which two processes would share: write --json, then run \
+            "--python requires --device cpu, because two processes would share {kind}: use --json, then run \
              burn-megatron-bench/python/torch_step.py"
         )
         .into());
@@ -120,7 +120,7 @@ fn with_torch(mut row: StepRow, torch: Option<&mut Peer>) -> Result<StepRow, Err
     let Some(answer) = answer else {
         let name = &row.name;
         return Err(format!(
-            "--python: burn-megatron-bench/python/torch_step.py has no model like {name}"
+            "--python conflicts with {name}: burn-megatron-bench/python/torch_step.py has no such model"
         )
         .into());
     };

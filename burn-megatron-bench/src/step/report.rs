@@ -48,8 +48,8 @@ impl StepSettings {
             None => "unknown (--peak-tflops)".into(),
         };
         format!(
-            "{} in {}, peak {peak}; steps after {}: medians; batch: micro-batches x samples x tokens; GiB: the most memory \
-             that the device's pools held, on a CPU the process; driver: the GiB in use on the device by its driver\n\
+            "{} in {}, peak {peak}; medians of the steps after {}; batch: micro-batches x samples x tokens; GiB: peak memory \
+             of the device's pools, on a CPU of the process; driver: GiB in use on the device according to its driver\n\
              matrices: {}{}",
             self.device,
             self.precision,
@@ -160,7 +160,7 @@ impl StepRow {
             .peak_bytes
             .map(|bytes| format!(", {} GiB", gib(bytes)));
         Some(format!(
-            "  {}: {:.0} tokens/s{}; own / its tokens/s {:.2} ({least:.2} to {most:.2})",
+            "  {}: {:.0} tokens/s{}; speed of burn-megatron relative to it {:.2} ({least:.2} to {most:.2})",
             torch.name,
             tokens as f64 / median(&torch.seconds),
             memory.unwrap_or_default(),

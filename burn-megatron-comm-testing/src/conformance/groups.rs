@@ -1,4 +1,4 @@
-//! Splits: the members of a part, their order, and the independence of the parts.
+//! Tests of splits: the members of each part, their order, and the independence of the parts.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use super::model::MemberCall;
 use super::suite::{CaseContext, CheckResult, StartedCall};
 use burn_megatron_comm::{Buffer, Call, Communicator, DType, ReduceOp};
 
-/// Returns ways to split `ranks`, with names. Each rank is in exactly one part of each split.
+/// Returns several ways to split `ranks`, each with a name. Each rank is in exactly one part of each split.
 pub(super) fn partitions(ranks: &[usize]) -> Vec<(&'static str, Vec<Vec<usize>>)> {
     let size = ranks.len();
     let chunks = |len: usize| ranks.chunks(len).map(<[usize]>::to_vec).collect();
@@ -36,7 +36,8 @@ pub(super) fn partitions(ranks: &[usize]) -> Vec<(&'static str, Vec<Vec<usize>>)
     ]
 }
 
-/// Returns a power of two for each member of the world. A sum of these powers identifies the ranks that took part.
+/// Returns a different power of two for each member of the world. A sum of these powers identifies the ranks that took
+/// part.
 fn bit(suite: &CaseContext<'_>, rank: usize) -> Buffer {
     let mut ranks = suite.world.group().ranks().iter();
     let index = ranks.position(|member| *member == rank).unwrap_or_default();
@@ -91,7 +92,7 @@ pub(super) fn nested(suite: &mut CaseContext<'_>) -> CheckResult {
     Ok(())
 }
 
-/// Starts a message and a sum on a communicator, and returns both handles.
+/// Starts a message and an all-reduce on a communicator, and returns both handles.
 fn start_two(
     suite: &mut CaseContext<'_>,
     comm: &dyn Communicator,
@@ -130,7 +131,7 @@ pub(super) fn same_name(suite: &mut CaseContext<'_>) -> CheckResult {
     Ok(())
 }
 
-/// Runs calls on many groups at once. Each rank waits for them in a different order.
+/// Issues calls on many groups at the same time. Each rank waits for them in a different order.
 pub(super) fn at_once(suite: &mut CaseContext<'_>) -> CheckResult {
     let world = suite.world;
     let mut comms: Vec<Arc<dyn Communicator>> = vec![Arc::clone(world)];

@@ -1,4 +1,4 @@
-//! Point-to-point messages.
+//! Tests of point-to-point messages.
 
 use std::ops::Range;
 
@@ -8,7 +8,8 @@ use super::suite::{CaseContext, CheckResult, StartedCall};
 use super::values::TestData;
 use burn_megatron_comm::{Buffer, Call, Communicator, DType, ReduceOp};
 
-/// Returns message `number` from the member at `from` to the member at `to`. Each message has a different length.
+/// Returns message number `number` from the member with index `from` to the member with index `to`. Each message has a
+/// different length.
 fn message(data: TestData, from: usize, to: usize, number: usize) -> Buffer {
     let seed = data
         .seed
@@ -41,12 +42,12 @@ fn receive_messages(
         .collect()
 }
 
-/// Sends from each rank to the next rank, with every type and length.
+/// Sends messages of every type and length from each rank to the next rank.
 pub(super) fn ring(suite: &mut CaseContext<'_>) -> CheckResult {
     sweep(suite, pass_on)
 }
 
-/// Sends to the next rank and receives from the previous rank.
+/// Sends a message to the next rank and receives a message from the previous rank.
 pub(super) fn pass_on(suite: &mut CaseContext<'_>, dtype: DType, len: usize) -> CheckResult {
     let comm = &**suite.world;
     let (own, size) = (comm.rank(), comm.size());
@@ -61,14 +62,14 @@ pub(super) fn pass_on(suite: &mut CaseContext<'_>, dtype: DType, len: usize) -> 
     suite.wait(sent)
 }
 
-/// Has many messages of every pair in flight, in both directions, and waits for them in reverse order.
+/// Starts many messages between every pair of ranks, in both directions, and waits for them in reverse order.
 pub(super) fn in_order(suite: &mut CaseContext<'_>) -> CheckResult {
     let (comm, data) = (&**suite.world, suite.data());
     let sent = send_messages(suite, comm, data, 0..20)?;
     let received = receive_messages(suite, comm, data, 0..20)?;
     suite.wait_reversed(received)?;
     suite.wait_reversed(sent)?;
-    // Messages one after the other, with a wait after each.
+    // Sends messages one after the other, and waits for each message.
     for number in 20..25 {
         let sent = send_messages(suite, comm, data, number..number + 1)?;
         for received in receive_messages(suite, comm, data, number..number + 1)? {
@@ -89,7 +90,8 @@ pub(super) fn receives_first(suite: &mut CaseContext<'_>) -> CheckResult {
     suite.wait_reversed(sent)
 }
 
-/// Checks that a dropped handle drops only its own message. Tests sends, and receives before and after the sends.
+/// Checks that a dropped handle discards only its own message. Tests dropped sends, and receives that are dropped
+/// before and after the message is sent.
 pub(super) fn dropped(suite: &mut CaseContext<'_>) -> CheckResult {
     let (comm, data) = (&**suite.world, suite.data());
     for (first, receives_first) in [(0, true), (6, false)] {
@@ -109,7 +111,7 @@ pub(super) fn dropped(suite: &mut CaseContext<'_>) -> CheckResult {
     Ok(())
 }
 
-/// Starts receives and drops the handles of every other message number.
+/// Starts a receive for each message and drops the handle of every second receive.
 fn receive_some(
     suite: &mut CaseContext<'_>,
     comm: &dyn Communicator,
@@ -127,7 +129,7 @@ fn receive_some(
     Ok(kept)
 }
 
-/// Messages of two groups with the same ranks do not mix, and do not mix with collectives.
+/// Checks that messages of two groups with the same ranks are not mixed up with each other or with collectives.
 pub(super) fn of_groups(suite: &mut CaseContext<'_>) -> CheckResult {
     let world = suite.world;
     let backwards: Vec<usize> = world.group().ranks().iter().rev().copied().collect();

@@ -1,4 +1,4 @@
-//! Ranks with different calls.
+//! Tests in which ranks issue different calls.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use super::ConformanceError;
 use super::suite::{CaseContext, describe};
 use burn_megatron_comm::{Buffer, Call, CommError, Communicator, DType, ReduceOp};
 
-/// The difference between the calls of the ranks.
+/// A test case in which the call of one rank differs from the calls of the other ranks.
 #[derive(
     Clone,
     Copy,
@@ -27,21 +27,21 @@ use burn_megatron_comm::{Buffer, Call, CommError, Communicator, DType, ReduceOp}
     parse_err_fn = UnknownMismatchCase::new
 )]
 pub enum MismatchCase {
-    /// The last rank calls another operation.
+    /// The last rank calls a different operation.
     Operation,
-    /// The last rank passes another type.
+    /// The last rank passes a different element type.
     Type,
-    /// The last rank passes one more element.
+    /// The last rank passes one element more than the other ranks.
     Length,
-    /// The last rank passes another root.
+    /// The last rank passes a different root.
     Root,
-    /// The last rank uses another reduction.
+    /// The last rank uses a different reduction.
     Reduction,
     /// The last rank expects a shorter message than the first rank sends.
     MessageLength,
 }
 
-/// The text is not the name of a [`MismatchCase`].
+/// The error for a string that is not the name of a [`MismatchCase`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "invalid mismatch {0:?}: expected operation, type, length, root, reduction or message-length"
@@ -55,10 +55,10 @@ impl UnknownMismatchCase {
 }
 
 impl MismatchCase {
-    /// All cases.
+    /// The list of all cases.
     pub const ALL: [MismatchCase; 6] = *Self::VARIANTS.as_array().unwrap();
 
-    /// Returns the name, for example `"message-length"`.
+    /// Returns the name of the case, for example `"message-length"`.
     pub fn name(self) -> &'static str {
         self.into()
     }
@@ -91,18 +91,18 @@ impl MismatchCase {
     }
 }
 
-/// Runs one call in which the last rank differs from the other ranks. Returns the error of this rank.
+/// Runs one call in which the last rank differs from the other ranks. Returns the error on this rank.
 ///
-/// The error is a [`CommError::Mismatch`]. If the engine reports the mismatch only on some ranks, the other ranks may
-/// return [`CommError::Deadline`], [`CommError::PeerFailed`] or [`CommError::PeerFinished`]. The result is `None` on a
-/// rank without an error: the sender of the message, or a rank that makes no call. At least one rank must return the
-/// mismatch. The caller must check this.
+/// The error is usually a [`CommError::Mismatch`]. If the engine reports the mismatch only on some ranks, the other
+/// ranks may return [`CommError::Deadline`], [`CommError::PeerFailed`] or [`CommError::PeerFinished`]. The result is
+/// `None` on a rank that gets no error because it only sends a message or makes no call. At least one rank must return
+/// the mismatch. The caller must check this condition.
 ///
-/// Collective: call on all ranks with the same case. `world` cannot be used afterwards.
+/// Collective: call on all ranks with the same `case`. The communicator `world` cannot be used afterwards.
 ///
 /// # Errors
-/// [`ConformanceError::TooFewRanks`] in a world of one rank. [`ConformanceError::Wrong`] if the call succeeded.
-/// [`ConformanceError::Failed`] if it failed with another error.
+/// [`ConformanceError::TooFewRanks`] if the world has only one rank. [`ConformanceError::Wrong`] if the call succeeded.
+/// [`ConformanceError::Failed`] if the call failed with a different error.
 pub fn run_mismatch_case(
     world: &Arc<dyn Communicator>,
     case: MismatchCase,

@@ -1,4 +1,4 @@
-//! Tests that invalid calls are rejected on the rank that makes them, without side effects.
+//! Tests that invalid calls are rejected on the rank that issues them, without side effects.
 
 use super::suite::{CaseContext, CheckResult, describe};
 use burn_megatron_comm::{Buffer, Call, Communicator, DType, ReduceOp};
@@ -40,8 +40,8 @@ fn wrong_parts(ranks: &[usize]) -> Vec<Vec<Vec<usize>>> {
     vec![twice, with_non_member, one_missing]
 }
 
-/// Makes each invalid call alone, and as the second of two calls that are started together. The communicator must work
-/// unchanged after each.
+/// Issues each invalid call alone, and as the second of two calls that are started together. The communicator must work
+/// as before after each invalid call.
 pub(super) fn refused(suite: &mut CaseContext<'_>) -> CheckResult {
     let world = suite.world;
     let pairs: Vec<Vec<usize>> = world.group().ranks().chunks(2).map(<[_]>::to_vec).collect();

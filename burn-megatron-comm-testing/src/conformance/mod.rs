@@ -1,11 +1,11 @@
-//! Conformance suite for engines. It checks the contract of the collectives and messages of a communicator.
+//! A conformance suite for communication engines. It checks the guarantees of the [`Communicator`] trait.
 //!
-//! [`run`] takes only the communicator of all ranks, so it runs wherever an engine runs: over threads, under `mpirun`,
-//! or on GPUs. Collective: call on all ranks with the same [`ConformanceOptions`]. Every rank generates the inputs of
-//! all ranks from the seed, computes its expected result element by element, and compares.
+//! [`run`] needs only the communicator of all ranks, so it can test any engine: over threads, under `mpirun`, or on
+//! GPUs. Collective: call [`run`] on all ranks with the same [`ConformanceOptions`]. Every rank generates the inputs of
+//! all ranks from the seed, computes its expected result element by element, and compares it with the actual result.
 //!
-//! [`run_mismatch_case`] tests ranks with different calls. The communicator cannot be used afterwards, so [`run`] does
-//! not include these cases.
+//! [`run_mismatch_case`] tests what happens if ranks issue different calls. The communicator cannot be used afterwards,
+//! so [`run`] does not include these cases.
 //!
 //! ```
 //! # use burn_megatron_comm::World;
@@ -36,28 +36,29 @@ use burn_megatron_comm::{CommError, Communicator, DType};
 pub use mismatch::{MismatchCase, UnknownMismatchCase, run_mismatch_case};
 use suite::CaseContext;
 
-/// Options of the suite: the size of the tests, and guarantees of the engine beyond the [`Communicator`] trait.
+/// The options of the conformance suite: the size of the tests, and optional guarantees of the engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConformanceOptions {
-    /// The number of random programs (default: 200).
+    /// The number of random programs. Each program is a random sequence of calls. The default is 200.
     pub programs: usize,
-    /// The number of calls of a random program (default: 30).
+    /// The number of calls in a random program. The default is 30.
     pub steps: usize,
-    /// The seed of all inputs and programs.
+    /// The seed from which all inputs and programs are generated.
     pub seed: u64,
-    /// The element types (default: all). Counts and rank numbers are always sent as `i64`.
+    /// The element types to test. The default is all types. Counts and rank numbers are always sent as `i64`.
     pub dtypes: Vec<DType>,
-    /// The lengths with which every operation is tested, in elements (default: 0, 1, 7, 1000 and 20,011).
+    /// The buffer lengths with which every operation is tested, in elements. The default is 0, 1, 7, 1000 and 20,011.
     pub sizes: Vec<usize>,
-    /// The number of elements of the long buffers (default: 2^20, which is 4 MiB of `f32`).
+    /// The length of the long buffers, in elements. The default is 2^20, which is 4 MiB of `f32`.
     pub long: usize,
-    /// Whether the engine reduces in a fixed order and accumulates 16-bit floats in `f32`, rounded once. The order is
-    /// group order: neighbors first, then pairs of results, and so on. If true, sums of floats must be bitwise equal to
-    /// the reference. Otherwise they may differ by the rounding error of any order.
+    /// Whether the engine reduces in group order and accumulates 16-bit floats in `f32` with one rounding at the end.
+    /// Group order means that adjacent ranks are combined first, then pairs of results, and so on. If true,
+    /// floating-point sums must be bit-identical to the reference. If false, they may differ by the rounding error of
+    /// any order.
     pub fixed_order: bool,
-    /// Whether a maximum or minimum is NaN if any rank's value is NaN (default: true).
+    /// Whether a maximum or minimum is NaN if the value of any rank is NaN. The default is true.
     pub nan_wins: bool,
-    /// Whether a rank may send messages to itself (default: true).
+    /// Whether a rank may send messages to itself. The default is true.
     pub self_messages: bool,
 }
 
@@ -77,78 +78,79 @@ impl Default for ConformanceOptions {
     }
 }
 
-/// The result of the suite on one rank.
+/// The result of the conformance suite on one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConformanceReport {
-    /// The cases, in the order of execution.
+    /// The results of the test cases, in the order of execution.
     pub cases: Vec<CaseReport>,
 }
 
-/// The result of one case.
+/// The result of one test case.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CaseReport {
-    /// The name, as in [`cases`].
+    /// The name of the test case. [`cases`] lists all names.
     pub name: &'static str,
-    /// The number of results that were compared, summed over all ranks. It is the same on every rank. It is zero if an
-    /// option or the number of ranks leaves nothing to check.
+    /// The number of compared results, summed over all ranks. It is the same on every rank. It is zero if the test case
+    /// has nothing to check with the given options and the number of ranks.
     pub checks: u64,
-    /// The time that the case took on this rank.
+    /// The time that the test case took on this rank.
     pub time: Duration,
 }
 
 impl ConformanceReport {
-    /// Returns the number of results that were compared in all cases, summed over all ranks.
+    /// Returns the total number of compared results in all test cases, summed over all ranks.
     pub fn checks(&self) -> u64 {
         self.cases.iter().map(|case| case.checks).sum()
     }
 }
 
-/// An engine violates its contract. Ranks are world ranks.
+/// The error for an engine that violates the guarantees of a communicator. Ranks are world ranks.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConformanceError {
     /// A call returned a wrong result.
     #[error("{case}: rank {rank} in {call}: {difference}")]
     Wrong {
-        /// The case: see [`cases`].
+        /// The name of the test case. [`cases`] lists all names.
         case: &'static str,
         /// The rank that detected the violation.
         rank: usize,
-        /// The call with its type, length and group.
+        /// The call, with its type, length and group.
         call: String,
-        /// The difference: the first element that differs or the length, with the found and expected value.
+        /// The difference: either the lengths or the first element that differs, with the actual and the expected
+        /// value.
         difference: String,
     },
-    /// A call failed that must succeed, or it failed with the wrong error.
+    /// A call failed that should succeed, or a call failed with the wrong error.
     #[error("{case}: rank {rank} in {call}: {source}")]
     Failed {
-        /// The case: see [`cases`].
+        /// The name of the test case. [`cases`] lists all names.
         case: &'static str,
         /// The rank that got the error.
         rank: usize,
-        /// The call with its type, length and group.
+        /// The call, with its type, length and group.
         call: String,
         /// The error.
         source: Box<CommError>,
     },
-    /// A list of [`ConformanceOptions`] is empty, so nothing would be checked.
+    /// A list in the [`ConformanceOptions`] is empty, so nothing would be tested.
     #[error("invalid conformance options: no {0}; expected at least one")]
     Nothing(&'static str),
-    /// A case needs more ranks.
+    /// A test case requires more ranks than the world has.
     #[error("{case}: the world has {ranks} ranks; expected at least {least}")]
     TooFewRanks {
-        /// The case.
+        /// The name of the test case.
         case: &'static str,
-        /// The minimum number of ranks.
+        /// The required number of ranks.
         least: usize,
-        /// The number of ranks.
+        /// The number of ranks in the world.
         ranks: usize,
     },
 }
 
 type Check = fn(&mut CaseContext<'_>) -> Result<(), ConformanceError>;
 
-/// The cases. Simple cases run first, so that the simplest case that detects a defect reports it.
+/// The test cases. Simple cases run first, so that a defect is reported by the simplest case that detects it.
 const CASES: &[(&str, Check)] = &[
     ("all_reduce", operations::all_reduce),
     ("all_gather", operations::all_gather),
@@ -181,19 +183,19 @@ const CASES: &[(&str, Check)] = &[
     ("random programs", programs::random),
 ];
 
-/// Returns the names of the cases, in the order in which they run.
+/// Returns the names of all test cases, in the order in which they run.
 pub fn cases() -> impl Iterator<Item = &'static str> {
     CASES.iter().map(|(name, _)| *name)
 }
 
-/// Runs the whole suite on `world`, the communicator of all ranks. Calls `progress` with the name of each case before
-/// it runs.
+/// Runs the conformance suite. `world` is the communicator of all ranks. Calls `progress` with the name of each test
+/// case before the case runs.
 ///
 /// Collective: call on all ranks with the same options.
 ///
 /// # Errors
-/// [`ConformanceError`] on the rank that detects a violation. The other ranks get no report. Their next call fails,
-/// because the engine reports a rank that has returned.
+/// [`ConformanceError`] on the rank that detects a violation. The other ranks get no report: their next call fails,
+/// because the engine detects that a rank has returned.
 pub fn run(
     world: &Arc<dyn Communicator>,
     options: &ConformanceOptions,

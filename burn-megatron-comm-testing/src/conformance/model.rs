@@ -1,4 +1,4 @@
-//! The reference model of the collectives, which computes element by element.
+//! The reference implementation of the collectives, which computes each element separately.
 
 use std::ops::Range;
 
@@ -7,11 +7,11 @@ use num_traits::AsPrimitive as _;
 use super::values::{Expected, Number, Sum};
 use burn_megatron_comm::{Buffer, Call, DType, ReduceOp, with_elements};
 
-/// The call and input of one member.
+/// The call and the input of one member of the group.
 pub(crate) type MemberCall = (Call, Buffer);
 
-/// Returns the expected result of the member at `index`, given the calls of all members. Messages have an empty result
-/// here.
+/// Returns the expected result of the member with index `index`, given the calls of all members. The expected result of
+/// a send or receive is empty here.
 pub(crate) fn expected(parts: &[MemberCall], index: usize, fixed_order: bool) -> Expected {
     let inputs = || parts.iter().map(|(_, input)| input);
     let whole = |input: &Buffer| input.slice(0..input.len());
@@ -39,7 +39,7 @@ fn chunk(parts: &[MemberCall], index: usize) -> Range<usize> {
     index * len..(index + 1) * len
 }
 
-/// Returns the elements that a member of an all_to_all sends to the member at `index`.
+/// Returns the elements that a member sends to the member with index `index` in an all-to-all.
 fn piece((call, input): &MemberCall, index: usize) -> Buffer {
     match call {
         Call::AllToAll { send, .. } => {
@@ -66,17 +66,17 @@ fn reduction(inputs: Vec<Buffer>, op: ReduceOp, fixed_order: bool) -> Expected {
     })
 }
 
-/// The contributions of all members.
+/// The inputs of all members of the group.
 struct Columns<'a, T>(Vec<&'a [T]>);
 
 impl<'a, T: Number> Columns<'a, T> {
-    /// Creates the columns from `inputs`. `first` determines the type.
+    /// Creates the columns from `inputs`. Only the element type of `_first` is used.
     fn of(_first: &[T], inputs: &'a [Buffer]) -> Self {
         let typed = |input: &'a Buffer| T::view(input).expect("all members give one type");
         Self(inputs.iter().map(typed).collect())
     }
 
-    /// Calls `f` for each element, with the contributions of all members in group order.
+    /// Calls `f` for each element position, with the values of all members in group order.
     fn map<R>(&self, f: impl Fn(&[T]) -> R) -> Vec<R> {
         let mut column = Vec::with_capacity(self.0.len());
         let each = (0..self.0[0].len()).map(|at| {
@@ -98,7 +98,7 @@ fn reduced<T: Number>(column: &[T], op: ReduceOp) -> T {
     sum.as_()
 }
 
-/// Combines neighbors, then pairs of results, and so on. A value without a partner moves up a level.
+/// Combines adjacent values, then pairs of results, and so on. A value without a partner moves up one level.
 fn tree<S: Sum>(sums: &mut [S], op: ReduceOp) -> S {
     let mut left = sums.len();
     while left > 1 {
@@ -113,9 +113,9 @@ fn tree<S: Sum>(sums: &mut [S], op: ReduceOp) -> S {
     sums[0]
 }
 
-/// Returns the maximum difference between two sums of `n` numbers in any order: `n epsilon sum |x|`. This is twice the
-/// bound of recursive summation (Higham 2002, "Accuracy and stability of numerical algorithms", section 4.2). The bound
-/// is 0 for sums of whole numbers that the type can represent.
+/// Returns the maximum difference between two sums of the same `n` numbers in any order: `n epsilon sum |x|`. This is
+/// twice the bound of recursive summation (Higham 2002, "Accuracy and stability of numerical algorithms", section 4.2).
+/// The maximum difference is 0 for sums of whole numbers that the type can represent.
 fn bound<T: Number>(column: &[T], op: ReduceOp) -> f64 {
     let ranks = column.len() as f64;
     let wide = || column.iter().map(|value| value.wide());

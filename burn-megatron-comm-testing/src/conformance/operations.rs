@@ -1,4 +1,4 @@
-//! Tests of every collective with every type and length.
+//! Tests of every collective with every element type and length.
 
 use super::ConformanceError;
 use super::messages::pass_on;
@@ -9,7 +9,7 @@ use burn_megatron_comm::{Call, DType, ReduceOp};
 
 const OPS: [ReduceOp; 3] = [ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min];
 
-/// Runs `check` for every type and length of the options.
+/// Runs `check` for every element type and length in the options.
 pub(super) fn sweep(
     suite: &mut CaseContext<'_>,
     check: impl Fn(&mut CaseContext<'_>, DType, usize) -> CheckResult,
@@ -47,7 +47,7 @@ pub(super) fn reduce_scatter(suite: &mut CaseContext<'_>) -> CheckResult {
     })
 }
 
-/// Broadcasts from every root.
+/// Broadcasts from every member in turn.
 pub(super) fn broadcast(suite: &mut CaseContext<'_>) -> CheckResult {
     let world = suite.world;
     sweep(suite, |suite, dtype, len| {
@@ -56,8 +56,8 @@ pub(super) fn broadcast(suite: &mut CaseContext<'_>) -> CheckResult {
     })
 }
 
-/// Returns the call of the member at `index` in an all_to_all. Member `from` sends `count(from, to)` elements to member
-/// `to`.
+/// Returns the call of the member with index `index` in an all-to-all. Member `from` sends `count(from, to)` elements
+/// to member `to`.
 pub(super) fn exchange(
     data: TestData,
     dtype: DType,
@@ -72,7 +72,7 @@ pub(super) fn exchange(
     (Call::AllToAll { send, receive }, input)
 }
 
-/// Starts an all_to_all of all ranks on new numbers.
+/// Starts an all-to-all on all ranks with new input data.
 fn start_exchange(
     suite: &mut CaseContext<'_>,
     dtype: DType,
@@ -85,7 +85,7 @@ fn start_exchange(
     })
 }
 
-/// Exchanges with even counts, and with uneven counts that include zeros.
+/// Runs all-to-alls with even counts, and with uneven counts that include zeros.
 pub(super) fn all_to_all(suite: &mut CaseContext<'_>) -> CheckResult {
     let size = suite.world.size();
     sweep(suite, |suite, dtype, len| {
@@ -101,8 +101,8 @@ pub(super) fn all_to_all(suite: &mut CaseContext<'_>) -> CheckResult {
     })
 }
 
-/// Runs one-sided exchanges: one member sends to all members, all members send to one, or each sends to one other
-/// member.
+/// Runs one-sided all-to-alls: one member sends to all members, all members send to one member, or each member sends to
+/// one other member.
 pub(super) fn one_sided(suite: &mut CaseContext<'_>) -> CheckResult {
     let size = suite.world.size();
     sweep(suite, |suite, dtype, len| {
@@ -123,8 +123,8 @@ pub(super) fn one_sided(suite: &mut CaseContext<'_>) -> CheckResult {
     })
 }
 
-/// Exchanges with different counts in flight together: all elements to one member, no elements at all, or one member
-/// that neither sends nor receives.
+/// Runs several all-to-alls with different counts at the same time. In some of them, all elements are sent to one
+/// member, no elements are sent, or one member neither sends nor receives.
 pub(super) fn changing(suite: &mut CaseContext<'_>) -> CheckResult {
     let size = suite.world.size();
     sweep(suite, |suite, dtype, len| {
@@ -149,7 +149,7 @@ pub(super) fn changing(suite: &mut CaseContext<'_>) -> CheckResult {
     })
 }
 
-/// Collectives on several MB, with the types that models are trained in.
+/// Runs collectives on buffers of several MB, with the element types in which models are trained.
 pub(super) fn long(suite: &mut CaseContext<'_>) -> CheckResult {
     let (world, options) = (suite.world, suite.options);
     let size = world.size();

@@ -1,4 +1,5 @@
-//! Calls in flight: waits in any order, dropped handles, calls that are started together, and barriers.
+//! Tests of several calls in flight: waits in any order, dropped handles, calls that are started together, and
+//! barriers.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -9,7 +10,7 @@ use super::operations::exchange;
 use super::suite::{CaseContext, CheckResult, StartedCall, describe};
 use burn_megatron_comm::{Buffer, Call, Communicator, DType, MIN_POOLED_LEN, Pending, ReduceOp};
 
-/// Starts one of each collective on new numbers.
+/// Starts one collective of each kind with new input data.
 fn start_each(
     suite: &mut CaseContext<'_>,
     comm: &dyn Communicator,
@@ -54,8 +55,8 @@ pub(super) fn any_order(suite: &mut CaseContext<'_>) -> CheckResult {
     Ok(())
 }
 
-/// Checks that a rank that drops a handle still takes part. The other ranks get their results, and later calls keep
-/// their order.
+/// Checks that a rank that drops a handle still takes part in the collective. The other ranks must get their results,
+/// and later calls must keep their order.
 pub(super) fn dropped(suite: &mut CaseContext<'_>) -> CheckResult {
     let world = suite.world;
     for round in 0..world.size() {
@@ -105,14 +106,14 @@ pub(super) fn started_as_one(suite: &mut CaseContext<'_>) -> CheckResult {
     Ok(())
 }
 
-/// The delay of the late rank before it calls the barrier.
+/// The time for which the late rank sleeps before it calls the barrier.
 const LATE: Duration = Duration::from_millis(20);
 
 /// Checks that no rank leaves a barrier before the late rank calls it. Each rank is late once.
 ///
-/// The late rank begins to sleep after it has received a message from every other rank. Each of the other ranks sends
-/// this message right before its barrier. On the clock of each of these ranks, at least the sleep time must pass
-/// between this message and the end of the barrier, however slow the rank is.
+/// Before it sleeps, the late rank waits for a message from every other rank. Each of the other ranks sends this
+/// message immediately before it calls the barrier. Each of them measures the time from sending the message to the end
+/// of the barrier. This time must be at least the sleep time, even if a rank is slow.
 pub(super) fn barrier(suite: &mut CaseContext<'_>) -> CheckResult {
     let comm = &**suite.world;
     let hello = || Buffer::from(vec![1u8]);

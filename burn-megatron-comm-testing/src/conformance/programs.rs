@@ -1,4 +1,4 @@
-//! Random programs of collectives and messages over several groups, compared with the reference.
+//! Random programs of collectives and messages over several groups, whose results are compared with the reference.
 
 use std::sync::Arc;
 use std::thread::sleep;
@@ -14,7 +14,7 @@ use super::values::TestData;
 use super::{ConformanceError, ConformanceOptions};
 use burn_megatron_comm::{Buffer, Call, Communicator, DType, ReduceOp};
 
-/// The random numbers of one program, equal on every rank.
+/// The random number generator of one program, which returns the same numbers on every rank.
 struct ProgramRng {
     stream: Stream,
     next: u64,
@@ -27,7 +27,7 @@ impl ProgramRng {
         Self { stream, next: 0 }
     }
 
-    /// Returns a random number below `count`.
+    /// Returns a random number less than `count`.
     fn below(&mut self, count: usize) -> usize {
         let mut drawn = 0;
         self.stream.words(self.next, 1, |_, word| drawn = word);
@@ -40,7 +40,7 @@ impl ProgramRng {
     }
 }
 
-/// One step of every rank. Each rank calls its own part of the split `group`.
+/// One step of a program. Each rank issues a call on the part of the split `group` that contains the rank.
 #[derive(Clone, Copy, Debug)]
 struct ProgramStep {
     group: usize,
@@ -111,7 +111,8 @@ impl ProgramStep {
         }
     }
 
-    /// Sends to the rank `root` positions later, and receives from the rank `root` positions earlier.
+    /// Sends a message to the rank `root` positions after this rank, and receives a message from the rank `root`
+    /// positions before this rank.
     fn start_messages(
         &self,
         suite: &mut CaseContext<'_>,
@@ -129,7 +130,7 @@ impl ProgramStep {
     }
 }
 
-/// Runs the number of programs given in the options, one after the other, on the same groups.
+/// Runs random programs one after the other on the same groups. The options contain the number of programs.
 pub(super) fn random(suite: &mut CaseContext<'_>) -> CheckResult {
     let (world, options) = (suite.world, suite.options);
     let mut comms: Vec<Arc<dyn Communicator>> = vec![Arc::clone(world)];
@@ -171,7 +172,7 @@ fn run(
     suite.wait_reversed(in_flight.into_iter().map(|(_, call)| call).collect())
 }
 
-/// Adds the program to the call of an error.
+/// Adds the number of the program and the seed to the call in an error.
 fn in_program(error: ConformanceError, program: usize, seed: u64) -> ConformanceError {
     let mut error = error;
     if let ConformanceError::Wrong { call, .. } | ConformanceError::Failed { call, .. } = &mut error

@@ -1,10 +1,10 @@
-//! Reductions that are not exact: rounding, NaN and overflow.
+//! Tests of reductions with rounding, NaN and overflow.
 
 use super::suite::{CaseContext, CheckResult};
 use super::values::{largest, repeated, with_nan};
 use burn_megatron_comm::{Buffer, Call, DType, ReduceOp};
 
-/// The number of elements of a contribution for tests where any length works.
+/// The number of elements per input in tests that work with any length.
 const LEN: usize = 96;
 
 /// Returns `LEN`, rounded up to a multiple of the number of ranks.
@@ -12,7 +12,7 @@ fn whole_len(suite: &CaseContext<'_>) -> usize {
     LEN.next_multiple_of(suite.world.size())
 }
 
-/// Runs an all_reduce and a reduce_scatter on the same contributions.
+/// Runs an all-reduce and a reduce-scatter on the same inputs.
 fn both(
     suite: &mut CaseContext<'_>,
     op: ReduceOp,
@@ -23,8 +23,8 @@ fn both(
     suite.collective(&**world, &Call::ReduceScatter(op), input)
 }
 
-/// Computes averages of every float type and length. If 16-bit floats accumulate in `f32`, also tests a sum that
-/// exceeds the range of the 16-bit type.
+/// Computes averages of every floating-point type and length. If 16-bit floats are accumulated in `f32`, also tests a
+/// sum whose intermediate value exceeds the range of the 16-bit type.
 pub(super) fn averages(suite: &mut CaseContext<'_>) -> CheckResult {
     let options = suite.options;
     let size = suite.world.size();
@@ -43,7 +43,8 @@ pub(super) fn averages(suite: &mut CaseContext<'_>) -> CheckResult {
     Ok(())
 }
 
-/// Sums a large number and many small numbers. A 16-bit sum would lose each small number.
+/// Sums one large number and many small numbers. If the sum were rounded to 16 bits at each step, each small number
+/// would be lost.
 pub(super) fn halves(suite: &mut CaseContext<'_>) -> CheckResult {
     let len = whole_len(suite);
     let first = suite.world.group().ranks()[0];
@@ -60,8 +61,8 @@ pub(super) fn halves(suite: &mut CaseContext<'_>) -> CheckResult {
     Ok(())
 }
 
-/// Sums fractions of many magnitudes, so that the bits of the result depend on the order of the sum. Tests the group in
-/// rank order and in reverse order.
+/// Sums fractions of many magnitudes, so that the result depends on the order of the additions. Tests a group in rank
+/// order and a group in reverse order.
 pub(super) fn order(suite: &mut CaseContext<'_>) -> CheckResult {
     let world = suite.world;
     let backwards: Vec<usize> = world.group().ranks().iter().rev().copied().collect();
@@ -83,7 +84,7 @@ pub(super) fn order(suite: &mut CaseContext<'_>) -> CheckResult {
     Ok(())
 }
 
-/// Reduces a NaN of each rank in turn, at a different position.
+/// Reduces inputs that contain one NaN: on each rank in turn, at a different position.
 pub(super) fn nan(suite: &mut CaseContext<'_>) -> CheckResult {
     if !suite.options.nan_wins {
         return Ok(());

@@ -1,4 +1,4 @@
-//! The functions that all cases share. They make calls and compare the results with the reference model.
+//! Functions that all test cases use. They issue calls and compare the results with the reference.
 
 use std::sync::Arc;
 
@@ -9,14 +9,14 @@ use burn_megatron_comm::{Buffer, Call, CommError, Communicator, DType, Pending, 
 
 pub(super) type CheckResult = Result<(), ConformanceError>;
 
-/// The state of one case on one rank.
+/// The state of one test case on one rank.
 pub(super) struct CaseContext<'a> {
     pub world: &'a Arc<dyn Communicator>,
     pub options: &'a ConformanceOptions,
     case: &'static str,
-    /// The number of results that were compared.
+    /// The number of results that were compared so far.
     checks: u64,
-    /// The number of calls for which inputs were generated.
+    /// The number of calls for which input data was generated so far.
     drawn: u64,
 }
 
@@ -42,27 +42,28 @@ impl<'a> CaseContext<'a> {
         }
     }
 
-    /// Returns the input data of the next call. It is the same on every rank that has called this method equally often.
+    /// Returns the input data of the next call. The data is the same on all ranks that have called this method the same
+    /// number of times.
     pub fn data(&mut self) -> TestData {
         self.drawn += 1;
         let seed = self.options.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ self.drawn;
         self.data_of(seed)
     }
 
-    /// Returns the input data for a seed. The numbers are small enough that `bf16` can represent their sums over up to
-    /// 255 ranks.
+    /// Returns the input data for a seed. The numbers are so small that `bf16` can represent their sums over up to 255
+    /// ranks exactly.
     pub fn data_of(&self, seed: u64) -> TestData {
         let most = (255 / self.world.size() as i64).clamp(1, 60);
         TestData { seed, most }
     }
 
-    /// Returns the float types among the types of the options.
+    /// Returns the floating-point types among the element types in the options.
     pub fn floats(&self) -> Vec<DType> {
         let floats = self.options.dtypes.iter().copied();
         floats.filter(|dtype| dtype.is_float()).collect()
     }
 
-    /// Starts a collective. `part` returns the call of each member, given its index.
+    /// Starts a collective. `part` returns the call of each member, given the index of the member.
     pub fn start(
         &mut self,
         comm: &dyn Communicator,
@@ -100,7 +101,7 @@ impl<'a> CaseContext<'a> {
         (expected, parts.swap_remove(comm.rank()))
     }
 
-    /// Starts several collectives together. Each is given by the calls of the members.
+    /// Starts several collectives together. Each collective is given by the calls of all members.
     pub fn start_all(
         &mut self,
         comm: &dyn Communicator,
@@ -126,7 +127,7 @@ impl<'a> CaseContext<'a> {
         Ok(started.map(to_started).collect())
     }
 
-    /// Waits for a result and compares it.
+    /// Waits for a result and compares it with the expected result.
     pub fn wait(&mut self, started: StartedCall) -> CheckResult {
         let StartedCall {
             pending,
@@ -140,7 +141,7 @@ impl<'a> CaseContext<'a> {
         }
     }
 
-    /// Compares a result with the expected one.
+    /// Compares a result with the expected result.
     pub fn compare(&mut self, call: String, expected: &Expected, found: &Buffer) -> CheckResult {
         if let Some(difference) = expected.difference(found) {
             return Err(self.wrong(call, difference));
@@ -169,7 +170,7 @@ impl<'a> CaseContext<'a> {
         started.into_iter().rev().try_for_each(|one| self.wait(one))
     }
 
-    /// Runs a call. `input` returns the input of each member, given its world rank.
+    /// Runs a collective. `input` returns the input of each member, given its world rank.
     pub fn collective(
         &mut self,
         comm: &dyn Communicator,
@@ -181,7 +182,7 @@ impl<'a> CaseContext<'a> {
         self.wait(started)
     }
 
-    /// Runs a call as [`collective`](Self::collective) does, on new whole numbers.
+    /// Runs a collective as [`collective`](Self::collective) does, on new inputs that contain whole numbers.
     pub fn whole(
         &mut self,
         comm: &dyn Communicator,
@@ -203,7 +204,7 @@ impl<'a> CaseContext<'a> {
         self.launch(comm, (Call::Send { to }, input), None)
     }
 
-    /// Starts the receive of a message. `expected` is the expected contents.
+    /// Starts the receive of a message. `expected` is the expected content of the message.
     pub fn receive(
         &mut self,
         comm: &dyn Communicator,
@@ -228,7 +229,7 @@ impl<'a> CaseContext<'a> {
             .map_err(|error| self.failed(format!("barrier over {}", comm.group()), error))
     }
 
-    /// Splits a communicator and checks the group of the part.
+    /// Splits a communicator and checks the group of the returned part.
     pub fn split(
         &mut self,
         comm: &dyn Communicator,
@@ -249,7 +250,7 @@ impl<'a> CaseContext<'a> {
         Ok(part)
     }
 
-    /// Compares two texts.
+    /// Compares two strings.
     pub fn text(&mut self, call: String, found: String, expected: String) -> CheckResult {
         if found != expected {
             return Err(self.wrong(call, format!("found {found}, expected {expected}")));
@@ -276,7 +277,7 @@ impl<'a> CaseContext<'a> {
         }
     }
 
-    /// Ends the case: returns the sum of the checks of all ranks.
+    /// Ends the test case and returns the number of checks, summed over all ranks.
     pub fn total_checks(&mut self) -> Result<u64, ConformanceError> {
         let (own, world) = (self.checks, self.world);
         let input = Buffer::from(vec![own as i64]);

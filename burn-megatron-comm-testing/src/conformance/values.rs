@@ -1,4 +1,4 @@
-//! Generates inputs and compares results.
+//! Generation of inputs, and comparison of results.
 
 use burn_megatron_kernels::philox::Stream;
 use half::{bf16, f16};
@@ -6,7 +6,7 @@ use num_traits::{AsPrimitive, Bounded};
 
 use burn_megatron_comm::{Buffer, DType, Element, ReduceOp, with_elements};
 
-/// The type in which contributions are combined.
+/// The type in which inputs are combined.
 pub(super) trait Sum: Copy {
     fn combine(self, other: Self, op: ReduceOp) -> Self;
     fn divided_by(self, ranks: usize) -> Self;
@@ -56,16 +56,16 @@ pub(super) trait Number:
     Element + Bounded + AsPrimitive<Self::Sum> + AsPrimitive<f64>
 {
     type Sum: Sum + AsPrimitive<Self>;
-    /// The distance from 1 to the next number, or 0 for integers.
+    /// The distance from 1 to the next greater number, or 0 for integers.
     const EPSILON: f64;
 
-    /// Returns the number that is nearest to `value`. Bytes wrap around.
+    /// Returns the number of this type that is nearest to `value`. Bytes wrap around.
     fn whole(value: i64) -> Self;
 
-    /// Converts a real number. Only for float types.
+    /// Converts a floating-point number. Only for floating-point types.
     fn real(value: f64) -> Self;
 
-    /// Returns whether two numbers are bitwise equal. All NaNs are equal.
+    /// Returns whether two numbers are bit-identical. All NaNs count as equal.
     fn same(self, other: Self) -> bool;
 
     fn widen(self) -> Self::Sum {
@@ -137,17 +137,17 @@ macro_rules! buffer_of {
     }};
 }
 
-/// The generated inputs of one call, equal on every rank.
+/// The generated inputs of one call. They are the same on every rank.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TestData {
     pub seed: u64,
-    /// The largest whole number.
+    /// The maximum absolute value of a generated whole number.
     pub most: i64,
 }
 
 impl TestData {
-    /// Returns the input of `rank`: whole numbers from `-most` to `most`, whose sums are exact in any order. Bytes wrap
-    /// around.
+    /// Returns the input of the rank `rank`: whole numbers from `-most` to `most`, whose sums are exact in any order.
+    /// Bytes wrap around.
     pub fn whole(self, dtype: DType, rank: usize, len: usize) -> Buffer {
         let count = 2 * self.most as u64 + 1;
         let number = |word: u32| ((u64::from(word) * count) >> 32) as i64 - self.most;
@@ -157,8 +157,8 @@ impl TestData {
         )
     }
 
-    /// Returns the input of `rank`: fractions of many magnitudes, so that a sum depends on its order. Only for float
-    /// types.
+    /// Returns the input of the rank `rank`: fractions of many magnitudes, whose sum depends on the order of the
+    /// additions. Only for floating-point types.
     pub fn real(self, dtype: DType, rank: usize, len: usize) -> Buffer {
         let number = |word: u32| {
             let fraction = f64::from(word) / 2f64.powi(31) - 1.0;
@@ -178,24 +178,25 @@ impl TestData {
     }
 }
 
-/// Returns a buffer that contains the same number `len` times.
+/// Returns a buffer in which all `len` elements have the same value.
 pub(super) fn repeated(dtype: DType, value: i64, len: usize) -> Buffer {
     buffer_of!(dtype, vec![Number::whole(value); len])
 }
 
-/// Returns a buffer of the largest finite number of a type.
+/// Returns a buffer in which all elements are the largest finite number of the type.
 pub(super) fn largest(dtype: DType, len: usize) -> Buffer {
     buffer_of!(dtype, vec![Bounded::max_value(); len])
 }
 
-/// Returns a copy of a float buffer with a NaN at `at`.
+/// Returns a copy of a floating-point buffer with a NaN at index `at`.
 pub(super) fn with_nan(buffer: Buffer, at: usize) -> Buffer {
     let mut buffer = buffer;
     assert!(buffer.set_nan(at), "{} has no NaN", buffer.dtype());
     buffer
 }
 
-/// The expected result of a call, with the allowed error of each element. Without bounds, the result must be exact.
+/// The expected result of a call, with the maximum error of each element. If there are no maximum errors, the result
+/// must be exact.
 #[derive(Clone, Debug)]
 pub(crate) struct Expected {
     pub buffer: Buffer,
@@ -210,7 +211,8 @@ impl Expected {
         }
     }
 
-    /// Describes the first difference, or returns `None` if there is no difference.
+    /// Describes the first difference between the actual and the expected result. Returns `None` if there is no
+    /// difference.
     pub fn difference(&self, found: &Buffer) -> Option<String> {
         let wanted = &self.buffer;
         let (found_as, wanted_as) = ((found.len(), found.dtype()), (wanted.len(), wanted.dtype()));

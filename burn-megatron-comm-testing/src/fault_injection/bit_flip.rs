@@ -1,4 +1,4 @@
-//! Bit flips, as caused by a faulty device or faulty memory.
+//! Bit flips, as they are caused by faulty devices or faulty memory.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,58 +8,59 @@ use strum::VariantArray as _;
 
 use burn_megatron_comm::Buffer;
 
-/// The kind of tensor in which a bit is flipped. The call number of a [`Fault`](super::Fault) counts tensors of this
-/// kind.
+/// The kind of tensor in which a bit is flipped. Tensors of the same kind are counted to find the tensor of a
+/// [`Fault`](super::Fault).
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, strum::EnumString, strum::IntoStaticStr, strum::VariantArray,
 )]
 #[strum(serialize_all = "lowercase")]
 pub enum FlipTarget {
-    /// The outputs of a module's operations in the forward pass.
+    /// The outputs of the operations of a module in the forward pass.
     Activation,
     /// The gradients that an operation returns in the backward pass.
     Gradient,
-    /// The weights of a rank at the start of a step, one tensor per parameter.
+    /// The weights of a rank at the start of a step. Each parameter is one tensor.
     Weight,
-    /// The optimizer state of a rank at the start of a step, one tensor per parameter and kind of state.
+    /// The optimizer state of a rank at the start of a step. Each kind of state of each parameter is one tensor.
     Optimizer,
-    /// The result of a communicator call on one rank, or the message of a send.
+    /// The result of a collective or a receive on one rank, or the message of a send.
     Collective,
 }
 
-/// A flip of one bit of one element: `bit-flip:TARGET` or `bit-flip:TARGET:ELEMENT:BIT`. By default, bit 0 (the lowest)
-/// of element 0.
+/// A flip of one bit of one element of a tensor. It is written `bit-flip:TARGET` or `bit-flip:TARGET:ELEMENT:BIT`. By
+/// default, bit 0 (the lowest bit) of element 0 is flipped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BitFlip {
-    /// The kind of tensor.
+    /// The kind of tensor in which the bit is flipped.
     pub target: FlipTarget,
-    /// The index of the element, modulo the number of elements.
+    /// The index of the element. It is taken modulo the number of elements of the tensor.
     pub element: u64,
-    /// The index of the bit, starting at the lowest bit, modulo the number of bits of an element.
+    /// The index of the bit, counted from the lowest bit. It is taken modulo the number of bits of an element.
     pub bit: u32,
 }
 
-/// The prefix of a bit flip in the text of a fault.
+/// The prefix of a bit flip in the string form of a fault.
 pub(super) const PREFIX: &str = "bit-flip:";
 
 impl FlipTarget {
-    /// All kinds of tensors.
+    /// The list of all kinds of tensors.
     pub const ALL: [Self; 5] = *Self::VARIANTS.as_array().unwrap();
 
-    /// Returns the name that is used in the text of a fault.
+    /// Returns the name of the kind in the string form of a fault.
     pub fn name(self) -> &'static str {
         self.into()
     }
 
-    /// Returns whether the tensors belong to the state of a rank, which is flipped at the start of a step.
+    /// Returns whether the tensors of this kind belong to the state of a rank, in which bits are flipped at the start
+    /// of a step.
     pub fn is_state(self) -> bool {
         matches!(self, Self::Weight | Self::Optimizer)
     }
 }
 
 impl BitFlip {
-    /// Flips the bit in the bytes of a tensor with `size` bytes per element. Returns false if the tensor has no
-    /// elements.
+    /// Flips the bit in the bytes of a tensor. `size` is the number of bytes per element. Returns false if the tensor
+    /// has no elements.
     pub fn apply(self, bytes: &mut [u8], size: usize) -> bool {
         let elements = bytes.len() / size.max(1);
         if elements == 0 {
@@ -102,7 +103,7 @@ impl BitFlip {
 }
 
 impl fmt::Display for BitFlip {
-    /// Writes the text form, which can be parsed again.
+    /// Writes the string form, which can be parsed again.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{PREFIX}{}", self.target.name())?;
         match (self.element, self.bit) {
@@ -115,7 +116,7 @@ impl fmt::Display for BitFlip {
 impl FromStr for BitFlip {
     type Err = String;
 
-    /// Parses a bit flip. The error is the reason why the text is invalid.
+    /// Parses a bit flip. The error is the reason why the string is invalid.
     fn from_str(text: &str) -> Result<Self, String> {
         let rest = text.strip_prefix(PREFIX).unwrap_or(text);
         let parts: Vec<_> = rest.split(':').collect();

@@ -1,4 +1,4 @@
-//! Faults and their text form.
+//! Faults and their string form.
 
 use std::fmt;
 use std::ops::Range;
@@ -12,46 +12,49 @@ use super::signals;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FaultKind {
-    /// `delay:2.5s`, `delay:100ms`: the call starts late.
+    /// The call starts late. The string form is, for example, `delay:2.5s` or `delay:100ms`.
     Delay(Duration),
-    /// `drop`: the call is never started. Its wait fails after 1.5 times the
-    /// [`FaultPlan::deadline`](super::FaultPlan::deadline).
+    /// The call is never started, and its wait fails after 1.5 times the
+    /// [`FaultPlan::deadline`](super::FaultPlan::deadline). The string form is `drop`.
     Drop,
-    /// `shape`: the call has one element too many. A reduce_scatter gets one more element per chunk and an all_to_all
-    /// one more per rank, because the rank itself would reject other lengths. A barrier has no elements, so it returns
-    /// an error.
+    /// The call has more elements than it should have. The string form is `shape`. A reduce_scatter gets one more
+    /// element per chunk and an all_to_all gets one more element per rank, because the rank itself would reject other
+    /// lengths. All other calls get one more element. A barrier has no elements, so it returns an error.
     Shape,
-    /// `wrong-call`: an all_gather instead of an all_reduce, or an all_reduce instead of any other operation.
+    /// The rank issues a different operation: an all_gather instead of an all_reduce, and an all_reduce instead of any
+    /// other operation. The string form is `wrong-call`.
     WrongCall,
-    /// `nan`: sets the first element of the input to NaN. An input without floats is an error.
+    /// The first element of the input is set to NaN. If the input is not floating-point, the call returns an error. The
+    /// string form is `nan`.
     Nan,
-    /// `bit-flip:TARGET`, `bit-flip:TARGET:ELEMENT:BIT`: flips one bit of a tensor. The trainer applies all targets
-    /// except `collective`. For these targets, `call` is the number of the tensor.
+    /// One bit of a tensor is flipped. The string form is `bit-flip:TARGET` or `bit-flip:TARGET:ELEMENT:BIT`. The
+    /// trainer applies bit flips for all targets except `collective`. For these targets, [`Fault::call`] is the number
+    /// of the tensor.
     BitFlip(BitFlip),
-    /// `panic`: the rank panics.
+    /// The rank panics. The string form is `panic`.
     Panic,
-    /// `error`: the call returns an error.
+    /// The call returns an error. The string form is `error`.
     Error,
-    /// `kill`: the process receives SIGKILL.
+    /// The process receives the signal SIGKILL. The string form is `kill`.
     Kill,
-    /// `abort`: the process aborts.
+    /// The process aborts. The string form is `abort`.
     Abort,
-    /// `segfault`: the process writes to unmapped memory.
+    /// The process writes to unmapped memory. The string form is `segfault`.
     Segfault,
-    /// `stop`: the process receives SIGSTOP and is suspended until it receives SIGCONT.
+    /// The process receives the signal SIGSTOP and is suspended until it receives SIGCONT. The string form is `stop`.
     Stop,
-    /// `terminate`: the process receives SIGTERM. The call continues.
+    /// The process receives the signal SIGTERM. The call continues. The string form is `terminate`.
     Terminate,
-    /// `interrupt`: the process receives SIGINT. The call continues.
+    /// The process receives the signal SIGINT. The call continues. The string form is `interrupt`.
     Interrupt,
-    /// `spin`: the rank runs an endless loop.
+    /// The rank runs an endless loop. The string form is `spin`.
     Spin,
-    /// `never-starts`: the rank does not start. This fault affects the process and not a call. The program checks
-    /// [`FaultPlan::never_starts`](super::FaultPlan::never_starts).
+    /// The rank does not start. The string form is `never-starts`. This fault affects the process and not a call. The
+    /// program must check [`FaultPlan::never_starts`](super::FaultPlan::never_starts).
     NeverStarts,
 }
 
-/// The names of the kinds without a parameter.
+/// The names of the kinds of faults that have no parameter.
 const KIND_NAMES: [(&str, FaultKind); 14] = [
     ("drop", FaultKind::Drop),
     ("shape", FaultKind::Shape),
@@ -74,51 +77,51 @@ const KIND_NAMES: [(&str, FaultKind); 14] = [
 pub struct Fault {
     /// The kind of the fault.
     pub kind: FaultKind,
-    /// The world rank with the fault.
+    /// The world rank on which the fault triggers.
     pub rank: usize,
-    /// The step, as passed to [`begin_step`](burn_megatron_comm::Communicator::begin_step). If `None`, calls are
-    /// counted from the start of the run.
+    /// The training step, as passed to [`begin_step`](burn_megatron_comm::Communicator::begin_step). If `None`, the
+    /// calls are counted from the start of the run.
     pub step: Option<u64>,
-    /// The number of the rank's call over all its groups, counted from 0 at the start of the step. For a [bit
-    /// flip](FaultKind::BitFlip) outside of collectives, the number of the tensor. Splits are not counted. Unused for
-    /// [`FaultKind::NeverStarts`].
+    /// The number of the call, counted from 0 at the start of the step, over all groups of the rank. Splits are not
+    /// counted. For a [bit flip](FaultKind::BitFlip) outside of collectives, this is the number of the tensor. The
+    /// number is not used for [`FaultKind::NeverStarts`].
     pub call: u64,
 }
 
-/// An error about an invalid fault.
+/// The error for an invalid fault.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FaultError {
-    /// The text cannot be parsed.
+    /// The string form of the fault cannot be parsed.
     #[error(
         "invalid fault {text:?}: {reason}; expected KIND@rank=N,call=N or KIND@rank=N,step=N,call=N, where KIND \
          is delay:TIME (as in delay:2.5s, delay:100ms), bit-flip:TARGET (as in bit-flip:weight, bit-flip:gradient:3:30), {}, or never-starts@rank=N",
         kind_names()
     )]
     Text {
-        /// The text.
+        /// The string that was given.
         text: String,
-        /// The reason why the text is invalid.
+        /// The reason why the string is invalid.
         reason: String,
     },
-    /// The rank is not in the world.
+    /// The rank of the fault is not in the world.
     #[error(
         "invalid fault {fault}: the world has {size} ranks; expected rank 0 to {}",
         .size.saturating_sub(1)
     )]
     Rank {
-        /// The fault.
+        /// The invalid fault.
         fault: Fault,
-        /// The number of ranks.
+        /// The number of ranks in the world.
         size: usize,
     },
-    /// The step is not in the run.
+    /// The step of the fault is not in the run.
     #[error(
         "invalid fault {fault}: step {} is not in this run; expected {}",
         .fault.step.unwrap_or_default(),
         expected(.steps)
     )]
     Step {
-        /// The fault.
+        /// The invalid fault.
         fault: Fault,
         /// The steps of the run.
         steps: Range<u64>,
@@ -126,8 +129,8 @@ pub enum FaultError {
 }
 
 impl Fault {
-    /// Returns whether the fault does not trigger at a communicator call: `never-starts`, or a bit flip outside of
-    /// collectives.
+    /// Returns whether the fault does not trigger at a communicator call. This is the case for `never-starts` and for
+    /// bit flips outside of collectives.
     pub(super) fn is_elsewhere(&self) -> bool {
         match self.kind {
             FaultKind::NeverStarts => true,
@@ -160,7 +163,7 @@ fn kind_names() -> String {
 }
 
 impl fmt::Display for FaultKind {
-    /// Writes the text form, which can be parsed again.
+    /// Writes the string form, which can be parsed again.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let FaultKind::Delay(time) = self {
             return write!(f, "delay:{}s", time.as_secs_f64());
@@ -174,7 +177,7 @@ impl fmt::Display for FaultKind {
 }
 
 impl fmt::Display for Fault {
-    /// Writes the text form, which can be parsed again.
+    /// Writes the string form, which can be parsed again.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}@rank={}", self.kind, self.rank)?;
         if self.kind == FaultKind::NeverStarts {
@@ -190,7 +193,7 @@ impl fmt::Display for Fault {
 impl FromStr for FaultKind {
     type Err = String;
 
-    /// Parses the kind of a fault. The error is the reason why the text is invalid.
+    /// Parses the kind of a fault. The error is the reason why the string is invalid.
     fn from_str(text: &str) -> Result<Self, String> {
         if let Some(time) = text.strip_prefix("delay:") {
             return duration(time).map(FaultKind::Delay);

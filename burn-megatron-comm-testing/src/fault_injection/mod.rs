@@ -1,4 +1,5 @@
-//! Fault injection: wraps any communicator and makes a chosen call fail, given its rank, step and number.
+//! Fault injection: a wrapper around a communicator that makes selected calls fail. A call is selected by its rank,
+//! step and number.
 //!
 //! ```
 //! # use std::sync::Arc;
@@ -33,21 +34,21 @@ pub use fault::{Fault, FaultError, FaultKind};
 use plan::CallPosition;
 pub use plan::FaultPlan;
 
-/// A communicator whose calls fail according to a [`FaultPlan`].
+/// A communicator that injects the faults of a [`FaultPlan`] into its calls.
 #[derive(Debug)]
 pub struct FaultInjector {
     inner: Arc<dyn Communicator>,
     plan: Arc<FaultPlan>,
 }
 
-/// Wraps `inner`, and all communicators split from it, with the faults of `plan`. All communicators of one rank share
-/// its plan, which counts their calls.
+/// Wraps a communicator so that the faults of `plan` are injected into its calls. Communicators that are split from it
+/// are wrapped too. All communicators of one rank share its plan, which counts their calls.
 pub fn inject(inner: Arc<dyn Communicator>, plan: Arc<FaultPlan>) -> Arc<dyn Communicator> {
     Arc::new(FaultInjector { inner, plan })
 }
 
 impl FaultInjector {
-    /// Starts a call that has been counted.
+    /// Starts a call that has already been counted.
     fn start_at(
         &self,
         position: CallPosition,
@@ -164,7 +165,7 @@ impl Communicator for FaultInjector {
     }
 }
 
-/// A description of the fault and its call, for errors and logs.
+/// A description of the fault and its call, for errors and log messages.
 struct FaultSite(String);
 
 impl FaultSite {
@@ -182,7 +183,7 @@ impl FaultSite {
         ))
     }
 
-    /// Creates the error for a call that has no elements to change.
+    /// Creates the error for a fault that must change an element of a call without elements.
     fn empty(&self) -> CommError {
         self.error("it has no elements; choose a call that has some")
     }
@@ -198,7 +199,8 @@ impl std::fmt::Display for FaultSite {
     }
 }
 
-/// Adds one element to a call. A reduce_scatter gets one more element per chunk, an all_to_all one more per rank.
+/// Adds elements to a call: one element per chunk for a reduce_scatter, one element per rank for an all_to_all, and one
+/// element for any other call.
 fn with_extra_element(
     call: Call,
     input: Buffer,
@@ -230,8 +232,8 @@ fn with_extra_element(
     Ok((call, input))
 }
 
-/// Returns another operation on the same elements: an all_gather instead of an all_reduce, and an all_reduce instead of
-/// any other operation.
+/// Replaces the operation of a call by another operation on the same elements: an all_gather instead of an all_reduce,
+/// and an all_reduce instead of any other operation.
 fn other_call(call: Call, input: Buffer) -> (Call, Buffer) {
     match call {
         Call::AllReduce(_) => (Call::AllGather, input),

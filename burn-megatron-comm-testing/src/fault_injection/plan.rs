@@ -1,4 +1,4 @@
-//! The faults of one rank, and the positions of its calls.
+//! The faults of one rank, and the counters of its calls.
 
 use std::fmt;
 use std::ops::Range;
@@ -8,9 +8,9 @@ use parking_lot::Mutex;
 
 use super::{BitFlip, Fault, FaultError, FaultKind, FlipTarget};
 
-/// The faults of one rank. The rank's communicators share the plan, which counts their calls and steps.
+/// The faults to inject on one rank. The communicators of the rank share the plan, which counts their calls and steps.
 ///
-/// The plan may contain faults of other ranks, so all ranks can be given the same list. Each fault triggers once.
+/// The plan may contain faults of other ranks, so all ranks can be given the same list. Each fault triggers only once.
 #[derive(Debug)]
 pub struct FaultPlan {
     faults: Vec<Fault>,
@@ -21,9 +21,9 @@ pub struct FaultPlan {
 #[derive(Debug, Default)]
 struct PlanState {
     next: CallPosition,
-    /// The positions of the next activation and the next gradient.
+    /// The positions of the next activation and of the next gradient.
     tensors: [CallPosition; 2],
-    /// Whether each fault has triggered, indexed like `faults`.
+    /// Whether each fault has triggered. The index is the index in `faults`.
     triggered: Vec<bool>,
 }
 
@@ -31,9 +31,9 @@ struct PlanState {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct CallPosition {
     step: Option<u64>,
-    /// The number since the start of the step, or since the start of the run if no step has begun.
+    /// The number of calls since the start of the step, or since the start of the run if no step has begun.
     in_step: u64,
-    /// The number since the start of the run.
+    /// The number of calls since the start of the run.
     total: u64,
 }
 
@@ -74,7 +74,7 @@ impl fmt::Display for CallPosition {
 }
 
 impl FaultPlan {
-    /// Creates a plan for calls with a deadline of 30 s.
+    /// Creates a plan for calls with a timeout of 30 s.
     pub fn new(faults: Vec<Fault>) -> Self {
         let triggered = vec![false; faults.len()];
         Self {
@@ -87,16 +87,16 @@ impl FaultPlan {
         }
     }
 
-    /// Sets the deadline of the calls. The wait of a [dropped](FaultKind::Drop) call fails after 1.5 times the
-    /// deadline, so that the ranks that wait for the call detect the fault first.
+    /// Sets the timeout of the calls. The wait of a [dropped](FaultKind::Drop) call fails after 1.5 times this timeout,
+    /// so that the ranks that wait for the dropped call fail first.
     pub fn deadline(self, deadline: Duration) -> Self {
         Self { deadline, ..self }
     }
 
-    /// Checks that every fault names a rank of a world of `size`.
+    /// Checks that the rank of every fault exists in a world of `size` ranks.
     ///
     /// # Errors
-    /// [`FaultError::Rank`] for the first fault whose rank is not in the world.
+    /// [`FaultError::Rank`] for the first fault whose rank does not exist.
     pub fn check(&self, size: usize) -> Result<(), FaultError> {
         match self.faults.iter().find(|fault| fault.rank >= size) {
             None => Ok(()),
@@ -107,7 +107,7 @@ impl FaultPlan {
         }
     }
 
-    /// Checks that the step of every fault is in `steps`. Faults without a step pass.
+    /// Checks that the step of every fault is in the range `steps`. Faults without a step are valid.
     ///
     /// # Errors
     /// [`FaultError::Step`] for the first fault whose step is not in `steps`.
@@ -122,13 +122,13 @@ impl FaultPlan {
         }
     }
 
-    /// Returns whether `rank` must not start at all. The program that starts the ranks checks this.
+    /// Returns whether a fault prevents `rank` from starting. The program that starts the ranks must check this.
     pub fn never_starts(&self, rank: usize) -> bool {
         let of_rank = |fault: &Fault| fault.rank == rank && fault.kind == FaultKind::NeverStarts;
         self.faults.iter().any(of_rank)
     }
 
-    /// Returns the faults of `rank` that have not triggered because the rank did not make those calls.
+    /// Returns the faults of `rank` that have not triggered, because the rank did not issue the selected calls.
     pub fn not_triggered(&self, rank: usize) -> Vec<Fault> {
         let state = self.state.lock();
         let faults = self.faults.iter().zip(&state.triggered);
@@ -154,7 +154,7 @@ impl FaultPlan {
         });
     }
 
-    /// Counts `calls` calls and returns the position of the first one.
+    /// Counts `calls` calls and returns the position of the first of these calls.
     pub(super) fn count(&self, calls: u64) -> CallPosition {
         let mut state = self.state.lock();
         let first = state.next;
@@ -162,14 +162,14 @@ impl FaultPlan {
         first
     }
 
-    /// Returns whether a fault triggers at this call of `rank`.
+    /// Returns whether a fault triggers at the call of `rank` at this position.
     pub(super) fn has(&self, rank: usize, position: CallPosition) -> bool {
         let state = self.state.lock();
         let mut faults = self.faults.iter().zip(&state.triggered);
         faults.any(|(fault, triggered)| !triggered && fault.rank == rank && position.fits(fault))
     }
 
-    /// Counts an activation or a gradient of `rank`. Returns the bit to flip in it, or `None`.
+    /// Counts an activation or a gradient of `rank`. Returns the bit to flip in this tensor, or `None`.
     pub fn next_tensor(&self, rank: usize, target: FlipTarget) -> Option<BitFlip> {
         let mut state = self.state.lock();
         let PlanState {
@@ -186,7 +186,8 @@ impl FaultPlan {
         self.trigger(triggered, due).next()
     }
 
-    /// Marks the faults for which `due` returns a value as triggered, and returns these values.
+    /// Calls `due` for each fault that has not triggered. Returns the values that `due` returns, and marks these faults
+    /// as triggered.
     fn trigger<'a, T>(
         &'a self,
         triggered: &mut [bool],
@@ -201,7 +202,8 @@ impl FaultPlan {
         })
     }
 
-    /// Returns the number of activations, gradients or communicator calls since the start of the run.
+    /// Returns the number of activations, gradients or communicator calls since the start of the run, depending on
+    /// `target`.
     pub fn counted(&self, target: FlipTarget) -> u64 {
         let state = self.state.lock();
         match target {
@@ -211,8 +213,9 @@ impl FaultPlan {
         }
     }
 
-    /// Returns the bits to flip in the state of `rank` at the start of a step, each with the index of its tensor.
-    /// `tensors` is the number of tensors of this kind. Faults without a step trigger at the first step.
+    /// Returns the bits to flip in the state of `rank` at the start of a step. Each bit is returned with the index of
+    /// its tensor. `tensors` is the number of tensors of the kind `target`. Faults without a step trigger at the first
+    /// step.
     pub fn of_state(&self, rank: usize, target: FlipTarget, tensors: u64) -> Vec<(u64, BitFlip)> {
         let mut state = self.state.lock();
         let step = state.next.step;
@@ -224,7 +227,7 @@ impl FaultPlan {
         self.trigger(&mut state.triggered, due).collect()
     }
 
-    /// Returns the faults that trigger at this call of `rank`, and marks them as triggered.
+    /// Returns the faults that trigger at the call of `rank` at this position, and marks them as triggered.
     pub(super) fn take_due(&self, rank: usize, position: CallPosition) -> Vec<&Fault> {
         let mut state = self.state.lock();
         let due = self.trigger(&mut state.triggered, |fault| {

@@ -1,4 +1,4 @@
-//! Signals and memory faults of the process itself.
+//! Signals and memory faults that affect the process itself.
 
 #[cfg(unix)]
 use std::{thread::sleep, time::Duration};
@@ -10,7 +10,7 @@ use nix::unistd::Pid;
 
 use super::FaultKind;
 
-/// Checks that this system supports a fault.
+/// Checks that this operating system supports the fault.
 pub(super) fn check(kind: FaultKind) -> Result<(), String> {
     match kind {
         FaultKind::Kill
@@ -20,14 +20,14 @@ pub(super) fn check(kind: FaultKind) -> Result<(), String> {
         | FaultKind::Interrupt
             if !cfg!(unix) =>
         {
-            Err(format!("{kind} needs the signals of a Unix system"))
+            Err(format!("{kind} requires the signals of a Unix system"))
         }
         _ => Ok(()),
     }
 }
 
-/// Raises the signal or fault. Returns if the process survives, because the signal is handled or because a stopped
-/// process was continued.
+/// Raises the signal or causes the fault. Returns if the process survives, because it handles the signal or because it
+/// was continued after a stop.
 #[cfg(unix)]
 pub(super) fn raise(kind: FaultKind) -> Result<(), String> {
     let signal = match kind {
@@ -44,8 +44,8 @@ pub(super) fn raise(kind: FaultKind) -> Result<(), String> {
     Ok(())
 }
 
-/// Causes a real segmentation fault instead of raising the signal, so that handlers get the same information as after a
-/// real fault.
+/// Causes a real segmentation fault instead of raising the signal, so that signal handlers get the same information as
+/// after an unintended fault.
 #[cfg(unix)]
 fn write_to_unmapped_page() -> Signal {
     // The first page is never mapped. A null pointer would be caught before the write.

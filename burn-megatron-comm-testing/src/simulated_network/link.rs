@@ -1,4 +1,4 @@
-//! The simulated link of one rank, and a record of its transfers.
+//! The simulated network link of one rank, and the records of its transfers.
 
 use std::cmp::Ordering;
 use std::mem;
@@ -12,25 +12,26 @@ use serde::Serialize;
 use super::TransferSize;
 use burn_megatron_comm::{Buffer, CommError, Group, Pending};
 
-/// The maximum duration of a transfer. With a wrong unit, the call then returns an error instead of blocking.
+/// The maximum duration of a transfer. If a setting has the wrong unit, the call returns an error instead of blocking
+/// for a long time.
 pub(super) const MAX_TRANSFER_TIME: Duration = Duration::from_secs(600);
 
-/// The network link of one rank, with a latency per call and a bandwidth.
+/// The simulated network link of one rank. It has a bandwidth, and a latency that each call pays.
 ///
-/// The transfers of a rank run one after the other, in the order in which they were started, over all its groups. Times
-/// count from the creation of the link.
+/// All groups of a rank share its link. The transfers run one after the other, in the order in which they were started.
+/// All times count from the creation of the link.
 #[derive(Debug)]
 pub struct Link {
     latency: Duration,
     bytes_per_second: f64,
     nodes: Option<NodeLink>,
     epoch: Instant,
-    /// The time of the virtual clock. `None` for a link with a real clock.
+    /// The current time of the virtual clock, or `None` for a link with a real clock.
     virtual_clock: Option<Mutex<Duration>>,
     state: Mutex<LinkState>,
 }
 
-/// The link inside a node.
+/// The network link between the ranks of one node.
 #[derive(Clone, Copy, Debug)]
 struct NodeLink {
     ranks: usize,
@@ -39,49 +40,49 @@ struct NodeLink {
 
 #[derive(Debug, Default)]
 struct LinkState {
-    /// The time at which all scheduled transfers are done.
+    /// The time at which all scheduled transfers are complete.
     free_at: Duration,
     /// The time at which all scheduled messages have arrived.
     arrived_at: Duration,
-    /// The number of transfers that were returned by [`Link::take_transfers`].
+    /// The number of transfers that [`Link::take_transfers`] has returned so far.
     taken: u64,
     transfers: Vec<Transfer>,
 }
 
-/// An error about invalid settings of a link.
+/// The error for an invalid setting of a link.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum LinkError {
     /// The bandwidth is not positive.
     #[error("invalid bandwidth {0} bytes/s: expected more than 0 (infinity for no limit)")]
     Bandwidth(f64),
-    /// A node has zero ranks.
+    /// The number of ranks per node is 0.
     #[error("invalid nodes of 0 ranks: expected at least 1")]
     Nodes,
-    /// The latency is above 600 s, so its unit is probably wrong.
+    /// The latency is greater than 600 s, so its unit is probably wrong.
     #[error("invalid latency {0:?}: expected at most {MAX_TRANSFER_TIME:?}")]
     Latency(Duration),
 }
 
-/// The transfer of one call over a [`Link`], and the time that the rank waited for it.
+/// The record of the transfer of one call over a [`Link`], including the time for which the rank waited for the call.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Transfer {
     /// The name of the operation, for example `"all_gather"`.
     pub op: &'static str,
     /// The name of the group.
     pub group: String,
-    /// The number of bytes that the rank sends. For a receive, the number of bytes that arrive.
+    /// The number of bytes that the rank sends, or for a receive the number of bytes that arrive.
     pub bytes: u64,
-    /// The number of these bytes that are transferred between [nodes](Link::with_nodes).
+    /// The number of bytes that are transferred between [nodes](Link::with_nodes).
     pub between: u64,
     /// The time at which the call was started.
     pub asked: Duration,
-    /// The time at which the transfer starts on the link.
+    /// The time at which the transfer starts to use the link.
     pub started: Duration,
-    /// The time at which the transfer ends.
+    /// The time at which the transfer is complete.
     pub done: Duration,
-    /// The time at which the rank began to wait for the call, or `None` if it has not finished waiting.
+    /// The time at which the rank began to wait for the call. `None` if the wait has not ended.
     pub begin_wait: Option<Duration>,
-    /// The time that the rank was blocked in the wait, first for the transfer and then for the other ranks.
+    /// The time for which the rank was blocked in the wait, first for the transfer and then for the other ranks.
     pub waited: Duration,
 }
 
@@ -92,11 +93,11 @@ impl Transfer {
     }
 }
 
-/// Returns the share of the transfer time that was hidden behind other work: 1 - (time blocked in waits) / (time of
-/// transfers).
+/// Returns the share of the transfer time that was hidden behind other work: 1 - (blocked time) / (transfer time). The
+/// blocked time is the time for which the rank waited for transfers.
 ///
-/// Returns 1 if nothing was transferred. Returns 0 if the rank was blocked for longer than the transfers took, because
-/// it also waits for late ranks.
+/// Returns 1 if nothing was transferred. Returns 0 if the rank was blocked for longer than the transfers took. This is
+/// possible because the rank also waits for late ranks.
 pub fn hidden_share(transfers: &[Transfer]) -> f64 {
     let total: Duration = transfers.iter().map(Transfer::duration).sum();
     let blocked: Duration = transfers.iter().map(|transfer| transfer.waited).sum();
@@ -107,19 +108,20 @@ pub fn hidden_share(transfers: &[Transfer]) -> f64 {
 }
 
 impl Link {
-    /// Creates a link with `latency` for each call and a bandwidth of `bytes_per_second`.
+    /// Creates a link with the given latency per call and the given bandwidth.
     ///
     /// # Errors
-    /// [`LinkError`] if the bandwidth is not positive, or if the latency is above 600 s.
+    /// [`LinkError`] if the bandwidth is not positive, or if the latency is greater than 600 s.
     pub fn new(latency: Duration, bytes_per_second: f64) -> Result<Arc<Self>, LinkError> {
         Self::with_clock(latency, bytes_per_second, None, None)
     }
 
-    /// Creates a link for nodes of `ranks_per_node` consecutive world ranks. `bytes_per_second` is the bandwidth
-    /// between nodes, and `inside` is the bandwidth inside a node, both in bytes per second.
+    /// Creates a link with different bandwidths inside and between nodes. Each node has `ranks_per_node` consecutive
+    /// world ranks. `bytes_per_second` is the bandwidth between nodes and `inside` is the bandwidth inside a node, both
+    /// in bytes per second.
     ///
     /// # Errors
-    /// The errors of [`new`](Self::new), and [`LinkError::Nodes`] if `ranks_per_node` is zero.
+    /// The errors of [`new`](Self::new), and [`LinkError::Nodes`] if `ranks_per_node` is 0.
     pub fn with_nodes(
         latency: Duration,
         bytes_per_second: f64,
@@ -133,8 +135,8 @@ impl Link {
         Self::with_clock(latency, bytes_per_second, Some(nodes), None)
     }
 
-    /// Creates a link with a virtual clock. Only waits for transfers and [`advance`](Self::advance) advance this clock.
-    /// They do not sleep, so a test does not depend on the load of the machine.
+    /// Creates a link with a virtual clock. Only waiting for transfers and [`advance`](Self::advance) advance this
+    /// clock. They do not sleep, so a test does not depend on the load of the machine.
     ///
     /// # Errors
     /// The errors of [`new`](Self::new).
@@ -174,7 +176,7 @@ impl Link {
         }
     }
 
-    /// Advances the time by the duration of a computation. With a real clock, sleeps for this duration.
+    /// Advances the clock of the link by the duration of a computation. With a real clock, sleeps for this duration.
     pub fn advance(&self, time: Duration) {
         match &self.virtual_clock {
             Some(now) => *now.lock() += time,
@@ -182,13 +184,13 @@ impl Link {
         }
     }
 
-    /// Returns the creation time of the link, from which the times of its transfers count.
+    /// Returns the time at which the link was created. The times of its transfers count from this time.
     pub fn epoch(&self) -> Instant {
         self.epoch
     }
 
-    /// Returns the transfers since the last call, in the order of their starts. A transfer in flight is included with
-    /// its wait so far and is not returned again.
+    /// Returns the transfers since the last call of this method, in the order in which they were started. A transfer in
+    /// flight is returned with the time that the rank has waited so far, and is not returned again.
     pub fn take_transfers(&self) -> Vec<Transfer> {
         let mut state = self.state.lock();
         state.taken += state.transfers.len() as u64;
@@ -203,12 +205,13 @@ impl Link {
         self.latency
     }
 
-    /// Returns the number of ranks per node. Without nodes, returns `usize::MAX`, so that all ranks are on one node.
+    /// Returns the number of ranks per node. Returns `usize::MAX` if no nodes are defined, so that all ranks are on one
+    /// node.
     pub(super) fn ranks_per_node(&self) -> usize {
         self.nodes.map_or(usize::MAX, |nodes| nodes.ranks)
     }
 
-    /// Returns the time since the creation of the link, according to its clock.
+    /// Returns the time since the creation of the link, according to the clock of the link.
     pub fn now(&self) -> Duration {
         match &self.virtual_clock {
             Some(now) => *now.lock(),
@@ -255,8 +258,8 @@ impl Link {
         self.record(&mut state, group.name(), part, [asked, started, done])
     }
 
-    /// Creates the handle of a message that arrives. `inner` is the started receive. The transfer begins when the
-    /// message has been sent.
+    /// Creates the handle of a message that this rank receives. `inner` is the handle of the started receive. The
+    /// simulated transfer begins when the message has been sent.
     pub(super) fn arrival(
         self: &Arc<Self>,
         group: &Group,
@@ -289,7 +292,8 @@ impl Link {
         }))
     }
 
-    /// Records a transfer, with the times at which the call was started and at which the transfer starts and ends.
+    /// Records a transfer. The arguments are the times at which the call is started, the transfer starts and the
+    /// transfer ends.
     fn record(
         self: &Arc<Self>,
         state: &mut LinkState,
@@ -328,7 +332,8 @@ pub(super) struct ScheduledTransfer {
 }
 
 impl ScheduledTransfer {
-    /// Waits until the transfer is done, and then for the result. The caller began to wait at `begin`.
+    /// Waits until the transfer is complete, and then for the result. `begin` is the time at which the caller began to
+    /// wait.
     fn wait_since(
         self,
         begin: Duration,

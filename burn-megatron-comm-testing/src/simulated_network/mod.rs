@@ -1,4 +1,5 @@
-//! Slows an engine down to the speed of a simulated network, to measure how much of the communication is hidden.
+//! A simulated network that slows down an engine, to measure the share of the communication that is hidden behind
+//! computation.
 
 mod link;
 #[cfg(test)]
@@ -11,21 +12,22 @@ use std::time::Duration;
 use burn_megatron_comm::{Buffer, BufferPool, Call, CommError, Communicator, Group, Pending};
 pub use link::{Link, LinkError, Transfer, hidden_share};
 
-/// A communicator whose calls take the transfer time of a [`Link`]. `start` returns at once. The wait lasts until the
-/// simulated transfer is done and the wrapped engine has the result.
+/// A communicator whose calls take as long as their transfers over a simulated [`Link`]. `start` returns immediately.
+/// Waiting for a call blocks until the simulated transfer is complete and the wrapped engine has the result.
 ///
-/// A call transfers the number of bytes of a ring algorithm. With `d` ranks and a whole buffer of `n` bytes, an
-/// all_gather or a reduce_scatter sends `n(d-1)/d` bytes. An all_reduce sends twice this number. Calls that are
-/// [started together](Communicator::start_all) pay the latency once. A group of one rank uses no link.
+/// The number of bytes of a transfer is the number of bytes that a ring algorithm sends. With `d` ranks and a complete
+/// buffer of `n` bytes, an all_gather or a reduce_scatter sends `n(d-1)/d` bytes, and an all_reduce sends `2n(d-1)/d`
+/// bytes. Calls that are [started together](Communicator::start_all) pay the latency only once. A group of one rank
+/// does not use the link.
 ///
-/// A message begins to arrive when both its send and its receive have started and all earlier messages have arrived.
-/// The link is full duplex: it sends and receives at the same time.
+/// A message begins to arrive as soon as its send and its receive have been started and all earlier messages have
+/// arrived. The link is full duplex: it sends and receives at the same time.
 ///
-/// With a virtual clock, each rank has its own time. A message then begins to arrive when its receive starts, and the
-/// link either sends or receives.
+/// With a virtual clock, each rank has its own time. In this case, a message begins to arrive when its receive is
+/// started, and the link cannot send and receive at the same time.
 ///
-/// On a link [with nodes](Link::with_nodes), the ring of a group that spans several nodes is as slow as the link
-/// between nodes. An all-to-all uses both links at the same time.
+/// On a link [with nodes](Link::with_nodes), a ring collective of a group that spans several nodes is as slow as the
+/// link between nodes. An all-to-all uses the link inside the node and the link between nodes at the same time.
 #[derive(Debug)]
 pub struct SimulatedNetwork {
     inner: Arc<dyn Communicator>,
@@ -33,7 +35,8 @@ pub struct SimulatedNetwork {
 }
 
 impl SimulatedNetwork {
-    /// Wraps `inner` so that its calls take the time of `link`. All communicators of one rank share its link.
+    /// Wraps `inner` so that its calls take the transfer time of `link`. All communicators of one rank must share the
+    /// same link.
     pub fn over(inner: Arc<dyn Communicator>, link: &Arc<Link>) -> Arc<dyn Communicator> {
         Arc::new(Self {
             inner,
@@ -105,17 +108,17 @@ impl SimulatedNetwork {
 struct TransferSize {
     op: &'static str,
     bytes: u64,
-    /// Whether the bytes are received. Otherwise they are sent.
+    /// Whether the bytes are received (true) or sent (false).
     arrives: bool,
-    /// The number of these bytes that go to or come from another node.
+    /// The number of bytes that are sent to or received from another node.
     between: u64,
-    /// Whether all bytes wait for the link between nodes, as in a ring.
+    /// Whether all bytes are as slow as the link between nodes, as in a ring.
     in_step: bool,
 }
 
 impl TransferSize {
-    /// Returns the bytes that a rank sends to its neighbor with a ring algorithm (Patarasuk and Yuan 2009,
-    /// doi:10.1016/j.jpdc.2008.09.002). For a receive, returns the bytes that arrive.
+    /// Returns the number of bytes that a rank sends to the next rank with a ring algorithm (Patarasuk and Yuan 2009,
+    /// doi:10.1016/j.jpdc.2008.09.002). For a receive, returns the number of bytes that arrive.
     fn of(call: &Call, group: &Group, input: &Buffer, ranks_per_node: usize) -> Self {
         let width = input.dtype().size_of() as u64;
         let (own, ranks) = (input.len() as u64 * width, group.size() as u64);

@@ -1,4 +1,5 @@
-//! Tests that depend on time use a link with a virtual clock, because a busy machine suspends threads.
+//! Tests of the simulated network. Tests that depend on time use a link with a virtual clock, because a busy machine
+//! suspends threads.
 
 use std::time::Instant;
 
@@ -10,7 +11,7 @@ fn ms(milliseconds: u64) -> Duration {
     Duration::from_millis(milliseconds)
 }
 
-/// Runs `f` on two ranks, each with a link created by `link`. Returns the transfers of each rank.
+/// Runs `f` on two ranks. `link` creates the link of each rank. Returns the transfers of each rank.
 fn on(
     link: impl Fn() -> Result<Arc<Link>, LinkError> + Sync,
     f: impl Fn(Arc<dyn Communicator>, &Link) -> Result<(), CommError> + Sync,
@@ -230,7 +231,8 @@ fn invalid_links_and_transfers_are_refused() {
     }
 }
 
-/// A receive that waits for its message does not occupy the link. The transfer time starts when the message was sent.
+/// A receive that waits for its message does not occupy the link. The transfer time starts when the message has been
+/// sent.
 #[test]
 fn a_message_arrives_a_transfer_after_its_send() {
     let all = over(ms(30), f64::INFINITY, |comm| {
@@ -269,8 +271,8 @@ fn a_message_arrives_a_transfer_after_its_send() {
     }
 }
 
-/// Four ranks on two nodes. An all-to-all uses both links, each for its own transfer time. A ring is as slow as the
-/// slower link.
+/// There are four ranks on two nodes. An all-to-all uses the links inside and between the nodes, each for its own
+/// transfer time. A ring is as slow as the slower link.
 #[test]
 fn a_link_between_nodes_and_one_inside() {
     let run = World::threads(4).unwrap().compute_threads(1).run(|rank| {

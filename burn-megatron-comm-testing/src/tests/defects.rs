@@ -1,4 +1,4 @@
-//! Engines with one defect each. The suite must detect the defect in the case that tests for it.
+//! Engines with one defect each. The conformance suite must detect each defect in the test case that tests for it.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -86,7 +86,7 @@ const DEFECTS: [(Defect, &str); 22] = [
 #[derive(Debug)]
 struct Defective {
     inner: Arc<dyn Communicator>,
-    /// The reported group.
+    /// The group that the communicator reports.
     group: Group,
     whole: Arc<dyn Communicator>,
     pool: Arc<BufferPool>,
@@ -127,7 +127,7 @@ impl Defective {
         }))
     }
 
-    /// Returns the index in the whole group of the subgroup's member at `index`.
+    /// Returns the index in the whole group of the member with index `index` in the subgroup.
     fn in_whole(&self, index: usize) -> usize {
         let rank = self.group.ranks()[index];
         let mut ranks = self.whole.group().ranks().iter();
@@ -154,7 +154,7 @@ fn rotated(buffer: Buffer, at: usize) -> Buffer {
     Buffer::concat(&[end, start]).unwrap()
 }
 
-/// Repeats a call when it is dropped.
+/// A value that repeats a call when it is dropped.
 struct Again(Option<(Arc<dyn Communicator>, Call, Buffer)>);
 
 impl Again {
@@ -296,7 +296,7 @@ impl Communicator for Defective {
     }
 }
 
-/// Completes every call locally.
+/// A communicator that completes every call locally.
 #[derive(Debug)]
 pub(super) struct Blind(pub Arc<dyn Communicator>);
 

@@ -1,4 +1,4 @@
-//! Tests that the conformance suite passes on the engines of `burn-megatron-comm`, and detects the defects of other
+//! Tests that the conformance suite passes with the engines of `burn-megatron-comm`, and detects the defects of other
 //! engines.
 
 mod defects;
@@ -16,7 +16,7 @@ use crate::conformance::{
     run_mismatch_case,
 };
 
-/// Options that are small enough for an unoptimized build.
+/// Returns options that are small enough for an unoptimized build.
 fn small() -> ConformanceOptions {
     ConformanceOptions {
         programs: 200,
@@ -36,7 +36,7 @@ fn on_threads(
     world.run(|rank| run(&rank.communicator(), options, &mut |_| {}))
 }
 
-/// Returns the number of checks of each case, which is the same on every rank.
+/// Returns the number of checks of each test case, which is the same on every rank.
 fn counts(reports: &[ConformanceReport]) -> Vec<(&'static str, u64)> {
     let of = |report: &ConformanceReport| -> Vec<_> {
         let cases = report.cases.iter();
@@ -64,7 +64,7 @@ fn threads_keep_every_promise() {
     }
 }
 
-/// Compares the reference model with results computed by hand.
+/// Compares the reference implementation with results that were computed by hand.
 #[test]
 fn the_model_computes_what_is_written() {
     use crate::conformance::model::expected;
@@ -121,7 +121,8 @@ fn the_model_computes_what_is_written() {
     }
 }
 
-/// The bound is zero for sums of whole numbers that the type can represent. For other sums it is the rounding error.
+/// The maximum difference is zero for sums of whole numbers that the type can represent. For other sums it is the
+/// rounding error.
 #[test]
 fn bounds_are_those_of_rounding() {
     use crate::conformance::model::expected;
@@ -143,7 +144,7 @@ fn bounds_are_those_of_rounding() {
     assert!(bounds([16_777_216.0, 1.0], ReduceOp::Sum).unwrap() > 1.0);
 }
 
-/// The buffers are long enough that the ranks share the work of a reduction, with uneven shares.
+/// The buffers are so long that the ranks share the work of a reduction. The shares have different sizes.
 #[test]
 fn threads_share_long_reductions() {
     let options = ConformanceOptions {

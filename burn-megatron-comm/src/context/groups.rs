@@ -1,4 +1,4 @@
-//! Groups over any set of axes, created on demand.
+//! Process groups over any set of axes, created on demand.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -10,12 +10,12 @@ use crate::mesh::{Axis, AxisSet, Grid, Mesh};
 use crate::subgroups::consecutive_subgroups;
 use crate::{CommError, Communicator, SingleRank};
 
-/// The parts of a group that spans several nodes, with the same number of ranks on each node.
+/// The intra-node and inter-node parts of a group that has the same number of ranks on each of several nodes.
 #[derive(Clone, Debug)]
 pub struct NodeGroups {
-    /// The ranks of the group on the same node as this rank.
+    /// The ranks of the group that are on the same node as this rank.
     pub intra_node: Arc<dyn Communicator>,
-    /// The ranks of the group with the same index on each node as this rank.
+    /// One rank of the group per node: the ranks that have the same index on their node as this rank.
     pub inter_node: Arc<dyn Communicator>,
 }
 
@@ -23,19 +23,20 @@ impl ParallelContext {
     /// Returns the group of ranks that differ from this rank only in `axes` of `grid`.
     ///
     /// The communicator is created by the first call and cached. Clones of the context share the cache. Axes of size 1
-    /// are ignored, and sets of axes with the same groups share a communicator. For example, without context
-    /// parallelism, `context x data` returns the communicator of [`data`](Self::data). A communicator for expert tokens
-    /// is never shared. Errors and reports name a new communicator after its axes, such as `tensor x context`, or
-    /// `expert: data` in the expert grid.
+    /// are ignored. Two sets of axes with the same groups share a communicator. For example, without context
+    /// parallelism, `context x data` returns the communicator of [`data`](Self::data). Groups that exchange expert
+    /// tokens always have a separate communicator. In errors and reports, the name of a new communicator lists its
+    /// axes, such as `tensor x context`, or `expert: data` for the data axis of the expert grid.
     ///
     /// Collective: all participating ranks make the same calls in the same order. If `axes` contains the pipeline axis,
-    /// call on all ranks of the world. Otherwise call on all ranks of the [`stage`](Self::stage), so layers of one
-    /// stage can request groups that other stages do not need. A cached group is returned without waiting.
+    /// call on all ranks of the world. Otherwise call on all ranks of the [`stage`](Self::stage). The layers of one
+    /// stage can therefore request groups that other stages do not need. A cached group is returned without
+    /// communication.
     ///
     /// # Errors
     ///
-    /// [`CommError::InvalidCall`] if the grid does not have one of the axes. Other errors if a rank is missing or
-    /// requests a different group.
+    /// [`CommError::InvalidCall`] if the grid does not have one of the axes. Another [`CommError`] if a rank is missing
+    /// or requests a different group.
     pub fn group(
         &self,
         grid: Grid,
@@ -65,12 +66,12 @@ impl ParallelContext {
         Ok(comm)
     }
 
-    /// Splits a [`group`](Self::group) into an intra-node and an inter-node group. Both are cached.
+    /// Splits a [`group`](Self::group) into an intra-node and an inter-node group. Both groups are cached.
     ///
     /// Returns `None` in these cases:
     /// - [`ranks_per_node`](crate::mesh::ParallelConfig::ranks_per_node) is not set.
-    /// - The group is on one node.
-    /// - The numbers of ranks of the group per node differ, or there is only one rank per node.
+    /// - All ranks of the group are on one node.
+    /// - The number of ranks of the group differs between nodes, or there is only one rank per node.
     ///
     /// Collective: call on all ranks of the group.
     ///
@@ -104,8 +105,8 @@ impl ParallelContext {
         Ok(Some(found))
     }
 
-    /// Connects the groups that split a model and its gradients. Otherwise each group is connected by its first call.
-    /// An engine may need device memory for a connection.
+    /// Establishes the connections of the groups over which a model and its gradients are split. Without this call,
+    /// each group connects at its first collective. Some engines allocate device memory when a group connects.
     ///
     /// Collective: call on all ranks of the world, after all groups have been created.
     ///
@@ -115,7 +116,7 @@ impl ParallelContext {
     pub fn connect(&self) -> Result<(), CommError> {
         let standard = [self.tensor(), self.context(), self.data(), &self.embedding];
         let mut groups: Vec<_> = standard.into_iter().cloned().collect();
-        // On all ranks the shared groups are in the order of their keys.
+        // The shared groups are in the order of their keys, which is the same on all ranks.
         groups.extend(self.others.lock().values().cloned());
         for group in self.nodes.lock().values() {
             groups.extend([group.intra_node.clone(), group.inter_node.clone()]);
@@ -144,7 +145,7 @@ impl ParallelContext {
         if axes.contains(Axis::Pipeline) {
             return self.world().split(&name, groups);
         }
-        // Both grids have the same pipelines, so each group lies within a stage.
+        // Both grids have the same pipelines, so each group is within one pipeline stage.
         let own: HashSet<usize> = self.stage().group().ranks().iter().copied().collect();
         let inside = groups.iter().filter(|group| own.contains(&group[0]));
         self.stage()
@@ -166,8 +167,8 @@ impl ParallelContext {
         STANDARD.iter().find(same).map(|(standard, _)| *standard)
     }
 
-    /// Returns whether expert tokens are sent over these axes. Such a group has a separate communicator, so that an
-    /// engine can run its calls before gradient reductions.
+    /// Returns whether expert tokens are exchanged over these axes. Such a group has a separate communicator, so that
+    /// an engine can run the exchanges before queued gradient reductions.
     fn is_for_tokens(&self, grid: Grid, axes: AxisSet) -> bool {
         let axes = self.mesh().without_trivial_axes(grid, axes);
         axes.contains(Axis::Expert) && !axes.contains(Axis::Data)
@@ -183,10 +184,11 @@ impl ParallelContext {
         &self.standard[standard as usize]
     }
 
-    /// Splits the group of an axis into groups of `size` consecutive ranks, named for example `tensor/2`.
+    /// Splits the group of an axis into groups of `size` consecutive ranks. The groups are named, for example,
+    /// `tensor/2`.
     ///
-    /// Collective: call on all ranks of the group of the axis with the same arguments. The group of the axis must be
-    /// created as described in [`group`](Self::group).
+    /// Collective: call on all ranks of the group of the axis with the same arguments. If the group of the axis does
+    /// not exist yet, it is created. For this, the ranks listed in [`group`](Self::group) must call this method.
     ///
     /// # Errors
     ///
@@ -203,24 +205,24 @@ impl ParallelContext {
         comm.split(&format!("{name}/{size}"), &groups)
     }
 
-    /// Replaces the communicator of the tensor axis, for instance with a wrapper that records, delays or injects faults
-    /// into calls. Existing clones keep their communicator.
+    /// Replaces the communicator of the tensor axis, for example with a wrapper that records calls, delays calls or
+    /// injects faults. Existing clones of the context keep their communicator.
     pub fn with_tensor(self, tensor: Arc<dyn Communicator>) -> Self {
         self.with_group(Grid::Dense, TENSOR, tensor)
     }
 
-    /// Replaces the communicator of the data axis of the dense grid; see [`with_tensor`](Self::with_tensor).
+    /// Replaces the communicator of the data axis of the dense grid. See [`with_tensor`](Self::with_tensor).
     pub fn with_data(self, data: Arc<dyn Communicator>) -> Self {
         self.with_group(Grid::Dense, DATA, data)
     }
 
-    /// Replaces the communicator of all ranks; see [`with_tensor`](Self::with_tensor).
+    /// Replaces the communicator of all ranks. See [`with_tensor`](Self::with_tensor).
     pub fn with_world(mut self, world: Arc<dyn Communicator>) -> Self {
         self.standard[Standard::World as usize] = world;
         self
     }
 
-    /// Replaces the communicator that [`group`](Self::group) returns for `axes` of `grid`; see
+    /// Replaces the communicator that [`group`](Self::group) returns for `axes` of `grid`. See
     /// [`with_tensor`](Self::with_tensor).
     ///
     /// # Panics

@@ -1,7 +1,7 @@
-//! The engines that run the calls of a communicator: threads of one process, NCCL, MPI, a single rank, or no running
-//! world.
+//! The engines that execute the operations of a communicator: threads of one process, NCCL, MPI, a single rank, and an
+//! offline engine for a world that is not running.
 //!
-//! The engines for threads and MPI reduce in the order of [`reduce`], so their results are bit-equal.
+//! The `threads` and `mpi` engines reduce in the order of [`reduce`], so their results are bit-identical.
 
 #[cfg(feature = "mpi")]
 pub(crate) mod mpi;
@@ -16,7 +16,8 @@ pub(crate) mod reduce;
 pub(crate) mod single_rank;
 pub(crate) mod threads;
 
-/// Returns the version of the MPI library that this program was built with. Returns `None` without the feature `mpi`.
+/// Returns the version of the MPI library with which this program was built. Returns `None` if the feature `mpi` is
+/// disabled.
 pub fn mpi_library_version() -> Option<String> {
     #[cfg(feature = "mpi")]
     return Some(mpi::library_version());

@@ -1,18 +1,18 @@
-//! A communicator for a world that is not running.
+//! The communicator of a world that is not running.
 
 use std::sync::Arc;
 
 use crate::{Buffer, Call, CommError, Communicator, Group, Pending};
 
-/// One rank's communicator of a group that is not running. It has a size and an index, but every call fails. Modules
-/// built with it have the shapes that the rank will hold.
+/// A communicator for a rank of a group that is not running. It has a size and an index, but every operation fails.
+/// Modules that are built with it have the same shapes as on that rank of a running group.
 #[derive(Debug)]
 pub struct OfflineCommunicator {
     group: Group,
 }
 
 impl OfflineCommunicator {
-    /// Creates the group of all ranks of a world of `size` ranks, from the view of `rank`.
+    /// Creates the communicator of the rank `rank` in a group of all `size` ranks of a world.
     ///
     /// # Panics
     /// If `rank` is not a rank of the world.

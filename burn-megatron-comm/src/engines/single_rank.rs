@@ -12,12 +12,13 @@ pub struct SingleRank {
 }
 
 impl SingleRank {
-    /// Creates the group `name` of rank 0.
+    /// Creates a group with the name `name` that contains only rank 0.
     pub fn new(name: impl Into<String>) -> Self {
         Self::of_rank(name, 0, Arc::default())
     }
 
-    /// Creates the group `name` of one rank of a larger world. Results are taken from `pool`.
+    /// Creates a group with the name `name` that contains only the rank `rank` of a larger world. Results are allocated
+    /// from `pool`.
     pub(crate) fn of_rank(name: impl Into<String>, rank: usize, pool: Arc<BufferPool>) -> Self {
         Self {
             group: Group::new(name, vec![rank], 0),

@@ -1,6 +1,6 @@
-//! Values that are written as text in files and flags.
+//! Serialization of values that are written as strings in files and command-line options.
 
-/// Serializes a type as the text of its `Display` and deserializes it with its `FromStr`. Its schema is a string.
+/// Serializes a type as its `Display` string and deserializes it with its `FromStr`. Its schema is a string.
 macro_rules! serde_as_text {
     ($type:ty) => {
         impl serde::Serialize for $type {

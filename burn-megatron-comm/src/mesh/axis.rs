@@ -1,4 +1,4 @@
-//! The axes of a mesh and the order in which they number ranks.
+//! The axes of a device mesh, and the order in which the axes number the ranks.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,7 +9,7 @@ use strum::VariantArray as _;
 use super::MeshError;
 use super::as_text::serde_as_text;
 
-/// A kind of parallelism.
+/// A kind of parallelism, which is one axis of the device mesh.
 ///
 /// Messages and files use the full name (`tensor`, `expert-tensor`). An [`AxisOrder`] uses the abbreviation (`tp`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -17,25 +17,25 @@ use super::as_text::serde_as_text;
 #[derive(strum::Display, strum::IntoStaticStr, strum::VariantArray)]
 #[strum(serialize_all = "kebab-case")]
 pub enum Axis {
-    /// Each rank holds a slice of every weight matrix.
+    /// Tensor parallelism: each rank holds a shard of every weight matrix.
     Tensor,
-    /// Each rank holds a slice of every sequence.
+    /// Context parallelism: each rank holds a part of every sequence.
     Context,
-    /// Each rank holds some of the experts.
+    /// Expert parallelism: each rank holds some of the experts.
     Expert,
-    /// Each rank holds a slice of every expert's weight matrices.
+    /// Tensor parallelism inside the experts: each rank holds a shard of the weight matrices of every expert.
     ExpertTensor,
-    /// Each rank holds a replica of its part of the model and reads different samples.
+    /// Data parallelism: each rank holds a replica of its part of the model and reads different samples.
     Data,
-    /// Each rank holds some of the layers.
+    /// Pipeline parallelism: each rank holds some of the layers.
     Pipeline,
 }
 
 impl Axis {
-    /// Every axis.
+    /// The list of all axes.
     pub const ALL: [Axis; 6] = *Self::VARIANTS.as_array().unwrap();
 
-    /// Returns the full name, as used in [`Display`](fmt::Display) and in files.
+    /// Returns the full name of the axis, which is used in [`Display`](fmt::Display) and in files.
     pub fn name(self) -> &'static str {
         self.into()
     }
@@ -53,10 +53,10 @@ impl Axis {
     }
 }
 
-/// The order in which the axes number ranks. The left-most axis varies fastest.
+/// The order in which the axes number the ranks. The leftmost axis varies fastest.
 ///
-/// The default is written `tp-cp-ep-dp-pp`. In the expert grid `tp` stands for expert-tensor, which has no separate
-/// name here. An axis of size 1 may be omitted.
+/// The default order is written `tp-cp-ep-dp-pp`. In the expert grid, `tp` stands for the expert-tensor axis, which has
+/// no abbreviation in an order. An axis of size 1 may be omitted.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AxisOrder(Vec<Axis>);
 
@@ -69,7 +69,7 @@ impl AxisOrder {
         Axis::Pipeline,
     ];
 
-    /// Returns the named axes. The first axis has stride 1.
+    /// Returns the axes in this order. The first axis has stride 1.
     pub fn axes(&self) -> &[Axis] {
         &self.0
     }

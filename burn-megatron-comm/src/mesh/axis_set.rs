@@ -1,4 +1,4 @@
-//! The two grids of a mesh, and sets of their axes.
+//! The two grids of a device mesh, and sets of the axes of a grid.
 
 use std::fmt;
 
@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use super::Axis;
 
-/// A numbering of the ranks by axes. Both grids have the axis `data`, with different ranks in its groups.
+/// One of the two ways to number the ranks by axes. Both grids have a `data` axis, but its groups contain different
+/// ranks in each grid.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
 )]
@@ -14,18 +15,18 @@ use super::Axis;
 #[derive(strum::Display, strum::IntoStaticStr)]
 #[strum(serialize_all = "kebab-case")]
 pub enum Grid {
-    /// For all layers except experts: tensor, context, data, pipeline.
+    /// The grid for all layers except experts, with the axes tensor, context, data and pipeline.
     #[default]
     Dense,
-    /// For experts: expert-tensor, expert, data, pipeline.
+    /// The grid for experts, with the axes expert-tensor, expert, data and pipeline.
     Expert,
 }
 
 impl Grid {
-    /// Both grids.
+    /// The list of both grids.
     pub const ALL: [Grid; 2] = [Grid::Dense, Grid::Expert];
 
-    /// Returns the name, as used in [`Display`](fmt::Display) and in files.
+    /// Returns the name of the grid, which is used in [`Display`](fmt::Display) and in files.
     pub fn name(self) -> &'static str {
         self.into()
     }
@@ -39,8 +40,9 @@ impl Grid {
         }
     }
 
-    /// Returns the axes whose ranks read different tokens: context and data in the dense grid, data in the expert grid.
-    /// The gradient of every parameter of the grid is a partial sum over these axes.
+    /// Returns the axes whose ranks read different tokens. In the dense grid these are context and data, in the expert
+    /// grid only data. On each rank, the gradient of a parameter is a partial sum, which must be reduced over these
+    /// axes.
     pub const fn data_axes(self) -> AxisSet {
         let data = AxisSet::of(Axis::Data);
         match self {
@@ -59,9 +61,9 @@ impl Grid {
     }
 }
 
-/// A set of axes: `AxisSet::from([Axis::Context, Axis::Data])`.
+/// A set of axes, for example `AxisSet::from([Axis::Context, Axis::Data])`.
 ///
-/// The axes are in the order of [`Axis::ALL`]. A set is written `context x data` and serialized as a list.
+/// Axes are iterated in the order of [`Axis::ALL`]. A set is displayed as `context x data` and serialized as a list.
 ///
 /// ```
 /// use burn_megatron_comm::mesh::{Axis, AxisSet, Grid};
@@ -78,7 +80,7 @@ impl AxisSet {
     /// The empty set.
     pub const EMPTY: AxisSet = AxisSet(0);
 
-    /// Creates the set of one axis.
+    /// Creates a set that contains only `axis`.
     pub const fn of(axis: Axis) -> Self {
         Self(1 << axis as u8)
     }

@@ -1,4 +1,4 @@
-//! The parallel layout of a run.
+//! The parallel layout of a training run.
 
 mod builders;
 mod sizes;
@@ -12,11 +12,11 @@ use super::{
     ZeroStage,
 };
 
-/// The parallel layout of a run: the size of each axis, and how the axes are used.
+/// The parallel layout of a training run: the size of each parallelism axis, and how the axes are used.
 ///
-/// This is a plain value. [`Mesh::new`](super::Mesh::new) checks it, and a [`ParallelContext`](crate::ParallelContext)
-/// passes it to everything that is built for the layout. In a file every field is optional, and an unknown field is an
-/// error.
+/// This type only stores values. [`Mesh::new`](super::Mesh::new) checks them. A
+/// [`ParallelContext`](crate::ParallelContext) passes the layout to all modules that are built for it. In a recipe file
+/// every field is optional, and an unknown field is an error.
 ///
 /// ```text
 /// tensor = 2
@@ -30,42 +30,45 @@ pub struct ParallelConfig {
     /// The tensor-parallel size: the number of ranks that share each weight matrix outside the experts.
     #[schemars(extend("flag" = "tp"))]
     pub tensor: usize,
-    /// The data-parallel size: the number of model replicas, which share the batch. `None`, or `auto` on the command
-    /// line, is the world size divided by the product of the other axes. The default in a recipe is 1.
+    /// The data-parallel size: the number of model replicas. Each replica processes a part of the batch. `None`
+    /// (`auto` on the command line) means the world size divided by the product of the other axes. The default in a
+    /// recipe is 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("flag" = "dp", "value" = "N|auto"))]
     pub data: Option<usize>,
-    /// Whether activations between the blocks are split along the sequence over the tensor axis.
+    /// Whether the activations between the transformer blocks are split along the sequence dimension over the tensor
+    /// axis.
     #[schemars(extend("flag" = "sp", "needs" = "tensor > 1"))]
     pub sequence_parallel: bool,
-    /// The method that overlaps the collectives of sequence parallelism with the matrix products next to them, in
+    /// The method that overlaps the collectives of sequence parallelism with the adjacent matrix multiplications, in
     /// chunks. `None` disables the overlap.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("needs" = "sequence_parallel"))]
     pub tp_comm_overlap: Option<TpCommOverlap>,
-    /// The number of chunks into which the tokens of each rank are split. `None` chooses it from the sizes.
+    /// The number of chunks into which `tp_comm_overlap` splits the tokens of each rank. With `None`, the number is
+    /// chosen from the sizes.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("needs" = "sequence_parallel", "follows" = "tp_comm_overlap"))]
     pub tp_comm_overlap_num_splits: Option<usize>,
     /// The pipeline-parallel size: the number of ranks that share the layers.
     #[schemars(extend("flag" = "pp"))]
     pub pipeline: usize,
-    /// The pipeline schedule: gpipe, 1f1b, eager-1f1b (1F1B with twice the warm-up, which hides transfers),
-    /// interleaved, interleaved:N (in groups of N micro-batches), zb-h1, zb-v, dualpipe-v, or the path of a CSV file.
-    /// `None` is 1F1B.
+    /// The pipeline schedule: gpipe, 1f1b, eager-1f1b (1F1B with twice the number of warm-up micro-batches, which hides
+    /// transfers), interleaved, interleaved:N (in groups of N micro-batches), zb-h1, zb-v, dualpipe-v, or the path of a
+    /// CSV file. `None` means 1f1b.
     #[schemars(extend("flag" = "pipeline-schedule", "needs" = "pipeline > 1", "value" = "NAME|FILE.csv"))]
     pub schedule: Option<ScheduleSource>,
-    /// The number of stages per pipeline rank. `None` is the usual number for the schedule.
+    /// The number of pipeline stages per pipeline rank. `None` means the default number of the schedule.
     #[schemars(extend("needs" = "pipeline > 1", "follows" = "schedule"))]
     pub virtual_stages: Option<usize>,
-    /// The split of the layers over the pipeline stages.
+    /// The distribution of the layers over the pipeline stages.
     #[schemars(extend("needs" = "pipeline > 1"))]
     pub split: LayerSplit,
-    /// The maximum number of output-layer weight gradients that the last stage defers to its cool-down. 0 means no
-    /// limit, `None` disables deferral. For schedules without split backwards.
+    /// The maximum number of output-layer weight gradients that the last stage defers to the cool-down phase. 0 means
+    /// no limit. `None` disables deferral. Only for schedules that do not split the backward pass.
     #[schemars(extend("needs" = "pipeline > 1"))]
     pub defer_embedding_wgrad: Option<usize>,
-    /// The number of receives from each pipeline neighbour that are posted ahead of their position in the schedule. The
+    /// The number of receives from each pipeline neighbor that are posted before their position in the schedule. The
     /// default is [1](Self::RECEIVES_AHEAD).
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("needs" = "pipeline > 1"))]
@@ -78,28 +81,29 @@ pub struct ParallelConfig {
     #[serde(skip_serializing_if = "is_one")]
     #[schemars(extend("flag" = "cp"))]
     pub context: usize,
-    /// The method that assigns the tokens of a sequence to the context ranks.
+    /// The method that distributes the tokens of a sequence over the context-parallel ranks.
     #[serde(skip_serializing_if = "is_default")]
     #[schemars(extend("needs" = "context > 1"))]
     pub context_split: ContextSplit,
-    /// The method that exchanges keys and values between context ranks for attention. `None` chooses it from the sizes
-    /// of the model.
+    /// The method that exchanges keys and values between context-parallel ranks for attention. With `None`, the method
+    /// is chosen from the sizes of the model.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("needs" = "context > 1"))]
     pub context_exchange: Option<ContextExchange>,
-    /// The number of ranks in each all-to-all group of the hierarchical exchange.
+    /// The number of ranks in each all-to-all group of the hierarchical context exchange.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("needs" = "context_exchange = hierarchical"))]
     pub context_inner: Option<usize>,
-    /// Whether gradients of keys and values are sent in the data type of the model instead of f32.
+    /// Whether the gradients of keys and values are sent in the data type of the model instead of f32.
     #[serde(skip_serializing_if = "is_default")]
     #[schemars(extend("needs" = "context > 1"))]
     pub context_narrow_gradients: bool,
-    /// Whether the ranks of context x data share each document of a step according to its length. A short document is
-    /// on one rank, a longer document on a group of 2, 4, ... ranks.
+    /// Whether hybrid context parallelism is enabled: the number of ranks that share a document depends on the length
+    /// of the document. A short document is processed by one rank, a longer document by a group of 2, 4, ... ranks. The
+    /// ranks of the context and data axes together process the documents of a step.
     #[serde(skip_serializing_if = "is_default")]
     pub hybrid_context_parallel: bool,
-    /// The maximum number of tokens per rank in a micro-batch of hybrid context parallelism.
+    /// The maximum number of tokens per rank in a micro-batch. Only for hybrid context parallelism.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("needs" = "hybrid_context_parallel"))]
     pub max_seqlen_per_dp_cp_rank: Option<usize>,
@@ -107,27 +111,28 @@ pub struct ParallelConfig {
     #[serde(skip_serializing_if = "is_one")]
     #[schemars(extend("flag" = "ep"))]
     pub expert: usize,
-    /// The number of ranks that share each expert's weight matrices. `None` is the same as `tensor`.
+    /// The number of ranks that share each expert's weight matrices. `None` means the same number as `tensor`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("flag" = "etp"))]
     pub expert_tensor: Option<usize>,
-    /// Whether the forward of one micro-batch runs concurrently with the backward of another. Each computes while the
-    /// other exchanges tokens between expert-parallel ranks.
+    /// Whether the forward pass of one micro-batch runs concurrently with the backward pass of another micro-batch.
+    /// While one of them exchanges tokens between expert-parallel ranks, the other one computes.
     #[serde(skip_serializing_if = "is_default")]
     #[schemars(extend("needs" = "expert > 1"))]
     pub overlap_moe_expert_parallel_comm: bool,
-    /// The order in which the axes number ranks.
+    /// The order in which the axes number the ranks.
     #[serde(skip_serializing_if = "AxisOrder::is_default")]
     pub order: AxisOrder,
-    /// The number of ranks per node. The ranks of a node have consecutive numbers. `None` is one node. Node-aware
-    /// collectives send less data between nodes.
+    /// The number of ranks per node. The ranks of a node must have consecutive numbers. `None` means that all ranks are
+    /// on one node. If it is set, node-aware collectives send less data between nodes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ranks_per_node: Option<usize>,
-    /// The state that is sharded over the data axis. Not serialized: a recipe sets it in `[data_parallel]`.
+    /// The ZeRO stage: the state that is sharded over the data axis. This field is not serialized. A recipe sets it in
+    /// `[data_parallel]`.
     #[serde(skip)]
     pub zero_stage: ZeroStage,
-    /// The sharding group size of hybrid sharding (HSDP) on the data axis. `None` is the complete axis. Not serialized:
-    /// a recipe sets it in `[data_parallel]`.
+    /// The number of ranks in each sharding group of hybrid sharding (HSDP) on the data axis. `None` means that the
+    /// state is sharded over the whole axis. This field is not serialized. A recipe sets it in `[data_parallel]`.
     #[serde(skip)]
     pub hsdp: Option<usize>,
 }
@@ -173,25 +178,25 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-/// A setting of a layout that contradicts another setting or has no effect.
+/// The error for a setting of a layout that conflicts with another setting or has no effect.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LayoutError {
-    /// Sequence parallelism without tensor parallelism.
+    /// Sequence parallelism is enabled without tensor parallelism.
     #[error(
-        "sequence_parallel = true splits the sequence over the tensor axis, and tensor = 1 does not split it; set \
-         tensor (--tp) to 2 or more, or turn it off"
+        "sequence_parallel = true requires tensor parallelism, and tensor = 1: set tensor (--tp) to 2 or more, or \
+         remove sequence_parallel"
     )]
     SequenceParallel,
-    /// A setting of tensor-parallel overlap without sequence parallelism.
+    /// A setting of tensor-parallel overlap is set without sequence parallelism.
     #[error(
-        "{name} splits the exchanges of sequence parallelism, which is off; set sequence_parallel = true \
-         (--sp) with tensor (--tp) of 2 or more, or remove {name}"
+        "{name} requires sequence parallelism: set sequence_parallel = true (--sp) and tensor (--tp) to 2 or more, or \
+         remove {name}"
     )]
     NoSequenceParallel {
-        /// The setting.
+        /// The name of the setting.
         name: &'static str,
     },
-    /// An invalid number of chunks for the method.
+    /// The number of overlap chunks is invalid for the overlap method.
     #[error(
         "tp_comm_overlap_num_splits = {splits} with tp_comm_overlap = {method}: expected at least 2 with bulk, at least 1 \
          with ring, and no number without overlap"
@@ -199,70 +204,69 @@ pub enum LayoutError {
     NumSplits {
         /// The given number of chunks.
         splits: usize,
-        /// The method, or `none`.
+        /// The name of the overlap method, or `none`.
         method: String,
     },
-    /// A pipeline setting without pipeline parallelism.
+    /// A pipeline setting is set without pipeline parallelism.
     #[error(
-        "{name} applies to pipelines, and pipeline = 1 has none; set pipeline (--pp) to 2 or more, \
-         or remove {name}"
+        "{name} requires pipeline parallelism, and pipeline = 1: set pipeline (--pp) to 2 or more, or remove {name}"
     )]
     NoPipeline {
-        /// The setting.
+        /// The name of the setting.
         name: &'static str,
     },
-    /// Overlap of expert exchanges without expert parallelism.
+    /// The overlap of expert exchanges is enabled without expert parallelism.
     #[error(
-        "overlap_moe_expert_parallel_comm hides the exchanges of expert parallelism, and expert = 1 has none; set expert \
-         (--ep) to 2 or more, or turn it off"
+        "overlap_moe_expert_parallel_comm requires expert parallelism, and expert = 1: set expert (--ep) to 2 or more, \
+         or remove overlap_moe_expert_parallel_comm"
     )]
     NoExpertExchange,
-    /// Overlap of expert exchanges with a schedule that does not pair forwards with backwards.
+    /// The overlap of expert exchanges is enabled with a schedule that cannot pair the forward of one micro-batch with
+    /// the backward of another.
     #[error(
-        "overlap_moe_expert_parallel_comm runs the forward of one micro-batch beside the backward of another, and schedule = \
-         {schedule} has no such pairs: expected 1f1b, interleaved or dualpipe-v, or a file with pairs (FB)"
+        "overlap_moe_expert_parallel_comm requires a schedule that pairs forwards with backwards, and schedule = \
+         {schedule} does not: expected 1f1b, interleaved or dualpipe-v, or a file with pairs (FB)"
     )]
     Unpaired {
-        /// The schedule.
+        /// The pipeline schedule.
         schedule: ScheduleKind,
     },
-    /// A context-parallel setting without context parallelism.
+    /// A context-parallel setting is set without context parallelism.
     #[error(
-        "{name} applies to context parallelism, and context = 1 has none; set context (--cp) to 2 or \
-         more, or remove {name}"
+        "{name} requires context parallelism, and context = 1: set context (--cp) to 2 or more, or remove {name}"
     )]
     NoContext {
-        /// The setting.
+        /// The name of the setting.
         name: &'static str,
     },
-    /// A setting of hybrid context parallelism without hybrid context parallelism.
+    /// A setting of hybrid context parallelism is set, but hybrid context parallelism is disabled.
     #[error(
-        "max_seqlen_per_dp_cp_rank applies to hybrid context parallelism, which is off; set hybrid_context_parallel = true \
+        "max_seqlen_per_dp_cp_rank requires hybrid context parallelism: set hybrid_context_parallel = true \
          (--parallel.hybrid_context_parallel), or remove max_seqlen_per_dp_cp_rank"
     )]
     NoHybridContext,
-    /// A setting that conflicts with hybrid context parallelism.
+    /// A setting conflicts with hybrid context parallelism.
     #[error("hybrid_context_parallel with {setting}: expected {expected}")]
     HybridContext {
-        /// The setting.
+        /// The conflicting setting.
         setting: String,
-        /// The valid values.
+        /// The valid values of the setting.
         expected: String,
     },
-    /// A node size of 0.
+    /// The number of ranks per node is 0.
     #[error("invalid ranks_per_node = 0: expected at least 1, or none for one node")]
     EmptyNode,
-    /// An inner group size without a hierarchical exchange, a hierarchical exchange without an inner group size, or an
-    /// invalid size.
+    /// The inner group size and the hierarchical context exchange must be set together, or the inner group size is
+    /// invalid.
     #[error(
-        "context_inner = {inner} and context_exchange = {exchange}: expected both for a hierarchical exchange, with a \
+        "context_inner = {inner} and context_exchange = {exchange}: a hierarchical exchange requires both, and a \
          context_inner that divides context = {context} and is neither 1 nor {context}{}",
         fitting_inner(*context)
     )]
     ContextInner {
-        /// The size of the inner groups, or `none`.
+        /// The number of ranks in each inner group, or `none`.
         inner: String,
-        /// The exchange, or `none`.
+        /// The name of the context exchange, or `none`.
         exchange: String,
         /// The size of the context axis.
         context: usize,
@@ -273,7 +277,7 @@ fn or_none(text: Option<String>) -> String {
     text.unwrap_or_else(|| "none".into())
 }
 
-/// Lists the valid inner group sizes of a context axis, in words.
+/// Lists the valid inner group sizes of a context axis as text.
 fn fitting_inner(context: usize) -> String {
     let fits = (2..context).filter(|size| context.is_multiple_of(*size));
     let fits: Vec<_> = fits.map(|size| size.to_string()).collect();
@@ -284,16 +288,16 @@ fn fitting_inner(context: usize) -> String {
 }
 
 impl ParallelConfig {
-    /// The default of [`receives_ahead`](field@Self::receives_ahead).
+    /// The default value of [`receives_ahead`](field@Self::receives_ahead).
     pub const RECEIVES_AHEAD: usize = 1;
 
-    /// Creates a layout in which every size is 1 and data parallelism uses all ranks of the world.
+    /// Creates a layout in which every size is 1, except that data parallelism uses all ranks of the world.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Checks that no setting contradicts another setting or has no effect. [`Mesh::new`](super::Mesh::new) calls this
-    /// and also checks the sizes.
+    /// Checks that no setting conflicts with another setting or has no effect. [`Mesh::new`](super::Mesh::new) calls
+    /// this method and also checks the sizes.
     ///
     /// ```
     /// use burn_megatron_comm::mesh::{LayoutError, ParallelConfig};
@@ -308,7 +312,7 @@ impl ParallelConfig {
     ///
     /// # Errors
     ///
-    /// [`LayoutError`] for the first such setting.
+    /// [`LayoutError`] for the first invalid setting.
     pub fn check(&self) -> Result<(), LayoutError> {
         if self.sequence_parallel && self.tensor == 1 {
             return Err(LayoutError::SequenceParallel);
@@ -350,17 +354,17 @@ impl ParallelConfig {
             (
                 self.max_seqlen_per_dp_cp_rank.is_none(),
                 "no max_seqlen_per_dp_cp_rank".to_string(),
-                "one (--parallel.max_seqlen_per_dp_cp_rank), the most tokens of a rank in a micro-batch",
+                "one (--parallel.max_seqlen_per_dp_cp_rank), the maximum number of tokens of a rank in a micro-batch",
             ),
             (
                 self.pipeline > 1,
                 format!("pipeline = {}", self.pipeline),
-                "1, as the number of micro-batches is another one in each step",
+                "1, because the number of micro-batches differs between steps",
             ),
             (
                 self.expert > 1,
                 format!("expert = {}", self.expert),
-                "1, as ranks of an expert group have different micro-batches",
+                "1, because the ranks of an expert group have different micro-batches",
             ),
             (
                 matches!(
@@ -371,7 +375,7 @@ impl ParallelConfig {
                     "context_exchange = {}",
                     or_none(self.context_exchange.map(|it| it.to_string()))
                 ),
-                "ring or all-gather, which groups of all sizes can",
+                "ring or all-gather, which support groups of all sizes",
             ),
             (
                 matches!(
@@ -379,7 +383,7 @@ impl ParallelConfig {
                     ContextSplit::Contiguous | ContextSplit::Striped
                 ),
                 format!("context_split = {}", self.context_split),
-                "zigzag or zigzag-per-document, as each document is split as a zigzag",
+                "zigzag or zigzag-per-document, because each document is split as a zigzag",
             ),
             (
                 self.context > 1 && place(Axis::Data) < place(Axis::Context),
@@ -457,8 +461,8 @@ impl ParallelConfig {
         })
     }
 
-    /// Returns the number of receives from each pipeline neighbor that are posted ahead of their position in the
-    /// schedule. Returns 0 without a pipeline.
+    /// Returns the number of receives from each pipeline neighbor that are posted before their position in the
+    /// schedule. Returns 0 without pipeline parallelism.
     pub fn receives_ahead(&self) -> usize {
         match self.pipeline {
             1 => 0,
@@ -466,19 +470,20 @@ impl ParallelConfig {
         }
     }
 
-    /// Returns the maximum number of tokens per rank in a micro-batch of hybrid context parallelism, or `None` if it is
-    /// off.
+    /// Returns the maximum number of tokens per rank in a micro-batch of hybrid context parallelism. Returns `None` if
+    /// hybrid context parallelism is disabled.
     pub fn hybrid_tokens(&self) -> Option<usize> {
         self.max_seqlen_per_dp_cp_rank
             .filter(|_| self.hybrid_context_parallel)
     }
 
-    /// Returns whether several ranks of context x data may share a sequence.
+    /// Returns whether a sequence may be split over several ranks of the context and data axes.
     pub fn shares_sequences(&self) -> bool {
         self.context > 1 || self.hybrid_context_parallel
     }
 
-    /// Returns the layout in which each rank of context x data has complete sequences.
+    /// Returns a copy of this layout without context parallelism: the ranks of the context axis are added to the data
+    /// axis, so each rank processes complete sequences.
     pub fn with_whole_sequences(self) -> Self {
         Self {
             data: Some(self.data_parallel_size()),

@@ -1,4 +1,4 @@
-//! The split of a sequence over the context axis, and the exchange of keys and values for attention.
+//! The settings of context parallelism: the split of a sequence, and the exchange of keys and values for attention.
 
 use std::ops::Range;
 
@@ -8,10 +8,11 @@ use strum::VariantArray as _;
 
 use super::split::multiples_around;
 
-/// The method that assigns the tokens of a sequence to the ranks of the context axis.
+/// The method that distributes the tokens of a sequence over the ranks of the context axis.
 ///
-/// With causal attention the cost of a token is proportional to the number of tokens before it. The zigzag split gives
-/// all ranks the same number of query-key pairs. With the contiguous split, the last rank has up to twice the mean.
+/// With causal attention, the cost of a token is proportional to the number of tokens before it. The zigzag split gives
+/// all ranks the same number of query-key pairs. With the contiguous split, the last rank has up to twice the mean
+/// number of query-key pairs.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
 )]
@@ -25,14 +26,14 @@ use super::split::multiples_around;
     parse_err_fn = ParseContextError::split
 )]
 pub enum ContextSplit {
-    /// The sequence has `2 context` chunks. Rank `r` has chunks `r` and `2 context - 1 - r`.
+    /// The sequence is divided into `2 * context` chunks. Rank `r` has the chunks `r` and `2 * context - 1 - r`.
     #[default]
     Zigzag,
-    /// The sequence has `context` chunks. Rank `r` has chunk `r`.
+    /// The sequence is divided into `context` chunks. Rank `r` has chunk `r`.
     Contiguous,
-    /// Rank `r` has the tokens `r`, `r + context`, `r + 2 context`, ...
+    /// Rank `r` has the tokens `r`, `r + context`, `r + 2 * context`, and so on.
     Striped,
-    /// Each packed document is split as a zigzag and padded to a multiple of `2 context`.
+    /// Each packed document has its own zigzag split. It is padded to a multiple of `2 * context` tokens.
     ZigzagPerDocument,
 }
 
@@ -48,18 +49,19 @@ pub enum ContextSplit {
     parse_err_fn = ParseContextError::exchange
 )]
 pub enum ContextExchange {
-    /// Keys and values are sent around a ring of ranks. The next block is sent while attention to the current block is
-    /// computed (Liu et al., "Ring Attention", arXiv:2310.01889).
+    /// The keys and values are sent around a ring of ranks. Each rank computes attention to one block of keys while it
+    /// sends the block to the next rank (Liu et al., "Ring Attention", arXiv:2310.01889).
     Ring,
-    /// Each rank gathers all keys and values (Llama 3, arXiv:2407.21783).
+    /// Each rank gathers the keys and values of all ranks (Llama 3, arXiv:2407.21783).
     AllGather,
-    /// Each rank computes some of the heads for the complete sequence (DeepSpeed-Ulysses, arXiv:2309.14509).
+    /// Each rank computes the attention of some heads for the complete sequence (DeepSpeed-Ulysses, arXiv:2309.14509).
     AllToAll,
-    /// All-to-all in groups of `context_inner` neighbours, and a ring between the groups (USP, arXiv:2405.07719).
+    /// All-to-all in groups of `context_inner` adjacent ranks, and ring attention between the groups (USP,
+    /// arXiv:2405.07719).
     Hierarchical,
 }
 
-/// The error for a length that a split cannot divide.
+/// The error for a length that is not a multiple of the divisor of a split.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{what} of {length} tokens cannot be split over context = {ranks} ranks{sequence_parallel} by the {split} split: \
@@ -67,22 +69,22 @@ pub enum ContextExchange {
     multiples_around(*length, *divisor)
 )]
 pub struct ContextSplitError {
-    /// The name of the quantity that is split.
+    /// The name of the split object, such as a sequence.
     pub what: &'static str,
-    /// Its length.
+    /// The length in tokens.
     pub length: usize,
     /// The size of the context axis.
     pub ranks: usize,
-    /// Describes the number of tensor ranks that share each part. Empty without sequence parallelism.
+    /// A text that describes the number of tensor ranks that share each part. It is empty without sequence parallelism.
     pub sequence_parallel: String,
-    /// The split.
+    /// The method of the split.
     pub split: ContextSplit,
-    /// The length must be a multiple of this number.
+    /// The required divisor of the length.
     pub divisor: usize,
 }
 
 impl ContextSplit {
-    /// All splits.
+    /// The list of all splits.
     pub const ALL: [Self; 4] = *Self::VARIANTS.as_array().unwrap();
 
     /// Returns the name that is used in recipes.
@@ -90,24 +92,24 @@ impl ContextSplit {
         self.into()
     }
 
-    /// Returns the number that must divide the length of a sequence.
+    /// Returns the required divisor of every sequence length.
     ///
-    /// `tensor` is the number of ranks over which sequence parallelism splits each part again (1 without it). For a
-    /// document of [`ZigzagPerDocument`](Self::ZigzagPerDocument), pass 1.
+    /// `tensor` is the number of ranks over which sequence parallelism splits each part again. Pass 1 without sequence
+    /// parallelism, and for a document of [`ZigzagPerDocument`](Self::ZigzagPerDocument).
     pub fn divisor(self, ranks: usize, tensor: usize) -> usize {
         match self {
             _ if ranks == 1 => tensor,
-            // Both chunks together are split over the tensor ranks.
+            // The two chunks of a rank are split over the tensor ranks together.
             Self::Zigzag | Self::ZigzagPerDocument if tensor % 2 == 1 => 2 * ranks * tensor,
             _ => ranks * tensor,
         }
     }
 
-    /// Checks the length of a sequence.
+    /// Checks that the length of a sequence can be split.
     ///
     /// # Errors
     ///
-    /// [`ContextSplitError`] if it is not a multiple of [`divisor`](Self::divisor).
+    /// [`ContextSplitError`] if the length is not a multiple of [`divisor`](Self::divisor).
     pub fn check(
         self,
         length: usize,
@@ -142,12 +144,14 @@ impl ContextSplit {
         })
     }
 
-    /// Returns the tokens of a sequence that rank `rank` of `ranks` has, in ascending order. `documents` holds the ends
-    /// of the documents in the sequence. The last end is the length of the sequence.
+    /// Returns the indices of the tokens of a sequence that are assigned to rank `rank` of `ranks`, in ascending order.
+    /// `documents` contains the end position of each document in the sequence. The last end is the length of the
+    /// sequence.
     ///
     /// # Errors
     ///
-    /// [`ContextSplitError`] if the sequence, or a document of a split per document, cannot be divided.
+    /// [`ContextSplitError`] if the sequence, or a document with [`ZigzagPerDocument`](Self::ZigzagPerDocument), cannot
+    /// be divided.
     pub fn tokens(
         self,
         documents: &[usize],
@@ -191,7 +195,7 @@ impl ContextSplit {
 }
 
 impl ContextExchange {
-    /// All exchanges.
+    /// The list of all context exchanges.
     pub const ALL: [Self; 4] = *Self::VARIANTS.as_array().unwrap();
 
     /// Returns the name that is used in recipes.
@@ -200,7 +204,7 @@ impl ContextExchange {
     }
 }
 
-/// The error for a text that does not name a setting of context parallelism.
+/// The error for a string that is not the name of a context split or a context exchange.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("invalid context {setting} \"{given}\": expected {fits}")]
 pub struct ParseContextError {

@@ -1,44 +1,44 @@
-//! Errors of a mesh, with the valid values.
+//! The errors of a device mesh. They contain the valid values.
 
 use std::fmt;
 
 use super::split::listed;
 use super::{Axis, AxisOrder, LayoutError};
 
-/// The reason why a mesh, an order or a split is invalid.
+/// The reason why a device mesh, an axis order or a split is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MeshError {
-    /// The configuration does not match the world.
+    /// The layout does not match the world size.
     #[error("{fault}; what fits: {fits}")]
     InvalidLayout {
-        /// The first fault.
+        /// The first fault that was found.
         fault: MeshFault,
-        /// Valid changes.
+        /// Changes that would make the layout valid.
         fits: Box<Suggestions>,
     },
-    /// A setting contradicts another setting or has no effect.
+    /// A setting conflicts with another setting or has no effect.
     #[error(transparent)]
     Layout(#[from] LayoutError),
     /// A name in an [`AxisOrder`] is not an axis.
     #[error("invalid axis \"{name}\" in the order \"{order}\": expected tp, cp, ep, dp or pp")]
     UnknownAxis {
-        /// The name as given.
+        /// The unknown name.
         name: String,
-        /// The complete order.
+        /// The complete axis order, as given.
         order: String,
     },
-    /// An [`AxisOrder`] contains an axis twice.
+    /// An [`AxisOrder`] contains the same axis twice.
     #[error("duplicate axis {} in the order \"{order}\": expected each axis once", axis.abbreviation())]
     DuplicateAxis {
         /// The repeated axis.
         axis: Axis,
-        /// The complete order.
+        /// The complete axis order, as given.
         order: String,
     },
-    /// A number of items is not divisible by the size of an axis.
+    /// The number of items is not divisible by the size of an axis.
     #[error("{what} {size} cannot be split over {axis} = {parts}; {} can", listed(fits, 1, *size))]
     Uneven {
-        /// The name of the items.
+        /// The name of the items, for example `heads`.
         what: String,
         /// The number of items.
         size: usize,
@@ -46,10 +46,10 @@ pub enum MeshError {
         axis: Axis,
         /// The size of the axis.
         parts: usize,
-        /// Sizes of the axis that divide `size`. If there are many, only the nearest.
+        /// The sizes of the axis that divide `size`. If there are many, only the nearest sizes are listed.
         fits: Vec<usize>,
     },
-    /// The number of samples per rank is not a multiple of the micro-batch size.
+    /// The number of samples per data-parallel rank is not a multiple of the micro-batch size.
     #[error(
         "{samples} samples over data = {data} are {share} per rank, not a multiple of the micro-batch size \
          {micro_batch}: expected {}", listed(fits, 1, *share)
@@ -63,16 +63,17 @@ pub enum MeshError {
         share: usize,
         /// The number of samples per micro-batch.
         micro_batch: usize,
-        /// Micro-batch sizes that divide the samples per rank. If there are many, only the nearest.
+        /// The micro-batch sizes that divide the number of samples per rank. If there are many, only the nearest sizes
+        /// are listed.
         fits: Vec<usize>,
     },
-    /// There are no items to split.
+    /// The number of items to split is 0.
     #[error(
         "{what} 0 cannot be split over {axis} = {parts}; a multiple of {} can",
         (*parts).max(1)
     )]
     NothingToSplit {
-        /// The name of the items.
+        /// The name of the items, for example `heads`.
         what: String,
         /// The axis.
         axis: Axis,
@@ -81,56 +82,56 @@ pub enum MeshError {
     },
 }
 
-/// The first fault of a configuration.
+/// The first fault that was found in a layout.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MeshFault {
     /// The world has no ranks.
     #[error("the world has 0 ranks")]
     EmptyWorld,
-    /// The size of an axis is 0. An unused axis has size 1.
+    /// The size of an axis is 0. An axis that is not used must have size 1.
     #[error("invalid {axis} = 0: expected at least 1")]
     ZeroSize {
         /// The axis.
         axis: Axis,
     },
-    /// The product of the sizes of one grid does not match the world.
+    /// The product of the axis sizes of one grid does not match the world size.
     #[error("{sizes} needs {need}, the world has {world}")]
     Product {
         /// The axes and their sizes, for example `tensor 2 x context 1 x pipeline 3`.
         sizes: String,
-        /// The required number of ranks.
+        /// The number of ranks that the axis sizes require.
         need: RequiredRanks,
-        /// The number of ranks of the world.
+        /// The number of ranks in the world.
         world: usize,
     },
-    /// The order does not contain an axis of more than one rank.
+    /// The axis order omits an axis that has more than one rank.
     #[error(
         "the order {order} leaves out {}, but {axis} = {size} in one of the grids",
         axis.abbreviation()
     )]
     MissingAxis {
-        /// The axis. Tensor also stands for expert-tensor, as in an order.
+        /// The omitted axis. Tensor also stands for expert-tensor, as in an axis order.
         axis: Axis,
-        /// The larger of its sizes in the two grids.
+        /// The larger of the sizes of this axis in the two grids.
         size: usize,
-        /// The order.
+        /// The axis order.
         order: AxisOrder,
     },
-    /// The pipelines of the dense and the expert grid have different ranks. Or the order does not end with the pipeline
-    /// and the data sizes differ.
+    /// The pipelines of the dense grid and the expert grid contain different ranks, or the axis order does not end with
+    /// the pipeline axis and the two data sizes differ.
     #[error(
         "with the order {order} the pipelines of the two grids do not line up: \
          data {dense_data} and pipeline stride {dense_stride} in the dense grid, \
          data {expert_data} and pipeline stride {expert_stride} in the expert grid"
     )]
     Pipelines {
-        /// The order.
+        /// The axis order.
         order: AxisOrder,
-        /// The data size of the dense grid.
+        /// The size of the data axis in the dense grid.
         dense_data: usize,
         /// The stride of the pipeline axis in the dense grid, in ranks.
         dense_stride: usize,
-        /// The data size of the expert grid.
+        /// The size of the data axis in the expert grid.
         expert_data: usize,
         /// The stride of the pipeline axis in the expert grid, in ranks.
         expert_stride: usize,
@@ -140,11 +141,11 @@ pub enum MeshFault {
 /// The number of ranks that a grid requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequiredRanks {
-    /// Exactly this number.
+    /// The grid requires exactly this number of ranks.
     Exactly(usize),
-    /// A multiple of this number.
+    /// The grid requires a multiple of this number of ranks.
     MultipleOf(usize),
-    /// A number that exceeds `usize`.
+    /// The product of the axis sizes exceeds `usize`.
     Uncountable,
 }
 
@@ -158,14 +159,14 @@ impl fmt::Display for RequiredRanks {
     }
 }
 
-/// Changes that would each make the configuration valid.
+/// A list of changes. Each change alone would make the layout valid.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Suggestions {
-    /// World sizes nearest to the given size.
+    /// The nearest valid world sizes.
     pub worlds: Vec<usize>,
-    /// Axes with the valid sizes nearest to the requested size.
+    /// Axes, each with the valid sizes that are nearest to the requested size.
     pub sizes: Vec<(Axis, Vec<usize>)>,
-    /// Another order of the axes.
+    /// A different order of the axes.
     pub order: Option<AxisOrder>,
 }
 

@@ -1,4 +1,4 @@
-//! One rank of a mesh, and its index on one axis.
+//! The position of one rank in a device mesh, and its index on one axis.
 
 use std::sync::Arc;
 
@@ -7,13 +7,13 @@ use super::{Axis, AxisSet, Grid, Mesh};
 /// The index of a rank on an axis, and the size of the axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AxisRank {
-    /// This rank's index.
+    /// The index of the rank on the axis.
     pub index: usize,
-    /// The number of ranks.
+    /// The number of ranks on the axis.
     pub size: usize,
 }
 
-/// One rank of a mesh: its index on every axis of both grids. Cheap to clone.
+/// The position of one rank in a device mesh: its index on every axis of both grids. It is cheap to clone.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -33,7 +33,7 @@ pub struct MeshRank {
 }
 
 impl MeshRank {
-    /// Creates the rank `rank` of `mesh`.
+    /// Creates the position of the rank `rank` in `mesh`.
     ///
     /// # Panics
     ///
@@ -44,12 +44,12 @@ impl MeshRank {
         Self { mesh, rank }
     }
 
-    /// Creates the only rank of a world of one rank.
+    /// Creates the position of the only rank in a world of one rank.
     pub fn single() -> Self {
         Self::new(Arc::new(Mesh::single()), 0)
     }
 
-    /// Returns another rank of the same mesh.
+    /// Returns the position of another rank in the same mesh.
     ///
     /// # Panics
     ///
@@ -59,7 +59,7 @@ impl MeshRank {
         Self::new(self.mesh.clone(), rank)
     }
 
-    /// Returns the mesh.
+    /// Returns the device mesh.
     pub fn mesh(&self) -> &Arc<Mesh> {
         &self.mesh
     }

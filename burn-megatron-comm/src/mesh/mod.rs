@@ -1,13 +1,13 @@
-//! The device mesh: sizes of the axes, coordinates of the ranks, members of the groups.
+//! The device mesh: the sizes of the axes, the coordinates of the ranks, and the members of the process groups.
 //!
-//! A [`ParallelConfig`] is the layout: the size of each axis, and how the axes are used. [`Mesh::new`] applies it to a
-//! world of ranks and checks every size. All methods are pure arithmetic. All ranks build the same mesh, so every rank
-//! can compute all groups without communication.
+//! A [`ParallelConfig`] is the layout: the size of each axis, and how the axes are used. [`Mesh::new`] applies a layout
+//! to a world of ranks and checks every size. The methods of a mesh do not communicate: all ranks build the same mesh,
+//! so each rank can compute all groups locally.
 //!
-//! Two grids number the same ranks. The *dense* grid (tensor, context, data, pipeline) is for all layers except
-//! experts. The *expert* grid (expert-tensor, expert, data, pipeline) is for experts. The grids may have different data
-//! sizes but share their pipelines. The left-most axis of the [`AxisOrder`] has stride 1. The groups and their order
-//! match Megatron-LM's `RankGenerator`.
+//! Two grids number the same ranks. The *dense* grid (tensor, context, data, pipeline) is used for all layers except
+//! experts. The *expert* grid (expert-tensor, expert, data, pipeline) is used for experts. The two grids may have
+//! different data sizes, but their pipelines contain the same ranks. Ranks along the leftmost axis of
+//! the [`AxisOrder`] are consecutive. The groups and their order are the same as in Megatron-LM's `RankGenerator`.
 //!
 //! ```
 //! use burn_megatron_comm::mesh::{Axis, Grid, Mesh, ParallelConfig};
@@ -19,7 +19,7 @@
 //! # Ok::<(), burn_megatron_comm::mesh::MeshError>(())
 //! ```
 //!
-//! prints
+//! The program prints:
 //!
 //! ```text
 //! mesh of 4 ranks: tensor 2 x context 1 x data 1 x pipeline 2, order tp-cp-ep-dp-pp
@@ -68,14 +68,15 @@ pub use zero_stage::{ParseZeroStageError, ZeroStage};
 pub(crate) use rank_grid::GroupShape;
 use rank_grid::RankGrid;
 
-/// A checked layout of a world of ranks. It is a plain value, cheap to clone and equal on every rank.
+/// A checked parallel layout of a world of ranks. It only stores values, is cheap to clone and is equal on every rank.
 ///
-/// Its `Display` output is the table in the [module documentation](self).
+/// Its `Display` output is a table as in the [module documentation](self).
 ///
 /// # Panics
 ///
-/// Methods that take a rank panic if the rank is not below [`world_size`](Mesh::world_size). Methods that take axes
-/// panic if an axis is not in the grid. The axes of a group are fixed in code and do not depend on a configuration.
+/// Methods that take a rank panic if the rank is not less than [`world_size`](Mesh::world_size). Methods that take axes
+/// panic if the grid does not have one of the axes. These panics are programming errors: the axes that a program passes
+/// do not depend on the configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mesh {
     config: ParallelConfig,
@@ -87,26 +88,27 @@ pub struct Mesh {
 /// The coordinates of a rank in the dense grid.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Coordinates {
-    /// The slice of each weight matrix, below the size of [`Axis::Tensor`].
+    /// The index of this rank's shard of each weight matrix, less than the size of [`Axis::Tensor`].
     pub tensor: usize,
-    /// The slice of each sequence, below the size of [`Axis::Context`].
+    /// The index of this rank's part of each sequence, less than the size of [`Axis::Context`].
     pub context: usize,
-    /// The replica of the model, below the size of [`Axis::Data`].
+    /// The index of this rank's model replica, less than the size of [`Axis::Data`].
     pub data: usize,
-    /// The pipeline stage, below the size of [`Axis::Pipeline`].
+    /// The index of this rank in its pipeline, less than the size of [`Axis::Pipeline`].
     pub pipeline: usize,
 }
 
 /// The coordinates of a rank in the expert grid.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ExpertCoordinates {
-    /// The slice of each expert's weight matrices, below the size of [`Axis::ExpertTensor`].
+    /// The index of this rank's shard of each expert's weight matrices, less than the size of [`Axis::ExpertTensor`].
     pub expert_tensor: usize,
-    /// The share of the experts, below the size of [`Axis::Expert`].
+    /// The index of this rank's share of the experts, less than the size of [`Axis::Expert`].
     pub expert: usize,
-    /// The replica of the experts, below the size of [`Axis::Data`] in the expert grid.
+    /// The index of this rank's replica of the experts, less than the size of [`Axis::Data`] in the expert grid.
     pub expert_data: usize,
-    /// The pipeline stage, below the size of [`Axis::Pipeline`]. It is the same as in [`Coordinates`].
+    /// The index of this rank in its pipeline, less than the size of [`Axis::Pipeline`]. It is the same as in
+    /// [`Coordinates`].
     pub pipeline: usize,
 }
 
@@ -115,15 +117,18 @@ impl Mesh {
     ///
     /// # Errors
     ///
-    /// [`MeshError::Layout`] for a setting without effect: see [`ParallelConfig::check`].
+    /// [`MeshError::Layout`] for a setting that conflicts with another setting or has no effect. See
+    /// [`ParallelConfig::check`].
     ///
-    /// [`MeshError::InvalidLayout`], with the given sizes and valid sizes, in these cases:
-    /// - The world or an axis is empty.
-    /// - `tensor x context x pipeline x data` differs from the world size, or does not divide it if `data` is not set.
+    /// [`MeshError::InvalidLayout`], with the given sizes and the valid sizes, in these cases:
+    /// - The world size or the size of an axis is 0.
+    /// - `data` is set, and `tensor x context x pipeline x data` differs from the world size.
+    /// - `data` is not set, and `tensor x context x pipeline` does not divide the world size.
     /// - `expert_tensor x expert x pipeline` does not divide the world size.
     /// - The order omits an axis with more than one rank.
-    /// - The pipelines of the two grids differ. The grids must have the same pipelines and the same data size, unless
-    ///   there is one stage or the order ends with `pp` (ignoring axes of size 1).
+    /// - The pipelines of the two grids contain different ranks.
+    /// - The two grids have different data sizes, there is more than one pipeline stage, and the order does not end
+    ///   with `pp` (ignoring axes of size 1).
     pub fn new(config: &ParallelConfig, world_size: usize) -> Result<Mesh, MeshError> {
         config.check()?;
         layout::build(config, world_size).map_err(|fault| MeshError::InvalidLayout {
@@ -132,17 +137,17 @@ impl Mesh {
         })
     }
 
-    /// Creates the mesh of one rank, where every axis has size 1.
+    /// Creates the mesh of one rank, in which every axis has size 1.
     pub fn single() -> Mesh {
         Mesh::new(&ParallelConfig::new(), 1).expect("sizes of 1 are valid in a world of 1")
     }
 
-    /// Returns the configuration, with `data` and `expert_tensor` filled in and the order completed.
+    /// Returns the layout, with the derived sizes of `data` and `expert_tensor` filled in and the axis order completed.
     pub fn config(&self) -> &ParallelConfig {
         &self.config
     }
 
-    /// Returns the number of ranks.
+    /// Returns the number of ranks in the world.
     pub fn world_size(&self) -> usize {
         self.world
     }
@@ -157,7 +162,7 @@ impl Mesh {
         self.grid(grid).size(axis)
     }
 
-    /// Returns the axes in `axes` that have more than one rank in `grid`.
+    /// Returns the axes of the set `axes` that have more than one rank in `grid`.
     ///
     /// # Panics
     ///
@@ -194,11 +199,11 @@ impl Mesh {
         }
     }
 
-    /// Returns the rank at these coordinates of the dense grid.
+    /// Returns the rank at the given coordinates of the dense grid.
     ///
     /// # Panics
     ///
-    /// If a coordinate is not below the size of its axis.
+    /// If a coordinate is not less than the size of its axis.
     #[track_caller]
     pub fn rank_at(&self, coordinates: Coordinates) -> usize {
         self.dense.offset(Axis::Tensor, coordinates.tensor)
@@ -207,11 +212,11 @@ impl Mesh {
             + self.dense.offset(Axis::Pipeline, coordinates.pipeline)
     }
 
-    /// Returns the rank at these coordinates of the expert grid.
+    /// Returns the rank at the given coordinates of the expert grid.
     ///
     /// # Panics
     ///
-    /// If a coordinate is not below the size of its axis.
+    /// If a coordinate is not less than the size of its axis.
     #[track_caller]
     pub fn expert_rank_at(&self, coordinates: ExpertCoordinates) -> usize {
         self.expert
@@ -221,10 +226,10 @@ impl Mesh {
             + self.expert.offset(Axis::Pipeline, coordinates.pipeline)
     }
 
-    /// Returns all groups of `grid` over `axes`. The ranks of a group differ only in these axes.
+    /// Returns all groups of `grid` over the set `axes`. The ranks of a group differ only in these axes.
     ///
-    /// The groups and their members are in the order of the mesh. The groups partition the world. If `axes` is empty,
-    /// each rank is a group.
+    /// The groups and their members are in the order of the mesh. Each rank is in exactly one group. If `axes` is
+    /// empty, each rank is a group of one.
     ///
     /// # Panics
     ///
@@ -251,10 +256,10 @@ impl Mesh {
         groups.group_of(self.checked(rank))
     }
 
-    /// Returns the embedding group: the first and the last rank of the pipeline of `rank`, which hold tied embeddings.
-    /// With one stage the group has one member.
+    /// Returns the embedding group of a pipeline: the first and the last rank of the pipeline of `rank`. These ranks
+    /// hold the tied embedding. If the pipeline has one stage, the group has one member.
     ///
-    /// For a rank of a middle stage, returns the group of its pipeline. The rank is not a member of that group.
+    /// For a rank of a middle stage, returns the embedding group of its pipeline, although the rank is not a member.
     #[track_caller]
     pub fn embedding_group(&self, rank: usize) -> Vec<usize> {
         let stages = self.members(Grid::Dense, Axis::Pipeline, rank);
@@ -264,8 +269,8 @@ impl Mesh {
         }
     }
 
-    /// Returns the number of the ranks `members` on each node. `members` must be in ascending order. Returns `None`
-    /// unless the ranks are on several nodes, with the same number on each node and more than one per node.
+    /// Returns the number of ranks in `members` on each node. `members` must be in ascending order. Returns `None`
+    /// unless the ranks are on several nodes, each with the same number of ranks and more than one rank.
     pub fn members_per_node(&self, members: &[usize]) -> Option<usize> {
         let ranks = self.config.ranks_per_node?;
         let nodes: Vec<_> = members.chunk_by(|a, b| a / ranks == b / ranks).collect();

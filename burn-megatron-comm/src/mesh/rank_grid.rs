@@ -1,4 +1,4 @@
-//! A rectangular numbering of ranks, and the groups over any set of its axes.
+//! A multi-dimensional numbering of ranks, and the groups over any set of its axes.
 
 use super::{Axis, AxisSet, Grid};
 
@@ -52,7 +52,7 @@ impl RankGrid {
         self.level(axis).coordinate(rank)
     }
 
-    /// Returns the axis with more than one rank that varies slowest.
+    /// Returns the slowest varying axis that has more than one rank.
     pub(super) fn slowest(&self) -> Option<Axis> {
         self.levels
             .iter()
@@ -101,7 +101,8 @@ impl RankGrid {
     }
 }
 
-/// The ranks of the group of rank 0: sums of multiples of strides. Each entry is a stride and its count.
+/// The ranks of the group that contains rank 0, which are sums of multiples of strides. Each entry is a stride and the
+/// number of its multiples.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct GroupShape(Vec<(usize, usize)>);
 

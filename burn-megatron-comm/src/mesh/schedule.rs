@@ -1,4 +1,4 @@
-//! The kinds of pipeline schedules, and the source of a run's schedule.
+//! The kinds of pipeline schedules, and the source of the schedule of a run.
 
 use std::fmt;
 use std::num::NonZeroUsize;
@@ -8,37 +8,37 @@ use super::as_text::serde_as_text;
 
 /// A kind of pipeline schedule.
 ///
-/// The text form, also in files, is `gpipe`, `1f1b`, `eager-1f1b`, `interleaved` (or `interleaved:6` with groups of 6
-/// micro-batches), `zb-h1`, `zb-v` or `dualpipe-v`.
+/// The name of a kind, also in files, is `gpipe`, `1f1b`, `eager-1f1b`, `interleaved` (or `interleaved:6` with groups
+/// of 6 micro-batches), `zb-h1`, `zb-v` or `dualpipe-v`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ScheduleKind {
-    /// All forwards, then all backwards (Huang et al. 2019, arXiv:1811.06965).
+    /// All forward passes, then all backward passes (Huang et al. 2019, arXiv:1811.06965).
     GPipe,
-    /// One forward, one backward. The maximum number of live micro-batches is the number of later stages plus one
-    /// (Narayanan et al. 2021, arXiv:2104.04473).
+    /// One forward, one backward (1F1B). The number of micro-batches whose activations a stage keeps is at most one
+    /// more than the number of later stages (Narayanan et al. 2021, arXiv:2104.04473).
     OneFOneB,
-    /// 1F1B with twice the number of forwards before the first backward, so that transfers overlap with computation
-    /// (Zhuang et al. 2022, arXiv:2211.05322).
+    /// 1F1B with twice the number of forward passes before the first backward pass, so that transfers overlap with
+    /// computation (Zhuang et al. 2022, arXiv:2211.05322).
     EagerOneFOneB,
-    /// 1F1B with several stages per rank, spaced `ranks` apart (Narayanan et al. 2021).
+    /// 1F1B with several stages per rank. The stages of a rank are `ranks` apart (Narayanan et al. 2021).
     Interleaved {
-        /// The number of consecutive micro-batches of one stage before the rank switches to its next stage. `None` is
-        /// the number of ranks.
+        /// The number of consecutive micro-batches that a rank processes for one stage before it switches to its next
+        /// stage. `None` means the number of pipeline ranks.
         group: Option<usize>,
     },
-    /// 1F1B with split backwards, whose weight gradients fill the bubble. The peak memory equals the peak memory of
-    /// 1F1B on the first rank (Qi et al. 2023, arXiv:2401.10241).
+    /// 1F1B with split backward passes: weight gradients are computed while the rank would otherwise be idle. The peak
+    /// memory equals the peak memory of 1F1B on the first rank (Qi et al. 2023, arXiv:2401.10241).
     ZbH1,
-    /// Two stages per rank in a V. A rank has no bubble if forward, input gradient and weight gradient take the same
-    /// time (Qi et al. 2024, arXiv:2405.15362).
+    /// Two stages per rank, assigned in a V shape. A rank is never idle if forward, input gradient and weight gradient
+    /// take the same time (Qi et al. 2024, arXiv:2405.15362).
     ZbV,
-    /// Two stages per rank in a V. Forwards of one stage overlap backwards of the other (DualPipeV of DeepSeek-AI's
-    /// DualPipe, 2025).
+    /// Two stages per rank, assigned in a V shape. The forward passes of one stage overlap with the backward passes of
+    /// the other stage (DualPipeV of DeepSeek-AI's DualPipe, 2025).
     DualPipeV,
 }
 
 impl ScheduleKind {
-    /// All kinds. Interleaved has the default group size.
+    /// The list of all kinds. The interleaved schedule in the list has the default group size.
     pub const ALL: [ScheduleKind; 7] = [
         ScheduleKind::GPipe,
         ScheduleKind::OneFOneB,
@@ -49,7 +49,7 @@ impl ScheduleKind {
         ScheduleKind::DualPipeV,
     ];
 
-    /// Returns the default number of stages per rank: 1, or 2 for kinds that need several.
+    /// Returns the default number of stages per rank: 1, or 2 for schedules that need several stages per rank.
     pub const fn default_virtual_stages(self) -> usize {
         match self {
             ScheduleKind::GPipe
@@ -60,12 +60,13 @@ impl ScheduleKind {
         }
     }
 
-    /// Returns whether rank `r` of `p` holds stages `r` and `2p-1-r`.
+    /// Returns whether the stages are assigned in a V shape: rank `r` of `p` ranks holds the stages `r` and
+    /// `2p - 1 - r`.
     pub const fn is_v_shaped(self) -> bool {
         matches!(self, ScheduleKind::ZbV | ScheduleKind::DualPipeV)
     }
 
-    /// Returns the rank that holds a stage of a pipeline of `ranks` ranks.
+    /// Returns the rank that holds the stage `stage` in a pipeline of `ranks` ranks.
     pub const fn rank_of(self, stage: usize, ranks: usize) -> usize {
         let offset = stage % ranks;
         let returns = stage / ranks % 2 == 1;
@@ -76,12 +77,13 @@ impl ScheduleKind {
         }
     }
 
-    /// Returns whether weight gradients are separate actions from input gradients.
+    /// Returns whether the schedule computes weight gradients separately from input gradients.
     pub const fn splits_backward(self) -> bool {
         matches!(self, ScheduleKind::ZbH1) || self.is_v_shaped()
     }
 
-    /// Returns whether forwards can be paired with complete backwards of other micro-batches.
+    /// Returns whether the schedule can pair the forward pass of one micro-batch with the complete backward pass of
+    /// another micro-batch.
     pub const fn has_pairs(self) -> bool {
         matches!(
             self,
@@ -89,7 +91,7 @@ impl ScheduleKind {
         )
     }
 
-    /// Returns the name without the group.
+    /// Returns the name without the group size.
     const fn name(self) -> &'static str {
         match self {
             ScheduleKind::GPipe => "gpipe",
@@ -134,7 +136,7 @@ impl FromStr for ScheduleKind {
 
 serde_as_text!(ScheduleKind);
 
-/// The error for a text that is not a [`ScheduleKind`].
+/// The error for a string that is not a [`ScheduleKind`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "invalid schedule \"{0}\": expected gpipe, 1f1b, eager-1f1b, interleaved (or interleaved:N with groups \
@@ -142,14 +144,14 @@ serde_as_text!(ScheduleKind);
 )]
 pub struct UnknownScheduleKind(pub String);
 
-/// The source of a pipeline schedule: generated, or read from a CSV file.
+/// The source of a pipeline schedule: a built-in kind of schedule, or a CSV file.
 ///
-/// The text form, also in files, is the name of the kind, or a path that ends with `.csv`.
+/// It is written, also in files, as the name of the kind or as a path that ends with `.csv`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum ScheduleSource {
-    /// A generated schedule.
+    /// A schedule that is generated for the number of stages and micro-batches.
     Kind(ScheduleKind),
-    /// The path of a CSV file.
+    /// A schedule that is read from the CSV file with this path.
     File(String),
 }
 

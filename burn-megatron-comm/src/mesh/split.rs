@@ -5,12 +5,13 @@ use super::{Axis, MeshError};
 /// The maximum number of divisors in a message.
 const MAX_LISTED: usize = 8;
 
-/// The largest trial divisor. It bounds the time for a message. Every divisor of a number up to its square is found.
+/// The largest trial divisor, which bounds the time to build a message. All divisors are found for numbers up to its
+/// square.
 const MAX_TRIAL: usize = 1 << 20;
 
-/// Returns the number of items per rank: `size` divided by the `parts` ranks of `axis`.
+/// Splits `size` items evenly over the `parts` ranks of `axis`. Returns the number of items per rank.
 ///
-/// `what` names the items in errors, such as `heads`.
+/// `what` is the name of the items in error messages, such as `heads`.
 ///
 /// ```
 /// use burn_megatron_comm::mesh::{Axis, split_evenly};
@@ -24,8 +25,8 @@ const MAX_TRIAL: usize = 1 << 20;
 ///
 /// # Errors
 ///
-/// [`MeshError::Uneven`], with valid sizes, if `parts` is 0 or does not divide `size`. [`MeshError::NothingToSplit`] if
-/// `size` is 0.
+/// [`MeshError::Uneven`], with the valid sizes, if `parts` is 0 or does not divide `size`.
+/// [`MeshError::NothingToSplit`] if `size` is 0.
 pub fn split_evenly(what: &str, size: usize, axis: Axis, parts: usize) -> Result<usize, MeshError> {
     if size == 0 {
         return Err(MeshError::NothingToSplit {
@@ -47,14 +48,15 @@ pub fn split_evenly(what: &str, size: usize, axis: Axis, parts: usize) -> Result
     Ok(size / parts)
 }
 
-/// Returns the number of samples on each of `data` ranks, which must be a multiple of the micro-batch size.
+/// Splits `samples` evenly over `data` ranks. Returns the number of samples per rank, which must be a multiple of
+/// `micro_batch`.
 ///
-/// If `micro_batch` is `None`, each rank has one micro-batch.
+/// If `micro_batch` is `None`, all samples of a rank form one micro-batch.
 ///
 /// # Errors
 ///
-/// [`MeshError::Uneven`] or [`MeshError::NothingToSplit`] if the samples cannot be split over the ranks.
-/// [`MeshError::MicroBatch`] if the samples of a rank are not a multiple of the micro-batch size.
+/// [`MeshError::Uneven`] or [`MeshError::NothingToSplit`] if the samples cannot be split evenly over the ranks.
+/// [`MeshError::MicroBatch`] if the number of samples per rank is not a multiple of the micro-batch size.
 pub fn samples_per_rank(
     samples: usize,
     data: usize,
@@ -73,8 +75,8 @@ pub fn samples_per_rank(
     }
 }
 
-/// Lists the divisors of `size` that satisfy `fits` and are nearest to `target`, for a message: `1, 2, 3, 4, 6, 12`.
-/// Returns an empty text if there is no such divisor.
+/// Formats the divisors of `size` that satisfy `fits` and are nearest to `target` as a list, such as
+/// `1, 2, 3, 4, 6, 12`. Returns an empty string if there is no such divisor.
 pub fn divisors_near(size: usize, target: usize, fits: impl Fn(usize) -> bool) -> String {
     let fitting: Vec<_> = divisors(size).into_iter().filter(|n| fits(*n)).collect();
     match fitting[..] {
@@ -97,7 +99,7 @@ pub(super) fn divisors(size: usize) -> Vec<usize> {
     small.iter().copied().chain(large).collect()
 }
 
-/// Returns the `count` values nearest to `target`, in ascending order.
+/// Returns the `count` values that are nearest to `target`, in ascending order.
 pub(super) fn nearest(mut values: Vec<usize>, target: usize, count: usize) -> Vec<usize> {
     values.sort_by_key(|value| value.abs_diff(target));
     values.truncate(count);
@@ -115,7 +117,7 @@ pub(super) fn multiples_around(number: usize, step: usize) -> String {
     }
 }
 
-/// Lists some divisors, with dots if divisors between `first` and `last` are omitted at either end.
+/// Formats some divisors as a list. Adds dots at an end where divisors between `first` and `last` are omitted.
 pub(super) fn listed(divisors: &[usize], first: usize, last: usize) -> String {
     let texts: Vec<_> = divisors.iter().map(usize::to_string).collect();
     let before = if divisors.first() == Some(&first) {

@@ -5,7 +5,7 @@ use std::fmt;
 use super::rank_grid::RankGrid;
 use super::{Axis, AxisSet, Grid, Mesh};
 
-/// The maximum world size that is printed rank by rank.
+/// The maximum world size for which the coordinates of every rank are printed.
 const ROWS: usize = 32;
 
 /// The maximum number of printed groups per axis and of printed members per group.
@@ -24,10 +24,10 @@ impl Column<'_> {
     }
 }
 
-/// Writes the sizes and the order, the coordinates of every rank, and the groups of every axis.
+/// Formats the sizes and the order of the axes, the coordinates of every rank, and the groups of every axis.
 ///
-/// The expert grid is omitted if expert = 1 and expert-tensor = tensor. Groups of one rank are not listed. Long lists
-/// are abridged.
+/// The expert grid is omitted if the expert size is 1 and the expert-tensor size equals the tensor size. Groups of one
+/// rank are not listed. Long lists are shortened.
 impl fmt::Display for Mesh {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let dense = self.columns(
@@ -139,7 +139,8 @@ fn write_groups(f: &mut fmt::Formatter<'_>, columns: &[Column]) -> fmt::Result {
     Ok(())
 }
 
-/// Returns the numbers below `count`. Above `limit`, returns the first half of `limit`, a gap, and the last number.
+/// Returns the numbers below `count`. If `count` is greater than `limit`, returns the first half of `limit`, a gap, and
+/// the last number.
 fn abridged(count: usize, limit: usize) -> impl Iterator<Item = Option<usize>> {
     let (head, tail) = if count <= limit {
         (count, None)

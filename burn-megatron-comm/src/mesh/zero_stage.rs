@@ -1,4 +1,4 @@
-//! The stages of ZeRO.
+//! The stages of ZeRO, which determine the sharded state.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,9 +7,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use strum::VariantArray as _;
 
-/// A ZeRO stage: the state that is sharded over the ranks of a data-parallel group instead of replicated.
+/// A ZeRO stage: the state that is sharded over the ranks of a data-parallel group instead of being replicated.
 ///
-/// It is written as its number. Each stage includes the previous stage.
+/// A stage is written as its number. Each stage also shards the state of the previous stage.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
 )]
@@ -17,23 +17,24 @@ use strum::VariantArray as _;
 #[derive(JsonSchema, strum::VariantArray)]
 #[schemars(extend("enum" = [0, 1, 2, 3]))]
 pub enum ZeroStage {
-    /// Nothing is sharded.
+    /// No state is sharded.
     #[default]
     Replicated = 0,
-    /// Master weights and moments are sharded.
+    /// The optimizer state (master weights and moments) is sharded.
     Optimizer = 1,
-    /// The reduced gradients are sharded too.
+    /// The reduced gradients are sharded in addition to the optimizer state.
     Gradients = 2,
-    /// The parameters are sharded too. They are gathered one FSDP unit at a time.
+    /// The parameters are sharded in addition to the gradients and the optimizer state. They are gathered one FSDP unit
+    /// at a time.
     Parameters = 3,
 }
 
 impl ZeroStage {
-    /// All stages.
+    /// The list of all stages.
     pub const ALL: [Self; 4] = *Self::VARIANTS.as_array().unwrap();
 }
 
-/// The error for a text or number that is not a ZeRO stage.
+/// The error for a string or number that is not a ZeRO stage.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "invalid ZeRO stage \"{0}\": expected 0 (nothing is sharded), 1 (the optimizer state), 2 (the gradients \

@@ -1,4 +1,4 @@
-//! The calls of one rank, for status queries at any time.
+//! The calls that a rank has started, for status queries from other threads.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,14 +10,14 @@ use crate::communicator::Group;
 use crate::report::flight_recorder::FlightRecorder;
 use burn_megatron_rendezvous::{CallId, GroupId, RankPosition, RankStatus, StatusProvider};
 
-/// The flight recorder of a rank, and the number of calls that it has started on each of its groups.
+/// The flight recorder of a rank, and the number of calls that the rank has started on each of its groups.
 #[derive(Debug)]
 pub(crate) struct CallTracker {
     recorder: Arc<FlightRecorder>,
     groups: Mutex<HashMap<GroupId, StartedCalls>>,
 }
 
-/// The number of collectives that a rank has started on one group, or the number of messages sent to one peer.
+/// A counter of the collectives that a rank has started on one group, or of the messages that it has sent to one rank.
 #[derive(Debug)]
 struct StartedCalls {
     group: Arc<Group>,
@@ -38,7 +38,7 @@ impl CallTracker {
         &self.recorder
     }
 
-    /// Returns the counter of a group, and creates it at 0 if needed.
+    /// Returns the counter of a group. If the group has no counter, creates a counter with the value 0.
     pub fn counter(&self, id: GroupId, group: &Arc<Group>) -> Arc<AtomicU64> {
         let mut groups = self.groups.lock();
         let started = groups.entry(id).or_insert_with(|| StartedCalls {

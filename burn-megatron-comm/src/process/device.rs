@@ -1,4 +1,4 @@
-//! Calls on tensors in device memory. They are checked, numbered and recorded like calls on host buffers.
+//! Calls on tensors in device memory. They are checked, numbered and recorded in the same way as calls on host buffers.
 
 use std::io;
 use std::sync::Arc;
@@ -59,7 +59,7 @@ impl DeviceCommunicator for ProcessCommunicator {
 }
 
 impl ProcessCommunicator {
-    /// Completes the calls of a group of one rank. Each call returns its input.
+    /// Completes calls of a group of one rank. Each call returns its input.
     fn return_inputs(
         &self,
         calls: Vec<(Call, Tensor<1>)>,
@@ -105,8 +105,8 @@ impl ProcessCommunicator {
     }
 }
 
-/// Checks the deadlines of calls on the device. No host thread waits for such calls, because a rank whose device hangs
-/// is blocked in the driver.
+/// A thread that checks the timeouts of calls on the device. The thread of the rank does not wait for these calls, and
+/// it may be blocked in the driver if the device hangs.
 #[derive(Debug)]
 pub(crate) struct DeadlineWatcher {
     calls: Sender<(ProcessCall, Arc<ResultSlot>)>,
@@ -116,7 +116,7 @@ impl DeadlineWatcher {
     /// Starts the thread.
     ///
     /// # Errors
-    /// The error of the operating system if it cannot start a thread.
+    /// The error of the operating system if it cannot start the thread.
     pub fn start() -> io::Result<Self> {
         let (calls, watched) = mpsc::channel();
         let builder = thread::Builder::new().name("deadlines".into());
@@ -130,8 +130,8 @@ impl DeadlineWatcher {
     }
 }
 
-/// Waits for the calls one after the other. This suffices because the device completes calls roughly in the order of
-/// their start.
+/// Waits for the calls one after the other. This is sufficient because the device completes calls approximately in the
+/// order in which they were started.
 fn watch_all(calls: &Receiver<(ProcessCall, Arc<ResultSlot>)>) {
     for (in_flight, passed) in calls {
         match in_flight.wait_passed(&passed) {

@@ -1,4 +1,4 @@
-//! A store in which ranks exchange small values before they have a communicator.
+//! A key-value store that ranks use before they have a communicator.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,9 +7,9 @@ use burn_megatron_rendezvous::RendezvousClient;
 
 use crate::error::CommError;
 
-/// A key-value store shared by all ranks of a world. Each key is posted once.
+/// A key-value store that all ranks of a world share. Each key is posted only once.
 ///
-/// The rendezvous implements it. Tests of engines use an implementation in memory.
+/// The rendezvous implements this trait. Tests of engines use an implementation in memory.
 pub(crate) trait KeyValueStore: fmt::Debug + Send + Sync {
     /// Posts `value` under `key`.
     ///
@@ -17,7 +17,7 @@ pub(crate) trait KeyValueStore: fmt::Debug + Send + Sync {
     /// [`CommError::Engine`] if the store cannot be reached.
     fn post(&self, key: &str, value: &[u8]) -> Result<(), CommError>;
 
-    /// Waits until a rank has posted `key` and returns its value.
+    /// Waits until a rank has posted a value under `key`, and returns the value.
     ///
     /// # Errors
     /// [`CommError::Engine`] if the key was not posted within `timeout`.
@@ -44,7 +44,7 @@ mod memory {
 
     use super::*;
 
-    /// A store for ranks that are threads of one test.
+    /// A key-value store for tests in which the ranks are threads.
     #[derive(Debug, Default)]
     pub(crate) struct MemoryStore {
         values: Mutex<HashMap<String, Vec<u8>>>,

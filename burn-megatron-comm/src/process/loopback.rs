@@ -1,4 +1,4 @@
-//! Messages of a rank to itself.
+//! Messages that a rank sends to itself.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,18 +8,18 @@ use parking_lot::Mutex;
 use super::result_slot::ResultSlot;
 use crate::buffer::Buffer;
 
-/// The messages of one group that this rank sends to itself, by number. The send or the receive, whichever is first,
-/// creates the slot for the other call.
+/// The messages of one group that this rank sends to itself, keyed by number. The slot of a message is created by its
+/// send or its receive, whichever comes first.
 #[derive(Debug, Default)]
 pub(super) struct Loopback(Mutex<HashMap<u64, Arc<ResultSlot>>>);
 
 impl Loopback {
-    /// Delivers message `number`.
+    /// Delivers the message with the given number.
     pub fn deliver(&self, number: u64, message: Buffer) {
         self.slot(number).fulfil(Ok(message));
     }
 
-    /// Returns the slot of message `number`. Called once by the send and once by the receive.
+    /// Returns the slot of the message with the given number. Called once by the send and once by the receive.
     pub fn slot(&self, number: u64) -> Arc<ResultSlot> {
         let mut slots = self.0.lock();
         match slots.remove(&number) {

@@ -1,7 +1,8 @@
-//! The code shared by all engines whose ranks are processes.
+//! The code that all engines whose ranks are processes share.
 //!
-//! A [`ProcessCommunicator`] checks, numbers and records a call and passes it to the engine's [`Transport`]. Its wait
-//! checks the deadline and the other ranks. The [rendezvous](burn_megatron_rendezvous) reports failed ranks.
+//! A [`ProcessCommunicator`] checks, numbers and records a call, and then passes it to the [`Transport`] of the engine.
+//! While the rank waits for the call, the communicator checks the timeout and whether other ranks have failed. The
+//! [rendezvous](burn_megatron_rendezvous) reports failed ranks.
 
 #[cfg(any(test, feature = "cuda"))]
 mod key_value_store;
@@ -49,18 +50,18 @@ use transport::pair_id;
 pub(crate) use transport::{Transport, part_id};
 pub(crate) use world::{ProcessWorld, peer_failed};
 
-/// One rank's communicator of a group whose members are processes.
+/// The communicator of one rank for a group whose members are processes.
 pub(crate) struct ProcessCommunicator {
     world: Arc<ProcessWorld>,
     group: Arc<Group>,
     id: GroupId,
-    /// The number of the next collective. It is equal on all members, because they issue the same collectives.
+    /// The sequence number of the next collective. It is equal on all members, because they issue the same collectives.
     next: Arc<AtomicU64>,
     messages: Mutex<Messages>,
     loopback: Arc<Loopback>,
 }
 
-/// The numbers of the next messages, by peer.
+/// The numbers of the next messages to and from each other member.
 #[derive(Debug, Default)]
 struct Messages {
     sent: HashMap<usize, Arc<AtomicU64>>,
@@ -68,7 +69,7 @@ struct Messages {
 }
 
 impl ProcessCommunicator {
-    /// Creates this rank's communicator of the group of all ranks.
+    /// Creates the communicator of this rank for the group of all ranks.
     pub fn world(world: &Arc<ProcessWorld>, rank: usize, size: usize) -> Arc<dyn Communicator> {
         let group = Group::new("world", (0..size).collect(), rank);
         Self::of_group(world, Arc::new(group), GroupId::WORLD)
@@ -89,7 +90,7 @@ impl ProcessCommunicator {
         })
     }
 
-    /// Numbers and records a call.
+    /// Assigns a number to a call and records the call.
     fn begin(&self, signature: &Arc<Signature>) -> ProcessCall {
         let number = || self.next.fetch_add(1, Ordering::AcqRel);
         let sequence = match signature.operation {
@@ -133,7 +134,7 @@ impl ProcessCommunicator {
         *received - 1
     }
 
-    /// Returns whether a call needs no other rank.
+    /// Returns whether a call requires no other rank.
     fn is_local(&self, call: &Call) -> bool {
         let own = self.group.index();
         match call {
@@ -143,7 +144,7 @@ impl ProcessCommunicator {
         }
     }
 
-    /// Runs a call that needs no other rank.
+    /// Completes a call that requires no other rank.
     fn run_locally(&self, in_flight: ProcessCall, call: &Call, input: Buffer) -> Pending {
         match call {
             Call::Send { .. } => {

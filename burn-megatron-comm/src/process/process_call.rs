@@ -1,4 +1,4 @@
-//! A call of a rank that is a process, from start to completion.
+//! A call of a rank that is a process, from its start to its completion.
 
 use std::collections::HashSet;
 use std::ops::Deref;
@@ -14,10 +14,10 @@ use crate::error::CommError;
 use crate::report::recorded_call::RecordedCall;
 use burn_megatron_rendezvous::{CallId, GroupId};
 
-/// The interval at which a waiting rank checks whether the world has failed.
+/// The interval at which a waiting rank checks whether another rank has failed.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// A recorded call and the world to which it belongs.
+/// A call that was recorded, and the world to which it belongs.
 #[derive(Clone, Debug)]
 pub(crate) struct ProcessCall {
     pub world: Arc<ProcessWorld>,
@@ -46,20 +46,20 @@ impl ProcessCall {
         }
     }
 
-    /// Waits until the engine sets the slot of a call on a device.
+    /// Waits until the engine sets the slot of a call on the device.
     pub fn wait_passed(&self, slot: &ResultSlot) -> Result<(), CommError> {
         let reached = self.wait(slot).map(drop);
         reached.inspect_err(|error| self.world.record_failed_call(error))
     }
 
-    /// Completes a call that needs no other rank.
+    /// Completes a call that requires no other rank.
     pub fn finish_locally(&self, result: Buffer) -> Result<Buffer, CommError> {
         self.world.check()?;
         self.complete();
         Ok(result)
     }
 
-    /// Waits for the result.
+    /// Waits for the result of the call.
     pub fn finish(&self, slot: &ResultSlot) -> Result<Buffer, CommError> {
         // Transports compare messages too, but a rank's messages to itself bypass the transport.
         let result = self.run_wait(|| self.check_message(self.wait(slot)?));
@@ -83,7 +83,7 @@ impl ProcessCall {
         }
     }
 
-    /// Fails if a rank that must join the call has returned.
+    /// Returns an error if a rank that must join the call has returned.
     fn check_returned(&self) -> Result<(), CommError> {
         let (ranks, own) = (self.group.ranks(), self.group.index());
         let (first, others) = match self.signature.operation {
@@ -97,7 +97,7 @@ impl ProcessCall {
         returned.map_or(Ok(()), |rank| Err(self.peer_finished(rank)))
     }
 
-    /// Returns the call that the member `index` must make: the collective, or the send of the message.
+    /// Returns the call that the member with index `index` must issue: the same collective, or the send of the message.
     fn call_by(&self, index: usize) -> CallId {
         let group = match self.signature.operation {
             Operation::Call(Call::Receive { .. }) => {
@@ -111,8 +111,8 @@ impl ProcessCall {
         }
     }
 
-    /// Returns the reason why the call has not completed in time. Either a rank is missing, a rank made a different
-    /// call, or the transport hangs.
+    /// Returns the error for a call that has not completed before the timeout. There are three possible reasons: a rank
+    /// is missing, a rank issued a different call, or the transport hangs.
     fn late(&self, waited: Duration) -> CommError {
         let ranks = self.group.ranks();
         let missing = match self.signature.operation {
@@ -142,7 +142,7 @@ impl ProcessCall {
     /// Returns the members of the group that have not joined the collective.
     ///
     /// # Errors
-    /// [`CommError::Mismatch`] if a member has made a different call.
+    /// [`CommError::Mismatch`] if a member has issued a different call.
     fn missing_members(&self) -> Result<Vec<usize>, CommError> {
         let (ranks, own, call) = (self.group.ranks(), self.group.world_rank(), self.describe());
         let asked = self.call_by(self.group.index());
@@ -162,8 +162,8 @@ impl ProcessCall {
             .collect())
     }
 
-    /// Describes the ranks whose data has not arrived, if the transport provides them. Otherwise returns an empty
-    /// string.
+    /// Describes the ranks whose data has not arrived. Returns an empty string if the transport does not provide this
+    /// information.
     fn not_received(&self) -> String {
         let transport = &self.world.transport;
         let missing = transport.missing(self.group_id, self.sequence);
@@ -177,8 +177,8 @@ impl ProcessCall {
     }
 }
 
-/// Returns whether two descriptions match. For an all_to_all, only the names are compared, because its counts differ
-/// between ranks.
+/// Returns whether the descriptions of two calls match. For an all_to_all, only the names of the operations are
+/// compared, because the counts differ between ranks.
 fn agree(one: &str, other: &str) -> bool {
     let is_all_to_all = |call: &str| call.split_whitespace().next() == Some("all_to_all");
     one == other || (is_all_to_all(one) && is_all_to_all(other))

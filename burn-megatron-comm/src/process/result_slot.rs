@@ -1,4 +1,4 @@
-//! The slot through which an engine passes the result of a call to the waiting rank.
+//! The slot through which an engine passes the result of a call to the rank that waits for it.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use parking_lot::{Condvar, Mutex};
 use crate::buffer::Buffer;
 use crate::error::CommError;
 
-/// The result of one call, once it is available.
+/// A slot for the result of one call.
 #[derive(Debug, Default)]
 pub(crate) struct ResultSlot {
     result: Mutex<Option<Result<Buffer, CommError>>>,
@@ -15,7 +15,7 @@ pub(crate) struct ResultSlot {
 }
 
 impl ResultSlot {
-    /// Sets the result and wakes the waiting thread. Has no effect if a result is already set.
+    /// Sets the result and wakes the thread that waits for it. Has no effect if a result is already set.
     pub fn fulfil(&self, result: Result<Buffer, CommError>) {
         let mut current = self.result.lock();
         if current.is_none() {
@@ -24,7 +24,7 @@ impl ResultSlot {
         }
     }
 
-    /// Waits up to `timeout` for the result and takes it.
+    /// Waits up to `timeout` for the result and takes it out of the slot.
     pub fn take_within(&self, timeout: Duration) -> Option<Result<Buffer, CommError>> {
         let mut current = self.result.lock();
         self.condvar

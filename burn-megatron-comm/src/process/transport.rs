@@ -1,4 +1,4 @@
-//! The interface of an engine whose ranks are processes. The engine moves the data of calls that have already been
+//! The interface of an engine whose ranks are processes. The engine transfers the data of calls that have already been
 //! checked, numbered and recorded.
 
 use std::fmt;
@@ -15,17 +15,17 @@ use crate::communicator::Group;
 use crate::error::CommError;
 use crate::pool::BufferPool;
 
-/// Returns the id of the group with index `part` of the split that was call `sequence` of `group`.
+/// Returns the id of the group that is part number `part` of a split. The split was call number `sequence` of `group`.
 pub(crate) fn part_id(group: GroupId, sequence: u64, part: usize) -> GroupId {
     GroupId(digest(1, [group.0, sequence, part as u64]))
 }
 
-/// Returns the id for messages between two members of a group, given by their indices.
+/// Returns the id for messages from one member of a group to another member, given by their indices.
 pub(super) fn pair_id(group: GroupId, from: usize, to: usize) -> GroupId {
     GroupId(digest(2, [group.0, from as u64, to as u64]))
 }
 
-/// A call of this rank on a host buffer or on a tensor, for the transport.
+/// A call of this rank on a host buffer or on a tensor, in the form in which it is passed to the transport.
 #[derive(Debug)]
 #[allow(dead_code, reason = "each engine reads what it needs")]
 pub(crate) struct Job<Input = Buffer> {
@@ -33,41 +33,42 @@ pub(crate) struct Job<Input = Buffer> {
     pub group: Arc<Group>,
     /// The id of the group.
     pub group_id: GroupId,
-    /// The number of the collective in the group, from 0. For a message: its number in the ordered pair of ranks in the
-    /// group.
+    /// The sequence number of the collective in the group, counted from 0. Messages are counted separately for each
+    /// sender and receiver.
     pub sequence: u64,
-    /// The operation with its type and length, already checked by [`Call::check`](crate::Call::check).
+    /// The operation with its type and length. It has already been checked by [`Call::check`](crate::Call::check).
     pub signature: Arc<Signature>,
-    /// The input of this rank. A buffer returns to the pool when the call no longer needs it. A receive on a tensor has
-    /// an empty input.
+    /// The input of this rank. A buffer returns to the pool when the call no longer needs it. If the call is a receive
+    /// on a tensor, the input is empty.
     pub input: Input,
-    /// The slot for the result or the error. If this is the last reference, the result is discarded, but the call still
-    /// runs. A call on a tensor sets an empty buffer once the device has completed the call.
+    /// The slot for the result or the error. If no other reference to the slot exists, the result is discarded, but the
+    /// call is still executed. For a call on a tensor, the slot is set to an empty buffer when the device has completed
+    /// the call.
     pub slot: Arc<ResultSlot>,
 }
 
-/// The transport of one process, shared by all groups of the rank.
+/// The transport of one process, which is shared by all groups of the rank.
 ///
-/// Only [`share`](Self::share) and [`close`](Self::close) wait for other ranks. Errors of calls are put into their
-/// slots.
+/// Only [`share`](Self::share) and [`close`](Self::close) wait for other ranks. The error of a call is put into the
+/// slot of the call.
 pub(crate) trait Transport: fmt::Debug + Send + Sync {
     /// Returns the name of the engine, for example `"mpi"`.
     fn name(&self) -> &'static str;
 
-    /// Returns the name and version of the library, for the header of a run.
+    /// Returns the name and the version of the library, for the header of a run.
     fn description(&self) -> String;
 
-    /// Broadcasts the address of the rendezvous from rank 0, which passes it as `own`. Called before any group is used.
-    /// Waits for the other ranks.
+    /// Broadcasts the address of the rendezvous server from rank 0, which passes the address as `own`. Called before
+    /// any group is used. Waits for the other ranks.
     ///
     /// # Errors
-    /// An error of the transport, or a timeout if the other ranks have not called this within `timeout`.
+    /// An error of the transport, or a timeout if the other ranks do not call this method within `timeout`.
     fn share(&self, own: Option<&[u8]>, timeout: Duration) -> Result<Vec<u8>, CommError>;
 
-    /// Returns the buffer pool of this rank. Results are taken from it, and inputs return to it.
+    /// Returns the buffer pool of this rank. Results are allocated from this pool, and inputs return to it.
     fn pool(&self) -> &Arc<BufferPool>;
 
-    /// Starts collectives and messages of one group in this order, fused into one launch if possible.
+    /// Starts collectives and messages of one group in the given order. If possible, they are fused into one launch.
     fn start(&self, jobs: Vec<Job>);
 
     /// Returns the interface for device tensors, or `None` if the engine has none.
@@ -75,8 +76,8 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync {
         None
     }
 
-    /// Starts a split. `job` holds the [`Operation::Split`](crate::call::Operation::Split). `part` is the group that
-    /// contains this rank. The slot is set to an empty buffer once the new group may be used.
+    /// Starts a split. `job` contains the [`Operation::Split`](crate::call::Operation::Split). `part` is the new group
+    /// that contains this rank. The slot is set to an empty buffer as soon as the new group may be used.
     fn split(&self, job: Job, part: Arc<Group>, part_id: GroupId);
 
     /// Returns the ranks whose data for this call has not arrived, as indices in the group. Returns `None` if the
@@ -85,8 +86,8 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync {
         None
     }
 
-    /// Aborts all calls in flight after a rank has failed. Their slots stay empty. May be called repeatedly and from
-    /// any thread.
+    /// Aborts all calls in flight after a rank has failed. The slots of these calls stay empty. May be called several
+    /// times and from any thread.
     fn abort(&self);
 
     /// Closes the transport after the last call.
@@ -94,7 +95,7 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync {
     /// Collective: call on all ranks of the world.
     ///
     /// # Errors
-    /// An error of the transport, or a timeout if it did not close within the deadline.
+    /// An error of the transport, or a timeout if the transport is not closed within `deadline`.
     fn close(&self, deadline: Duration) -> Result<(), CommError>;
 }
 

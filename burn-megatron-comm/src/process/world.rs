@@ -11,7 +11,7 @@ use super::transport::Transport;
 use crate::error::CommError;
 use burn_megatron_rendezvous::{FailureCause, FailureKind, FailureReport, RendezvousClient};
 
-/// The rank's connections to the other ranks: the transport and the rendezvous.
+/// The connections of a rank to the other ranks: the transport and the rendezvous.
 #[derive(Debug)]
 pub(crate) struct ProcessWorld {
     /// The connection to the rendezvous.
@@ -20,14 +20,14 @@ pub(crate) struct ProcessWorld {
     pub transport: Arc<dyn Transport>,
     /// The tracker of the rank's calls.
     pub tracker: Arc<CallTracker>,
-    /// The last call that failed on this rank.
+    /// The last call on this rank that failed.
     failed_call: Mutex<Option<CommError>>,
-    /// The watcher that checks the deadlines of calls on the device.
+    /// A thread that checks the timeouts of calls on the device.
     pub deadline_watcher: DeadlineWatcher,
 }
 
 impl ProcessWorld {
-    /// Creates the world of a rank that has joined it.
+    /// Creates the state of a rank that has joined its world.
     pub fn new(
         rendezvous: Arc<RendezvousClient>,
         transport: Arc<dyn Transport>,
@@ -42,7 +42,7 @@ impl ProcessWorld {
         }))
     }
 
-    /// Reports the failure of a call for which the rank does not wait. This ends the world.
+    /// Reports that a call has failed for which the rank does not wait. This ends the world.
     pub fn fail_with(&self, error: &CommError) {
         self.record_failed_call(error);
         if let Some(cause) = self.cause_of(error.to_string()) {
@@ -52,7 +52,7 @@ impl ProcessWorld {
         }
     }
 
-    /// Returns an error once any rank of the world has failed.
+    /// Returns an error if any rank of the world has failed.
     pub fn check(&self) -> Result<(), CommError> {
         let failure = self.rendezvous.failure();
         failure.map_or(Ok(()), |failure| Err(peer_failed(&failure)))
@@ -63,8 +63,8 @@ impl ProcessWorld {
         *self.failed_call.lock() = Some(error.clone());
     }
 
-    /// Returns the cause of this rank's failure, given its error message. Returns `None` if another rank caused the
-    /// failure.
+    /// Returns the cause of this rank's failure. `message` is its error message. Returns `None` if another rank caused
+    /// the failure.
     pub fn cause_of(&self, message: String) -> Option<FailureCause> {
         let failed = self.failed_call.lock();
         let call = failed.as_ref();
@@ -81,7 +81,7 @@ impl ProcessWorld {
     }
 }
 
-/// Returns the error of a call after a rank has failed.
+/// Creates the error of a call after another rank has failed.
 pub(crate) fn peer_failed(failure: &FailureReport) -> CommError {
     CommError::PeerFailed {
         rank: failure.rank,

@@ -1,4 +1,4 @@
-//! The record of a call, and the file that lists the calls before a failure.
+//! The records of calls, and the file that lists the calls before a failure.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Write};
@@ -11,18 +11,20 @@ use serde::Serialize;
 
 use crate::buffer::DType;
 
-/// The number of recent calls that each rank keeps.
+/// The number of recent calls of each rank that are recorded.
 pub const CALLS_KEPT: usize = 2000;
 
-/// One call of one rank. Each line of the call log after the header is such a record as JSON.
+/// The record of one collective, send or receive of one rank. Each line of the call log after the header is such a
+/// record in JSON format.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct CallRecord {
-    /// The world rank that made the call.
+    /// The world rank that issued the call.
     pub rank: usize,
-    /// The step of the call, or `None` if the program does not set steps: see
+    /// The training step in which the call was issued, or `None` if the program does not set the step with
     /// [`Communicator::begin_step`](crate::Communicator::begin_step).
     pub step: Option<u64>,
-    /// The number of the call in the group, from 0. For a message, the number among the messages of the pair of ranks.
+    /// The sequence number of the call in the group, counted from 0. Messages are counted separately for each pair of
+    /// ranks.
     pub sequence: u64,
     /// The name of the group.
     pub group: String,
@@ -32,13 +34,14 @@ pub struct CallRecord {
     pub operation: &'static str,
     /// The call with its length and type, for example `"all_gather of 4096 f32"`.
     pub call: String,
-    /// The number of elements of the rank's input. For a receive, the number of expected elements.
+    /// The number of elements of the rank's input. For a receive, the number of elements that are expected.
     pub len: usize,
     /// The type of the elements.
     pub dtype: DType,
-    /// The time at which the call was started, in seconds since the world began.
+    /// The time at which the call was started, in seconds since the start of the world.
     pub started: f64,
-    /// The time at which the call completed, in seconds since the world began. `None` if the call has not completed.
+    /// The time at which the call completed, in seconds since the start of the world. `None` if the call has not
+    /// completed.
     pub completed: Option<f64>,
 }
 
@@ -54,8 +57,8 @@ struct CallLogHeader<'a> {
     positions: &'a str,
 }
 
-/// Writes a new file in `folder`: first a line with the failure of a world of `world` ranks, and then one line per
-/// call. `rank` is the rank whose calls are written, or `None` for the calls of all ranks.
+/// Writes a new file in `folder`. The first line describes the failure of a world of `world` ranks. Each following line
+/// is the record of one call. `rank` is the rank whose calls are written, or `None` for the calls of all ranks.
 pub(crate) fn write(
     folder: &Path,
     rank: Option<usize>,

@@ -1,4 +1,4 @@
-//! The flight recorder of one rank, which keeps its recent calls and its current step.
+//! The flight recorder of one rank, which records its recent calls and its current step.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,16 +11,16 @@ use crate::communicator::Group;
 use crate::report::call_log::{CALLS_KEPT, CallRecord};
 use burn_megatron_rendezvous::{RankPosition, list_ranks};
 
-/// The time that a rank waits for other ranks in a call.
+/// The timeouts of calls: the time for which a rank waits for other ranks in a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Deadlines {
-    /// For the first call over a group, and for all calls of the first step.
+    /// The timeout of the first call on a group, and of all calls in the first step.
     pub first: Duration,
-    /// For all later calls.
+    /// The timeout of all later calls.
     pub later: Duration,
 }
 
-/// Records the calls of one rank. All communicators of the rank share the recorder.
+/// A recorder of the calls of one rank. All communicators of the rank share it.
 #[derive(Debug)]
 pub(crate) struct FlightRecorder {
     began: Instant,
@@ -34,7 +34,7 @@ struct RecorderState {
     entries: VecDeque<CallEntry>,
     /// The number of entries that were dropped from the ring buffer.
     dropped: u64,
-    /// The calls in which the rank waits or has failed. The last one is the position of the rank.
+    /// The calls in which the rank waits or has failed. The last of these calls is the position of the rank.
     waiting: Vec<u64>,
     step: Option<u64>,
     steps_begun: u64,
@@ -51,7 +51,7 @@ struct CallEntry {
 }
 
 impl FlightRecorder {
-    /// Creates a recorder whose timestamps count from `began`.
+    /// Creates a recorder. Its times count from `began`.
     pub fn new(began: Instant, deadlines: Deadlines) -> Arc<Self> {
         Arc::new(Self {
             began,
@@ -72,7 +72,7 @@ impl FlightRecorder {
         state.steps_begun += 1;
     }
 
-    /// Records the start of a call and returns the key of its entry.
+    /// Records the start of a call. Returns the key of the recorded entry.
     pub fn start(&self, sequence: u64, group: &Arc<Group>, signature: &Arc<Signature>) -> u64 {
         let started = self.elapsed();
         let mut state = self.state.lock();
@@ -117,7 +117,7 @@ impl FlightRecorder {
         state.entries.iter().map(CallEntry::record).collect()
     }
 
-    /// Returns the position of the rank, for a failure report.
+    /// Returns the position of the rank for a failure report.
     pub fn position(&self) -> RankPosition {
         let state = self.state.lock();
         if let Some(entry) = state.waiting_in() {
@@ -130,7 +130,8 @@ impl FlightRecorder {
         }
     }
 
-    /// Returns the rank's call with number `sequence` on a group, or `None` if it is not among the recent calls.
+    /// Returns the rank's call with sequence number `sequence` on a group, or `None` if it is not among the recent
+    /// calls.
     pub fn call_of(&self, group: &Group, sequence: u64) -> Option<String> {
         let same = |entry: &&CallEntry| {
             let of_group =
@@ -142,7 +143,7 @@ impl FlightRecorder {
         Some(entry.signature.describe(&entry.group))
     }
 
-    /// Returns the deadline of call `sequence` of a group.
+    /// Returns the timeout of the call with sequence number `sequence` on a group.
     pub fn deadline(&self, sequence: u64) -> Duration {
         if sequence == 0 || self.state.lock().steps_begun == 1 {
             self.deadlines.first

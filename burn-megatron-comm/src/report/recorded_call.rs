@@ -1,4 +1,4 @@
-//! A call of one rank that is recorded in its flight recorder, from start to completion. All engines use it.
+//! A call that is recorded in the flight recorder of its rank from its start to its completion. All engines use it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,19 +12,19 @@ use crate::communicator::Group;
 use crate::error::CommError;
 use crate::report::flight_recorder::FlightRecorder;
 
-/// A call that has been numbered and recorded.
+/// A call that has a sequence number and is recorded.
 #[derive(Clone, Debug)]
 pub(crate) struct RecordedCall {
     pub group: Arc<Group>,
     pub signature: Arc<Signature>,
-    /// The number of the collective in the group. For a message, the number among the messages of the pair of ranks.
+    /// The sequence number of the collective in the group. Messages are counted separately for each pair of ranks.
     pub sequence: u64,
     recorder: Arc<FlightRecorder>,
     /// The key of the entry in the flight recorder.
     key: u64,
 }
 
-/// Enters the span in which a call is started.
+/// Enters the `tracing` span in which a call is started.
 pub(crate) fn start_span(signature: &Signature, group: &Group) -> EnteredSpan {
     trace_span!(
         "collective.start",
@@ -63,7 +63,7 @@ impl RecordedCall {
         self.recorder.complete(self.key);
     }
 
-    /// Runs the wait of the call. Records its begin and, if it succeeds, its completion.
+    /// Runs the wait of the call. Records that the wait has begun and, if it succeeds, that the call has completed.
     pub fn run_wait<R>(&self, wait: impl FnOnce() -> Result<R, CommError>) -> Result<R, CommError> {
         let _span = trace_span!(
             "collective.wait",
@@ -77,7 +77,7 @@ impl RecordedCall {
         wait().inspect(|_| self.complete())
     }
 
-    /// Returns the time after which the wait of the call fails.
+    /// Returns the timeout of the wait of the call.
     pub fn timeout(&self) -> Duration {
         self.recorder.deadline(self.sequence)
     }
@@ -87,7 +87,7 @@ impl RecordedCall {
         self.signature.describe(&self.group)
     }
 
-    /// Creates the error for a different call of another rank, which called first.
+    /// Creates the error for a mismatch with another rank, which issued its call first.
     pub fn mismatch(&self, rank: usize, call: String, reason: String) -> CommError {
         CommError::Mismatch {
             group: self.group.to_string(),
@@ -100,7 +100,7 @@ impl RecordedCall {
         }
     }
 
-    /// Checks that a received message has the type and length that the receive expects.
+    /// Checks that a received message has the type and the length that the receive expects.
     pub fn check_message(&self, message: Buffer) -> Result<Buffer, CommError> {
         let Operation::Call(Call::Receive { from, dtype, len }) = self.signature.operation else {
             return Ok(message);
@@ -128,7 +128,7 @@ impl RecordedCall {
         }
     }
 
-    /// Creates the error for the ranks `missing`, which have not joined the call in time.
+    /// Creates the error for the ranks in `missing`, which have not joined the call before the timeout.
     pub fn deadline_error(&self, missing: Vec<usize>, waited: Duration) -> CommError {
         let waiting = if self.signature.is_message() {
             vec![self.group.world_rank()]

@@ -36,7 +36,7 @@ fn errors_of(parts: Vec<Part>) -> Vec<Result<Buffer, CommError>> {
     results.into_iter().map(Option::unwrap).collect()
 }
 
-/// Checks that all ranks get the same mismatch between ranks 0 and 1, with this text.
+/// Checks that all ranks get the same mismatch between the ranks 0 and 1, with the text `wanted`.
 fn assert_mismatch(first: Part, second: Part, wanted: &str) {
     // The third rank joins after the mismatch with a matching call, and still gets the error.
     let errors = errors_of(vec![first.clone(), second, first]);
@@ -206,7 +206,7 @@ fn invalid_calls_are_refused_before_anything_is_sent() {
             assert!(reason(comm.start_receive(2, DType::U8, 1)).contains("invalid sender index 2"));
             assert!(
                 reason(comm.start(Call::Barrier, vec![0u8].into()))
-                    .contains("expected an empty one")
+                    .contains("expected an empty input")
             );
             let counts = |send: &[usize], receive: &[usize]| {
                 let input = vec![0u8; 3].into();
@@ -300,7 +300,7 @@ fn a_missing_message_is_named() {
     );
 }
 
-/// Rank 2 fails with `fail` while the other ranks wait in various calls with a long deadline.
+/// Rank 2 fails with `fail` while the other ranks wait in various calls with a long timeout.
 fn failing(fail: impl Fn() -> Result<(), std::io::Error> + Sync) -> WorldError {
     let seen = Mutex::new(Vec::new());
     let error = world(5).run(|rank| {

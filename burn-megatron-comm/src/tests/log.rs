@@ -18,7 +18,7 @@ use burn_megatron_rendezvous::RankPosition;
 /// The flight recorders of a world's ranks.
 type Recorders = [OnceLock<Arc<FlightRecorder>>; 5];
 
-/// Waits until these ranks are blocked in a call.
+/// Waits until the ranks in `ranks` are blocked in the call.
 fn await_blocked(recorders: &Recorders, ranks: &[usize], call: &str) {
     let is_blocked = |rank: &usize| match recorders[*rank].get().map(|recorder| recorder.position())
     {
@@ -28,7 +28,7 @@ fn await_blocked(recorders: &Recorders, ranks: &[usize], call: &str) {
     wait_until("they wait", || ranks.iter().all(is_blocked));
 }
 
-/// A temporary folder of this test. It is removed at the end.
+/// A temporary folder that is removed at the end of the test.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -182,8 +182,8 @@ fn the_positions_report_the_rank_behind() {
     assert_eq!(clauses, wanted);
 }
 
-/// An error that records its drop. It is dropped if it is not the first error of its world, which means that the
-/// failure is decided.
+/// An error that records when it is dropped. It is dropped if it is not the first error in its world. At that time, the
+/// failure of the world has been decided.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Late(CommError, Arc<AtomicBool>);

@@ -1,5 +1,5 @@
-//! Tests of the thread engine: faults, matching, logs and memory. Operations and random programs are in the conformance
-//! suite, which every engine must pass.
+//! Tests of the `threads` engine: faults, matching, logs and memory. Operations and random programs are tested by the
+//! conformance suite, which every engine must pass.
 
 mod context;
 mod faults;

@@ -6,7 +6,8 @@ use super::*;
 
 const LEN: usize = 4 * MIN_POOLED_LEN;
 
-/// Returns `(1 + i mod 7 + round mod 3) * 2^rank`. Different sets of ranks and consecutive rounds have different sums.
+/// Returns `(1 + i mod 7 + round mod 3) * 2^rank`. The sums differ between sets of ranks and between consecutive
+/// rounds.
 fn pattern(dtype: DType, rank: usize, round: usize, range: std::ops::Range<usize>) -> Buffer {
     let values = range.map(|i| (1 + i % 7 + round % 3) as i64 * (1 << rank));
     buffer(dtype, &values.collect::<Vec<_>>())
@@ -24,8 +25,8 @@ fn times(dtype: DType, factor: i64, round: usize, range: std::ops::Range<usize>)
     buffer(dtype, &values.collect::<Vec<_>>())
 }
 
-/// Runs a round of a training step: reduce_scatter, all_gather, all_reduce, and an exchange. Every input is taken from
-/// the pool, and every result is given back.
+/// Runs one round of a training step: reduce_scatter, all_gather, all_reduce, and an all-to-all exchange. Every input
+/// is taken from the pool, and every result is given back.
 fn round(comm: &dyn Communicator, dtype: DType, round: usize) -> Result<(), CommError> {
     let (own, ranks) = (comm.rank(), comm.size());
     let pool = comm.pool().expect("the engine of threads has pools");
@@ -109,7 +110,7 @@ fn groups_of_a_rank_share_its_pool() {
         .unwrap();
 }
 
-/// Inputs that were not taken from the pool are still kept for results.
+/// Inputs that were not taken from the pool are also kept and used for results.
 #[test]
 fn buffers_from_elsewhere_are_used_for_results() {
     World::threads(2)

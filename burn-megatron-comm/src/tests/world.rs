@@ -68,7 +68,7 @@ fn each_rank_computes_in_its_own_pool() {
     results.unwrap();
 }
 
-/// Counts the threads of this process with this name, which no other test uses.
+/// Returns the number of threads of this process with this name, which no other test uses.
 fn threads_named(name: &str) -> usize {
     let tasks = fs::read_dir("/proc/self/task").unwrap();
     let names = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok());
@@ -112,7 +112,7 @@ fn no_thread_and_no_communicator_survives() {
     }
 }
 
-/// Counts spans by their name and the operation in their fields.
+/// A subscriber that counts spans by their name and by the operation in their fields.
 #[derive(Clone, Default)]
 struct Spans(Arc<Mutex<HashMap<(String, String), usize>>>);
 

@@ -1,4 +1,4 @@
-//! The error of a world.
+//! The error of a world of ranks.
 
 use std::error::Error;
 use std::io::{self, Write};
@@ -9,72 +9,72 @@ use crate::error::CommError;
 use crate::nccl_config::NcclConfigError;
 use burn_megatron_rendezvous::{FailureReport, LaunchEnvError, Launcher, RendezvousError};
 
-/// The reason why a world failed.
+/// The reason why a world of ranks could not be started or has failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WorldError {
-    /// The world has no ranks.
+    /// The number of ranks is 0.
     #[error("invalid number of ranks 0: expected at least 1")]
     NoRanks,
-    /// The world has more ranks than are supported as threads.
+    /// The number of ranks exceeds the maximum number of ranks that are threads.
     #[error("invalid number of ranks {asked}: expected at most {limit} as threads of one process")]
     TooManyRanks {
         /// The requested number of ranks.
         asked: usize,
-        /// The maximum.
+        /// The maximum number of ranks.
         limit: usize,
     },
-    /// The number of compute threads is 0.
+    /// The number of compute threads per rank is 0.
     #[error("invalid number of compute threads 0: expected at least 1 per rank")]
     NoComputeThreads,
-    /// The number of compute threads is too large.
+    /// The number of compute threads per rank exceeds the maximum.
     #[error("invalid number of compute threads {asked}: expected at most {limit} per rank")]
     TooManyComputeThreads {
-        /// The requested number of threads.
+        /// The requested number of compute threads.
         asked: usize,
-        /// The maximum.
+        /// The maximum number of compute threads.
         limit: usize,
     },
-    /// Invalid NCCL settings.
+    /// The NCCL settings are invalid.
     #[error(transparent)]
     Nccl(#[from] NcclConfigError),
-    /// A rank returned an error, panicked or [raised](crate::raise) an error, which ended all ranks.
+    /// A rank returned an error, panicked or [raised](crate::raise) an error. This has ended all ranks.
     #[error("rank {rank} failed: {message}\n{positions}\n{}", log_line(.call_log))]
     RankFailed {
         /// The rank that failed first.
         rank: usize,
-        /// The error message of the rank, with its causes.
+        /// The error message of the rank, including the causes of the error.
         message: String,
-        /// The original error: the error of the closure, the raised [`CommError`], or a [`RankPanic`]. For a rank of
-        /// another process it is [`CommError::PeerFailed`].
+        /// The original error: the error that the closure returned, the raised [`CommError`], or a [`RankPanic`]. If
+        /// the rank runs in another process, this is [`CommError::PeerFailed`].
         source: Box<dyn Error + Send + Sync>,
-        /// A line with the activity of each rank at the time of the failure.
+        /// A text that describes the activity of each rank at the time of the failure.
         positions: String,
-        /// The path of the call log, or the reason why it could not be written. The log holds the recent calls of all
-        /// ranks as JSON lines, after a header line with the message and the positions.
+        /// The path of the call log, or the reason why the call log could not be written. After a header line with the
+        /// message and the positions of the ranks, the call log contains the recent calls of all ranks as JSON lines.
         call_log: Result<PathBuf, String>,
-        /// Whether the error has been printed. If ranks are processes, one process or the launcher prints it to
-        /// standard error at once.
+        /// Whether the error has already been printed. If the ranks are processes, the launcher or one of the processes
+        /// prints the error to standard error immediately.
         reported: bool,
     },
-    /// The launcher's environment variables contradict each other.
+    /// The environment variables of the launcher are invalid or contradict each other.
     #[error(transparent)]
     Launch(#[from] LaunchEnvError),
-    /// No launcher's environment variables are set.
+    /// The environment variables of a launcher are not set.
     #[error(
         "this process was not started as a rank: expected RANK and WORLD_SIZE, or the variables of srun or \
          mpirun; start it with `burn-megatron launch`, torchrun, srun or mpirun"
     )]
     NotLaunched,
-    /// The engine is not compiled in.
+    /// The requested engine is not compiled in.
     #[error("the engine {engine} is not compiled in: build with --features {feature}")]
     NotCompiled {
-        /// The engine.
+        /// The requested engine.
         engine: Engine,
         /// The Cargo feature that enables the engine.
         feature: &'static str,
     },
-    /// The engine `threads` was requested for ranks that are processes.
+    /// The `threads` engine was requested, but the ranks are processes.
     #[error(
         "invalid engine threads for {ranks} ranks that are processes: expected nccl or mpi; or start one \
          process"
@@ -83,13 +83,13 @@ pub enum WorldError {
         /// The number of processes.
         ranks: usize,
     },
-    /// The address of the rendezvous is not set.
+    /// The address of the rendezvous server is not set.
     #[error(
         "the ranks of {launcher} have no rendezvous address: set MASTER_ADDR and MASTER_PORT to the machine \
          of rank 0 and a free port there, the same on all ranks"
     )]
     NoRendezvous {
-        /// The launcher of the ranks.
+        /// The launcher that started the ranks.
         launcher: Launcher,
     },
     /// The rank could not join the rendezvous.
@@ -98,23 +98,23 @@ pub enum WorldError {
     /// The engine could not be started.
     #[error(transparent)]
     Engine(#[from] CommError),
-    /// This process has already run as this rank. Over NCCL, a process can run each rank of each rendezvous address
-    /// once. Over MPI, a process can run one world only.
+    /// This process has already run this rank. With NCCL, a process can run each rank of a rendezvous address only
+    /// once. With MPI, a process can run only one world.
     #[error("this process has already been this rank of the world: a world of processes runs once")]
     RanAlready,
 }
 
 impl WorldError {
-    /// The exit code after an error of this rank or of its settings.
+    /// The exit code if this rank or its settings caused the error.
     pub const EXIT_OWN_ERROR: u8 = 1;
-    /// The exit code after the failure of another rank.
+    /// The exit code if another rank failed.
     pub const EXIT_PEER_FAILED: u8 = 3;
-    /// The exit code after a panic of this rank. It is the exit code of a panic in any Rust program.
+    /// The exit code if this rank panicked. It is the exit code of any Rust program that panics.
     pub const EXIT_PANIC: u8 = 101;
-    /// The exit code if the rank could not join the rendezvous.
+    /// The exit code if this rank could not join the rendezvous.
     pub const EXIT_NO_RENDEZVOUS: u8 = 4;
 
-    /// Returns the exit code of a process that ends with this error.
+    /// Returns the exit code that a process should use if it ends with this error.
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::RankFailed { source, .. } => match source.downcast_ref::<CommError>() {
@@ -129,7 +129,7 @@ impl WorldError {
         }
     }
 
-    /// Creates the error of a failed rank. `reported` is true if the error has been printed.
+    /// Creates the error of a failed rank. `reported` is true if the error has already been printed.
     pub(super) fn rank_failed(
         failure: FailureReport,
         source: Box<dyn Error + Send + Sync>,
@@ -146,17 +146,17 @@ impl WorldError {
         }
     }
 
-    /// Returns whether the error has been printed already.
+    /// Returns whether the error has already been printed to standard error.
     pub fn is_reported(&self) -> bool {
         matches!(self, Self::RankFailed { reported: true, .. })
     }
 }
 
-/// A panic of a rank.
+/// The error of a rank that panicked.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("panicked: {message}")]
 pub struct RankPanic {
-    /// The message of the panic.
+    /// The panic message.
     pub message: String,
 }
 
@@ -167,7 +167,8 @@ pub(super) fn log_line(call_log: &Result<PathBuf, String>) -> String {
     }
 }
 
-/// Prints a text to standard error in one write, so that it does not interleave with other output. Errors are ignored.
+/// Prints a text to standard error in one write, so that it does not interleave with other output. Write errors are
+/// ignored.
 pub(super) fn print_whole(text: &str) {
     let _ = io::stderr().write_all(text.as_bytes());
 }

@@ -1,4 +1,4 @@
-//! A world of ranks. It starts the ranks, creates their communicators, and returns the first failure.
+//! A world of ranks, which starts the ranks, creates their communicators, and returns the first failure.
 
 mod error;
 mod processes;
@@ -28,7 +28,7 @@ pub const MAX_THREAD_RANKS: usize = 1024;
 /// The maximum number of compute threads per rank.
 pub const MAX_COMPUTE_THREADS: usize = 1024;
 
-/// A world of ranks and its settings. [`run`](Self::run) starts the ranks.
+/// A world of ranks, with its settings. [`run`](Self::run) starts the ranks.
 ///
 /// ```
 /// use burn_megatron_comm::World;
@@ -52,7 +52,7 @@ pub struct World {
     call_log_dir: PathBuf,
 }
 
-/// The kind of ranks.
+/// Whether the ranks are threads or processes.
 #[derive(Clone, Debug)]
 enum Ranks {
     /// The ranks are threads of this process.
@@ -64,19 +64,19 @@ enum Ranks {
     },
 }
 
-/// An engine for communicators.
+/// An engine, which executes the operations of the communicators.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display, strum::EnumString)]
 #[strum(serialize_all = "lowercase", parse_err_ty = ParseEngineError, parse_err_fn = ParseEngineError::new)]
 pub enum Engine {
-    /// Shared memory between threads of one process.
+    /// Communication through shared memory between threads of one process.
     Threads,
-    /// NCCL between GPUs. Requires the feature `cuda`.
+    /// NCCL communication between GPUs. Requires the feature `cuda`.
     Nccl,
-    /// MPI between CPUs. Requires the feature `mpi`.
+    /// MPI communication between CPUs. Requires the feature `mpi`.
     Mpi,
 }
 
-/// An error for a text that does not name an engine.
+/// The error for a string that is not the name of an [`Engine`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("invalid engine \"{0}\": expected threads, nccl or mpi")]
 pub struct ParseEngineError(String);
@@ -91,7 +91,7 @@ impl World {
     /// Creates a world of `size` ranks that are threads of this process.
     ///
     /// # Errors
-    /// [`WorldError::NoRanks`] for 0, [`WorldError::TooManyRanks`] above [`MAX_THREAD_RANKS`].
+    /// [`WorldError::NoRanks`] if `size` is 0. [`WorldError::TooManyRanks`] if `size` exceeds [`MAX_THREAD_RANKS`].
     pub fn threads(size: usize) -> Result<World, WorldError> {
         match size {
             0 => Err(WorldError::NoRanks),
@@ -103,21 +103,21 @@ impl World {
         }
     }
 
-    /// Creates the world in which this process was started as one rank by `burn-megatron launch`, torchrun, srun or
-    /// mpirun. Reads the launcher's environment variables. Connects only in [`run`](Self::run).
+    /// Creates the world of a process that `burn-megatron launch`, torchrun, srun or mpirun has started as one rank.
+    /// Reads the environment variables of the launcher. The process connects to the other ranks in [`run`](Self::run).
     ///
     /// # Errors
-    /// [`WorldError::NotLaunched`] if no launcher's variables are set. [`WorldError::Launch`] if the variables are
-    /// invalid or contradict each other.
+    /// [`WorldError::NotLaunched`] if no launcher's environment variables are set. [`WorldError::Launch`] if the
+    /// variables are invalid or contradict each other.
     pub fn from_env() -> Result<World, WorldError> {
         let launch = Launch::from_env()?.ok_or(WorldError::NotLaunched)?;
         Ok(Self::processes(launch))
     }
 
-    /// Creates the world of a process that was started as one rank.
+    /// Creates the world of a process that was started as one rank. `launch` describes the rank.
     ///
-    /// Over NCCL, the ranks may also be threads of one process, each with its own device. Each thread creates a world
-    /// for its rank and calls [`run`](Self::run).
+    /// With NCCL, the ranks may also be threads of one process, each with its own device. In this case, each thread
+    /// creates a world for its rank and calls [`run`](Self::run).
     pub fn processes(launch: Launch) -> World {
         let local = launch.local_world_size;
         let engine = None;
@@ -138,8 +138,8 @@ impl World {
         }
     }
 
-    /// Sets the engine for ranks that are processes. The default is MPI if mpirun started the ranks or NCCL is not
-    /// compiled in, and NCCL otherwise. Ignored for threads.
+    /// Sets the engine for ranks that are processes. The default is MPI if mpirun started the ranks or if NCCL is not
+    /// compiled in. Otherwise the default is NCCL. Ignored if the ranks are threads.
     pub fn engine(mut self, choice: Engine) -> Self {
         if let Ranks::Processes { engine, .. } = &mut self.ranks {
             *engine = Some(choice);
@@ -147,63 +147,66 @@ impl World {
         self
     }
 
-    /// Sets the deadline of all calls. The default is 30 s for threads. For processes it is 300 s for
-    /// [first](Self::first_deadline) calls and 100 s for later calls.
+    /// Sets the timeout of all collectives and messages. By default, the timeout for threads is 30 s. For processes it
+    /// is 300 s for the [first](Self::first_deadline) calls and 100 s for later calls.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadlines.later = deadline;
         self.first_deadline(deadline)
     }
 
-    /// Sets the deadline of the first call over a group and of all calls in the first step. In the first step, kernels
-    /// are compiled and files are read. For processes it is also the time for all ranks to join. Call this after
-    /// [`deadline`](Self::deadline).
+    /// Sets the timeout of the first collective of each group and of all collectives and messages in the first training
+    /// step, in which kernels are compiled and files are read. For processes, this is also the timeout for all ranks to
+    /// join. Call this method after [`deadline`](Self::deadline).
     pub fn first_deadline(mut self, deadline: Duration) -> Self {
         self.deadlines.first = deadline;
         self
     }
 
-    /// Sets the time without a heartbeat after which a process counts as lost. The default is 30 s, the minimum is 1 s.
-    /// Ignored for threads.
+    /// Sets the heartbeat timeout: a process that sends no heartbeat for this time counts as failed. The default is 30
+    /// s and the minimum is 1 s. Ignored if the ranks are threads.
     pub fn heartbeat_timeout(mut self, timeout: Duration) -> Self {
         self.heartbeat_timeout = timeout.max(MIN_HEARTBEAT_TIMEOUT);
         self
     }
 
-    /// Sets the time that ranks that are threads may continue after another rank has failed. By default there is no
-    /// limit.
+    /// Sets a grace period for ranks that are threads: the time for which they may continue to run after another rank
+    /// has failed. By default, there is no limit.
     ///
     /// A thread in an endless loop or a blocking read cannot be stopped. It borrows from the caller of
-    /// [`run`](Self::run), so `run` waits for it. With a grace period, the error is printed to standard error at the
-    /// end of the period, and the process exits with the error's [code](WorldError::exit_code). Do not set this in a
-    /// program that handles the errors of `run`. Ignored for processes, whose grace period is 5 s.
+    /// [`run`](Self::run), so `run` must wait for the thread. If a grace period is set, the error is printed to
+    /// standard error at the end of the period, and the process exits with the [exit code](WorldError::exit_code) of
+    /// the error. Do not set a grace period in a program that handles the errors of `run`. Ignored if the ranks are
+    /// processes, whose grace period is 5 s.
     pub fn grace(self, grace: Duration) -> Self {
         let grace = Some(grace);
         Self { grace, ..self }
     }
 
-    /// Sets the options of the engine `nccl`. Ignored by other engines. [`Rank::engine`] reports which registered
-    /// buffers and streams are in use.
+    /// Sets the options of the `nccl` engine. Other engines ignore these options. [`Rank::engine`] reports which
+    /// registered buffers and streams are in use.
     pub fn nccl(self, nccl: NcclConfig) -> Self {
         Self { nccl, ..self }
     }
 
-    /// Sets the number of compute threads of each rank. By default it is the rank's share of the machine's cores, at
-    /// least 1.
+    /// Sets the number of compute threads of each rank. The default is the number of CPU cores divided by the number of
+    /// ranks on this machine, but at least 1.
     pub fn compute_threads(mut self, compute_threads: usize) -> Self {
         self.compute_threads = compute_threads;
         self
     }
 
-    /// Sets the folder for the call log of a failure. The default is the system's temporary folder.
+    /// Sets the folder in which the call log is written after a failure. The default is the temporary folder of the
+    /// system.
     pub fn call_log_dir(mut self, folder: impl Into<PathBuf>) -> Self {
         self.call_log_dir = folder.into();
         self
     }
 
-    /// Checks the settings.
+    /// Checks that the settings are valid.
     ///
     /// # Errors
-    /// [`WorldError::NoComputeThreads`], [`WorldError::TooManyComputeThreads`], [`WorldError::Nccl`].
+    /// [`WorldError::NoComputeThreads`], [`WorldError::TooManyComputeThreads`] or [`WorldError::Nccl`] for an invalid
+    /// setting.
     pub fn check(&self) -> Result<(), WorldError> {
         self.nccl.check()?;
         match self.compute_threads {
@@ -216,7 +219,7 @@ impl World {
         }
     }
 
-    /// Returns the number of ranks.
+    /// Returns the number of ranks in the world.
     pub fn size(&self) -> usize {
         match &self.ranks {
             Ranks::Threads(size) => *size,
@@ -224,22 +227,22 @@ impl World {
         }
     }
 
-    /// Runs `f` on every rank of this process and returns the results in rank order. If ranks are threads, these are
-    /// the results of all ranks. If ranks are processes, it is the result of one rank.
+    /// Runs the closure `f` on every rank of this process. Returns the results in rank order. If the ranks are threads,
+    /// these are the results of all ranks. If the ranks are processes, this is only the result of this process's rank.
     ///
-    /// Each rank has a thread named `rank-N` and a private rayon pool in which `f` runs. Parallel loops of different
-    /// ranks therefore never wait for each other. All threads have ended when this method returns. The ranks use the
-    /// caller's `tracing` subscriber.
+    /// Each rank has a thread with the name `rank-N` and a private rayon thread pool in which `f` runs. Therefore,
+    /// parallel loops of different ranks never wait for each other. All of these threads have ended when this method
+    /// returns. The ranks use the caller's `tracing` subscriber.
     ///
-    /// Once a rank fails, every call of the other ranks fails with
-    /// [`CommError::PeerFailed`](crate::CommError::PeerFailed). A rank outside of calls is not interrupted and fails at
-    /// its next call. If ranks are threads, this method waits for it, unless a [`grace`](Self::grace) period is set. If
-    /// ranks are processes and a rank does not end within 5 s, its process exits with code
-    /// [`WorldError::EXIT_PEER_FAILED`].
+    /// As soon as one rank fails, every call of the other ranks fails with
+    /// [`CommError::PeerFailed`](crate::CommError::PeerFailed). A rank that is not in a call is not interrupted: it
+    /// fails at its next call. If the ranks are threads, this method waits for such a rank, unless a
+    /// [`grace`](Self::grace) period is set. If the ranks are processes, a process whose rank does not end within 5 s
+    /// exits with code [`WorldError::EXIT_PEER_FAILED`].
     ///
     /// # Errors
-    /// [`WorldError::RankFailed`] with the error of the rank that failed first. The errors of [`check`](Self::check).
-    /// For processes also the errors of the launcher, the rendezvous and the engine.
+    /// [`WorldError::RankFailed`], with the error of the rank that failed first. The errors of [`check`](Self::check).
+    /// If the ranks are processes, also the errors of the launcher, the rendezvous and the engine.
     pub fn run<T, E>(&self, f: impl Fn(Rank) -> Result<T, E> + Sync) -> Result<Vec<T>, WorldError>
     where
         T: Send,

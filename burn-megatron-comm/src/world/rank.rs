@@ -21,7 +21,7 @@ use crate::report::call_log::{self, CallRecord};
 use crate::report::flight_recorder::FlightRecorder;
 use burn_megatron_rendezvous::FailureReport;
 
-/// The usual stack size of a main thread. The memory is reserved and not committed.
+/// The usual stack size of the main thread of a program. The memory is reserved but not committed.
 const STACK_BYTES: usize = 8 << 20;
 
 /// The error of a rank.
@@ -40,7 +40,8 @@ impl CallLogDir {
         *self.0.lock() = folder;
     }
 
-    /// Writes the call log of a world of `size` ranks: the calls of `rank`, or of all ranks for `None`.
+    /// Writes the call log of a world of `size` ranks. It contains the calls of `rank`, or the calls of all ranks if
+    /// `rank` is `None`.
     ///
     /// # Errors
     /// The reason why the file could not be written.
@@ -74,14 +75,14 @@ pub struct Rank {
     pub(super) communicator: Arc<dyn Communicator>,
     pub(super) recorder: Arc<FlightRecorder>,
     pub(super) call_log_dir: Arc<CallLogDir>,
-    /// Returns whether the rank should stop.
+    /// A function that returns whether the rank should stop.
     pub(super) stop: Arc<dyn Fn() -> bool + Send + Sync>,
-    /// Describes the current state of the engine.
+    /// A function that describes the current state of the engine.
     pub(super) engine: Arc<dyn Fn() -> String + Send + Sync>,
 }
 
 impl Rank {
-    /// Returns the rank, from 0.
+    /// Returns the number of this rank in the world, counted from 0.
     pub fn rank(&self) -> usize {
         self.rank
     }
@@ -96,8 +97,8 @@ impl Rank {
         Arc::clone(&self.communicator)
     }
 
-    /// Describes the engine: its name, the version of its library, and the features in use. For NCCL, also reports the
-    /// data copied to and from registered buffers so far.
+    /// Describes the engine: its name, the version of its library, and the features in use. For NCCL, the text also
+    /// contains the amount of data that has been copied to and from registered buffers.
     pub fn engine(&self) -> String {
         (self.engine)()
     }
@@ -107,23 +108,24 @@ impl Rank {
         self.compute_threads
     }
 
-    /// Returns the last [`CALLS_KEPT`](crate::CALLS_KEPT) calls of this rank, oldest first.
+    /// Returns the records of the last [`CALLS_KEPT`](crate::CALLS_KEPT) calls of this rank, oldest first.
     pub fn recent_calls(&self) -> Vec<CallRecord> {
         self.recorder.records()
     }
 
-    /// Returns the time since the world began. The times of [`recent_calls`](Self::recent_calls) have the same origin.
+    /// Returns the time since the start of the world. The times of [`recent_calls`](Self::recent_calls) count from the
+    /// same moment.
     pub fn elapsed(&self) -> Duration {
         self.recorder.elapsed()
     }
 
-    /// Sets the folder for the call log of a later failure.
+    /// Sets the folder in which the call log is written after a later failure.
     pub fn write_call_logs_to(&self, folder: impl Into<PathBuf>) {
         self.call_log_dir.set(folder.into());
     }
 
-    /// Returns whether the launcher requests this rank to stop after the current step. Ranks may get different answers
-    /// at the same moment, so use a collective to agree.
+    /// Returns whether the launcher requests that this rank stops after the current step. Different ranks may get
+    /// different results at the same time. Use a collective to reach agreement between the ranks.
     pub fn stop_requested(&self) -> bool {
         (self.stop)()
     }
@@ -137,8 +139,8 @@ impl Rank {
         format!("rank-{}", self.rank)
     }
 
-    /// Runs the closure and reports its result. Reports from within the pool, so that the report does not wait for the
-    /// threads to end.
+    /// Runs the closure and reports its result. The result is reported from within the thread pool, so that the report
+    /// does not wait until the threads have ended.
     pub(super) fn run<T: Send, E: Into<AnyError>>(
         self,
         dispatch: &Dispatch,
@@ -190,7 +192,7 @@ pub(crate) fn from_panic(payload: Box<dyn Any + Send>) -> Box<dyn Error + Send +
     Box::new(RankPanic { message })
 }
 
-/// Runs `f` in a private pool. All threads of the pool have ended when this function returns.
+/// Runs `f` in a private thread pool. All threads of the pool have ended when this function returns.
 fn in_pool<R: Send>(
     name: &str,
     threads: usize,

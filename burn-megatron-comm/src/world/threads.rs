@@ -10,7 +10,7 @@ use super::watchdog::{self, RankEnded};
 use super::{World, WorldError};
 use crate::engines::threads::{RankFailure, ThreadCommunicator, WorldState};
 
-/// Implements [`World::run`] for threads.
+/// Implements [`World::run`] for ranks that are threads.
 pub(super) fn run<T, E>(
     world: &World,
     size: usize,

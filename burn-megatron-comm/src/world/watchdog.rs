@@ -1,4 +1,4 @@
-//! Ends a process whose ranks are threads if ranks continue to run after another rank has failed.
+//! A watchdog that ends the process if its ranks are threads and continue to run after another rank has failed.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -14,13 +14,13 @@ use super::threads::rank_failed;
 use crate::engines::threads::WorldState;
 use burn_megatron_rendezvous::{RankPosition, describe_some};
 
-/// The end of a rank.
+/// The message that a rank has ended.
 pub(super) struct RankEnded {
     pub rank: usize,
     pub failed: bool,
 }
 
-/// Starts a thread that waits until all ranks have ended, or until a rank has failed and the grace period is over.
+/// Starts a thread that waits until all ranks have ended, or until the grace period after a failure is over.
 pub(super) fn start(
     grace: Duration,
     size: usize,
@@ -58,7 +58,7 @@ pub(super) fn wait_for_exit() -> ! {
     }
 }
 
-/// Returns the ranks that still run at the end of the grace period, or `None` if all ranks have ended earlier.
+/// Returns the ranks that are still running at the end of the grace period. Returns `None` if all ranks ended earlier.
 fn running_after_grace(
     grace: Duration,
     size: usize,

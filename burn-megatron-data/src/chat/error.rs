@@ -33,8 +33,8 @@ pub enum ChatDataError {
     Share(f64),
     /// There are too few conversations to hold out the requested share.
     #[error(
-        "a share of {share} cannot be held out of {count} conversation(s), so that one is left to train on: give more, \
-         held-out files, or a share of 0"
+        "a share of {share} cannot be held out of {count} conversation(s), because at least one must remain to train \
+         on: give more conversations, held-out files, or a share of 0"
     )]
     TooFew {
         /// The number of conversations.
@@ -102,17 +102,17 @@ pub enum ChatLineError {
     },
     /// The answer has no text.
     #[error(
-        "the answer in message {message} is empty: remove the line, or write what is to be learnt"
+        "the answer in message {message} is empty: remove the line, or write the answer to train on"
     )]
     EmptyAnswer {
         /// The number of the message, counted from 1.
         message: usize,
     },
     /// No message has the role `assistant`.
-    #[error("no message has the role assistant, so that there is nothing to learn")]
+    #[error("no message has the role assistant: add an answer to train on")]
     NoAnswer,
     /// The text contains the noncharacters that internally mark answers while a template is rendered.
-    #[error("it has U+FDD0 or U+FDD1, which are no characters of text: remove them")]
+    #[error("it has U+FDD0 or U+FDD1, which are not characters of text: remove them")]
     Noncharacter,
     /// The line has messages, but there is no template to render them.
     #[error(
@@ -122,7 +122,7 @@ pub enum ChatLineError {
     NoTemplate(String),
     /// The tokenizer has no end token, with which an answer would end, and no chat template.
     #[error(
-        "the tokenizer {0} has neither a chat template nor an end token, so that an answer would not end"
+        "the tokenizer {0} has neither a chat template nor an end token, so answers would not end"
     )]
     NoEnd(String),
     /// The chat template fails.
@@ -131,9 +131,9 @@ pub enum ChatLineError {
     /// The chat template renders the text before an answer differently after the answer is added, so the tokens of the
     /// answer cannot be determined.
     #[error(
-        "the chat template writes what is before message {message} differently once {follows}, so that the tokens of the \
-         answer cannot be told from the others: set data.chat.loss to \"last\" to train the last answer of each \
-         conversation, or data.chat.template to a template that marks answers with {{% generation %}}"
+        "the chat template changes the text before message {message} when {follows}, so the tokens of the answer \
+         cannot be identified: set data.chat.loss to \"last\" to train the last answer of each conversation, or \
+         data.chat.template to a template that marks answers with {{% generation %}}"
     )]
     NoPrefix {
         /// The number of the message, counted from 1.
@@ -152,7 +152,7 @@ pub enum ChatLineError {
         answers: usize,
     },
     /// The rendered text contains no token of the answers.
-    #[error("no token has a loss: the chat template leaves the answers out")]
+    #[error("no token has a loss: the chat template does not render the answers")]
     NoTokens,
     /// The tokenizer fails to tokenize the text.
     #[error(transparent)]

@@ -33,8 +33,8 @@ impl ExampleCounts {
     pub fn describe(&self) -> String {
         let each = [
             (self.truncated, "truncated"),
-            (self.dropped, "left out as longer than a row"),
-            (self.without_answer, "left out as their prompts fill a row"),
+            (self.dropped, "left out (longer than a row)"),
+            (self.without_answer, "left out (the prompt fills a row)"),
         ];
         let each = each.into_iter().filter(|(count, _)| *count > 0);
         each.map(|(count, what)| format!("; {} {what}", HumanCount(count)))

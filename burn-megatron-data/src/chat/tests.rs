@@ -91,7 +91,7 @@ fn a_template_that_changes_earlier_turns_is_refused() {
     let of = |loss| trained(TWO_TURNS, Some(&qwen), loss);
     let error = of(TrainedTokens::Answers).unwrap_err();
     assert!(
-        error.contains("before message 2 differently once other messages follow it")
+        error.contains("the text before message 2 when other messages follow it")
             && error.contains("set data.chat.loss to \"last\""),
         "{error}"
     );

@@ -98,7 +98,9 @@ impl IndexCache {
                 match set.open() {
                     CacheLookup::Valid(arrays) => arrays,
                     CacheLookup::Corrupt(_) | CacheLookup::Missing => {
-                        let error = io::Error::other("the indices differ from what was written");
+                        let error = io::Error::other(
+                            "the indices differ from the indices that were written",
+                        );
                         return Err(io_error("read", &set.path(".json"))(error).into());
                     }
                 }

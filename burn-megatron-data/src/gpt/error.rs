@@ -70,7 +70,7 @@ pub enum SamplingError {
         samples: u64,
     },
     /// An option requires an end-of-document token, but the token is unknown.
-    #[error("{0} needs the token that ends a document: give eod")]
+    #[error("{0} requires the token that ends a document: set eod")]
     NoEod(&'static str),
     /// A token id is not smaller than the vocabulary size.
     #[error(
@@ -101,7 +101,8 @@ pub enum SamplingError {
     },
     /// The weights of a blend are invalid.
     #[error(
-        "invalid blend weights {0:?}: expected one per file, none below 0 and at least one above, or none at all"
+        "invalid blend weights {0:?}: expected one weight of at least 0 per file and at least one above 0, or no \
+         weights"
     )]
     Weights(Vec<f64>),
     /// Some files have a weight and others do not.
@@ -127,7 +128,8 @@ pub enum SamplingError {
     },
     /// The files have too few samples for the run. Without weights, each sample is used only once.
     #[error(
-        "the files have {samples} samples of {seq} tokens, and the run needs {wanted}: without weights each is used once; give weights, or make fewer steps"
+        "the files have {samples} samples of {seq} tokens, and the run needs {wanted}: without weights each sample is \
+         used once; give weights, or train for fewer steps"
     )]
     Exhausted {
         /// The total number of samples of all files.
@@ -211,13 +213,13 @@ pub enum CacheError {
 fn remedy(sequences: usize, all_sequences: usize) -> String {
     match (sequences, all_sequences) {
         (0, 1) => {
-            "there is 1 document and a split never cuts one: preprocess with --lines or --separator, or hold nothing out \
-             with the split 100,0,0"
+            "there is 1 document, and a split never divides a document: preprocess with --lines or --separator, or \
+             hold nothing out with the split 100,0,0"
                 .into()
         }
         (0, all) => format!(
-            "there are {all} documents and a split never cuts one: give more documents, another split, or preprocess \
-             with --lines or --separator"
+            "there are {all} documents, and a split never divides a document: give more documents, another split, or \
+             preprocess with --lines or --separator"
         ),
         _ => "give more text, another split, or shorter sequences".into(),
     }

@@ -108,8 +108,8 @@ pub enum HybridContextError {
     },
     /// The cost of a sample is negative or not finite.
     #[error(
-        "invalid FLOPs of a sample, {} per token and {} per pair of query and key: expected finite numbers of at least 0, \
-         and the first above it",
+        "invalid FLOPs of a sample, {} per token and {} per pair of query and key: expected finite numbers, above 0 \
+         per token and at least 0 per pair",
         .0.per_token, .0.per_pair
     )]
     Flops(SampleFlops),
@@ -121,8 +121,8 @@ pub enum HybridContextError {
     },
     /// A sample has too many tokens for all ranks together.
     #[error(
-        "{what} has {length} tokens, and {ranks} ranks of context x data hold {}, as max_seqlen_per_dp_cp_rank = \
-         {tokens}: expected samples of at most that, max_seqlen_per_dp_cp_rank = {} or more, or {} ranks",
+        "{what} has {length} tokens, and {ranks} ranks of context x data hold {} with max_seqlen_per_dp_cp_rank = \
+         {tokens}: use shorter samples, max_seqlen_per_dp_cp_rank = {} or more, or {} ranks",
         ranks * tokens,
         length.div_ceil(*ranks).next_multiple_of(*multiple),
         length.div_ceil(*tokens).next_power_of_two()

@@ -150,8 +150,8 @@ fn what_does_not_fit_is_refused_with_what_would() {
     };
     insta::assert_snapshot!(
         error(config(4), &[5, 9001]),
-        @"sample 1 has 9001 tokens, and 4 ranks of context x data hold 8192, as max_seqlen_per_dp_cp_rank = 2048: expected \
-          samples of at most that, max_seqlen_per_dp_cp_rank = 2252 or more, or 8 ranks"
+        @"sample 1 has 9001 tokens, and 4 ranks of context x data hold 8192 with max_seqlen_per_dp_cp_rank = 2048: use \
+          shorter samples, max_seqlen_per_dp_cp_rank = 2252 or more, or 8 ranks"
     );
     assert!(config(8).plan(&[5, 9001]).is_ok());
     let longer = HybridContextConfig {

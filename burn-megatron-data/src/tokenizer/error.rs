@@ -41,7 +41,7 @@ pub enum TokenizerError {
         path: PathBuf,
     },
     /// The `tokenizers` library panicked while it parsed the file.
-    #[error("'{path}' does not describe a tokenizer: parts of it contradict each other")]
+    #[error("'{path}' does not describe a tokenizer: its parts contradict each other")]
     Panicked {
         /// The path of the file.
         path: PathBuf,

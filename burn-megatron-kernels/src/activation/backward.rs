@@ -1,4 +1,4 @@
-//! The activation as a recorded function, and its two device operations.
+//! The activation as a [`Function`], and its forward and backward device operations.
 
 use burn::backend::flex::FlexTensor;
 use burn::backend::{DispatchTensor, TensorMetadata};
@@ -31,21 +31,21 @@ impl FusedActivation {
     }
 }
 
-/// [`activate_with`](super::activate_with) as a [`Function`].
+/// The activation of [`activate_with`](super::activate_with) as a [`Function`].
 ///
-/// The inputs are `x`, the bias and the row weight, and the function saves them for the backward.
+/// The inputs are `x`, the bias and the row weight. The function saves these inputs for the backward pass.
 #[derive(Debug)]
 pub struct ActivationFunction {
     pub(super) fused: FusedActivation,
-    /// The flat buffer that receives the gradient of the bias. `None`: autodiff receives it.
+    /// The flat buffer that receives the gradient of the bias. With `None`, autodiff receives the gradient.
     pub(super) destination: Option<Destination>,
 }
 
 impl ActivationFunction {
-    /// Creates an activation without row weight and options.
+    /// Creates an activation without a row weight and with default options.
     ///
-    /// `bias` is `None` without a bias. Otherwise it holds the destination of the bias gradient, if
-    /// that gradient goes to a flat buffer instead of the graph.
+    /// `bias` is `None` for an activation without a bias. Otherwise `bias` holds the optional destination of the bias
+    /// gradient. With a destination, the gradient goes to a flat buffer. Otherwise autodiff receives the gradient.
     pub fn new(kind: Activation, bias: Option<Option<Destination>>) -> Self {
         let fused = FusedActivation {
             bias: bias.is_some(),
@@ -55,9 +55,9 @@ impl ActivationFunction {
         Self { fused, destination }
     }
 
-    /// Creates an activation with a row weight, without bias and options.
+    /// Creates an activation with a row weight, without a bias and with default options.
     ///
-    /// The inputs are `x` and the weight in f32 (f64 for f64).
+    /// The inputs are `x` and the row weight. The row weight is f32 (f64 if `x` is f64).
     pub fn weighted(kind: Activation) -> Self {
         let mut activation = Self::new(kind, None);
         activation.fused.weight = true;
@@ -68,8 +68,7 @@ impl ActivationFunction {
     ///
     /// # Panics
     ///
-    /// Panics in the same cases as [`activate`](super::activate), for options that do not fit the
-    /// nonlinearity.
+    /// Panics if the options do not fit the nonlinearity, in the same cases as [`activate`](super::activate).
     pub fn with_options(mut self, options: ActivationOptions) -> Self {
         accept(check_options(self.fused.kind, options));
         self.fused.options = options;
@@ -139,8 +138,8 @@ impl Function for ActivationFunction {
 
 /// Computes the requested gradients of `x`, the bias and the row weight.
 ///
-/// The gradient of the output follows the inputs of the forward. If the bias gradient has a place in a flat buffer, the
-/// buffer comes last. It replaces the bias gradient in the outputs.
+/// The inputs are the inputs of the forward pass, followed by the gradient of the output. If the bias gradient goes to
+/// a flat buffer, this buffer is the last input, and it replaces the bias gradient in the outputs.
 #[derive(Debug)]
 pub(super) struct ActivationBackwardOp {
     pub fused: FusedActivation,

@@ -1,4 +1,4 @@
-//! Reference activations, composed of Burn's own operations and differentiated by Burn.
+//! Reference activations, composed of Burn's own operations and differentiated by Burn's autodiff.
 
 use burn::tensor::activation::{relu, sigmoid};
 use burn::tensor::{DType, Tensor};
@@ -8,12 +8,12 @@ use super::{Activation, ActivationOptions, check, statistics, typed};
 use crate::error::accept;
 
 const SQRT_2_OVER_PI: f64 = 0.797_884_560_802_865_4;
-/// The input from which tanh is 1 in f64. On some devices tanh overflows for larger inputs.
+/// The input above which tanh rounds to 1 in f64. On some devices, tanh overflows for larger inputs.
 const SATURATED: f64 = 20.0;
 
 /// Computes [`activate`](super::activate) without fusion, one Burn operation at a time.
 ///
-/// Inputs in 16 bits are widened to f32 and rounded back at the end.
+/// 16-bit inputs are converted to f32. The output is rounded back to the input type.
 pub fn activate<const D: usize>(
     x: Tensor<D>,
     bias: Option<Tensor<1>>,
@@ -56,8 +56,8 @@ fn gate<const D: usize>(x: Tensor<D>, kind: Curve, options: ActivationOptions) -
     let half = x.dims()[D - 1] / 2;
     let mut shape = x.dims();
     if shape.contains(&0) {
-        // Burn's `narrow` of an empty tensor does not enter the graph. Ranks whose backward runs a
-        // collective before this function must all reach it.
+        // Burn's `narrow` of an empty tensor is not part of the autodiff graph. If the backward pass of earlier layers
+        // runs a collective, all ranks must reach it.
         shape[D - 1] = half;
         return x.reshape(shape);
     }

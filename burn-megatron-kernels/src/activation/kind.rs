@@ -1,29 +1,29 @@
-//! The activations: the nonlinearity of each, its options and its inputs.
+//! The activations: their nonlinearities, options and inputs.
 
-/// The nonlinearity of an MLP.
+/// The activation function of an MLP.
 ///
-/// A gated activation takes the two halves `a` and `b` of the last dim and returns half the width
+/// A gated activation splits the last dimension into two halves `a` and `b`. Its output has half the width of its input
 /// (Shazeer 2020, "GLU Variants Improve Transformer").
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Activation {
-    /// `x Phi(x)` with the exact normal distribution (Hendrycks and Gimpel 2016).
+    /// `x Phi(x)` with the exact normal distribution function `Phi` (Hendrycks and Gimpel 2016).
     Gelu,
     /// `0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`, the approximation of GELU used in
     /// GPT-2.
     GeluTanh,
-    /// `x sigmoid(1.702 x)`, another approximation of GELU from the same paper.
+    /// `x sigmoid(1.702 x)`, another approximation of GELU by Hendrycks and Gimpel.
     QuickGelu,
     /// `max(x, 0)^2` (So et al. 2021, "Primer").
     SquaredRelu,
     /// `a sigmoid(a) b`.
     SwiGlu,
-    /// [`GeluTanh`](Self::GeluTanh) of `a`, times `b`.
+    /// `GeluTanh(a) b`, see [`GeluTanh`](Self::GeluTanh).
     GeGlu,
-    /// [`QuickGelu`](Self::QuickGelu) of `a`, times `b`.
+    /// `QuickGelu(a) b`, see [`QuickGelu`](Self::QuickGelu).
     QuickGeGlu,
 }
 
-/// The nonlinearity of one value, without the gate.
+/// The nonlinearity of an activation without its gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "cubecl", derive(serde::Serialize, serde::Deserialize))]
 pub(crate) enum Curve {
@@ -35,7 +35,7 @@ pub(crate) enum Curve {
 }
 
 impl Activation {
-    /// Returns whether the input is twice as wide as the output.
+    /// Returns whether the activation is gated, so that its input is twice as wide as its output.
     pub fn is_gated(self) -> bool {
         matches!(self, Self::SwiGlu | Self::GeGlu | Self::QuickGeGlu)
     }
@@ -59,8 +59,8 @@ impl Activation {
 /// Options of a gated [`Activation`].
 #[derive(Clone, Copy, Debug, PartialEq, Default)]
 pub struct ActivationOptions {
-    /// Clamp limit `c`, applied after the bias: the first half becomes `min(a, c)` and the second
-    /// half `min(max(b, -c), c)`. Gradients are zero outside these bounds.
+    /// Clamp limit `c`, applied after the bias. The first half becomes `min(a, c)` and the second half becomes
+    /// `min(max(b, -c), c)`. Gradients are zero outside these bounds.
     pub clamp: Option<f64>,
     /// The offset added to the second half after the clamp (1 in gpt-oss).
     pub offset: f64,

@@ -1,8 +1,7 @@
-//! The activations of an MLP: bias, nonlinearity, gate and row weight in one pass.
+//! The activations of an MLP: bias, nonlinearity, gate and row weight in one kernel.
 //!
-//! [`activate`] reads its input once and writes its output once. It saves only its inputs and
-//! recomputes the nonlinearity in the backward. [`composed::activate`] is the same function
-//! composed of Burn's own operations.
+//! [`activate`] reads its input once and writes its output once. It saves only its inputs and recomputes the
+//! nonlinearity in the backward pass. [`composed::activate`] computes the same function with Burn's own operations.
 
 use burn::tensor::{DType, Tensor};
 
@@ -25,24 +24,24 @@ pub use kind::{Activation, ActivationOptions};
 
 const NAME: &str = "activate";
 
-/// Computes `f(x + bias) * row_weight` in one pass forward and one pass backward.
+/// Computes `f(x + bias) * row_weight` with one kernel in the forward pass and one in the backward pass.
 ///
-/// - `x`: `[.., width]`; the leading dims form the rows.
-/// - `bias`: `[width]`, used in the type of `x`.
-/// - `row_weight`: `[rows]`, one factor per output row, used in f32 (f64 if `x` is f64). Its type
-///   may differ from the type of `x`, as for the router weights of a mixture of experts.
+/// - `x`: `[.., width]`. The leading dimensions form the rows.
+/// - `bias`: `[width]`, converted to the type of `x`.
+/// - `row_weight`: `[rows]`, one factor per output row, such as the router weights of a mixture of experts. It is f32
+///   (f64 if `x` is f64).
 /// - returns `[.., width]`, or `[.., width / 2]` for a gated `kind`, in the type of `x`.
 ///
-/// Everything is computed in f32 (f64 for f64) and rounded once at the end. Large finite inputs give the limits of the
-/// formulas. NaN gives NaN. The result for an infinite input follows from the formulas and is not specified. The
-/// backward keeps `x`, `bias` and `row_weight` and recomputes the rest.
+/// All intermediate values are f32 (f64 for f64) and the result is rounded once at the end. Large finite inputs give
+/// the limits of the formulas. NaN gives NaN. The result for an infinite input is not specified. The backward pass uses
+/// `x`, `bias` and `row_weight` and recomputes all other values.
 ///
 /// # Panics
 ///
 /// Panics with a [`KernelError`] if
-/// - shapes do not fit,
-/// - a clamp is not positive and finite, or an offset is not finite,
-/// - a clamp or an offset is given for a `kind` without a gate.
+/// - the shapes do not match,
+/// - the clamp limit is not positive and finite, or the offset is not finite,
+/// - a clamp limit or an offset is given for a `kind` without a gate.
 pub fn activate<const D: usize>(
     x: Tensor<D>,
     bias: Option<Tensor<1>>,
@@ -53,7 +52,7 @@ pub fn activate<const D: usize>(
     activate_with(x, bias.map(Parameter::from), row_weight, kind, options)
 }
 
-/// Computes [`activate`] with a bias whose gradient may go to a flat buffer.
+/// Computes [`activate`] with a bias whose gradient can go to a flat buffer.
 pub fn activate_with<const D: usize>(
     x: Tensor<D>,
     bias: Option<Parameter>,
@@ -123,15 +122,15 @@ fn check(
         return Err(KernelError::shape(NAME, message));
     }
     if let Some(length) = bias.filter(|length| length != width) {
-        let message = format!("a bias [{length}] beside {shape:?}: expected [{width}]");
+        let message = format!("a bias [{length}] for x {shape:?}: expected [{width}]");
         return Err(KernelError::shape(NAME, message));
     }
-    // The check of the tensor's size rejects a product that overflows.
+    // The check of the tensor's size rejects a number of elements that overflows.
     let rows = leading
         .iter()
         .fold(1usize, |rows, dim| rows.saturating_mul(*dim));
     if let Some(length) = weights.filter(|length| *length != rows) {
-        let message = format!("a row weight [{length}] beside {shape:?}: expected [{rows}]");
+        let message = format!("row weights [{length}] for x {shape:?}: expected [{rows}]");
         return Err(KernelError::shape(NAME, message));
     }
     Ok(())
@@ -144,7 +143,7 @@ fn check_options(kind: Activation, options: ActivationOptions) -> Result<(), Ker
             let value = format!("{clamp} for {kind:?}");
             return Err(error("clamp", value, "no clamp, or a gated activation"));
         }
-        // The kernels compute in f32, where a clamp outside of this range would be infinite or zero.
+        // The kernels compute in f32. A clamp limit outside of this range would be infinite or zero in f32.
         if !((clamp as f32).is_finite() && clamp as f32 > 0.0) {
             return Err(error("clamp", clamp.to_string(), "a positive finite f32"));
         }

@@ -21,7 +21,7 @@ const GPT_OSS: ActivationOptions = ActivationOptions {
     offset: 1.0,
 };
 
-/// A test case: the inputs next to `x`, and the options.
+/// A test case: the inputs in addition to `x`, and the options.
 #[derive(Clone, Debug)]
 struct Case {
     rows: usize,
@@ -123,7 +123,7 @@ fn every_width_is_taken() {
         Case::new(5, width, kind, true, false).compare();
         Case::new(5, width, kind, false, true).compare();
     }
-    // A row spans several tiles, so that the weight gradient is a sum of partial sums.
+    // A row spans several tiles, so that the gradient of the row weight is a sum of partial sums.
     Case::new(2, 4097, Activation::SwiGlu, true, true).compare();
 }
 
@@ -247,7 +247,7 @@ fn large_values_give_the_limits_of_the_formulas() {
     let values = [65504.0, 1e4, 300.0, 24.5, 12.0, 5.0, 1e-4, 0.0];
     for kind in KINDS {
         let mut case = Case::new(1, 16, kind, false, false);
-        // The square of a larger number overflows f16.
+        // For larger numbers, the square would overflow in f16.
         let most = if kind == Activation::SquaredRelu {
             240.0
         } else {
@@ -270,7 +270,7 @@ fn large_values_give_the_limits_of_the_formulas() {
     }
 }
 
-/// Compares element by element, because large elements would hide errors of small ones.
+/// Compares element by element, because otherwise large elements would hide errors of small elements.
 fn assert_each(case: &Case, inputs: &[Input]) {
     for (device, dtypes) in devices() {
         for dtype in dtypes {
@@ -413,9 +413,9 @@ fn what_does_not_fit_is_named_alike_on_every_device() {
             "activate: SwiGlu takes two halves of the last dim, but [2, 3, 5] has an odd width of \
              5: expected an even one",
         );
-        let expected = "activate: a bias [4] beside [2, 3, 8]: expected [8]";
+        let expected = "activate: a bias [4] for x [2, 3, 8]: expected [8]";
         check(8, Some(4), None, swiglu, none, expected);
-        let expected = "activate: a row weight [3] beside [2, 3, 8]: expected [6]";
+        let expected = "activate: row weights [3] for x [2, 3, 8]: expected [6]";
         check(8, None, Some(3), gelu, none, expected);
         let options = ActivationOptions {
             clamp: Some(1.0),

@@ -1,4 +1,4 @@
-//! Reference functions composed of Burn's own operations.
+//! Reference implementations of the optimizer functions, composed of Burn's own operations.
 
 use burn::tensor::{DType, Tensor};
 
@@ -54,7 +54,7 @@ pub fn adamw(
     (buffers, copy)
 }
 
-/// Returns the factor of each of `length` elements. The first is element `first` of its block.
+/// Returns the factor of each of `length` elements. `first` is the position of the first element in its block.
 fn spread(factors: Tensor<1>, first: usize, length: usize) -> Tensor<1> {
     let [blocks] = factors.dims();
     let each = factors.reshape([blocks, 1]).repeat_dim(1, DECAY_BLOCK);
@@ -62,19 +62,19 @@ fn spread(factors: Tensor<1>, first: usize, length: usize) -> Tensor<1> {
     each.narrow(0, first, length)
 }
 
-/// Computes [`sum_of_squares`](super::sum_of_squares) with Burn's operations, in Burn's order.
+/// Computes [`sum_of_squares`](super::sum_of_squares) with Burn's operations. The order of the summation is Burn's.
 pub fn sum_of_squares(x: Tensor<1>) -> Tensor<1> {
     let own = wide(x.dtype());
     let x = x.cast(own);
     (x.clone() * x).sum()
 }
 
-/// Computes [`sum_of_squares_of`](super::sum_of_squares_of) with Burn's operations, in Burn's
-/// order.
+/// Computes [`sum_of_squares_of`](super::sum_of_squares_of) with Burn's operations. The order of the summation is
+/// Burn's.
 ///
 /// # Panics
 ///
-/// Panics without a buffer.
+/// Panics if `buffers` is empty.
 pub fn sum_of_squares_of(buffers: &[Tensor<1>]) -> Tensor<1> {
     let double = buffers.iter().any(|buffer| buffer.dtype() == DType::F64);
     let own = if double { DType::F64 } else { DType::F32 };

@@ -1,4 +1,4 @@
-//! The CPU implementation: one pass in tasks of a fixed number of elements.
+//! The CPU implementation. It updates the buffers in one pass, in tasks of a fixed number of elements.
 
 use std::ops::Range;
 
@@ -14,7 +14,7 @@ use crate::cpu::{
 /// The number of elements per task.
 const TASK_ELEMENTS: usize = ROW_GRAIN;
 
-/// Computes a step; see [`AdamWOp`](super::update::AdamWOp) for the inputs.
+/// Computes an optimizer step. See [`AdamWOp`](super::update::AdamWOp) for the inputs.
 pub(super) fn update(
     inputs: Vec<FlexTensor>,
     model: Option<FlexTensor>,
@@ -34,7 +34,7 @@ pub(super) fn update(
     }
 }
 
-/// Returns the outputs of a skipped step: the unchanged buffers, and the copy.
+/// Returns the outputs of a skipped step: the unchanged buffers, and the copy of the weights.
 pub(super) fn unchanged(mut inputs: Vec<FlexTensor>, model: Option<DType>) -> Vec<FlexTensor> {
     inputs.truncate(3);
     let copy = model.map(|model| match model {
@@ -135,7 +135,7 @@ impl UpdateTask<'_> {
     }
 }
 
-/// Factors of the blocks.
+/// The decay and learning rate factors of the blocks.
 #[derive(Clone, Copy)]
 struct BlockFactors<'a> {
     decay: &'a [f32],
@@ -145,13 +145,13 @@ struct BlockFactors<'a> {
 }
 
 impl BlockFactors<'_> {
-    /// Returns the blocks of a task of `length` elements.
+    /// Returns the range of blocks in which the `length` elements of a task lie.
     #[inline(always)]
     fn blocks(self, length: usize) -> Range<usize> {
         self.first / DECAY_BLOCK..(self.first + length).div_ceil(DECAY_BLOCK)
     }
 
-    /// Returns the elements of a task of `length` elements that lie in `block`.
+    /// Returns the range of the task's elements that lie in `block`. The task has `length` elements.
     #[inline(always)]
     fn elements(self, block: usize, length: usize) -> Range<usize> {
         let start = (block * DECAY_BLOCK).saturating_sub(self.first);
@@ -159,7 +159,7 @@ impl BlockFactors<'_> {
         start..end.min(length)
     }
 
-    /// Returns the step size and the decay of a block.
+    /// Returns the step size and the weight decay of a block.
     #[inline(always)]
     fn change<W: Real>(self, block: usize, numbers: &WideScalars<W>) -> [W; 2] {
         let factor = |factors: &[f32]| W::of(f64::from(factors[block]));
@@ -171,7 +171,7 @@ impl BlockFactors<'_> {
     }
 }
 
-/// The scalars in the type of the weights.
+/// The scalars of a step, in the type of the weights.
 struct WideScalars<W> {
     scale: W,
     first: [W; 2],
@@ -196,7 +196,7 @@ impl<W: Real> WideScalars<W> {
     }
 }
 
-/// The slices of one task.
+/// The parts of the buffers that one task updates.
 struct TaskSlices<'a, W, M, G, C> {
     master: &'a mut [W],
     first: &'a mut [M],
@@ -274,8 +274,8 @@ fn step<W, M, G>(
         *m = M::narrow(new_m);
         *v = M::narrow(new_v);
         let below = new_v.root() * numbers.root + numbers.epsilon;
-        // With an epsilon of 0, the denominator is 0 for weights that never had a gradient, as in
-        // unused rows.
+        // With an epsilon of 0, the denominator is 0 for weights whose gradient was always 0, such as unused rows of an
+        // embedding.
         let change = if below == W::ZERO {
             W::ZERO
         } else {

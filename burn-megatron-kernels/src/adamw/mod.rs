@@ -1,4 +1,4 @@
-//! AdamW over a flat buffer in one launch, and sums of squares for the norm of a gradient.
+//! AdamW over a flat buffer in one kernel launch, and sums of squares for the norm of a gradient.
 //!
 //! With the scaled gradient `g` at step `t` (Loshchilov and Hutter 2019, arXiv:1711.05101):
 //!
@@ -8,16 +8,16 @@
 //! w = w - rate (m' / (sqrt(v') + epsilon) + weight_decay w)
 //! ```
 //!
-//! Every element is read once and written once, including the copy of the weights in the model
-//! type. 16-bit values are computed in f32.
+//! Every element is read once and written once. The same kernel writes the copy of the weights in the type that the
+//! model computes with. 16-bit values are converted to f32 for the computation.
 //!
-//! Each element depends only on its own values. A non-finite gradient therefore makes only its own
-//! weight NaN, and a buffer may be split anywhere without changing a bit.
+//! Each element depends only on its own values. A non-finite gradient element therefore makes only its own weight NaN.
+//! A buffer may be split anywhere without changing a bit of the results.
 //!
-//! With an epsilon of 0, `sqrt(v') + epsilon` is 0 in rows that never had a gradient. The fraction
-//! then counts as 0 and the weight only decays.
+//! With an epsilon of 0, the denominator `sqrt(v') + epsilon` is 0 for elements whose gradient was always 0. The
+//! fraction is then 0, and only weight decay changes the weight.
 //!
-//! The operations are not differentiable: nothing is recorded for autodiff.
+//! The operations are not differentiable: autodiff does not record them.
 
 use burn::tensor::{DType, Tensor};
 
@@ -45,10 +45,10 @@ pub use squares::{sum_of_squares, sum_of_squares_of};
 
 const NAME: &str = "adamw";
 
-/// The number of consecutive elements (a block) that share one factor of [`Decay::Blocks`].
+/// The number of consecutive elements (a block) that share one decay factor of [`Decay::Blocks`].
 pub const DECAY_BLOCK: usize = 64;
 
-/// Hyperparameters of one step. They may change in every step at no cost.
+/// Hyperparameters of one step. Changing them does not compile a new kernel.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamWStep {
     /// The learning rate.
@@ -57,60 +57,60 @@ pub struct AdamWStep {
     pub beta1: f64,
     /// The decay rate of the second moment, in [0, 1).
     pub beta2: f64,
-    /// The number added to the root of the second moment; 0 or more.
+    /// The number added to the square root of the second moment. It must be at least 0.
     pub epsilon: f64,
-    /// The decoupled weight decay; 0 or more.
+    /// The decoupled weight decay. It must be at least 0.
     pub weight_decay: f64,
     /// The step number, starting at 1, used for bias correction.
     pub step: u64,
-    /// The factor of the gradient: the inverse loss scale times the clip factor.
+    /// The factor of the gradient: the clip factor divided by the loss scale.
     pub gradient_scale: f64,
 }
 
-/// Weights and moments: flat buffers of equal length.
+/// Weights and moments of the optimizer, in flat buffers of equal length.
 #[derive(Clone, Debug)]
 pub struct AdamWBuffers {
-    /// The master weights in f32 (or f64 for verification).
+    /// The master weights, in f32. For verification they may be f64.
     pub master: Tensor<1>,
-    /// The first moment, in the type of the weights or in bf16.
+    /// The first moment, in the type of the master weights or in bf16.
     pub first: Tensor<1>,
-    /// The second moment, in the type of the first moment.
+    /// The second moment, in the same type as the first moment.
     pub second: Tensor<1>,
 }
 
-/// Selects the weights that decay, and their learning rates.
+/// Selects the weights to which weight decay applies, and optionally their learning rates.
 #[derive(Clone, Debug)]
 #[allow(
     clippy::large_enum_variant,
     reason = "there is one of them, for one step"
 )]
 pub enum Decay {
-    /// All weights decay.
+    /// Weight decay applies to all weights.
     All,
-    /// No weights decay.
+    /// Weight decay applies to no weights.
     None,
-    /// Each block has its own factors, so that one buffer can hold several parameter groups. Groups
-    /// must start at multiples of 64.
+    /// Each block of elements has its own factors, so that one buffer can hold several parameter groups. Parameter
+    /// groups must start at multiples of 64.
     Blocks(Blocks),
 }
 
-/// Factors of weight decay and learning rate, one per [`DECAY_BLOCK`] elements.
+/// Factors of weight decay and learning rate, one per block of [`DECAY_BLOCK`] elements.
 ///
 /// The buffer may be any range of a larger buffer. Both tensors are f32 of shape `[ceil((first + length) / 64)]`.
-/// Element `i` of the buffer uses factor `(first + i) / 64`.
+/// Element `i` of the buffer uses the factor with index `(first + i) / 64`.
 #[derive(Clone, Debug)]
 pub struct Blocks {
     /// The weight decay factor of each block.
     pub decay: Tensor<1>,
-    /// The learning rate factor of each block. It scales the complete change of the weights,
-    /// including the decay. `None` means 1 everywhere.
+    /// The learning rate factor of each block. The factor multiplies the whole update of the weights, including weight
+    /// decay. `None` means 1 everywhere.
     pub rate: Option<Tensor<1>>,
-    /// The offset of the buffer's first element in its block, less than 64.
+    /// The position of the buffer's first element within its block, less than 64.
     pub first: usize,
 }
 
 impl Blocks {
-    /// Creates the decay factors of a buffer that starts at the beginning of a block.
+    /// Creates the factors of a buffer that starts at the beginning of a block, with a learning rate factor of 1.
     pub fn new(decay: Tensor<1>) -> Self {
         Self {
             decay,
@@ -144,13 +144,13 @@ impl AdamWStep {
     }
 }
 
-/// Applies one AdamW step to a flat buffer; see the [module](self) for the formula.
+/// Applies one AdamW step to flat buffers. See the [module](self) for the formula.
 ///
-/// Returns the updated buffers, and `model` if it is given. `model` is the copy of the weights that the model computes
-/// with, `[elements]` in the model type. Its old values are not read. Each buffer is updated in place if it is uniquely
-/// owned, and otherwise copied.
+/// Returns the updated buffers, and the updated `model` if it is given. `model` is the copy of the weights that the
+/// model computes with, `[elements]` in the type of the model. Its old values are not read. A buffer is updated in
+/// place if no other tensor shares its memory. Otherwise it is copied.
 ///
-/// `gradient` and `model` are f32, f16 or bf16. With f64 weights everything is f64.
+/// `gradient` and `model` are f32, f16 or bf16. If the master weights are f64, all buffers must be f64.
 ///
 /// # Panics
 ///
@@ -196,16 +196,14 @@ pub fn adamw(
     update(buffers, gradient, decay, step, None, model)
 }
 
-/// Applies [`adamw`] with the numbers that [`step_outcome`] left on the device. They replace the
+/// Applies [`adamw`] with the values that [`step_outcome`] computed on the device. These values replace the learning
 /// rate, the step number and the gradient scale of `step`.
 ///
-/// If the step is skipped, weights and moments keep their bits, and `model` becomes a copy of the
-/// weights.
+/// If the outcome is a skipped step, weights and moments do not change, and `model` becomes a copy of the weights.
 ///
 /// # Panics
 ///
-/// Panics in the same cases as [`adamw`], and with a [`KernelError`] if the outcome has the wrong
-/// length.
+/// Panics in the same cases as [`adamw`], and with a [`KernelError`] if `outcome` has the wrong length.
 pub fn adamw_with_outcome(
     buffers: AdamWBuffers,
     gradient: Tensor<1>,
@@ -286,7 +284,7 @@ fn check(
     })?;
     let [weights, moment, second, gradient] = [master, first, second, gradient].map(Tensor::dtype);
     let option = |fits, name, value: DType, expected| {
-        let value = format_args!("{value:?} beside weights in {weights:?}");
+        let value = format_args!("{value:?} with weights in {weights:?}");
         check_option(NAME, fits, name, value, expected)
     };
     let own = match weights {
@@ -296,9 +294,9 @@ fn check(
     let fits = matches!(weights, DType::F32 | DType::F64);
     option(fits, "type of the weights", weights, "F32 or F64")?;
     let fits = moment == weights || (moment, weights) == (DType::BF16, DType::F32);
-    let expected = "the same type, or BF16 beside F32";
+    let expected = "the type of the weights, or BF16 if the weights are F32";
     option(fits, "type of the first moment", moment, expected)?;
-    let (fits, expected) = (second == moment, "that of the first moment");
+    let (fits, expected) = (second == moment, "the type of the first moment");
     option(fits, "type of the second moment", second, expected)?;
     let fits = wide(gradient) == weights;
     option(fits, "type of the gradient", gradient, own)?;
@@ -319,7 +317,7 @@ fn check(
 fn check_outcome(outcome: &Tensor<1>) -> Result<(), KernelError> {
     let ([length], expected) = (outcome.dims(), outcome::elements::COUNT);
     check_shape(NAME, length == expected, || {
-        format!("an outcome of {length} elements: expected {expected}")
+        format!("the outcome has {length} elements: expected {expected}")
     })
 }
 
@@ -335,8 +333,8 @@ fn check_blocks(blocks: &Blocks, length: usize) -> Result<(), KernelError> {
         let [given] = factors.dims();
         check_shape(NAME, given == count, || {
             format!(
-                "{given} factors of the {name} for {length} elements in blocks of {DECAY_BLOCK}, from element \
-                 {first} of the first block: expected {count}"
+                "{given} {name} factors for {length} elements in blocks of {DECAY_BLOCK}, from element {first} of the \
+                 first block: expected {count}"
             )
         })?;
         check_type(NAME, of_type, factors.dtype(), F32)?;

@@ -1,6 +1,5 @@
-//! The outcome of a training step, computed on the device: whether the step is taken, and the
-//! scalars that the optimizer uses. The host can launch the optimizer without waiting for the
-//! gradients.
+//! The outcome of a training step, computed on the device: whether the step is taken or skipped, and the scalars that
+//! the optimizer uses. The host can therefore launch the optimizer without waiting for the gradients.
 
 use std::sync::Arc;
 
@@ -16,60 +15,61 @@ use crate::launch::{SimpleOp, Spec, launch_one};
 
 const NAME: &str = "step_outcome";
 
-/// The columns of a rank's statistics that [`step_outcome`] reads, in addition to the losses.
+/// Columns of the statistics of a rank that [`step_outcome`] reads. The loss columns follow at the end of a row.
 pub mod columns {
-    /// The largest sum of squares of a checked gradient. It is not finite if an element is not
-    /// finite.
+    /// The largest sum of squares of the gradients that are checked. It is not finite if an element of these gradients
+    /// is not finite.
     pub const LARGEST: usize = 0;
-    /// The first of two sums of squares over the elements that the rank accounts for.
+    /// The first of two columns with sums of squares. They cover the gradient elements for which this rank is
+    /// responsible.
     pub const SQUARES: usize = 1;
     /// The number of tokens of the rank, divided by [`TOKENS_UNIT`] and rounded down.
     pub const TOKENS_HIGH: usize = 3;
-    /// The remainder of the division by [`TOKENS_UNIT`].
+    /// The number of tokens of the rank modulo [`TOKENS_UNIT`].
     pub const TOKENS_LOW: usize = 4;
-    /// The number of these columns.
+    /// The number of columns that this module defines. Other columns and the losses follow.
     pub const COUNT: usize = 5;
-    /// The unit of [`TOKENS_HIGH`]. Sums of both parts over 16384 ranks are exact in f32 up to 2^34
-    /// tokens.
+    /// The divisor that splits the number of tokens into [`TOKENS_HIGH`] and [`TOKENS_LOW`]. With this split, sums over
+    /// 16384 ranks are exact in f32 up to 2^34 tokens.
     pub const TOKENS_UNIT: u64 = 1024;
 }
 
-/// The elements of an outcome.
+/// Indices of the elements of an outcome, and the values of the element [`KIND`](elements::KIND).
 pub mod elements {
     /// The kind of the outcome: [`TAKEN`], [`NOT_FINITE`] or [`NO_TARGETS`].
     pub const KIND: usize = 0;
-    /// The factor of the gradient: the clip factor divided by the token count and the loss scale.
+    /// The factor of the gradient: the clip factor divided by the number of tokens and by the loss scale.
     pub const FACTOR: usize = 1;
-    /// `rate / (1 - beta1^t)`.
+    /// The step size, `rate / (1 - beta1^t)`.
     pub const SIZE: usize = 2;
-    /// The factor of the gradient before clipping.
+    /// The factor of the gradient without the clip factor.
     pub const UNCLIPPED: usize = 3;
-    /// `1 / sqrt(1 - beta2^t)`.
+    /// The factor of the square root of the second moment, `1 / sqrt(1 - beta2^t)`.
     pub const ROOT: usize = 4;
-    /// `rate * weight_decay`.
+    /// The weight decay of the step, `rate * weight_decay`.
     pub const DECAY: usize = 5;
     /// The norm of the gradient before clipping.
     pub const NORM: usize = 6;
-    /// The number of elements.
+    /// The number of elements of an outcome.
     pub const COUNT: usize = 7;
 
-    /// The step is taken.
+    /// Kind of an outcome: the step is taken.
     pub const TAKEN: f64 = 0.0;
-    /// A loss or a gradient is not finite, or a gradient exceeds the limit.
+    /// Kind of an outcome: a loss or a gradient is not finite, or a gradient exceeds the limit. The step is skipped.
     pub const NOT_FINITE: f64 = 1.0;
-    /// No token has a loss, so the step is skipped.
+    /// Kind of an outcome: no token has a loss. The step is skipped.
     pub const NO_TARGETS: f64 = 2.0;
 }
 
-/// The order in which elements are added.
+/// The order in which values are added.
 #[derive(Clone, Debug, PartialEq)]
 pub enum SumOrder {
-    /// The element at an index.
+    /// A single value, given by its index.
     Element(usize),
-    /// The sums are added one after the other.
+    /// The terms are added one after the other.
     InOrder(Vec<SumOrder>),
-    /// Neighbours are added in pairs, then the results in pairs, and so on. An element without a
-    /// partner moves up unchanged.
+    /// Neighboring terms are added in pairs, then the results are added in pairs, and so on. A term without a partner
+    /// is carried over to the next round.
     Pairwise(Vec<SumOrder>),
 }
 
@@ -95,28 +95,30 @@ impl SumOrder {
 pub struct OutcomeRule {
     /// The number of columns per rank, at least [`columns::COUNT`].
     pub columns: usize,
-    /// The first loss column. The losses are the last columns and must be finite.
+    /// The index of the first loss column. All columns from this index on are losses. A step with a loss that is not
+    /// finite is skipped.
     pub losses: usize,
-    /// The order in which the CPU adds the sums of squares of all ranks. Other devices use their
-    /// own order, which depends only on the number of ranks and columns.
+    /// The order in which the CPU adds the sums of squares of all ranks. Other devices use a fixed order, which depends
+    /// only on the number of ranks and columns.
     pub squares: Arc<SumOrder>,
-    /// Whether the CPU rounds the root of the sum of squares to f32.
+    /// Whether the CPU rounds the square root of the sum of squares to f32.
     pub rounds_norm: bool,
-    /// The largest valid sum of squares of a checked gradient.
+    /// The largest valid sum of squares in the column [`columns::LARGEST`].
     pub limit: f64,
     /// The maximum gradient norm (gradient clipping).
     pub clip: f64,
-    /// The loss scale, indexed by the kind of the previous outcome: `TAKEN`, `NOT_FINITE`,
+    /// The loss scale of this step for each kind of the previous outcome, in the order `TAKEN`, `NOT_FINITE`,
     /// `NO_TARGETS`.
     pub loss_scales: [f64; 3],
-    /// The hyperparameters if the previous step was taken, and if it was skipped.
+    /// The hyperparameters of this step. The first element applies if the previous step was taken, the second element
+    /// if it was skipped.
     pub steps: [AdamWStep; 2],
 }
 
-/// Computes the outcome of a step, `[elements::COUNT]`.
+/// Computes the outcome of a training step, a tensor of shape `[elements::COUNT]`.
 ///
-/// `statistics` holds the statistics of all ranks, `[ranks * columns]` row by row. `before` is the
-/// outcome of the previous step. Both are f64 on the CPU and f32 on other devices.
+/// `statistics` holds the statistics of all ranks, `[ranks * columns]`, one row of `columns` values per rank. `before`
+/// is the outcome of the previous step. Both tensors are f64 on the CPU and f32 on other devices.
 ///
 /// ```text
 /// norm  = sqrt(sum of the squares) / tokens / loss scale
@@ -127,7 +129,7 @@ pub struct OutcomeRule {
 ///
 /// # Panics
 ///
-/// Panics with a [`KernelError`] if lengths do not fit the rule.
+/// Panics with a [`KernelError`] if the lengths do not match the rule.
 pub fn step_outcome(statistics: Tensor<1>, before: Tensor<1>, rule: OutcomeRule) -> Tensor<1> {
     accept(check(&statistics, &before, &rule));
     let op = SimpleOp {
@@ -162,7 +164,7 @@ fn check(
         )
     })?;
     check_shape(NAME, elements == expected, || {
-        format!("an outcome before of {elements} elements: expected {expected}")
+        format!("the previous outcome has {elements} elements: expected {expected}")
     })
 }
 
@@ -176,8 +178,7 @@ fn narrow<E: Element>(value: f64) -> E {
 }
 
 impl OutcomeRule {
-    /// Returns the part of an outcome that depends on the hyperparameters, for both
-    /// [`steps`](Self::steps).
+    /// Returns the part of an outcome that depends on the hyperparameters, for each element of [`steps`](Self::steps).
     pub(super) fn scalars(&self) -> [[f64; 3]; 2] {
         self.steps.map(|step| {
             let StepScalars {
@@ -228,8 +229,7 @@ impl OutcomeRule {
 }
 
 impl StepScalars {
-    /// Returns these scalars with the numbers of an outcome, or returns `None` if the step is
-    /// skipped.
+    /// Replaces some of the scalars by the values of an outcome. Returns `None` if the outcome is a skipped step.
     pub(super) fn with_outcome(self, outcome: &[f64], decays: bool) -> Option<Self> {
         (outcome[elements::KIND] == elements::TAKEN).then(|| Self {
             scale: outcome[elements::FACTOR],
@@ -245,7 +245,7 @@ impl StepScalars {
     }
 }
 
-/// Returns the type of statistics and outcomes on a device.
+/// Returns the element type of statistics and outcomes on a device: f64 on the CPU, f32 on other devices.
 pub fn statistics_dtype(device: &Device) -> DType {
     if *device == Device::flex() {
         DType::F64

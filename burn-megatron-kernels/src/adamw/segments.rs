@@ -1,4 +1,4 @@
-//! Sums of squares of the segments of a buffer, each with its own result, in one pass.
+//! Sums of squares of many segments of a buffer in one pass, with one result per segment.
 
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -14,13 +14,13 @@ use crate::launch::{SimpleOp, Spec, launch_one};
 
 const NAME: &str = "largest_sums_of_squares";
 
-/// The alignment of segments, as for parameters in a bucket.
+/// The alignment of segments. Parameters in a bucket have the same alignment.
 pub const SEGMENT_ALIGNMENT: usize = super::DECAY_BLOCK;
 
-/// The number of elements of a segment that one cube sums.
+/// The number of elements per chunk. A cube sums one chunk.
 pub(super) const CHUNK: usize = 8192;
 
-/// Disjoint ranges of a buffer, each with its own sum of squares.
+/// Disjoint ranges of a buffer. Each range has its own sum of squares.
 #[derive(Clone, Debug)]
 pub struct Segments {
     ranges: Vec<Range<usize>>,
@@ -29,13 +29,13 @@ pub struct Segments {
 }
 
 impl Segments {
-    /// Creates segments that start at multiples of [`SEGMENT_ALIGNMENT`].
+    /// Creates segments from ranges. The ranges must start at multiples of [`SEGMENT_ALIGNMENT`].
     ///
-    /// The buffer must be 0 between the end of a segment and the next multiple.
+    /// Between the end of a segment and the next multiple of the alignment, the buffer must be 0.
     ///
     /// # Panics
     ///
-    /// Panics with a [`KernelError`] if a segment does not start at such a multiple.
+    /// Panics with a [`KernelError`] if a range does not start at a multiple of [`SEGMENT_ALIGNMENT`].
     pub fn new(ranges: Vec<Range<usize>>) -> Self {
         let off = ranges
             .iter()
@@ -82,19 +82,19 @@ impl Segments {
     }
 }
 
-/// Raises `largest[first + i]` to the sum of squares of segment `i` of `x`, and `largest[0]` to the
-/// sum over all segments.
+/// Updates `largest[first + i]` to the maximum of its value and the sum of squares of segment `i` of `x`. Updates
+/// `largest[0]` in the same way with the sum over all segments.
 ///
-/// NaN counts as larger than any number, so it stays.
+/// NaN counts as larger than any number, so an element that is NaN stays NaN.
 ///
-/// `largest` is `[length]` with non-negative elements, in f64 on the CPU and in f32 on other
-/// devices. It is updated in place if it is uniquely owned. Sums of f32 and 16-bit types are
-/// rounded to f32, and their order depends only on the segment.
+/// `largest` is `[length]` with non-negative elements, in f64 on the CPU and in f32 on other devices. It is updated in
+/// place if no other tensor shares its memory. Sums of f32 and 16-bit types are rounded to f32. The order of the
+/// summation depends only on the segment.
 ///
 /// # Panics
 ///
-/// Panics with a [`KernelError`] if segments exceed the end of `x`, or results the end of
-/// `largest`.
+/// Panics with a [`KernelError`] if a segment exceeds the end of `x`, if a result exceeds the end of `largest`, or if
+/// `first` is 0.
 pub fn largest_sums_of_squares(
     x: Tensor<1>,
     segments: &Segments,
@@ -171,7 +171,7 @@ fn largest_on_cpu(
     largest
 }
 
-/// Raises `largest` to `sum`. Both are non-negative, and NaN is larger than any number.
+/// Updates `largest` to the larger of `largest` and `sum`. Both are non-negative, and NaN is larger than any number.
 fn raise(largest: &mut f64, sum: f64) {
     if sum.to_bits() > largest.to_bits() {
         *largest = sum;

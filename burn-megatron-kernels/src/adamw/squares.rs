@@ -1,4 +1,4 @@
-//! Sums of squares, added in an order that depends only on the lengths.
+//! Sums of squares, whose order of summation depends only on the lengths of the buffers.
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Tensor};
@@ -11,26 +11,26 @@ use crate::launch::{SimpleOp, Spec, launch_one};
 /// The number of accumulators per task, which keeps the widest SIMD registers busy.
 const LANES: usize = 16;
 
-/// Returns the sum of squares of `x`, `[length]`, as `[1]` in f32 (f64 for f64).
+/// Returns the sum of squares of `x`, `[length]`. The result is `[1]` in f32 (f64 for f64).
 ///
-/// The result does not depend on the number of threads. The CPU sums in f64. Other devices sum in
-/// f32, in a tree over groups of a fixed size.
+/// The result does not depend on the number of threads. The CPU adds in f64. Other devices add in f32, in a tree over
+/// groups of a fixed size.
 ///
 /// # Panics
 ///
-/// Panics with a [`KernelError`] if the device does not support the type.
+/// Panics with a [`KernelError`] if the device does not support the type of `x`.
 pub fn sum_of_squares(x: Tensor<1>) -> Tensor<1> {
     sum(&[x])
 }
 
-/// Returns the sum of squares over all `buffers`, `[1]`, in f64 if a buffer is f64 and otherwise in
-/// f32.
+/// Returns the sum of squares over all `buffers`, `[1]`. The result is f64 if a buffer is f64, and otherwise f32.
 ///
-/// The buffers may differ in type and length, and may be empty. See [`sum_of_squares`].
+/// The buffers may differ in type and length, and may have no elements. See [`sum_of_squares`] for the order of the
+/// summation.
 ///
 /// # Panics
 ///
-/// Panics with a [`KernelError`] without a buffer, or if the device does not support a type.
+/// Panics with a [`KernelError`] if `buffers` is empty, or if the device does not support the type of a buffer.
 pub fn sum_of_squares_of(buffers: &[Tensor<1>]) -> Tensor<1> {
     if buffers.is_empty() {
         let (operation, name) = ("sum_of_squares_of", "number of buffers");

@@ -1,4 +1,4 @@
-//! The step as a [`DeviceOp`].
+//! The optimizer step as a [`DeviceOp`].
 
 use burn::backend::flex::FlexTensor;
 #[cfg(feature = "cubecl")]
@@ -8,13 +8,13 @@ use super::outcome::doubles;
 use super::{AdamWStep, Decay, NAME, cpu};
 use crate::launch::{DeviceOp, Spec};
 
-/// The step as a device operation.
+/// The optimizer step as a device operation.
 ///
-/// Inputs. Only the first four are required:
+/// Its inputs are the following tensors. Only the first four are required:
 ///
 /// - weights, first moment, second moment, gradient,
 /// - outcome,
-/// - decay factors and rate factors of the blocks,
+/// - weight decay factors and learning rate factors of the blocks,
 /// - copy of the weights.
 #[derive(Debug)]
 pub(super) struct AdamWOp {
@@ -22,13 +22,13 @@ pub(super) struct AdamWOp {
     /// Whether an outcome replaces some of the scalars.
     outcome: bool,
     decays: bool,
-    /// The offset of the first element in its block.
+    /// The position of the first element in its block.
     offset_in_block: usize,
     /// Whether there is a copy of the weights.
     model: bool,
 }
 
-/// Scalars of a step, which computes `w -= size m / (root sqrt(v) + epsilon) + decay w`.
+/// The scalars of a step, which computes `w -= size m / (root sqrt(v) + epsilon) + decay w`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct StepScalars {
     /// The factor of the gradient.
@@ -37,13 +37,13 @@ pub(super) struct StepScalars {
     pub first: [f64; 2],
     /// `beta2` and `1 - beta2`.
     pub second: [f64; 2],
-    /// `rate / (1 - beta1^t)`.
+    /// The step size, `rate / (1 - beta1^t)`.
     pub size: f64,
-    /// `1 / sqrt(1 - beta2^t)`.
+    /// The factor of the square root of the second moment, `1 / sqrt(1 - beta2^t)`.
     pub root: f64,
-    /// The number added to the root.
+    /// The number added to the square root of the second moment.
     pub epsilon: f64,
-    /// `rate * weight_decay`, or 0.
+    /// The weight decay of the step, `rate * weight_decay`. It is 0 if weight decay applies to no weights.
     pub decay: f64,
 }
 
@@ -113,7 +113,7 @@ impl DeviceOp for AdamWOp {
         let outcome = self.outcome.then(|| inputs.remove(4));
         let mut numbers = self.numbers;
         if outcome.is_some() {
-            // The kernel multiplies this value by the decay of the outcome.
+            // The kernel multiplies this value by the weight decay of the outcome.
             numbers.decay = if self.decays { 1.0 } else { 0.0 };
         }
         super::kernel::update(inputs, outcome, model, self.offset_in_block, &numbers)

@@ -1,4 +1,4 @@
-//! Attention as one autodiff function.
+//! Attention as an autodiff [`Function`](crate::Function).
 
 use std::sync::Arc;
 
@@ -12,9 +12,9 @@ use super::problem::{
 };
 use crate::function::{Function, Gradients, Tensors};
 
-/// Inputs: queries, keys and values (or the joint projection), then the optional sink.
+/// Attention with an engine. The inputs are queries, keys and values (or the joint projection), then the optional sink.
 ///
-/// The function saves the inputs, the output and one log-sum-exp per query and head.
+/// The function saves the inputs, the output and one log-sum-exp per query and head for the backward pass.
 #[derive(Debug)]
 pub(super) struct Attention {
     pub engine: Arc<dyn AttentionEngine>,

@@ -1,4 +1,4 @@
-//! Comparison of an attention engine with the portable one on a small problem.
+//! Comparison of an attention engine with the portable engine on a small problem.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
@@ -10,38 +10,39 @@ use super::problem::{
 use crate::KernelError;
 use crate::philox::{Stream, uniform};
 
-/// The number of sequences of the compared problem, and their length. The length exceeds the rows
-/// and columns of a tile and is not a multiple of either.
+/// The number of sequences of the test problem, and the length of these sequences. The length exceeds the rows and
+/// columns of a tile and is not a multiple of either.
 const BATCH: usize = 2;
 const LENGTH: usize = 150;
 
-/// The tolerance for the norm of a row's difference relative to the norm of the row, in unit roundoffs of the type.
+/// The maximum error of a row: the norm of its difference relative to the norm of the row, in units of the unit
+/// roundoff of the element type.
 ///
-/// An engine may round each probability and each score gradient once before it is multiplied, and
-/// both engines round their results. That is three roundings of at most one unit each. The errors
-/// are independent, so the norm of a row moves by at most 1.4 units. This was computed in f64 for
-/// widths 16 to 128, 1 to 8 heads per group, with and without a window.
+/// An engine may round each probability and each score gradient once before a matrix multiplication, and both engines
+/// round their results. These are three roundings of at most one unit each. The errors are independent, so the norm of
+/// a row changes by at most 1.4 units. This value was computed in f64 for widths 16 to 128, 1 to 8 heads per group,
+/// with and without a window.
 const ROUNDINGS: f64 = 3.0;
 
-/// The reason why an attention engine is rejected after a comparison with [`Portable`].
+/// The reason why a comparison with [`Portable`] rejected an attention engine.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum EngineMismatch {
-    /// The results differ from the results of [`Portable`].
+    /// The results differ from the results of [`Portable`] by more than the tolerance.
     #[error(
-        "{what} differ from those of portable by {difference:.2e} in {dtype:?}: rounding explains \
-         at most {tolerance:.2e}"
+        "{what} differ from the results of portable by {difference:.2e} in {dtype:?}: rounding explains at most \
+         {tolerance:.2e}"
     )]
     Differs {
-        /// The name of the results that differ.
+        /// The name of the results that differ, such as a gradient.
         what: &'static str,
         /// The element type.
         dtype: DType,
-        /// The largest norm of a row's difference, relative to the norm of the row.
+        /// The largest error of a row: the norm of the difference, relative to the norm of the row.
         difference: f64,
-        /// The largest difference that rounding explains.
+        /// The largest difference that rounding can explain.
         tolerance: f64,
     },
-    /// The kernels cannot be compiled, or fail.
+    /// The kernels failed to compile or to run.
     #[error("it cannot run: {0}")]
     Fails(String),
 }
@@ -54,14 +55,13 @@ pub(super) struct SmallProblem {
 }
 
 impl SmallProblem {
-    /// Creates a problem with at most two groups of `heads` and all heads of these groups.
+    /// Creates a problem with at most two of the groups of `heads`, and with all query heads of these groups.
     ///
-    /// The problem has a joint projection if values are as wide as keys, otherwise separate
-    /// projections.
+    /// The problem has a joint projection if values are as wide as keys. Otherwise it has separate projections.
     ///
     /// # Errors
     ///
-    /// Returns an error if no engine supports such heads.
+    /// Returns an error if no engine supports heads of these sizes.
     pub fn new(
         device: &Device,
         dtype: DType,
@@ -102,7 +102,7 @@ impl SmallProblem {
     }
 }
 
-/// Returns uniform values between `-largest` and `largest`.
+/// Returns random numbers, uniformly distributed between `-largest` and `largest`.
 fn random<const D: usize>(
     shape: [usize; D],
     largest: f64,
@@ -123,17 +123,17 @@ fn random<const D: usize>(
 
 /// Compares an engine with [`Portable`], forward and backward, on a small causal problem.
 ///
-/// The problem has two sequences of 150 tokens in `dtype` on `device`. It has at most two groups of `heads`, values of
-/// `value_width` features, and the given window.
+/// The problem has two sequences of 150 tokens in `dtype` on `device`. It has at most two of the groups of `heads`,
+/// values of `value_width` features, and the given window.
 ///
 /// # Errors
 ///
-/// Returns [`EngineMismatch`] for the first results that differ by more than rounding to `dtype`
-/// explains.
+/// Returns [`EngineMismatch`] for the first result or gradient whose difference is too large to be explained by
+/// rounding to `dtype`.
 ///
 /// # Panics
 ///
-/// Panics if the engine does not [support](AttentionEngine::supports) such a problem.
+/// Panics if the engine does not [support](AttentionEngine::supports) this problem.
 pub fn compare_with_portable(
     engine: &dyn AttentionEngine,
     device: &Device,
@@ -165,8 +165,8 @@ impl SmallProblem {
             (outputs.out, outputs.lse)
         };
         let (expected, found) = (forward(&Portable), forward(engine));
-        // Both engines get the same forward result, so that their gradients differ only by their
-        // own rounding.
+        // Both engines get the same result of the forward pass, so that their gradients differ only by their own
+        // rounding.
         let backward = |engine: &dyn AttentionEngine| {
             let inputs = BackwardInputs {
                 inputs: inputs.clone(),
@@ -216,7 +216,7 @@ impl SmallProblem {
         }
     }
 
-    /// Compares rows of `width` elements.
+    /// Compares rows of `width` elements each.
     fn check(
         &self,
         what: &'static str,
@@ -235,7 +235,8 @@ impl SmallProblem {
         self.accept(what, difference, ROUNDINGS * roundoff(self.problem.dtype))
     }
 
-    /// Compares log-sum-exps. A difference changes each probability by the same relative amount.
+    /// Compares log-sum-exps. A difference in a log-sum-exp changes each probability of the row by the same relative
+    /// amount.
     fn check_statistics(&self, [expected, found]: &[Vec<f64>; 2]) -> Result<(), EngineMismatch> {
         let apart = expected.iter().zip(found).map(|(a, b)| (a - b).abs());
         let tolerance = roundoff(self.problem.dtype);
@@ -260,8 +261,8 @@ impl SmallProblem {
     }
 }
 
-/// Returns the largest relative error of rounding to `dtype`. For wide types, returns the relative error of a sum in a
-/// different order.
+/// Returns the largest relative error of rounding to `dtype`. For f32 and f64, returns the relative error of a sum that
+/// is computed in a different order.
 fn roundoff(dtype: DType) -> f64 {
     match dtype {
         DType::BF16 => 2f64.powi(-8),

@@ -1,5 +1,5 @@
-//! Reference attention, composed of Burn's own operations. It keeps the scores `[batch, heads,
-//! queries, keys]` in memory and supports heads of any width.
+//! Reference attention, composed of Burn's own operations. It stores the scores `[batch, heads, queries, keys]` and
+//! supports heads of any width.
 
 use burn::tensor::{Bool, Int, Tensor};
 
@@ -27,7 +27,7 @@ pub fn flash_attention(
     attend(&problem, q, k, v, sink).0
 }
 
-/// Computes [`attention_forward`](super::attention_forward) without an engine.
+/// Computes [`attention_forward`](super::attention_forward) with Burn's operations.
 ///
 /// # Panics
 ///
@@ -95,7 +95,7 @@ pub fn flash_attention_packed(
 struct SoftmaxSums {
     /// The largest score.
     largest: Tensor<4>,
-    /// The sum of `exp(score - largest)`; 0 if no key is visible.
+    /// The sum of `exp(score - largest)`. It is 0 if no key is visible.
     sum: Tensor<4>,
 }
 
@@ -136,7 +136,7 @@ fn attend(
         return (out, SoftmaxSums { largest, sum });
     }
     let by_head = |x: Tensor<4>| x.swap_dims(1, 2).cast(type_of_sums);
-    // The heads of a group are rows of one product.
+    // The heads of a group are rows of one matrix multiplication.
     let grouped = [batch, groups, heads / groups * queries, width];
     let q = by_head(q).reshape(grouped);
     let scores = q

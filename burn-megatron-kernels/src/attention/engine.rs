@@ -1,4 +1,4 @@
-//! The trait of attention engines, and the portable one.
+//! The trait of attention engines, and the portable engine.
 
 use std::fmt::Debug;
 
@@ -16,33 +16,33 @@ use crate::function::Tensors;
 use crate::gradient::FlatGradients;
 use crate::launch::launch;
 
-/// An implementation of attention, forward and backward, on plain tensors (no autodiff).
+/// An implementation of attention, forward and backward, on plain tensors (without autodiff).
 ///
-/// [`Portable`] supports every problem on every device. An engine for one kind of device reports in
-/// [`supports`](Self::supports) the problems that it does not support. An unsupported problem is an error, never a
-/// silent fallback. The temporary memory must be linear in the sequence length.
+/// [`Portable`] supports every problem on every device. Other engines support only some devices and problems, which
+/// [`supports`](Self::supports) checks. For an unsupported problem, attention panics and never falls back to another
+/// engine. The temporary memory of an engine must be linear in the sequence length.
 pub trait AttentionEngine: Debug + Send + Sync {
-    /// Returns the name used in errors.
+    /// Returns the name of the engine for error messages.
     fn name(&self) -> &'static str;
 
-    /// Checks whether the engine supports this problem.
+    /// Checks whether the engine supports a problem.
     ///
     /// # Errors
     ///
-    /// Returns the unsupported property and the supported values.
+    /// Returns a message with the unsupported property and the supported values.
     fn supports(&self, problem: &AttentionProblem) -> Result<(), String>;
 
-    /// Computes the output and the log-sum-exps. If the problem has
-    /// [`with_max`](AttentionProblem::with_max), computes the largest scores too.
+    /// Computes the output and the log-sum-exp of each query. If [`with_max`](AttentionProblem::with_max) is set, also
+    /// computes the largest score of each query.
     fn forward(&self, problem: &AttentionProblem, inputs: AttentionInputs) -> AttentionOutputs;
 
-    /// Computes the gradients of the projections and of the sink. The gradients have the same form
-    /// as the projections, joint or separate.
+    /// Computes the gradients of queries, keys, values and the sink. For a joint projection, returns one joint
+    /// gradient.
     fn backward(&self, problem: &AttentionProblem, inputs: BackwardInputs) -> AttentionGradients;
 }
 
-/// The kernels of this crate: tiles in SIMD code on the CPU, and tiles in shared memory on CubeCL
-/// devices.
+/// The attention engine of this crate that supports every device: SIMD code on the CPU, and tiles in shared memory on
+/// CubeCL devices.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Portable;
 
@@ -65,7 +65,7 @@ impl AttentionEngine for Portable {
 }
 
 impl Kernels {
-    /// Computes [`AttentionEngine::forward`]. Launches nothing if no key is visible.
+    /// Computes [`AttentionEngine::forward`]. Launches no kernel if no key is visible.
     pub(super) fn forward(
         self,
         problem: &AttentionProblem,
@@ -94,7 +94,7 @@ impl Kernels {
         }
     }
 
-    /// Computes [`AttentionEngine::backward`]. Launches nothing if no key is visible.
+    /// Computes [`AttentionEngine::backward`]. Launches no kernel if no key is visible.
     pub(super) fn backward(
         self,
         problem: &AttentionProblem,
@@ -190,8 +190,7 @@ fn empty_result(
     AttentionOutputs { out, lse, largest }
 }
 
-/// Returns the gradient of the sink for a problem without visible keys whose `lse` covers other
-/// keys.
+/// Returns the gradient of the sink for a problem without visible keys. Its `lse` may include other keys.
 fn sink_gradient(sink: Tensor<1>, out: Tensor<4>, lse: Tensor<3>, dout: Tensor<4>) -> Tensor<1> {
     let heads = sink.dims()[0];
     if lse.shape().num_elements() == 0 {

@@ -4,11 +4,11 @@ use std::ops::Range;
 
 use super::options::{AttentionOptions, KeyRanges, MAX_POSITIONS};
 
-/// The mask of a problem: the columns `row + shift - before ..= row + shift + after` are visible to `row`.
+/// The mask of an attention problem. The columns `row + shift - before ..= row + shift + after` are visible to `row`.
 ///
-/// Causality, windows and [`KeyRanges`] each leave one range of visible columns per row. The ends of these ranges do
-/// not decrease from row to row. Therefore the columns visible to a tile of rows are one range, and so are the rows to
-/// which a column is visible. See [`transposed`](Self::transposed).
+/// With causal attention, windows and [`KeyRanges`], the visible columns of each row are one range. The starts and ends
+/// of these ranges do not decrease from row to row. Therefore the columns that are visible to a tile of rows are one
+/// range, and so are the rows to which a column is visible. See [`transposed`](Self::transposed).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct MaskRange {
     /// The position of row 0.
@@ -21,12 +21,11 @@ pub(super) struct MaskRange {
     pub columns: i32,
 }
 
-/// A distance without limit. It is larger than any distance, and twice this value plus one does not
-/// overflow.
+/// The value of an unlimited distance. It is larger than any distance, and twice this value plus one does not overflow.
 const UNBOUNDED: i32 = MAX_POSITIONS as i32 - 1;
 
 impl MaskRange {
-    /// Creates the mask from the options of an attention.
+    /// Creates the mask from the options of attention.
     pub(super) fn new(queries: usize, keys: usize, options: &AttentionOptions) -> Self {
         let reach = |distance: usize| {
             i32::try_from(distance).map_or(UNBOUNDED, |distance| distance.min(UNBOUNDED))
@@ -43,7 +42,7 @@ impl MaskRange {
         }
     }
 
-    /// Returns the mask with rows and columns exchanged, for `rows` rows.
+    /// Returns the mask with rows and columns exchanged. `rows` is the number of rows before the exchange.
     #[cfg(feature = "cubecl")]
     pub(super) fn transposed(&self, rows: usize) -> Self {
         Self {

@@ -1,4 +1,4 @@
-//! Attention with `mma.sync`, following FlashAttention-2.
+//! The attention engine for NVIDIA tensor cores.
 
 use burn::tensor::{DType, Device};
 
@@ -14,20 +14,20 @@ use crate::cube::cube_device;
 use crate::cube::mma::missing_support;
 use crate::error::accept;
 
-/// Attention engine for NVIDIA tensor cores, after Dao, "FlashAttention-2" (2023).
+/// Attention engine for NVIDIA tensor cores, based on Dao, "FlashAttention-2" (2023).
 ///
-/// Products use `mma.sync` of 16 by 8 by 16 in f16 or bf16 with sums in f32. Scores, weights and their gradients stay
-/// in registers. `ldmatrix` reads keys and values from shared memory. `cp.async` copies the next tile while the current
-/// tile is processed.
+/// Matrix multiplications use `mma.sync` with tiles of 16 by 8 by 16 in f16 or bf16, and accumulate in f32. Scores,
+/// weights and their gradients stay in registers. `ldmatrix` reads keys and values from shared memory. `cp.async`
+/// copies the next tile while the current tile is processed.
 ///
-/// The engine supports heads of 16 to 256 features in steps of 16, values no wider than keys, and a positive scale.
-/// Otherwise it supports the same problems as [`Portable`](super::Portable): groups, masks, ranges, sinks and views.
-/// Views whose rows do not start at multiples of 16 bytes are copied.
+/// The engine requires heads of 16 to 256 features in steps of 16, values that are no wider than keys, and a positive
+/// scale. Within these limits it supports the same problems as [`Portable`](super::Portable): grouped-query attention,
+/// masks, key ranges, sinks and views. Views whose rows do not start at multiples of 16 bytes are copied.
 ///
-/// The softmax, its statistics and all sums are in f32. Probabilities and score gradients are rounded to the type of
-/// the inputs before they are multiplied, as in the paper. The backward has no atomic additions. It has one kernel over
-/// blocks of queries and one over blocks of keys, and both compute the scores. The gradients of a key are summed over
-/// the heads of its group in order.
+/// The softmax, its statistics and all sums are in f32. As in the paper, probabilities and score gradients are rounded
+/// to the type of the inputs before a matrix multiplication. The backward pass uses no atomic additions. It has one
+/// kernel over blocks of queries and one kernel over blocks of keys. Both kernels recompute the scores. The gradients
+/// of a key are summed over the query heads of its group in a fixed order.
 ///
 /// [`select_engine`](super::select_engine) prefers this engine to [`Portable`](super::Portable). This engine has never
 /// run on a GPU. The book lists the tests on an emulated GPU.
@@ -35,7 +35,7 @@ use crate::error::accept;
 pub struct MmaTiles {
     device: Device,
     types: Vec<DType>,
-    /// The maximum bytes of shared memory of a block.
+    /// The maximum number of bytes of shared memory per block.
     shared_memory: usize,
 }
 
@@ -44,7 +44,7 @@ impl MmaTiles {
     ///
     /// # Errors
     ///
-    /// Returns an error if `device` is not a CubeCL device, or has no `mma.sync`, `ldmatrix` or
+    /// Returns an error if `device` is not a CubeCL device, or if it does not support `mma.sync`, `ldmatrix` or
     /// `cp.async` for f16 or bf16. The message names the missing feature.
     pub fn new(device: &Device) -> Result<Self, KernelError> {
         Self::query(device).map_err(|reason| {
@@ -53,10 +53,10 @@ impl MmaTiles {
         })
     }
 
-    /// Creates an engine like [`new`](Self::new), with only the missing feature as the error.
+    /// Creates an engine like [`new`](Self::new). The error contains only the missing feature.
     pub(super) fn query(device: &Device) -> Result<Self, String> {
         let Some(cube) = cube_device(device.as_dispatch()) else {
-            return Err("it is not a CubeCL device".into());
+            return Err("the device is not a CubeCL device".into());
         };
         let client = cube.client();
         let (mut types, mut missing) = (vec![], vec![]);
@@ -127,8 +127,7 @@ impl AttentionEngine for MmaTiles {
         let (needed, there) = (shared_memory(width, values), self.shared_memory);
         if needed > there {
             return Err(format!(
-                "heads of width {width}: {needed} bytes of shared memory for a block, and the device has \
-                 {there}"
+                "heads of width {width} require {needed} bytes of shared memory per block, and the device has {there}"
             ));
         }
         Ok(())

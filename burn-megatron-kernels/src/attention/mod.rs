@@ -1,4 +1,4 @@
-//! Attention without its scores in memory.
+//! Attention that does not store its scores in memory.
 //!
 //! For query `i` and its visible keys `j`, with `s_ij = scale * q_i . k_j`:
 //!
@@ -10,19 +10,19 @@
 //! dsink = - sum_i exp(sink - lse_i) delta_i
 //! ```
 //!
-//! Scores are computed tile by tile in both directions, so that memory is linear in the sequence
-//! length. In addition to its inputs, the backward needs the output and one `lse` per query and
-//! head. The tiles and the online softmax follow Dao et al., "FlashAttention" (2022) and
-//! "FlashAttention-2" (2023). The sink is a learned logit per head without a value, after Xiao et
-//! al., "Efficient Streaming Language Models with Attention Sinks" (2023).
+//! Scores are computed tile by tile in the forward and the backward pass, so that memory is linear in the sequence
+//! length. For the backward pass, attention saves its inputs, the output, and one `lse` per query and head. The tiles
+//! and the online softmax follow Dao et al., "FlashAttention" (2022) and "FlashAttention-2" (2023). The sink is a
+//! learned logit per head without a value, after Xiao et al., "Efficient Streaming Language Models with Attention
+//! Sinks" (2023).
 //!
-//! [`flash_attention`] and [`flash_attention_packed`] are recorded for the backward.
-//! [`attention_forward`] and [`attention_backward`] are their two halves on plain tensors. Context
-//! parallelism uses them to [`merge`](merge()) partial results. [`composed`] contains the same
-//! functions composed of Burn's own operations, with the scores in memory.
+//! [`flash_attention`] and [`flash_attention_packed`] support autodiff. [`attention_forward`] and
+//! [`attention_backward`] compute the forward and the backward pass on plain tensors. Context parallelism uses them to
+//! [`merge`](merge()) partial results. [`composed`] contains the same functions composed of Burn's own operations. The
+//! composed functions store the scores.
 //!
-//! The implementation is an [`AttentionEngine`]: [`Portable`] or, on CUDA, `MmaTiles`, which uses
-//! tensor cores. [`select_engine`] returns the engine for a device and a model.
+//! An [`AttentionEngine`] is an implementation of attention: [`Portable`] or, on CUDA, `MmaTiles`, which uses tensor
+//! cores. [`select_engine`] returns the engine for a device and a model.
 
 use std::sync::Arc;
 
@@ -67,23 +67,24 @@ use crate::error::accept;
 use crate::function::apply;
 use crate::gradient::FlatGradients;
 
-/// Computes attention of `q` to `k` and `v`.
+/// Computes attention of the queries `q` to the keys `k` and the values `v`.
 ///
 /// - `q`: `[batch, queries, heads, width]`.
 /// - `k`: `[batch, keys, groups, width]`.
 /// - `v`: `[batch, keys, groups, value width]`.
-/// - `sink`: `[heads]`, one more logit in the softmax denominator of each row (an attention sink).
-/// - returns `[batch, queries, heads, value width]` in the same type.
+/// - `sink`: `[heads]`, one additional logit per head in the softmax denominator (an attention sink).
+/// - returns `[batch, queries, heads, value width]` in the type of the inputs.
 ///
-/// `heads` is a multiple of `groups`: each group serves `heads / groups` consecutive heads. The output of a query
-/// without visible keys is 0. The inputs may be views. Views that are contiguous in their last dim are read in place.
+/// `heads` must be a multiple of `groups`. Each group of keys and values serves `heads / groups` consecutive query
+/// heads. The output of a query without visible keys is 0. The inputs may be views. Views whose last dimension is
+/// contiguous are read without a copy.
 ///
 /// # Panics
 ///
 /// Panics with a [`KernelError`] if
-/// - shapes or types do not agree,
+/// - shapes or types do not match,
 /// - a head is wider than [`MAX_WIDTH`],
-/// - the ranges have a different number of keys or queries,
+/// - the number of keys or queries differs from the numbers in the key ranges of `options`,
 /// - the device does not support the type.
 pub fn flash_attention(
     q: Tensor<4>,
@@ -115,15 +116,15 @@ pub fn flash_attention_with(
     apply(inputs, step(engine, problem))
 }
 
-/// Computes attention of a joint projection `qkv`, `[batch, seq, (heads + 2 groups) * width]`, and
-/// returns `[batch, seq, heads * width]`.
+/// Computes self-attention of a joint projection `qkv`, `[batch, seq, (heads + 2 groups) * width]`, and returns
+/// `[batch, seq, heads * width]`.
 ///
-/// The features of `qkv` are all query heads, then the groups of keys, then the groups of values.
-/// `qkv` is not split, and its gradient is written as one tensor. See [`flash_attention`].
+/// The features of `qkv` are all query heads, followed by the heads of the keys and the heads of the values. `qkv` is
+/// not split, and its gradient is one tensor. See [`flash_attention`].
 ///
 /// # Panics
 ///
-/// Panics in the same cases as [`flash_attention`], and if `qkv` does not hold these `heads`.
+/// Panics in the same cases as [`flash_attention`], and if the shape of `qkv` does not match `heads`.
 pub fn flash_attention_packed(
     qkv: Tensor<3>,
     heads: Heads,
@@ -153,14 +154,14 @@ pub fn flash_attention_packed_with(
     apply(inputs, step(engine, problem))
 }
 
-/// Computes [`flash_attention_with`] on plain tensors (no autodiff), and the log-sum-exp of each
-/// query's scores.
+/// Computes [`flash_attention_with`] on plain tensors (without autodiff). Returns the output and the log-sum-exp of
+/// each query's scores.
 ///
-/// The log-sum-exp is `[batch, heads, queries]`, in f64 for f64 and otherwise in f32. It includes
-/// the sink, and is minus infinity if no key is visible.
+/// The log-sum-exp is `[batch, heads, queries]`, in f64 for f64 and otherwise in f32. It includes the sink. Without a
+/// sink, it is minus infinity for a query without visible keys.
 ///
-/// Two results on different keys can be merged: `lse = ln(e^lse1 + e^lse2)`, `out = e^(lse1 - lse) out1 + e^(lse2 -
-/// lse) out2`. Only one of the two calls may have the sink. If no key is visible, nothing is launched.
+/// [`merge`](merge()) combines two results for the same queries and different keys. Only one of the two calls may have
+/// the sink. If no key is visible, no kernel is launched.
 ///
 /// # Panics
 ///
@@ -180,20 +181,21 @@ pub fn attention_forward(
     (outputs.out, outputs.lse)
 }
 
-/// Computes the gradients of [`attention_forward`] from the gradient `dout` of its output, on plain
-/// tensors.
+/// Computes the gradients of [`attention_forward`] from the gradient `dout` of its output, on plain tensors (without
+/// autodiff).
 ///
-/// `result` holds output and log-sum-exp, which may be merged from several calls on different keys. The function then
-/// returns the part of the gradients that belongs to these keys. The gradient of the queries is the sum of all parts.
+/// `result` holds the output and the log-sum-exp. They may be merged from several calls of [`attention_forward`] with
+/// different keys. In this case, call this function once with the keys of each call. It returns the gradients of these
+/// keys and values. The gradient of the queries is the sum over all calls.
 ///
-/// With `sums`, the gradients of keys and values are written or added to two places of a flat
-/// buffer in f32 (f64 for f64). They are stored as contiguous `[batch, keys, groups, width]` and
-/// `[batch, keys, groups, value width]`. Each place must start at a multiple of 4 elements.
+/// With `sums`, the gradients of keys and values are written to or added to two places of a flat buffer in f32 (f64 for
+/// f64). They are stored as contiguous `[batch, keys, groups, width]` and `[batch, keys, groups, value width]`. Each
+/// place must start at a multiple of 4 elements.
 ///
 /// # Panics
 ///
-/// Panics in the same cases as [`flash_attention_with`]. Also panics if `result` or `dout` do not
-/// fit the problem, or if the buffer cannot hold the gradients.
+/// Panics in the same cases as [`flash_attention_with`]. Also panics if the shapes or types of `result` or `dout` do
+/// not match the inputs, or if the buffer cannot hold the gradients.
 #[allow(clippy::too_many_arguments)]
 pub fn attention_backward(
     engine: &dyn AttentionEngine,
@@ -234,7 +236,7 @@ fn separate(
     }
 }
 
-/// Returns the sink in the type of the statistics.
+/// Returns the sink in the type of the softmax statistics.
 fn widened(problem: &AttentionProblem, sink: Option<Tensor<1>>) -> Option<Tensor<1>> {
     sink.map(|sink| sink.cast(wide(problem.dtype)))
 }
@@ -248,7 +250,7 @@ fn check_support(engine: &dyn AttentionEngine, problem: &AttentionProblem) {
     accept(problem.check_widths());
     let supported = match problem.options.soft_cap {
         Some(cap) => Err(format!(
-            "a soft cap of {cap}, which only composed attention has"
+            "only composed attention supports a soft cap, got {cap}"
         )),
         None => engine.supports(problem),
     };

@@ -10,31 +10,33 @@ use crate::cpu::wide;
 use crate::gradient::Place;
 use crate::launch::{DeviceOp, Spec};
 
-/// The kernels for CubeCL devices.
+/// Selects the kernels for CubeCL devices.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Kernels {
-    /// Kernels for scalar units.
+    /// The kernels that do not use tensor cores.
     Portable,
-    /// Kernels for `mma.sync`.
+    /// The kernels that use tensor cores with `mma.sync`.
     #[cfg(feature = "cubecl")]
     Mma,
 }
 
-/// The direction of attention.
+/// The forward or the backward pass of attention.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Pass {
-    /// The forward.
+    /// The forward pass.
     ///
-    /// Inputs: the projections (one or three), the sink, the ranges of the queries. Outputs: the
-    /// output and the log-sum-exp. The largest scores of the queries follow in the tensor of the
-    /// log-sum-exp if the problem has them.
+    /// The inputs are the projections (one or three tensors), the optional sink, and the optional ranges of the
+    /// queries. The outputs are the output of attention and the log-sum-exp. If the problem has the largest scores,
+    /// they follow in the tensor of the log-sum-exp.
     Forward,
-    /// The backward.
+    /// The backward pass.
     ///
-    /// Inputs: the projections, output, log-sum-exp, gradient of the output, the sink, the ranges of the queries, the
-    /// ranges of the keys, the flat buffer. Outputs: the gradient of the joint projection, then the gradient of the
-    /// sink. With separate projections, the first outputs are the gradient of the queries, and one flat tensor with the
-    /// gradients of keys and values.
+    /// The inputs are the projections, the output, the log-sum-exp, and the gradient of the output. The sink, the
+    /// ranges of the queries, the ranges of the keys and the flat buffer follow if they exist.
+    ///
+    /// The outputs are the gradient of the joint projection and the gradient of the sink. With separate projections,
+    /// the gradient of the queries and one flat tensor with the gradients of keys and values replace the gradient of
+    /// the joint projection.
     Backward {
         /// The places of the gradients of keys and values in the flat buffer, or `None` without a buffer.
         places: Option<[Place; 2]>,
@@ -102,7 +104,7 @@ impl AttentionProblem {
         if self.packed { 1 } else { 3 }
     }
 
-    /// Returns the shape of the log-sum-exp, including the largest scores if the problem has them.
+    /// Returns the shape of the log-sum-exp. It includes the largest scores if the problem has them.
     pub(super) fn statistics_shape(&self) -> Vec<usize> {
         let rows = self.lse_shape();
         if self.with_max {

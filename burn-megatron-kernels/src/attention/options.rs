@@ -1,4 +1,4 @@
-//! Options of attention: scale, mask and heads.
+//! Options of attention: scale, mask and the sizes of heads.
 
 use std::ops::Range;
 
@@ -6,58 +6,57 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
 use crate::KernelError;
 
-/// The mask, which determines the visible keys of a query, and the scale of the scores.
+/// Options of attention: the scale of the scores and the mask, which determines the visible keys of a query.
 ///
-/// Query `i` has the position of key `i + keys - queries`, so both sequences end together.
+/// The last query has the position of the last key: query `i` has the position of key `i + keys - queries`.
 #[derive(Clone, Debug, Default)]
 pub struct AttentionOptions {
-    /// The factor of the scores. The default is `1 / sqrt(width)`.
+    /// The factor that multiplies the scores. The default is `1 / sqrt(width)`.
     pub scale: Option<f64>,
-    /// Soft cap `c` of the scores: a scaled score `s` becomes `c tanh(s / c)`. Only
-    /// [`composed`](super::composed) supports it.
+    /// Soft cap `c` of the scores: a scaled score `s` becomes `c tanh(s / c)`. Only the functions in
+    /// [`composed`](super::composed) support it.
     pub soft_cap: Option<f64>,
-    /// Whether attention is causal: keys after the position of a query are hidden.
+    /// Whether attention is causal. With causal attention, keys after the position of a query are hidden.
     pub causal: bool,
-    /// The sliding window that limits the distance of visible keys.
+    /// The sliding window, which hides keys that are too far from the position of the query.
     pub window: Option<Window>,
-    /// The range of visible keys of each query, for document masking or for the keys of another
-    /// rank.
+    /// The range of visible keys of each query. It is used for document masking, and for the keys of another rank in
+    /// context parallelism.
     pub ranges: Option<KeyRanges>,
 }
 
-/// A sliding window around the position of the query, which is always visible.
+/// A sliding window around the position of a query. The key at this position is always visible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
-    /// The number of visible keys before the position.
+    /// The number of visible keys before the position of the query.
     pub left: usize,
-    /// The number of visible keys after the position.
+    /// The number of visible keys after the position of the query.
     pub right: usize,
 }
 
-/// The heads of a joint projection.
+/// The number of attention heads and their width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Heads {
     /// The number of query heads, a multiple of `groups`.
     pub heads: usize,
-    /// The number of heads of the keys and of the values. Each serves `heads / groups` consecutive
-    /// query heads.
+    /// The number of key heads, which equals the number of value heads. Each of them serves `heads / groups`
+    /// consecutive query heads.
     pub groups: usize,
-    /// The number of features per head of queries and keys. In a joint projection it is also the
-    /// number of features per value head.
+    /// The number of features per query head and per key head. In a joint projection, value heads have the same width.
     pub width: usize,
 }
 
 impl Heads {
-    /// Returns the number of features of the joint projection: `(heads + 2 groups) * width`.
+    /// Returns the number of features of a joint projection of queries, keys and values: `(heads + 2 groups) * width`.
     pub fn features(&self) -> usize {
         (self.heads + 2 * self.groups) * self.width
     }
 }
 
-/// The range of visible keys for each query of a sequence, shared by all sequences of the batch.
+/// The range of visible keys for each query of a sequence. All sequences of the batch share these ranges.
 ///
-/// The starts and the ends of the ranges do not decrease from query to query. With context parallelism, the visible
-/// keys of another rank have this form for any assignment of positions.
+/// The starts and the ends of the ranges must not decrease from query to query. With context parallelism, the visible
+/// keys of another rank have this form for every assignment of positions to ranks.
 #[derive(Clone, Debug)]
 pub struct KeyRanges {
     ranges: Vec<Range<usize>>,
@@ -67,15 +66,16 @@ pub struct KeyRanges {
 }
 
 impl KeyRanges {
-    /// Creates ranges: the keys `ranges[i]` of `keys` are visible to query `i`. An empty range hides all keys.
+    /// Creates key ranges for a sequence of `keys` keys. Query `i` attends to the keys `ranges[i]`. An empty range
+    /// hides all keys.
     ///
     /// `device` must be the device of the attention inputs.
     ///
     /// # Errors
     ///
     /// Returns an error if
-    /// - starts or ends decrease,
-    /// - a range ends before it starts or past the keys,
+    /// - the starts or the ends decrease,
+    /// - a range ends before its start or after the last key,
     /// - there are more than 2^30 queries or keys.
     pub fn new(
         ranges: Vec<Range<usize>>,
@@ -103,7 +103,7 @@ impl KeyRanges {
         }
         let of_queries = upload(&ranges, device);
         let transposed = transposed(&ranges, keys);
-        // Ranges of documents are symmetric.
+        // Documents have symmetric ranges.
         let of_keys = if transposed == ranges {
             of_queries.clone()
         } else {
@@ -125,7 +125,7 @@ impl KeyRanges {
     ///
     /// # Errors
     ///
-    /// Returns an error if `ends` decreases, or exceeds the limit of 2^30 positions.
+    /// Returns an error if `ends` decreases or exceeds 2^30 positions.
     pub fn of_documents(ends: &[usize], device: &Device) -> Result<Self, KernelError> {
         if let Some(fall) = ends.windows(2).find(|pair| pair[0] > pair[1]) {
             let value = format!("[.., {}, {}, ..]", fall[0], fall[1]);
@@ -157,32 +157,31 @@ impl KeyRanges {
         self.ranges.iter().all(Range::is_empty)
     }
 
-    /// Returns the visible keys of each query.
+    /// Returns the range of visible keys of each query.
     pub fn ranges(&self) -> &[Range<usize>] {
         &self.ranges
     }
 
-    /// Returns the first visible key and the end of the visible keys of each query, `[2, queries]`.
+    /// Returns the start and the end of the range of visible keys of each query, `[2, queries]`.
     pub(super) fn of_queries(&self) -> &Tensor<2, Int> {
         &self.of_queries
     }
 
-    /// Returns the first query and the end of the queries to which each key is visible, `[2, keys]`.
+    /// Returns the start and the end of the range of queries to which each key is visible, `[2, keys]`.
     pub(super) fn of_keys(&self) -> &Tensor<2, Int> {
         &self.of_keys
     }
 }
 
-/// The maximum number of queries or keys of one sequence. Kernels count positions in signed 32-bit
-/// integers.
+/// The maximum number of queries or keys of one sequence. Kernels use signed 32-bit integers for positions.
 pub(super) const MAX_POSITIONS: usize = 1 << 30;
 
 fn refused(name: &'static str, value: impl ToString, fits: &'static str) -> KernelError {
     KernelError::option("visible keys", name, value, fits)
 }
 
-/// Returns for each key the range of queries to which the key is visible. It starts at the first query whose range ends
-/// after the key. It ends after the last query whose range starts at or before the key.
+/// Returns the range of queries to which each key is visible. A range starts at the first query whose own range ends
+/// after the key. It ends after the last query whose own range starts at or before the key.
 fn transposed(ranges: &[Range<usize>], keys: usize) -> Vec<Range<usize>> {
     let (mut start, mut end) = (0, 0);
     let of_key = |key| {
@@ -197,7 +196,7 @@ fn transposed(ranges: &[Range<usize>], keys: usize) -> Vec<Range<usize>> {
     (0..keys).map(of_key).collect()
 }
 
-/// Returns the starts, then the ends, `[2, rows]`.
+/// Returns a tensor `[2, rows]` with the starts and the ends of the ranges.
 fn upload(ranges: &[Range<usize>], device: &Device) -> Tensor<2, Int> {
     let starts = ranges.iter().map(|range| range.start as i32);
     let ends = ranges.iter().map(|range| range.end as i32);

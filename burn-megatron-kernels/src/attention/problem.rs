@@ -1,4 +1,4 @@
-//! A checked description of one attention.
+//! The description of one attention call with checked sizes and options.
 
 use burn::tensor::{DType, Tensor};
 
@@ -8,16 +8,16 @@ use crate::cpu::wide;
 use crate::flat::check_range;
 use crate::gradient::{FlatGradients, Place};
 
-/// The maximum width of a head that the kernels hold on chip.
+/// The maximum width of a head. The kernels hold tiles of a head in registers and shared memory.
 pub const MAX_WIDTH: usize = 256;
 
-/// The alignment of sums in a flat buffer, in elements (16 bytes).
+/// The alignment of gradients in a flat buffer, in elements. Four f32 elements have 16 bytes.
 const SUMS_ALIGNMENT: usize = 4;
 
 pub(super) const OPERATION: &str = "flash_attention";
 
-/// One attention: sizes, type and mask. Only the functions of this module construct it, after they
-/// check all inputs.
+/// The sizes, type and mask of one attention call. Only the functions of the attention module construct it, after they
+/// have checked all inputs.
 #[derive(Clone, Debug)]
 pub struct AttentionProblem {
     /// The number of sequences.
@@ -26,82 +26,81 @@ pub struct AttentionProblem {
     pub queries: usize,
     /// The number of keys per sequence.
     pub keys: usize,
-    /// The number of query heads and of key/value groups, and the features per head of queries and
-    /// keys.
+    /// The numbers of query heads and of groups, and the number of features per head of queries and keys.
     pub heads: Heads,
     /// The number of features per head of values and of the output.
     pub value_width: usize,
     /// The element type of queries, keys and values.
     pub dtype: DType,
-    /// The factor of the scores.
+    /// The factor that multiplies the scores.
     pub scale: f64,
-    /// The mask. Its `scale` equals the field above.
+    /// The mask and the other options. `options.scale` equals `Some(scale)`.
     pub options: AttentionOptions,
-    /// Whether each head has a sink.
+    /// Whether each head has an attention sink.
     pub sink: bool,
-    /// Whether queries, keys and values are one joint projection.
+    /// Whether queries, keys and values are in one joint projection.
     pub packed: bool,
-    /// Whether the forward also returns the largest score of each query.
+    /// Whether the forward pass also returns the largest score of each query.
     pub with_max: bool,
 }
 
-/// The inputs of an attention.
+/// The inputs of [`AttentionEngine::forward`](super::AttentionEngine::forward).
 #[derive(Clone, Debug)]
 pub struct AttentionInputs {
     /// Queries, keys and values.
     pub projections: Projections,
-    /// The sink of each head, `[heads]`, in the type of the log-sum-exp.
+    /// The logit of each head's attention sink, `[heads]`, in the type of the log-sum-exp.
     pub sink: Option<Tensor<1>>,
 }
 
-/// The results of a forward.
+/// The results of [`AttentionEngine::forward`](super::AttentionEngine::forward).
 #[derive(Clone, Debug)]
 pub struct AttentionOutputs {
     /// The output, `[batch, queries, heads, value width]`. It is 0 for a query without visible keys.
     pub out: Tensor<4>,
-    /// The log-sum-exp of the visible scores of each query, including the sink, `[batch, heads, queries]`. It is f64
-    /// for f64, otherwise f32. It is minus infinity for a query without visible keys.
+    /// The log-sum-exp of the visible scores and the sink for each query, `[batch, heads, queries]`. It is f64 for f64,
+    /// otherwise f32. Without a sink, it is minus infinity for a query without visible keys.
     pub lse: Tensor<3>,
-    /// The largest scaled and masked score of each query, without the sink, in the shape and the type of the
-    /// log-sum-exp. It is minus infinity, or at most -1e30, for a query without visible keys.
+    /// The largest scaled and masked score of each query, without the sink, in the shape and the type of `lse`. For a
+    /// query without visible keys, it is minus infinity or a finite number of at most -1e30.
     pub largest: Option<Tensor<3>>,
 }
 
-/// The inputs of a backward.
+/// The inputs of [`AttentionEngine::backward`](super::AttentionEngine::backward).
 #[derive(Debug)]
 pub struct BackwardInputs {
-    /// The inputs of the forward.
+    /// The inputs of the forward pass.
     pub inputs: AttentionInputs,
-    /// Output and log-sum-exp of the forward. They may cover more keys than `inputs`, because probabilities are
-    /// computed as `exp(score - lse)`.
+    /// Output and log-sum-exp of the forward pass. They may include keys that are not in `inputs`, because
+    /// probabilities are computed as `exp(score - lse)`.
     pub result: (Tensor<4>, Tensor<3>),
     /// The gradient of the output.
     pub dout: Tensor<4>,
-    /// The places to which the unrounded gradients of keys and values are written or added. Only
-    /// separate projections support it.
+    /// The places in a flat buffer to which the unrounded gradients of keys and values are written or added. This
+    /// requires separate projections.
     pub sums: Option<FlatGradients>,
 }
 
-/// Queries, keys and values.
+/// Queries, keys and values, as separate tensors or as a joint projection.
 // The variants hold a few handles each, and only one value exists at a time.
 #[derive(Clone, Debug)]
 #[allow(clippy::large_enum_variant)]
 pub enum Projections {
-    /// Separate projections.
+    /// Queries, keys and values in separate tensors.
     Separate {
-        /// `[batch, queries, heads, width]`.
+        /// The queries, `[batch, queries, heads, width]`.
         q: Tensor<4>,
-        /// `[batch, keys, groups, width]`.
+        /// The keys, `[batch, keys, groups, width]`.
         k: Tensor<4>,
-        /// `[batch, keys, groups, value width]`.
+        /// The values, `[batch, keys, groups, value width]`.
         v: Tensor<4>,
     },
-    /// A joint projection, `[batch, seq, (heads + 2 groups) * width]`: all query heads, then the
-    /// keys, then the values.
+    /// A joint projection, `[batch, seq, (heads + 2 groups) * width]`. Its features are all query heads, then the key
+    /// heads, then the value heads.
     Packed(Tensor<3>),
 }
 
-/// The gradients of an attention's inputs.
+/// The gradients of the inputs of an attention call.
 #[derive(Clone, Debug)]
 pub struct AttentionGradients {
     /// The gradients of queries, keys and values.
@@ -110,25 +109,25 @@ pub struct AttentionGradients {
     pub dsink: Option<Tensor<1>>,
 }
 
-/// The gradients of [`Projections`].
+/// The gradients of [`Projections`], in separate tensors, in a flat buffer, or as a joint gradient.
 // See `Projections`.
 #[derive(Clone, Debug)]
 #[allow(clippy::large_enum_variant)]
 pub enum ProjectionGradients {
-    /// Separate gradients.
+    /// Gradients of queries, keys and values in separate tensors.
     Separate {
-        /// `[batch, queries, heads, width]`.
+        /// The gradient of the queries, `[batch, queries, heads, width]`.
         dq: Tensor<4>,
-        /// `[batch, keys, groups, width]`.
+        /// The gradient of the keys, `[batch, keys, groups, width]`.
         dk: Tensor<4>,
-        /// `[batch, keys, groups, value width]`.
+        /// The gradient of the values, `[batch, keys, groups, value width]`.
         dv: Tensor<4>,
     },
-    /// The gradients of keys and values are in the flat buffer that was given for them.
+    /// The gradient of the queries, and the flat buffer with the gradients of keys and values.
     Flat {
-        /// `[batch, queries, heads, width]`.
+        /// The gradient of the queries, `[batch, queries, heads, width]`.
         dq: Tensor<4>,
-        /// The buffer.
+        /// The flat buffer, see [`BackwardInputs::sums`].
         flat: Tensor<1>,
     },
     /// The gradient of the joint projection.
@@ -217,8 +216,8 @@ impl AttentionProblem {
         {
             let (rows, columns) = (ranges.queries(), ranges.keys());
             return refuse(format!(
-                "ranges of {rows} queries in {columns} keys for {queries} queries and {keys} keys: \
-                     expected as many of each"
+                "ranges for {rows} queries and {columns} keys, but there are {queries} queries and {keys} keys: \
+                 expected the same numbers"
             ));
         }
         let scale = options.scale.unwrap_or(1.0 / (heads.width as f64).sqrt());
@@ -249,8 +248,8 @@ impl AttentionProblem {
         })
     }
 
-    /// Checks that an output, its statistics and its gradient fit this problem, and that a flat
-    /// buffer can hold the gradients of keys and values.
+    /// Checks that the output, the log-sum-exp and the gradient of the output match this problem. Also checks that a
+    /// flat buffer can hold the gradients of keys and values.
     pub(super) fn check_result(
         &self,
         (out, lse): &(Tensor<4>, Tensor<3>),
@@ -285,7 +284,7 @@ impl AttentionProblem {
         let (flat, wide) = (&sums.flat, wide(self.dtype));
         let refused = |name, value, fits| KernelError::option(OPERATION, name, value, fits);
         if flat.dtype() != wide {
-            let value = format!("{:?} beside {:?}", flat.dtype(), self.dtype);
+            let value = format!("{:?} with queries in {:?}", flat.dtype(), self.dtype);
             let fits = "F32, and F64 for F64";
             return Err(refused("type of the flat buffer", value, fits));
         }
@@ -300,7 +299,7 @@ impl AttentionProblem {
         Ok(())
     }
 
-    /// Checks that the kernels support heads of these widths.
+    /// Checks that the kernels support the widths of the heads.
     pub(super) fn check_widths(&self) -> Result<(), KernelError> {
         for (name, width) in [("heads", self.heads.width), ("values", self.value_width)] {
             if width == 0 || width > MAX_WIDTH {

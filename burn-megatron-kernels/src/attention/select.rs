@@ -12,12 +12,12 @@ use super::compare::{EngineMismatch, SmallProblem};
 use super::{AttentionEngine, Heads, Portable, Window};
 use crate::unchecked::is_unchecked;
 
-/// The name of an attention engine.
+/// The attention engines that [`select_engine`] can select.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum EngineKind {
-    /// `MmaTiles`: NVIDIA tensor cores with `mma.sync`, in f16 and bf16.
+    /// `MmaTiles`, which uses NVIDIA tensor cores with `mma.sync` in f16 and bf16.
     Mma,
-    /// [`Portable`]: every type on every device.
+    /// [`Portable`], which supports every type on every device.
     Portable,
 }
 
@@ -25,7 +25,7 @@ impl EngineKind {
     /// All engines in the order of preference. The last engine supports every problem.
     pub const ALL: [Self; 2] = [Self::Mma, Self::Portable];
 
-    /// Returns the name used in recipes and flags.
+    /// Returns the name of the engine in recipes and command-line flags.
     pub fn name(self) -> &'static str {
         match self {
             Self::Mma => "mma",
@@ -33,7 +33,7 @@ impl EngineKind {
         }
     }
 
-    /// Opens the engine on a device.
+    /// Creates the engine for a device.
     fn open(self, device: &Device) -> Result<Arc<dyn AttentionEngine>, String> {
         match self {
             Self::Mma if *device == Device::flex() => Err("a CPU has no matrix units".into()),
@@ -59,27 +59,27 @@ impl Display for EngineKind {
     }
 }
 
-/// An engine selected by [`select_engine`].
+/// The result of [`select_engine`].
 #[derive(Clone, Debug)]
 pub struct SelectedEngine {
-    /// The name of the engine.
+    /// The kind of the selected engine.
     pub kind: EngineKind,
-    /// The engine on its device.
+    /// The selected engine.
     pub engine: Arc<dyn AttentionEngine>,
-    /// The preferred engines that cannot be used, each with the reason.
+    /// The engines with a higher preference that cannot be used, each with the reason.
     pub skipped: Vec<String>,
 }
 
-/// Returns the first of `kinds` that can be used on `device` in `dtype`. The model has these heads, values of
-/// `value_width` features and this window.
+/// Returns the first engine of `kinds` that can be used on `device` for attention in `dtype`. `heads`, `value_width`
+/// and `window` are the sizes of the model's attention.
 ///
-/// Every engine except [`Portable`] is first [compared](super::compare_with_portable) with
-/// [`Portable`]. The comparison runs once per process for each device, type, heads and window. If
-/// the results differ, a warning is logged and the engine is not used.
+/// Every engine except [`Portable`] is first [compared](super::compare_with_portable) with [`Portable`] on a small
+/// problem. The comparison runs once per process for each device, type, size of heads and window. If the results
+/// differ, a warning is logged and the engine is not used.
 ///
 /// # Errors
 ///
-/// Returns an error with a reason for each engine if none can be used.
+/// Returns an error if none of the engines can be used. The error contains a reason for each engine.
 pub fn select_engine(
     kinds: &[EngineKind],
     device: &Device,
@@ -98,8 +98,8 @@ pub fn select_engine(
     })
 }
 
-/// Returns the first candidate that opens and passes the check. [`Portable`] is the reference and
-/// is not checked.
+/// Returns the first engine that can be created and passes the comparison. [`Portable`] is the reference and is not
+/// compared.
 pub(super) fn first_usable(
     candidates: impl IntoIterator<Item = (EngineKind, Result<Arc<dyn AttentionEngine>, String>)>,
     check: impl Fn(EngineKind, &Arc<dyn AttentionEngine>) -> Result<(), String>,
@@ -126,15 +126,15 @@ pub(super) fn first_usable(
     Err(skipped.join("; "))
 }
 
-/// Returns the result of the first comparison with this key. Logs a warning if the comparison
-/// fails.
+/// Returns the result of the comparison with this key. The comparison runs only once per key. Logs a warning if the
+/// comparison fails.
 fn compare_once(
     key: String,
     compare: impl FnOnce() -> Result<(), EngineMismatch>,
 ) -> Result<(), EngineMismatch> {
     static COMPARED: Mutex<BTreeMap<String, Result<(), EngineMismatch>>> =
         Mutex::new(BTreeMap::new());
-    // Locked during the comparison, so that it runs once.
+    // The lock is held during the comparison, so that the comparison runs once.
     let mut compared = COMPARED.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(result) = compared.get(&key) {
         return result.clone();

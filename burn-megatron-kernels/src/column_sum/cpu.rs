@@ -1,5 +1,4 @@
-//! The CPU implementation: each column is summed from the first row to the last, columns in
-//! parallel.
+//! The CPU implementation. It sums each column from the first row to the last row, and processes columns in parallel.
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::DType;
@@ -11,8 +10,8 @@ use crate::gradient::Place;
 /// The number of columns per task, a few cache lines of a row.
 const TASK_COLUMNS: usize = 128;
 
-/// Returns the sum of the rows of a matrix, in the type of sums. With a place, returns the flat
-/// buffer, which is the second input.
+/// Returns the sum of the rows of a matrix, in f32 (f64 for f64). With a place, writes the sum to the flat buffer,
+/// which is the second input, and returns the buffer.
 pub(super) fn column_sum(
     (columns, place): &(usize, Option<Place>),
     mut inputs: Vec<FlexTensor>,
@@ -51,8 +50,8 @@ fn sum<E: Element>(x: &[E], columns: usize) -> Vec<E::Wide> {
     sums
 }
 
-/// Returns the sums as tensors of type `dtype`, or the flat buffer with the sums written to their
-/// places.
+/// Returns the sums as tensors of type `dtype`. If the sums have places in a flat buffer, returns the flat buffer with
+/// the sums instead.
 pub(crate) fn write(
     sums: Vec<FlexTensor>,
     dtype: DType,

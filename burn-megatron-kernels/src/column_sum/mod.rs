@@ -1,7 +1,7 @@
 //! Sums over the rows of a matrix, such as the gradient of a bias.
 //!
-//! Sums are computed in f32 (f64 for f64), in an order that depends only on the sizes. The
-//! operations are not differentiable: nothing is recorded for autodiff.
+//! Sums are computed in f32 (f64 for f64), in an order that depends only on the sizes. The operations are not
+//! differentiable: autodiff does not record them.
 
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Device, Tensor};
@@ -18,15 +18,16 @@ mod tests;
 
 const NAME: &str = "column_sum";
 
-/// Returns the sum of the rows of `x`, `[rows, columns]`, as `[columns]` in f32 (f64 for f64).
+/// Returns the sum over the rows of `x`, `[rows, columns]`. The result is `[columns]` in f32 (f64 for f64).
 ///
-/// With a `target` of one place, the sum is written or added there and the function returns the
-/// flat buffer. The buffer is updated in place if it is uniquely owned. Without rows the sum is 0.
+/// With a `target`, which must have one place, the sum is written to or added to this place, and the function returns
+/// the flat buffer. The buffer is updated in place if no other tensor shares its memory. If `x` has no rows, the sum is
+/// 0.
 ///
 /// # Panics
 ///
-/// Panics with a [`KernelError`](crate::KernelError) if the place exceeds the buffer, or if the
-/// type of the buffer does not fit the type of `x`.
+/// Panics with a [`KernelError`](crate::KernelError) if the place exceeds the buffer, or if the type of the buffer does
+/// not match the type of `x`.
 ///
 /// # Example
 ///
@@ -49,11 +50,11 @@ pub fn column_sum(x: Tensor<2>, target: Option<FlatGradients>) -> Tensor<1> {
     sum_of_rows(x.into_dispatch(), columns, target)
 }
 
-/// Computes the gradient of a bias `[columns]` that was added to an output `[.., columns]`, for the
-/// backward of a [`Function`](crate::Function).
+/// Computes the gradient of a bias `[columns]` that was added to an output `[.., columns]`. It is meant for the
+/// backward pass of a [`Function`](crate::Function).
 ///
-/// `gradient` is the gradient of the output. With a destination the result goes there. Otherwise it
-/// is returned in `dtype`, or `None` without a `dtype`.
+/// `gradient` is the gradient of the output. With a destination, the bias gradient goes to the flat buffer and the
+/// function returns `None`. Otherwise it is returned in `dtype`, or not computed if `dtype` is `None`.
 ///
 /// # Panics
 ///

@@ -15,7 +15,8 @@ fn doubles<const D: usize>(x: Tensor<D>) -> Vec<f64> {
     data.try_into_vec().expect("converted to f64")
 }
 
-/// Rows and columns: zero, one, odd numbers, columns of several cubes, rows of several strips and terms.
+/// The numbers of rows and columns. They include zero, one, odd numbers, columns of several cubes, and rows of several
+/// strips and terms.
 const SIZES: [[usize; 2]; 11] = [
     [0, 5],
     [1, 1],
@@ -68,7 +69,7 @@ fn every_type_and_size_agrees_with_the_sum_in_f64() {
                 assert_eq!(sum.dtype(), wide(dtype));
                 let alone = sum.clone().into_data();
                 assert_close(&what, &doubles(sum), &expected, &size, dtype);
-                // The bits are the same in a second call, and in a buffer.
+                // A second call and a call with a buffer give the same bits.
                 let again = column_sum(x.clone(), None).into_data();
                 again.assert_eq(&alone, true);
                 let length = columns + 9;
@@ -161,6 +162,7 @@ fn a_place_that_does_not_fit_is_refused() {
     );
     assert_snapshot!(
         call(8, 0, DType::F64),
-        @"column_sum: invalid type of the flat buffer = F64 beside F32: expected F32, F16 or BF16, and F64 for F64"
+        @"column_sum: invalid type of the flat buffer = F64 with values in F32: expected F32, F16 or BF16, and F64 for \
+          F64"
     );
 }

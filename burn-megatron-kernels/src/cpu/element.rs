@@ -10,16 +10,16 @@ use super::math;
 
 /// A float type of tensor elements.
 pub(crate) trait Element: burn::tensor::Element + bytemuck::Pod + Send + Sync {
-    /// The type in which values are computed: f64 for f64, f32 for the others.
+    /// The type in which values are computed: f64 for f64, f32 for the other types.
     type Wide: Real;
-    /// Converts the value exactly to the wide type.
+    /// Converts the value exactly to the type [`Wide`](Self::Wide).
     fn wide(self) -> Self::Wide;
     /// Rounds a value to this type.
     fn narrow(value: Self::Wide) -> Self;
 }
 
-/// A float type in which the CPU implementations compute. The functions have no branches, so that
-/// loops over them become SIMD code.
+/// A float type in which the CPU implementations compute. Its functions have no branches, so that loops over them are
+/// compiled to SIMD code.
 pub(crate) trait Real:
     Element<Wide = Self>
     + Copy
@@ -47,7 +47,7 @@ pub(crate) trait Real:
     fn larger(self, other: Self) -> Self;
     /// Returns the square root.
     fn root(self) -> Self;
-    /// Returns `e^self` within 2 units in the last place. Underflows to 0 and overflows to
+    /// Returns `e^self` with an error of at most 2 units in the last place. The result underflows to 0 and overflows to
     /// infinity.
     fn exponential(self) -> Self;
     /// Returns the natural logarithm.
@@ -56,8 +56,8 @@ pub(crate) trait Real:
     fn magnitude(self) -> Self;
     /// Returns whether the value is neither infinite nor NaN.
     fn finite(self) -> bool;
-    /// Returns `self * factor + term`, rounded once if `FUSED`. Without a fused instruction,
-    /// `FUSED` would call a function.
+    /// Returns `self * factor + term`. If `FUSED` is true, the result is rounded once. Set `FUSED` only on processors
+    /// with a fused instruction, because it would otherwise call a slow function.
     fn times_plus<const FUSED: bool>(self, factor: Self, term: Self) -> Self;
 }
 

@@ -1,8 +1,8 @@
-//! Loops over the values of a row.
+//! Loops over the values of a row: conversion and addition.
 
 use super::{Element, Real};
 
-/// Widens `from`.
+/// Converts the values of `from` to the type for computation.
 #[inline(always)]
 pub(crate) fn widen<E: Element>(from: &[E], into: &mut [E::Wide]) {
     for (into, from) in into.iter_mut().zip(from) {
@@ -10,7 +10,7 @@ pub(crate) fn widen<E: Element>(from: &[E], into: &mut [E::Wide]) {
     }
 }
 
-/// Narrows `from`.
+/// Rounds the values of `from` to their storage type.
 #[inline(always)]
 pub(crate) fn narrow<E: Element>(from: &[E::Wide], into: &mut [E]) {
     for (into, from) in into.iter_mut().zip(from) {
@@ -18,7 +18,7 @@ pub(crate) fn narrow<E: Element>(from: &[E::Wide], into: &mut [E]) {
     }
 }
 
-/// Adds `part` to `total`.
+/// Adds the elements of `part` to the elements of `total`.
 #[inline(always)]
 pub(crate) fn add<R: Real>(total: &mut [R], part: &[R]) {
     for (total, part) in total.iter_mut().zip(part) {

@@ -1,21 +1,21 @@
-//! Elementary functions of f32 without branches or calls, so that loops over them vectorise.
+//! Elementary functions of f32. They have no branches and calls, so that loops over them are vectorized.
 
-/// Returns `e^x` as `2^n e^r`, where `n` is the integer nearest to `x / ln 2` and a polynomial
-/// gives `e^r`.
+/// Returns `e^x`, computed as `2^n e^r`. `n` is the integer nearest to `x / ln 2`, and a polynomial approximates `e^r`.
 #[inline(always)]
 pub(super) fn exp(x: f32) -> f32 {
-    // Beyond these bounds the result is 0 or infinity. The scale is applied in two steps, because
-    // 2^128 and the subnormal numbers have no exponent. NaN passes through.
+    // Beyond these bounds the result is 0 or infinity. The scale `2^n` is applied in two steps, because an f32 exponent
+    // cannot represent 2^128 and the scales of subnormal results. NaN stays NaN.
     let clamped = if x > 89.0 { 89.0 } else { x };
     let clamped = if clamped < -104.0 { -104.0 } else { clamped };
     // Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits.
     const ROUND: f32 = 12_582_912.0;
     let shifted = clamped * std::f32::consts::LOG2_E + ROUND;
     let n = shifted - ROUND;
-    // ln 2 in two parts, the first with trailing zeros so that its product with `n` is exact.
+    // The constant ln 2 is split into two parts. The first part has trailing zeros, so that its product with `n` is
+    // exact.
     let r = clamped - n * 0.693_359_4;
     let r = r - n * -2.121_944_4e-4;
-    // The Taylor series to the 7th degree: |r| < 0.35, so the truncation error is below 1e-8.
+    // The Taylor series up to degree 7. `|r|` is below 0.35, so the truncation error is below 1e-8.
     let mut p = 1.0 / 5040.0;
     for coefficient in [
         1.0 / 720.0,

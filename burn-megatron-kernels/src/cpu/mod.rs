@@ -1,8 +1,7 @@
-//! Shared code of the CPU implementations: element types, vectorised mathematics, parallel rows.
+//! Shared code of the CPU implementations: element types, vectorized math functions, and parallel loops over rows.
 //!
-//! A CPU implementation is generic over [`Element`] and computes in [`Element::Wide`], which is f32
-//! for 16-bit types. Its inner loops are plain Rust inside [`vectorized`], which compiles them once
-//! for each supported SIMD width.
+//! A CPU implementation is generic over [`Element`] and computes in [`Element::Wide`], which is f32 for 16-bit types.
+//! Its inner loops are plain Rust inside [`vectorized`], which compiles them once for each supported SIMD width.
 
 mod element;
 mod lines;
@@ -31,8 +30,8 @@ pub(crate) fn slice<T: burn::tensor::Element + Pod>(tensor: &FlexTensor) -> &[T]
     }
 }
 
-/// Returns the elements of a contiguous tensor for writing. Copies them first if the storage is
-/// shared.
+/// Returns the elements of a contiguous tensor for writing. Copies the elements first if another tensor shares the
+/// memory.
 pub(crate) fn slice_mut<E: Element>(tensor: &mut FlexTensor) -> &mut [E] {
     match tensor.layout().contiguous_offsets() {
         Some((start, end)) => &mut tensor.storage_mut::<E>()[start..end],
@@ -40,7 +39,7 @@ pub(crate) fn slice_mut<E: Element>(tensor: &mut FlexTensor) -> &mut [E] {
     }
 }
 
-/// Returns the tensor itself if it is uniquely owned and contiguous, otherwise a contiguous copy.
+/// Returns the tensor itself if it is contiguous and no other tensor shares its memory, otherwise a contiguous copy.
 pub(crate) fn own<E: Element>(flex: FlexTensor) -> FlexTensor {
     if flex.is_unique() && flex.is_contiguous() {
         flex
@@ -58,7 +57,7 @@ pub(crate) fn tensor<T: burn::tensor::Element>(
     FlexTensor::from_data(burn::tensor::TensorData::new(values, shape.into()))
 }
 
-/// Returns a vector of these values.
+/// Returns a one-dimensional tensor of these values.
 pub(crate) fn vector<T: burn::tensor::Element>(values: Vec<T>) -> FlexTensor {
     let length = values.len();
     tensor(values, [length])
@@ -66,7 +65,7 @@ pub(crate) fn vector<T: burn::tensor::Element>(values: Vec<T>) -> FlexTensor {
 
 /// Calls `$body` with the type `$element` that belongs to the [`DType`] `$dtype`.
 ///
-/// Other types are unreachable, because `launch` rejects them.
+/// Types other than floats are unreachable, because `launch` rejects them.
 macro_rules! for_float {
     ($dtype:expr, $element:ident => $body:expr) => {
         match $dtype {
@@ -92,7 +91,7 @@ macro_rules! for_float {
 }
 pub(crate) use for_float;
 
-/// Returns the type in which values of `dtype` are summed and statistics are kept.
+/// Returns the type in which values of `dtype` are summed and statistics are computed.
 pub(crate) fn wide(dtype: DType) -> DType {
     match dtype {
         DType::F64 => DType::F64,

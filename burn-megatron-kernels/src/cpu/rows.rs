@@ -1,11 +1,11 @@
-//! Parallel loops over rows, with SIMD inside.
+//! Parallel loops over rows, whose bodies use SIMD instructions.
 
 use pulp::Simd;
 
 use super::for_each_task;
 
-/// The number of elements from which a parallel task is worth its overhead. This is tens of microseconds of work, about
-/// the time to wake a thread.
+/// The minimum number of elements for which a parallel task is worth its overhead. Processing them takes tens of
+/// microseconds, which is about the time to wake a thread.
 pub(crate) const ROW_GRAIN: usize = 128 * 1024;
 
 /// Returns the number of rows of `width` elements per parallel task.
@@ -18,15 +18,15 @@ pub(crate) fn rows_per_task(width: usize) -> usize {
 
 /// Runs `work`, compiled for the widest SIMD instructions of the processor.
 ///
-/// Callees are compiled for these instructions only if they are `#[inline(always)]`. The same holds
+/// Functions that `work` calls are compiled for these instructions only if they are `#[inline(always)]`. The same holds
 /// for a closure of more than a few lines: `vectorized(#[inline(always)] || ..)`.
 #[inline(always)]
 pub(crate) fn vectorized<R>(work: impl FnOnce() -> R) -> R {
     pulp::Arch::new().dispatch(work)
 }
 
-/// Calls `work` with the number of the first row and the elements of each task. The output has rows
-/// of `width` elements. `cost` is the cost of an output element relative to copying an element.
+/// Calls `work` for each task with the index of its first row and with its elements. The output has rows of `width`
+/// elements. `cost` is the cost of computing an output element relative to copying it.
 pub(crate) fn for_row_tasks<T: Send>(
     output: &mut [T],
     width: usize,
@@ -38,7 +38,7 @@ pub(crate) fn for_row_tasks<T: Send>(
     for_each_task(tasks, |(task, output)| work(task * rows, output));
 }
 
-/// Calls `work` with the number and the values of each row of `width`, in parallel.
+/// Calls `work` with the index and the values of each row of `width` elements, in parallel.
 ///
 /// `work` must be `#[inline(always)]`, as for [`vectorized`].
 pub(crate) fn for_rows<E: Send>(

@@ -1,7 +1,7 @@
-//! Tasks of a CPU implementation, on the threads of rayon's pool.
+//! Runs the tasks of a CPU implementation on the threads of rayon's pool.
 //!
-//! Rayon's iterators are compiled again for every closure, which took a third of this crate's build
-//! time. Here the parallel part is compiled once, and each closure once, for parallel and serial
+//! Rayon's iterators are compiled again for every closure, which took a third of this crate's build time. In this
+//! module, the parallel code is compiled only once. Each closure is also compiled once, for both parallel and serial
 //! execution.
 
 use std::sync::{Mutex, PoisonError};
@@ -26,7 +26,7 @@ pub(crate) fn for_each_task<T: Send>(
     });
 }
 
-/// Returns the results of `work`, in the order of the tasks; see [`for_each_task`].
+/// Returns the results of `work` in the order of the tasks. See [`for_each_task`].
 pub(crate) fn map_tasks<T: Send, R: Send>(
     tasks: impl IntoIterator<Item = T>,
     work: impl Fn(T) -> R + Sync + Send,

@@ -1,4 +1,4 @@
-//! The complete loss as an autodiff function.
+//! The complete cross entropy loss as an autodiff function.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{Int, Tensor};
@@ -6,7 +6,7 @@ use burn::tensor::{Int, Tensor};
 use super::{CrossEntropyOptions, VocabularyShard, combined, gradient, statistics};
 use crate::function::{Function, Gradients, Tensors};
 
-/// The function from logits `[rows, width]` to the loss `[rows]`.
+/// The function that maps logits `[rows, width]` to the loss `[rows]`.
 #[derive(Debug)]
 pub(super) struct CrossEntropy {
     pub targets: Tensor<1, Int>,
@@ -29,7 +29,7 @@ impl Function for CrossEntropy {
         if !needed[0] {
             return vec![None];
         }
-        // Moved out of `saved`, so that the logits may be uniquely owned.
+        // The logits are moved out of `saved`, so that no other tensor may share their memory.
         let logits = Tensor::from_dispatch(saved.remove(0));
         let lse = Tensor::from_dispatch(saved.remove(0));
         let output = Tensor::from_dispatch(output);

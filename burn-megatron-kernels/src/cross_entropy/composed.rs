@@ -1,4 +1,4 @@
-//! The reference loss, composed of Burn's own operations and differentiated by Burn.
+//! The reference cross entropy loss, composed of Burn's own operations and differentiated by Burn's autodiff.
 
 use burn::tensor::{Int, Tensor};
 
@@ -6,10 +6,10 @@ use super::{CrossEntropyOptions, VocabularyShard, check, ignored, ops::LossWeigh
 use crate::cpu::wide;
 use crate::error::accept;
 
-/// Returns the loss of each row; see [`cross_entropy`](super::cross_entropy).
+/// Returns the cross entropy loss of each row. See [`cross_entropy`](super::cross_entropy).
 ///
-/// The log-softmax is stored for the backward. Unlike the fused loss, the gradient of an ignored
-/// row with non-finite logits is NaN.
+/// The log-softmax is saved for the backward pass. Unlike the fused loss, the gradient of an ignored row is NaN if its
+/// logits are not finite.
 pub fn cross_entropy(
     logits: Tensor<2>,
     targets: Tensor<1, Int>,
@@ -45,7 +45,7 @@ pub fn cross_entropy(
     let fault = no_token
         .bool_or(targets.greater_equal_scalar(tokens as i64))
         .bool_and(kept.clone());
-    // Multiplied by a factor, so that the gradient of an invalid row is NaN too.
+    // The loss is multiplied by NaN instead of being replaced, so that the gradient of an invalid row is NaN too.
     let mark = Tensor::<1>::ones([rows], (&loss.device(), dtype)).mask_fill(fault, f64::NAN);
     (loss * mark).mask_fill(kept.bool_not(), 0.0)
 }

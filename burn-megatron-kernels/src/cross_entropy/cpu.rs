@@ -1,4 +1,4 @@
-//! The CPU implementations: rows in parallel, each in blocks that stay in the L1 cache.
+//! The CPU implementations. They process rows in parallel, and each row in blocks that stay in the L1 cache.
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::DType;
@@ -12,11 +12,11 @@ use crate::cpu::{
 /// The number of elements per block.
 const BLOCK: usize = 1024;
 
-/// The number of partial results of a sum over a block, so that it becomes SIMD code with several
-/// accumulators.
+/// The number of partial results of a sum over a block. With several partial results, the loop is compiled to SIMD code
+/// with several accumulators.
 const LANES: usize = 32;
 
-/// A classified target.
+/// The kind of a target: a token, an ignored target or an invalid target.
 #[derive(Clone, Copy)]
 enum RowTarget {
     Ignored,
@@ -33,7 +33,7 @@ impl Vocabulary {
         }
     }
 
-    /// Returns the column of a token, if this part of the vocabulary has it.
+    /// Returns the column of a token, if this shard of the vocabulary contains the token.
     fn column(&self, target: RowTarget) -> Option<usize> {
         match target {
             RowTarget::Token(token) => token
@@ -45,7 +45,7 @@ impl Vocabulary {
     }
 }
 
-/// Returns the targets as i64. Values that do not fit become values outside every vocabulary.
+/// Returns the targets as i64. Values that exceed the range of i64 become values outside every vocabulary.
 fn targets(tensor: &FlexTensor) -> Vec<i64> {
     fn cast<E: burn::tensor::Element + bytemuck::Pod>(tensor: &FlexTensor) -> Vec<i64>
     where
@@ -104,7 +104,7 @@ fn lowest<W: Real>() -> W {
     }
 }
 
-/// Maximum, sum of `exp(x - maximum)` and sum of the elements read so far.
+/// The maximum, the sum of `exp(x - maximum)` and the sum of the elements that have been read so far.
 #[derive(Clone, Copy)]
 struct OnlineSoftmax<W> {
     max: W,
@@ -113,7 +113,7 @@ struct OnlineSoftmax<W> {
 }
 
 impl<W: Real> OnlineSoftmax<W> {
-    /// Reads the columns of a row that are tokens.
+    /// Reads the columns of a row that are tokens, without the padding.
     #[inline(always)]
     fn read<E: Element<Wide = W>>(row: &[E]) -> Self {
         let mut online = Self {
@@ -136,7 +136,7 @@ impl<W: Real> OnlineSoftmax<W> {
             larger: [self.max; LANES],
             sums: [W::ZERO; LANES],
         };
-        // Chunks of a constant size, so that their loops have no remainder.
+        // The chunks have a constant size, so that loops over a chunk have no remainder.
         let (wide, wide_rest) = values.as_chunks_mut::<LANES>();
         let (chunks, rest) = block.as_chunks::<LANES>();
         for (values, chunk) in wide.iter_mut().zip(chunks) {
@@ -160,7 +160,7 @@ impl<W: Real> OnlineSoftmax<W> {
     }
 }
 
-/// Partial maxima and sums of a block.
+/// Partial maxima and sums of a block, one per lane.
 struct PartialSums<W> {
     larger: [W; LANES],
     sums: [W; LANES],
@@ -178,7 +178,7 @@ impl<W: Real> PartialSums<W> {
     }
 }
 
-/// Returns the larger value, never NaN. NaN enters the result through the exponentials.
+/// Returns the larger value. The result is never NaN. A NaN enters the result through the exponentials.
 #[inline(always)]
 fn larger<W: Real>(a: W, b: W) -> W {
     if b > a { b } else { a }
@@ -191,7 +191,7 @@ fn add_exponentials<W: Real>(lanes: &mut [W; LANES], chunk: &[W], max: W) {
     }
 }
 
-/// Reduces the lanes, joining halves repeatedly.
+/// Reduces the lanes to one value by repeatedly joining their halves.
 #[inline(always)]
 fn fold<W: Real>(mut lanes: [W; LANES], join: impl Fn(W, W) -> W) -> W {
     let mut count = LANES / 2;
@@ -222,7 +222,7 @@ pub(super) fn combine(op: &LossOp, parts: &FlexTensor, target: &FlexTensor) -> V
     })
 }
 
-/// Returns the loss and the log-sum-exp of a row, computed in f64 because there are few values.
+/// Returns the loss and the log-sum-exp of a row. They are computed in f64, because there are few values.
 fn combine_row<'a, E: Element>(
     parts: impl Iterator<Item = &'a [E]> + Clone,
     target: RowTarget,
@@ -255,14 +255,14 @@ fn combine_row<'a, E: Element>(
     (narrow(loss), narrow(lse))
 }
 
-/// Returns the gradient of the logits, in the memory of the logits if it is not shared.
+/// Returns the gradient of the logits. It is written into the memory of the logits if no other tensor shares it.
 pub(super) fn gradient(op: &LossOp, inputs: [FlexTensor; 4]) -> FlexTensor {
     let [mut logits, target, lse, gradient] = inputs;
     let [rows, width] = dims(&logits);
     let targets = targets(&target);
     for_float!(logits.dtype(), E => {
         let (lse, gradient) = (slice(&lse), slice(&gradient));
-        // `from` holds the initial values if they are not the logits already.
+        // If `from` is given, it holds the logits. Otherwise `values` holds them.
         let fill = |values: &mut [E], from: Option<&[E]>| {
             for_rows(values, width, #[inline(always)] |row, values| {
                 let from = from.map(|from| &from[row * width..][..width]);
@@ -285,7 +285,7 @@ pub(super) fn gradient(op: &LossOp, inputs: [FlexTensor; 4]) -> FlexTensor {
     })
 }
 
-/// The gradient of one row, `softmax * exp(x - lse) - share - (keep at the column)`.
+/// The scalars of a row's gradient `softmax * exp(x - lse) - share`, minus `keep` at the column of the target.
 struct RowGradient<W> {
     ignored: bool,
     column: Option<usize>,
@@ -319,7 +319,7 @@ impl<W: Real> RowGradient<W> {
         self.softmax * (x - self.lse).exponential() - self.share
     }
 
-    /// Turns logits into their gradient. The logits are in `from`, or in `values`.
+    /// Replaces `values` by the gradient of the logits. The logits are in `from` if it is given, otherwise in `values`.
     #[inline(always)]
     fn write<E: Element<Wide = W>>(&self, values: &mut [E], from: Option<&[E]>) {
         let zero = E::narrow(W::ZERO);

@@ -8,35 +8,34 @@
 //! d x[k]  = g ((1 + 2 z lse) exp(x[k] - lse) - (1 - s) [k = t] - s / K)
 //! ```
 //!
-//! The target keeps `1 - e` of the probability and the other tokens share `e` (Szegedy et al. 2016, "Rethinking the
-//! Inception Architecture"). The z-loss is from Chowdhery et al. 2022, "PaLM". A vocabulary of one token is not
-//! smoothed.
+//! The probability of the target token is smoothed to `1 - e`. The other tokens share the probability `e` (Szegedy et
+//! al. 2016, "Rethinking the Inception Architecture"). The z-loss is from Chowdhery et al. 2022, "PaLM". A vocabulary
+//! of one token is not smoothed.
 //!
-//! [`cross_entropy`] computes the complete loss. Three functions compute its parts for a vocabulary
-//! that is split over ranks:
+//! [`cross_entropy`] computes the loss of logits over the complete vocabulary. If the vocabulary is split over ranks,
+//! call three functions:
 //!
-//! - [`statistics`] of each [`VocabularyShard`], which are then gathered,
-//! - [`combine`] on every rank,
-//! - [`gradient`], which is local again.
+//! - [`statistics`] on the [`VocabularyShard`] of each rank, followed by an all-gather of the results,
+//! - [`combine`] on every rank, which computes the loss,
+//! - [`gradient`] on every rank, which computes the gradient of the local logits.
 //!
-//! The logits are read once for the loss, and read and written once for the gradient.
-//! [`loss_and_gradient`] reads them once for both. Maximum and sum are computed in one pass
-//! (Milakov and Gimelshein 2018, "Online normalizer calculation for softmax").
+//! The logits are read once for the loss. For the gradient, they are read once and written once. [`loss_and_gradient`]
+//! reads the logits once for the loss and the gradient. The maximum and the sum of the exponentials are computed in one
+//! pass (Milakov and Gimelshein 2018, "Online normalizer calculation for softmax").
 //!
 //! # Targets
 //!
-//! A target equal to [`CrossEntropyOptions::ignore`] gives a loss and a gradient of exactly 0 for
-//! any logits. Any other target outside the vocabulary gives NaN for both, so that invalid data is
-//! noticed. Padding columns have probability 0 and a gradient of exactly 0 for any logits.
+//! A row whose target equals [`CrossEntropyOptions::ignore`] has a loss and a gradient of exactly 0, whatever its
+//! logits are. Any other target outside the vocabulary gives a loss and a gradient of NaN, so that invalid data is
+//! noticed. Padding columns have probability 0 and a gradient of exactly 0, whatever their logits are.
 //!
 //! # Values
 //!
-//! Everything is computed in f32 (f64 for f64). No finite logits overflow the exponential. The
-//! gradient depends on `x[k] - lse`, so its relative error is about `|lse|` units in the last
-//! place.
+//! All values are computed in f32 (f64 for f64). Finite logits never overflow the exponential. The gradient depends on
+//! the difference `x[k] - lse`, so its relative error is about `|lse|` units in the last place.
 //!
-//! A logit of negative infinity has probability 0 (with smoothing its loss is infinite). A row gives NaN if it has a
-//! NaN or a positive infinity, or only negative infinities. Other rows are not affected.
+//! A logit of negative infinity has probability 0. With label smoothing, the loss of its row is infinite. A row gives
+//! NaN if a logit is NaN or positive infinity, or if all logits are negative infinity. Other rows are not affected.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Int, IntDType, Tensor};
@@ -57,43 +56,43 @@ mod tests;
 
 use ops::LossPart;
 
-/// The number of statistics per row: maximum, sum of exponentials, logit of the target, sum.
+/// The number of statistics per row: the maximum, the sum of exponentials, the logit of the target, and the sum of the
+/// logits.
 const STATISTICS: usize = 4;
 
 /// Options of [`cross_entropy`].
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CrossEntropyOptions {
-    /// The label smoothing `e` in `[0, 1)`: the share of the probability that goes to the other
-    /// tokens.
+    /// The label smoothing `e` in `[0, 1)`: the total probability of all tokens other than the target.
     pub label_smoothing: f64,
-    /// The weight `z` of the squared log-sum-exp; 0 or more.
+    /// The weight `z` of the squared log-sum-exp (the z-loss). It must be at least 0.
     pub z_loss: f64,
-    /// The target without loss and gradient.
+    /// The target value whose rows have no loss and no gradient, such as -100.
     pub ignore: Option<i64>,
 }
 
-/// The part of the vocabulary that the columns of some logits represent.
+/// The part of the vocabulary to which the columns of the logits of a rank belong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VocabularyShard {
-    /// The vocabulary entry of column 0.
+    /// The index of column 0 in the complete vocabulary.
     pub first: usize,
-    /// The number of tokens of the complete vocabulary. Later entries are padding.
+    /// The number of tokens of the complete vocabulary. Columns with a larger index are padding.
     pub tokens: usize,
 }
 
-/// Returns the loss of each row, `[rows]` in f32 (f64 for f64).
+/// Returns the cross entropy loss of each row, `[rows]` in f32 (f64 for f64).
 ///
-/// - `logits`: `[rows, width]`.
-/// - `targets`: `[rows]`.
+/// - `logits`: `[rows, width]`. Every column is a token.
+/// - `targets`: `[rows]`, the token of each row.
 ///
-/// Every column is a token. Under autodiff the logits are kept for the backward, which writes the
-/// gradient into their memory if it is not shared.
+/// With autodiff, the logits are saved for the backward pass. The backward pass writes the gradient into the memory of
+/// the logits if no other tensor shares it.
 ///
 /// # Panics
 ///
 /// Panics if
-/// - the shapes do not agree,
-/// - the logits have no column or more than 2^31 - 1,
+/// - the shapes do not match,
+/// - the logits have no column or more than 2^31 - 1 columns,
 /// - an option is out of range,
 /// - the device does not support the type of the logits.
 ///
@@ -126,19 +125,19 @@ pub fn cross_entropy(
     apply(vec![logits.into_dispatch()], function)
 }
 
-/// Computes the statistics of a shard for [`combine`], `[rows, 4]` in f32 (f64 for f64).
+/// Computes the statistics of a vocabulary shard for [`combine`], `[rows, 4]` in f32 (f64 for f64).
 ///
 /// - `logits`: `[rows, width]`.
 /// - `targets`: `[rows]`.
 ///
-/// The four statistics of the valid columns are the maximum, the sum of `exp(x - maximum)`, the logit of the target and
-/// the sum. The logit of a target outside this shard is 0. A shard with only padding gives the lowest finite value, 0,
-/// 0 and 0. The function takes plain tensors and is not differentiable.
+/// The statistics of a row are the maximum `m` of its logits, the sum of `exp(x - m)`, the logit of the target, and the
+/// sum of the logits. Padding columns are excluded. If the target is not in this shard, its logit is 0. If all columns
+/// are padding, the statistics are the lowest finite value, 0, 0 and 0. The function takes plain tensors and is not
+/// differentiable.
 ///
 /// # Panics
 ///
-/// Panics in the same cases as [`cross_entropy`], and if the vocabulary has no token or more than
-/// 2^31 - 1.
+/// Panics in the same cases as [`cross_entropy`], and if the vocabulary has no token or more than 2^31 - 1 tokens.
 pub fn statistics(logits: Tensor<2>, targets: Tensor<1, Int>, part: &VocabularyShard) -> Tensor<2> {
     accept(check(&logits, &targets, part, &Default::default()));
     let op = LossPart::Statistics.op(part, logits.dims()[1], &Default::default());
@@ -146,14 +145,15 @@ pub fn statistics(logits: Tensor<2>, targets: Tensor<1, Int>, part: &VocabularyS
     Tensor::from_dispatch(launch_one(op, inputs))
 }
 
-/// Computes the loss `[rows]` and the log-sum-exp `[rows]` from the [`statistics`] of all parts,
+/// Computes the loss `[rows]` and the log-sum-exp `[rows]` from the [`statistics`] of all vocabulary shards,
 /// `[parts, rows, 4]`. Every rank computes the same result.
 ///
-/// `tokens` is the number of tokens of the complete vocabulary. The function takes plain tensors.
+/// `tokens` is the number of tokens of the complete vocabulary. The function takes plain tensors and is not
+/// differentiable.
 ///
 /// # Panics
 ///
-/// Panics if the shapes do not agree, `parts` is neither f32 nor f64, or an option is out of range.
+/// Panics if the shapes do not match, if `parts` is neither f32 nor f64, or if an option is out of range.
 pub fn combine(
     parts: Tensor<3>,
     targets: Tensor<1, Int>,
@@ -164,7 +164,7 @@ pub fn combine(
     combined(parts.into_dispatch(), targets, tokens, options)
 }
 
-/// Computes [`combine`] for checked statistics. Statistics of a single part may be `[rows, 4]`.
+/// Computes [`combine`] for statistics that have been checked. The statistics of a single shard may be `[rows, 4]`.
 fn combined(
     parts: DispatchTensor,
     targets: Tensor<1, Int>,
@@ -176,15 +176,15 @@ fn combined(
     exactly(outputs).map(Tensor::from_dispatch).into()
 }
 
-/// Computes the gradient of a part's logits, `[rows, width]` in their type.
+/// Computes the gradient of the logits of a vocabulary shard, `[rows, width]` in the type of the logits.
 ///
-/// `lse` `[rows]` comes from [`combine`] and `gradient` `[rows]` is the gradient of the loss. Both are f32 (f64 for
-/// f64). The result is written into the memory of `logits` if it is not shared. The function takes plain tensors.
+/// `lse` `[rows]` is the result of [`combine`], and `gradient` `[rows]` is the gradient of the loss. Both are f32 (f64
+/// for f64). The result is written into the memory of `logits` if no other tensor shares it. The function takes plain
+/// tensors and is not differentiable.
 ///
 /// # Panics
 ///
-/// Panics in the same cases as [`statistics`], and if `lse` or `gradient` have another length or
-/// type.
+/// Panics in the same cases as [`statistics`], and if `lse` or `gradient` has a wrong length or type.
 pub fn gradient(
     logits: Tensor<2>,
     targets: Tensor<1, Int>,
@@ -205,14 +205,13 @@ pub fn gradient(
     Tensor::from_dispatch(launch_one(op, inputs))
 }
 
-/// Computes the loss `[rows]` and the gradient of the logits, given the gradient `upstream`
-/// `[rows]` of the loss. The columns are the complete vocabulary of `tokens` tokens, followed by
-/// padding.
+/// Computes the loss `[rows]` and the gradient of the logits in one call. `upstream` `[rows]` is the gradient of the
+/// loss. The columns of `logits` are the complete vocabulary of `tokens` tokens, followed by padding.
 ///
-/// If rows consist of complete 128-bit vectors, this is one launch on CubeCL devices, which reads
-/// each row from memory once and writes it once. Otherwise it runs the three parts. The values
-/// equal the values of the three parts, on GPUs up to rounding. The result is written into the
-/// memory of `logits` if it is not shared. The function takes plain tensors.
+/// If the size of a row is a multiple of 128 bits, CubeCL devices run a single kernel, which reads each row from memory
+/// once and writes it once. Otherwise the function calls [`statistics`], [`combine`] and [`gradient`]. Both ways
+/// compute the same values, on GPUs up to rounding. The result is written into the memory of `logits` if no other
+/// tensor shares it. The function takes plain tensors and is not differentiable.
 ///
 /// # Panics
 ///
@@ -238,7 +237,7 @@ pub fn loss_and_gradient(
     (Tensor::from_dispatch(loss), Tensor::from_dispatch(gradient))
 }
 
-/// Returns targets without autodiff, in a type that the kernels support.
+/// Returns the targets without autodiff, in an integer type that the kernels support.
 fn kernel_targets(targets: Tensor<1, Int>) -> DispatchTensor {
     let targets = if targets.is_autodiff() {
         targets.inner()
@@ -248,7 +247,7 @@ fn kernel_targets(targets: Tensor<1, Int>) -> DispatchTensor {
     widened(targets).into_dispatch()
 }
 
-/// Converts targets to a type that holds every token: 32 or 64 bits.
+/// Converts the targets to a type that can hold every token: 32 or 64 bits.
 fn widened(targets: Tensor<1, Int>) -> Tensor<1, Int> {
     match targets.dtype() {
         DType::I8 | DType::I16 | DType::U8 | DType::U16 => targets.cast(IntDType::I32),
@@ -256,7 +255,7 @@ fn widened(targets: Tensor<1, Int>) -> Tensor<1, Int> {
     }
 }
 
-/// Returns the ignored target, if the type of the targets has such a value.
+/// Returns the ignored target value, if the type of the targets can represent it.
 fn ignored(ignore: Option<i64>, dtype: DType) -> Option<i64> {
     ignore.filter(|value| match dtype {
         DType::I32 => i32::try_from(*value).is_ok(),
@@ -317,8 +316,8 @@ fn check_combine(
     let ([count, rows, statistics], [given]) = (parts.dims(), targets.dims());
     if count == 0 || statistics != STATISTICS || given != rows {
         let message = format!(
-            "statistics [{count}, {rows}, {statistics}] beside targets [{given}]: expected \
-             [parts, {given}, {STATISTICS}] with 1 part or more"
+            "statistics [{count}, {rows}, {statistics}] for targets [{given}]: expected [parts, {given}, {STATISTICS}] \
+             with 1 part or more"
         );
         return Err(KernelError::shape(NAME, message));
     }
@@ -334,7 +333,7 @@ fn check_gradient(
     let ([rows, width], [sums], [given]) = (logits.dims(), lse.dims(), gradient.dims());
     if sums != rows || given != rows {
         let message = format!(
-            "logits [{rows}, {width}] beside a log-sum-exp [{sums}] and a gradient [{given}]: expected [{rows}] for both"
+            "logits [{rows}, {width}] with a log-sum-exp [{sums}] and a gradient [{given}]: expected [{rows}] for both"
         );
         return Err(KernelError::shape(NAME, message));
     }

@@ -1,4 +1,4 @@
-//! The parts of the loss as one device operation with its parameters.
+//! The steps of the loss as one device operation with parameters.
 
 use burn::backend::flex::FlexTensor;
 #[cfg(feature = "cubecl")]
@@ -67,19 +67,19 @@ impl LossWeights {
     }
 }
 
-/// A part of the loss. Targets, losses, log-sum-exps and their gradients are `[rows]`.
+/// A step of the loss. Targets, losses, log-sum-exps and their gradients are `[rows]`.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum LossPart {
-    /// From logits `[rows, width]` and targets to statistics `[rows, 4]`.
+    /// Computes statistics `[rows, 4]` from logits `[rows, width]` and targets.
     Statistics,
-    /// From statistics `[parts, rows, 4]` (or `[rows, 4]` for a single part) and targets to the
-    /// loss and the log-sum-exp.
+    /// Computes the loss and the log-sum-exp from statistics `[parts, rows, 4]` (or `[rows, 4]` for a single part) and
+    /// targets.
     Combine,
-    /// From logits `[rows, width]`, targets, log-sum-exp and gradient of the loss to the gradient
-    /// of the logits.
+    /// Computes the gradient of the logits from logits `[rows, width]`, targets, log-sum-exp and the gradient of the
+    /// loss.
     Gradient,
-    /// From logits `[rows, width]` of the complete vocabulary, targets and gradient of the loss to
-    /// the loss and the gradient of the logits.
+    /// Computes the loss and the gradient of the logits from logits `[rows, width]` of the complete vocabulary, targets
+    /// and the gradient of the loss.
     LossAndGradient,
 }
 
@@ -99,7 +99,7 @@ impl LossPart {
     }
 }
 
-/// A part of the loss as a device operation.
+/// A step of the loss as a device operation.
 #[derive(Debug)]
 pub(super) struct LossOp {
     pub part: LossPart,

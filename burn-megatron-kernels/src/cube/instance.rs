@@ -1,35 +1,35 @@
-//! Kernels as values, to compile them without a device.
+//! Kernels that can be compiled without a device.
 //!
-//! Each operation lists its AOT instances: every kernel in every type, with typical sizes.
-//! [`aot`](crate::aot) collects them.
+//! Each operation lists its AOT instances: every kernel in every element type, with typical sizes. [`aot`](crate::aot)
+//! collects these lists.
 
 use std::sync::Arc;
 
 use cubecl::ir::{AddressType, DeviceProperties, ElemType, FloatKind, TargetProperties};
 use cubecl::prelude::*;
 
-/// The device and the compiler for which kernels are expanded.
+/// The device and the compiler for which kernels are compiled ahead of time.
 #[derive(Clone, Debug)]
 pub struct AotTarget {
-    /// The device.
+    /// The properties of the device.
     pub device: Arc<DeviceProperties>,
-    /// The compiler of the device.
+    /// The properties of the device's compiler.
     pub compiler: Arc<TargetProperties>,
 }
 
-/// One kernel with concrete types and sizes, for ahead-of-time compilation.
+/// A kernel with concrete types and sizes, for ahead-of-time compilation.
 pub struct AotInstance {
-    /// The unique name, `operation/kernel/type/sizes`.
+    /// The unique name of the instance, `operation/kernel/type/sizes`.
     pub name: String,
     /// The kernel.
     pub kernel: Box<dyn CubeKernel>,
-    /// Whether the kernel streams rows, so that its loads must be 128 bits wide.
+    /// Whether the kernel reads rows from memory as a stream. The loads of such a kernel must be 128 bits wide.
     pub streams: bool,
-    /// Whether the kernel uses tensor cores, so that it must contain matrix instructions.
+    /// Whether the kernel uses tensor cores. Such a kernel must contain matrix instructions.
     pub multiplies: bool,
 }
 
-/// Kernels that operations [add](instance) for one target.
+/// A list of kernels for one target. The operations add their [instances](instance) to it.
 pub(crate) struct AotList {
     pub target: AotTarget,
     pub all: Vec<AotInstance>,
@@ -46,7 +46,7 @@ impl AotList {
         self.add(name, kernel, false, true);
     }
 
-    /// Adds any other kernel.
+    /// Adds a kernel of any other kind.
     pub(crate) fn other(&mut self, name: String, kernel: impl CubeKernel + 'static) {
         self.add(name, kernel, false, false);
     }
@@ -68,31 +68,31 @@ impl AotList {
 }
 
 impl AotTarget {
-    /// Returns the settings of a launch with cubes of `units` units.
+    /// Returns the settings of a launch whose cubes have `units` units.
     pub(crate) fn settings(&self, units: u32) -> KernelSettings {
         let dim = CubeDim::new_1d(units);
         KernelSettings::new(*dim, ExecutionMode::Unchecked, AddressType::U32)
     }
 }
 
-/// A kernel parameter with only one possible argument for the kernel's `new`.
+/// A kernel parameter for which the kernel's function `new` has only one possible argument.
 pub(crate) trait DefaultArg {
     fn default_arg() -> Self;
 }
 
-/// A scalar.
+/// A scalar parameter.
 impl DefaultArg for () {
     fn default_arg() -> Self {}
 }
 
-/// `&[..]` or `&mut [..]`.
+/// A parameter of type `&[..]` or `&mut [..]`.
 impl DefaultArg for BufferCompilationArg {
     fn default_arg() -> Self {
         Self { inplace: None }
     }
 }
 
-/// `&Tensor<..>` or `&mut Tensor<..>`.
+/// A parameter of type `&Tensor<..>` or `&mut Tensor<..>`.
 impl DefaultArg for TensorCompilationArg {
     fn default_arg() -> Self {
         Self {
@@ -114,7 +114,7 @@ macro_rules! default_fields {
 }
 pub(crate) use default_fields;
 
-/// Returns the argument for an optional tensor.
+/// Returns the argument for an optional tensor, which is present if `is_given` is true.
 pub(crate) fn given<T>(is_given: bool) -> ComptimeOptionCompilationArg<T>
 where
     T: LaunchArg<CompilationArg = TensorCompilationArg>,
@@ -158,8 +158,8 @@ macro_rules! instance {
 }
 pub(crate) use instance;
 
-/// Returns the types in which kernels are compiled, each with its name and the vector size of a
-/// 128-bit load.
+/// Returns the element types for which kernels are compiled. Each type has its name and the number of elements in 128
+/// bits.
 pub(crate) fn types() -> [(&'static str, ElemType, usize); 3] {
     [
         ("f32", ElemType::Float(FloatKind::F32), 4),

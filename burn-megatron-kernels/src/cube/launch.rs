@@ -1,11 +1,11 @@
-//! Launches of kernels.
+//! Launches CubeCL kernels.
 
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::{BufferArg, ComptimeOptionArgs, CubePrimitive, OwnedTensor, TensorArg};
 
-/// A tensor that converts to the argument `A` of a kernel.
+/// A tensor that can be converted to the kernel argument type `A`.
 pub(crate) trait KernelTensor<A> {
-    /// Returns the argument.
+    /// Converts the tensor to the argument.
     fn argument(self) -> A;
 }
 
@@ -52,7 +52,7 @@ impl<A> KernelTensor<A> for A {
 ///
 /// # Safety
 ///
-/// The kernel must access only what its tensors hold.
+/// The kernel must access only memory of its tensors.
 macro_rules! launch {
     (
         $kernel:ident,

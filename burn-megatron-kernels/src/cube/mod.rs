@@ -1,5 +1,5 @@
-//! Shared code of the CubeCL kernels: launch layouts, tuning, reductions over a row, tensor cores,
-//! AOT instances.
+//! Shared code of the CubeCL kernels: launch layouts, autotuning, reductions over a row, tensor cores, and AOT
+//! instances.
 
 pub mod instance;
 mod launch;

@@ -1,4 +1,4 @@
-//! The launch of a row kernel: vector size, units and reduction.
+//! The launch parameters of a kernel that processes rows: vector size, number of units and kind of reduction.
 
 use burn::backend::{DispatchDevice, TensorMetadata};
 use burn::tensor::{DType, Shape};
@@ -16,7 +16,7 @@ pub(crate) enum Reduction {
     Shared,
 }
 
-/// The launch of a kernel in which one cube works on one row at a time.
+/// The launch parameters of a kernel in which one cube processes one row at a time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RowPlan {
     /// The number of elements per load.
@@ -25,25 +25,24 @@ pub(crate) struct RowPlan {
     pub units: u32,
     /// The number of vectors per row.
     pub columns: usize,
-    /// The kind of reduction.
+    /// The method of reductions over the units of a cube.
     pub reduction: Reduction,
 }
 
-/// The maximum number of vectors per unit before a larger cube is used.
+/// The maximum number of vectors per unit. If a unit would have more vectors, a larger cube is used.
 const VECTORS_PER_UNIT: usize = 4;
 
 impl RowPlan {
     /// Creates a plan for contiguous rows of `width` elements of `dtype`.
     ///
-    /// Loads are as wide as the device and the width allow. Up to 1024 units share a row, so that
-    /// each has a few vectors.
+    /// Loads are as wide as the device and the width allow. Up to 1024 units share a row, so that each unit has a few
+    /// vectors.
     pub(crate) fn new(client: &Client, dtype: DType, width: usize) -> Self {
         let vector = vector(client, dtype, width);
         Self::with_elements_per_unit(client, dtype, width, VECTORS_PER_UNIT * vector)
     }
 
-    /// Creates a plan like [`RowPlan::new`], with a larger cube for rows of more than `most`
-    /// elements per unit.
+    /// Creates a plan like [`RowPlan::new`], but with a larger cube if a unit would have more than `most` elements.
     pub(crate) fn with_elements_per_unit(
         client: &Client,
         dtype: DType,
@@ -72,7 +71,7 @@ impl RowPlan {
     }
 }
 
-/// Returns the widest load for rows of `width` elements.
+/// Returns the number of elements of the widest load for rows of `width` elements.
 fn vector(client: &Client, dtype: DType, width: usize) -> usize {
     let mut sizes = client.io_optimized_vector_sizes(dtype.size());
     sizes.find(|size| width.is_multiple_of(*size)).unwrap_or(1)
@@ -104,15 +103,16 @@ pub(crate) fn with_reduction<T>(reduction: Reduction, work: impl FnOnce() -> T) 
     result
 }
 
-/// Returns `cubes` cubes, spread over two dimensions if one dimension cannot hold them.
+/// Returns a cube count of at least `cubes`. The cubes are spread over two dimensions if one dimension cannot hold
+/// them.
 ///
-/// Kernels use `CUBE_POS` and must ignore positions past the end.
+/// Kernels use `CUBE_POS` and must ignore positions that are not smaller than `cubes`.
 pub(crate) fn grid(client: &Client, cubes: usize) -> CubeCount {
     let most = client.properties().hardware.max_cube_count.0.max(1) as usize;
     if cubes <= most {
         CubeCount::Static(cubes as u32, 1, 1)
     } else {
-        // Nearly square, so that few cubes are past the end.
+        // The two dimensions are nearly equal, so that few cubes have no work.
         let high = cubes.div_ceil(most).max((cubes as f64).sqrt() as usize);
         CubeCount::Static(cubes.div_ceil(high) as u32, high as u32, 1)
     }
@@ -133,7 +133,7 @@ pub(crate) fn matrix_sizes(tensor: &CubeTensor) -> [usize; 2] {
     [shape[0], shape[1]]
 }
 
-/// Allocates an output on the device of `like`: contiguous, not initialised.
+/// Allocates a contiguous, uninitialized output on the device of `like`.
 pub(crate) fn empty(like: &CubeTensor, shape: impl Into<Shape>, dtype: DType) -> CubeTensor {
     empty_device_contiguous_dtype(
         like.client.clone(),
@@ -143,10 +143,10 @@ pub(crate) fn empty(like: &CubeTensor, shape: impl Into<Shape>, dtype: DType) ->
     )
 }
 
-/// Returns an output with the shape and the type of `x`, and the kernel argument for it. The output
-/// is `x` itself if `x` is uniquely owned.
+/// Returns an output with the shape and the type of `x`, and the kernel argument for it. The output is `x` itself if no
+/// other tensor shares the memory of `x`.
 pub(crate) fn output_over(x: &CubeTensor) -> (CubeTensor, TensorArg) {
-    // Checked before a second handle shares the memory.
+    // The check must come before a second handle shares the memory.
     if x.can_mut() {
         (x.clone(), x.as_tensor_alias(0))
     } else {
@@ -163,7 +163,7 @@ pub(crate) fn upload(like: &CubeTensor, numbers: &[i32]) -> CubeTensor {
     CubeTensor::new_contiguous(client, device, shape, handle, DType::I32)
 }
 
-/// Returns the tensor itself if it is uniquely owned, otherwise a copy.
+/// Returns the tensor itself if no other tensor shares its memory, otherwise a copy.
 pub(crate) fn own(tensor: CubeTensor) -> CubeTensor {
     if tensor.can_mut() {
         tensor

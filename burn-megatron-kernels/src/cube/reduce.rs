@@ -24,9 +24,9 @@ pub(crate) fn lane_max<N: Size>(vector: Vector<f32, N>) -> f32 {
     largest
 }
 
-/// Returns the sum of `value` over the `units` of a one-dimensional cube. Every unit gets the sum.
+/// Returns the sum of `value` over the `units` units of a one-dimensional cube. Every unit gets the sum.
 ///
-/// With `planes` it uses plane operations. All units of the cube must call it.
+/// With `planes`, the function uses plane operations. All units of the cube must call it.
 #[cube]
 pub(crate) fn cube_sum(value: f32, #[comptime] units: u32, #[comptime] planes: bool) -> f32 {
     let mut shared = Shared::<[f32]>::new_slice(units as usize);
@@ -60,7 +60,7 @@ pub(crate) fn cube_sum(value: f32, #[comptime] units: u32, #[comptime] planes: b
     }
 }
 
-/// Returns the maximum of `value` over the `units` of a one-dimensional cube; see [`cube_sum`].
+/// Returns the maximum of `value` over the `units` units of a one-dimensional cube. See [`cube_sum`].
 #[cube]
 pub(crate) fn cube_max(value: f32, #[comptime] units: u32, #[comptime] planes: bool) -> f32 {
     let mut shared = Shared::<[f32]>::new_slice(units as usize);

@@ -1,4 +1,4 @@
-//! The autodiff function, and the parameters of its forward and backward.
+//! Dropout as an autodiff function, and the parameters of its forward and backward device operations.
 
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Tensor};
@@ -12,7 +12,8 @@ use crate::function::{Function, Gradients, Tensors};
 use crate::gradient::{self, Destination, FlatGradients, Place};
 use crate::launch::{SimpleOp, Spec, launch, launch_one};
 
-/// The autodiff function. Inputs: `x`, then the bias and the residual if present.
+/// Bias, dropout and residual addition as an autodiff function. The inputs are `x`, then the bias and the residual if
+/// present.
 #[derive(Debug)]
 pub(super) struct BiasDropoutAdd {
     pub sizes: RowSizes,
@@ -21,7 +22,7 @@ pub(super) struct BiasDropoutAdd {
     pub input: DType,
     pub bias: Option<DType>,
     pub residual: Option<DType>,
-    /// The flat buffer that receives the gradient of the bias. `None`: autodiff receives it.
+    /// The flat buffer that receives the gradient of the bias. With `None`, autodiff receives the gradient.
     pub destination: Option<Destination>,
 }
 
@@ -75,8 +76,8 @@ impl Function for BiasDropoutAdd {
 }
 
 impl BiasDropoutAdd {
-    /// Returns the gradients if nothing is dropped or rounded. The gradient of `x` is then the
-    /// gradient of the output.
+    /// Returns the gradients if nothing is dropped or rounded. In this case the gradient of `x` is the gradient of the
+    /// output.
     fn handed_on(&self, gradient: DispatchTensor, bias: Option<DType>) -> Gradients {
         let mut gradients = vec![Some(gradient.clone())];
         if self.bias.is_some() {
@@ -119,7 +120,8 @@ impl BiasDropoutAdd {
     }
 }
 
-/// The forward. Inputs: `x`, then the bias and the residual if present. Output: the result.
+/// The forward device operation. The inputs are `x`, then the bias and the residual if present. The output is the
+/// result.
 #[derive(Debug)]
 pub(super) struct DropoutForwardOp {
     pub sizes: RowSizes,
@@ -128,11 +130,11 @@ pub(super) struct DropoutForwardOp {
     pub residual: bool,
 }
 
-/// The backward. Inputs: the gradient of the output, and the flat buffer if the bias gradient has a
-/// place.
+/// The backward device operation.
 ///
-/// Outputs: the gradient of `x` and, if requested, the gradient of the bias in the type of sums.
-/// With a place, the flat buffer is returned instead of the bias gradient.
+/// The inputs are the gradient of the output, and the flat buffer if the bias gradient has a place in it. The outputs
+/// are the gradient of `x` and, if requested, the gradient of the bias in f32 (f64 for f64). With a place, the flat
+/// buffer is returned instead of the bias gradient.
 #[derive(Debug)]
 pub(super) struct DropoutBackwardOp {
     pub sizes: RowSizes,

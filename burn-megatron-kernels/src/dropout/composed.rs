@@ -7,7 +7,7 @@ use crate::cpu::wide;
 use crate::error::accept;
 use crate::philox::Stream;
 
-/// Computes [`super::bias_dropout_add`], differentiated by Burn. The mask is computed on the host.
+/// Computes [`super::bias_dropout_add`] with Burn's operations and Burn's autodiff. The mask is computed on the host.
 ///
 /// # Panics
 ///
@@ -42,7 +42,7 @@ pub fn bias_dropout_add<const D: usize>(
     y.cast(dtype)
 }
 
-/// Returns the mask of `elements` elements: 0 or `1 / (1 - probability)`.
+/// Returns a mask with `elements` elements. Each element is 0 or `1 / (1 - probability)`.
 pub(super) fn mask(draw: &Draw, elements: usize) -> Vec<f32> {
     let stream = Stream::new(draw.key, draw.position);
     let keep = 1.0 - draw.probability;

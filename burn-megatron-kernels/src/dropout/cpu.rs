@@ -1,5 +1,4 @@
-//! The CPU implementation: parts of rows in a buffer that stays in the cache, with parallel tasks
-//! of parts.
+//! The CPU implementation. Parallel tasks process parts of rows in a buffer that stays in the cache.
 
 use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
@@ -12,8 +11,8 @@ use crate::cpu::{
 
 /// The number of elements processed at a time.
 const CHUNK: usize = 2048;
-/// The number of rows per task that sums its rows, which keeps the number of partial sums small
-/// compared to the rows.
+/// The number of rows per task for tasks that sum their rows. It keeps the number of partial sums small compared to the
+/// number of rows.
 const SUMMED_ROWS: usize = 64;
 
 pub(super) fn forward(op: &DropoutForwardOp, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
@@ -71,7 +70,7 @@ fn forward_as<I: Element, O: Element<Wide = I::Wide>>(
     tensor(output, x.shape())
 }
 
-/// Runs `work(first element, its values)` for tasks of a fixed size. Returns the results in order.
+/// Calls `work(first element, values)` for tasks of a fixed size. Returns the results in order.
 fn for_tasks<E: Element, T: Send>(
     task: usize,
     values: &mut [E],
@@ -85,7 +84,7 @@ fn for_tasks<E: Element, T: Send>(
     })
 }
 
-/// Returns the number of elements per part, which consists of complete rows.
+/// Returns the number of elements per part. A part consists of complete rows.
 fn piece(width: usize) -> usize {
     (CHUNK / width).max(1) * width
 }

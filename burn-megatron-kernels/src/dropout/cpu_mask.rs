@@ -1,14 +1,15 @@
-//! Masks on the CPU. Several Philox blocks are drawn at once.
+//! Dropout masks on the CPU. Several Philox blocks are computed at once.
 
 use super::DropoutMask;
 use crate::cpu::Real;
 use crate::philox::{MULTIPLIERS, ROUNDS, WEYL, block};
 
-/// The number of blocks drawn at once. Each word takes two registers of AVX-512, or four of AVX2.
+/// The number of blocks that are computed at once. Each word of these blocks takes two registers of AVX-512, or four
+/// registers of AVX2.
 const BLOCKS: usize = 16;
 /// The number of words in these blocks.
 const WORDS: usize = 4 * BLOCKS;
-/// The number of draws below which single blocks are less work.
+/// The number of elements below which computing single blocks is less work.
 const MIN_BATCHED_DRAWS: usize = WORDS / 4;
 
 impl DropoutMask {
@@ -24,7 +25,7 @@ impl DropoutMask {
         }
     }
 
-    /// Multiplies `values` by the factors of the draws, starting at `draw`.
+    /// Multiplies `values` by the factors of consecutive random numbers, starting at index `draw`.
     #[inline(always)]
     fn multiply_run<W: Real>(&self, mut draw: u64, mut values: &mut [W]) {
         while !values.is_empty() {
@@ -55,10 +56,10 @@ impl DropoutMask {
         ]
     }
 
-    /// Returns a function from a word to its factor.
+    /// Returns a function that maps a random word to its factor.
     ///
-    /// All numbers are loaded before the words are read. Selecting between two numbers in registers
-    /// then needs no branch, which would be mispredicted for every dropped element.
+    /// All numbers are loaded before the words are read. The selection between two numbers in registers then needs no
+    /// branch. A branch would be mispredicted for every dropped element.
     #[inline(always)]
     fn factor<W: Real>(&self) -> impl Fn(u32) -> W {
         let (threshold, kept) = (self.threshold, W::of(f64::from(self.scale)));
@@ -66,7 +67,7 @@ impl DropoutMask {
         move |word| if word < threshold { kept } else { W::ZERO }
     }
 
-    /// Returns the factors of the draws of [`BLOCKS`] blocks.
+    /// Returns the factors of the random numbers in [`BLOCKS`] blocks, starting at block `first`.
     #[inline(always)]
     fn factors<W: Real>(&self, first: u64) -> [W; WORDS] {
         let (blocks, factor) = (self.blocks(first), self.factor());
@@ -79,12 +80,11 @@ impl DropoutMask {
 
     /// Computes [`block`] for [`BLOCKS`] indices, starting at `first`.
     ///
-    /// A word is in the lower half of a 64-bit lane, which has room for the product of two words.
-    /// Vectors of 32 bits would have to be split and joined for each product. The upper half is
-    /// ignored.
+    /// A word is in the lower half of a 64-bit lane, so that the lane can hold the product of two words. Vectors of
+    /// 32-bit lanes would have to be split and joined for each product. The upper half of a lane is ignored.
     #[inline(always)]
     fn blocks(&self, first: u64) -> [[u32; 4]; BLOCKS] {
-        // Blocks past the last block are drawn but never used.
+        // Blocks after the last block are computed but never used.
         let mut a: [u64; BLOCKS] = std::array::from_fn(|lane| first.wrapping_add(lane as u64));
         let mut b = a.map(|index| index >> 32);
         let mut c = [u64::from(self.position[0]); BLOCKS];

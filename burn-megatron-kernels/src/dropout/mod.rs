@@ -1,7 +1,7 @@
-//! Bias, dropout and residual in one operation, with masks from Philox counters.
+//! Bias, dropout and residual addition in one operation. The dropout mask is computed from Philox counters.
 //!
-//! The output is `y = residual + mask * (x + bias)`. An element of the mask is `1 / (1 - p)` if it is kept and 0
-//! otherwise. No mask is stored. The backward draws it again.
+//! The output is `y = residual + mask * (x + bias)`. The mask is `1 / (1 - p)` for elements that are kept and 0 for
+//! dropped elements. The mask is not stored. The backward pass computes it again.
 
 use burn::tensor::{DType, Tensor};
 
@@ -22,24 +22,24 @@ use backward::BiasDropoutAdd;
 
 const NAME: &str = "bias_dropout_add";
 
-/// The random draws of a dropout mask.
+/// The random numbers of a dropout mask.
 ///
-/// Element `e` (the flat, row-major index in this rank's tensor) uses draw number `first + (e / run) * pitch + e % run`
-/// of [`Stream::new(key, position)`](crate::philox::Stream::new). The element is kept if the drawn `word < (1 -
-/// probability) * 2^32`.
+/// `e` is the flat, row-major index of an element in the tensor of a rank. The element uses the random number with
+/// index `first + (e / run) * pitch + e % run` of [`Stream::new(key, position)`](crate::philox::Stream::new). The
+/// element is kept if this random word is less than `(1 - probability) * 2^32`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Draw {
     /// The probability that an element is dropped, in `[0, 1)`.
     pub probability: f64,
-    /// The key of the stream.
+    /// The key of the random stream.
     pub key: u64,
-    /// The position of the stream, such as a step.
+    /// The position of the random stream, such as a training step.
     pub position: u64,
-    /// The draw of element 0.
+    /// The index of the random number for element 0.
     pub first: u64,
-    /// The number of elements with consecutive draws; at least 1.
+    /// The number of consecutive elements (a run) that use consecutive random numbers. It must be at least 1.
     pub run: usize,
-    /// The distance between the first draws of consecutive runs.
+    /// The distance between the first random numbers of consecutive runs.
     pub pitch: u64,
 }
 
@@ -47,18 +47,17 @@ pub struct Draw {
 ///
 /// - `x`: `[.., width]`.
 /// - `bias`: `[width]`, of any float type.
-/// - `residual`: the shape of `x`, in the type of `x`, or in f32 if `x` has 16 bits (a residual
-///   stream in f32).
+/// - `residual`: the shape of `x`, in the type of `x`. If `x` is f16 or bf16, the residual may be f32.
 ///
-/// Without a draw nothing is dropped. The function computes in f32 (f64 for f64) and rounds once,
-/// to the type of the residual, or of `x` without a residual. A dropped value is multiplied by 0,
-/// so that infinite and NaN values become NaN and stay visible.
+/// Without a `draw`, nothing is dropped. The function computes in f32 (f64 for f64). It rounds once, to the type of the
+/// residual, or to the type of `x` if there is no residual. A dropped value is multiplied by 0, so that infinite and
+/// NaN values become NaN and are not hidden.
 ///
 /// # Panics
 ///
 /// Panics with a [`KernelError`] if
-/// - shapes do not agree, or the residual has an unsupported type,
-/// - the probability is not in `[0, 1)`, a run is 0, or draws exceed 2^64,
+/// - shapes do not match, or the residual has an unsupported type,
+/// - the probability is not in `[0, 1)`, a run is 0, or the index of a random number exceeds 2^64,
 /// - the device does not support the element type.
 ///
 /// # Example
@@ -89,7 +88,7 @@ pub fn bias_dropout_add<const D: usize>(
     bias_dropout_add_with(x, bias.map(Parameter::from), residual, draw)
 }
 
-/// Computes [`bias_dropout_add`] with a bias whose gradient may go to a flat buffer.
+/// Computes [`bias_dropout_add`] with a bias whose gradient can go to a flat buffer.
 pub fn bias_dropout_add_with<const D: usize>(
     x: Tensor<D>,
     bias: Option<Parameter>,
@@ -119,7 +118,7 @@ pub fn bias_dropout_add_with<const D: usize>(
     crate::apply(inputs, function)
 }
 
-/// The sizes of the tensor as rows.
+/// The number of elements of the tensor and the width of its rows.
 #[derive(Clone, Copy, Debug)]
 struct RowSizes {
     elements: usize,
@@ -131,7 +130,7 @@ fn halves(value: u64) -> [u32; 2] {
     [value as u32, (value >> 32) as u32]
 }
 
-/// A checked draw, as the implementations use it.
+/// The checked parameters of a dropout mask.
 #[derive(Clone, Copy, Debug)]
 struct DropoutMask {
     key: [u32; 2],
@@ -139,9 +138,9 @@ struct DropoutMask {
     first: u64,
     run: usize,
     pitch: u64,
-    /// The threshold below which a word is kept.
+    /// A random word is kept if it is below this threshold.
     threshold: u32,
-    /// The factor of kept values.
+    /// The factor that multiplies kept values.
     scale: f32,
 }
 
@@ -150,7 +149,7 @@ impl DropoutMask {
     fn new(draw: Draw, elements: usize) -> Option<Self> {
         let keep = 1.0 - draw.probability;
         let threshold = u32::try_from((keep * 4_294_967_296.0) as u64).ok()?;
-        // Consecutive runs form a single run.
+        // If the runs are consecutive, they form a single run.
         let (run, pitch) = if draw.run >= elements || draw.pitch == draw.run as u64 {
             (elements, 0)
         } else {
@@ -167,15 +166,14 @@ impl DropoutMask {
         })
     }
 
-    /// Returns the draw of an element.
+    /// Returns the index of the random number of an element.
     #[inline(always)]
     fn draw(&self, element: usize) -> u64 {
         let (run, offset) = (element / self.run, element % self.run);
         self.first + run as u64 * self.pitch + offset as u64
     }
 
-    /// Returns whether four elements, starting at a multiple of four, use the four words of one
-    /// block.
+    /// Returns whether any four elements, starting at a multiple of four, use the four words of one Philox block.
     #[cfg(feature = "cubecl")]
     fn is_aligned(&self) -> bool {
         let runs = self.pitch == 0 || self.run.is_multiple_of(4) && self.pitch.is_multiple_of(4);
@@ -225,7 +223,7 @@ fn check_type(input: DType, residual: DType) -> Result<(), KernelError> {
     Err(KernelError::Type {
         operation: NAME,
         dtype: residual,
-        device: format!("a residual beside {input:?}"),
+        device: format!("a residual for x in {input:?}"),
         fits: if short {
             format!("{input:?}, F32")
         } else {

@@ -19,7 +19,7 @@ fn draw(first: u64, run: usize, pitch: u64) -> Option<Draw> {
     })
 }
 
-/// Returns draws with aligned and odd offsets, before and across 2^32. Some products exceed 32 bits.
+/// Returns draws with aligned and odd offsets, below and across the index 2^32. Some products exceed 32 bits.
 fn draws(elements: usize) -> Vec<Option<Draw>> {
     let all = elements as u64;
     vec![
@@ -57,7 +57,7 @@ fn masks_are_the_words_of_the_stream_bit_for_bit() {
     }
 }
 
-/// The gradient of the bias uses another kernel. The gradient of `x` shows the masks of that kernel.
+/// The gradient of the bias uses a different kernel. The gradient of `x` shows the masks of this kernel.
 #[test]
 fn masks_beside_a_bias_are_the_same() {
     for (device, _) in devices() {
@@ -82,7 +82,7 @@ fn masks_beside_a_bias_are_the_same() {
 fn parts_of_a_split_make_up_the_whole_mask() {
     let whole = composed::mask(&draw(0, 96, 96).unwrap(), 96);
     for (device, _) in devices() {
-        // The second half of each of eight rows of width twelve.
+        // This is the second half of each of eight rows of width twelve.
         let (part, _) = masks_of(&device, [8, 6], draw(6, 6, 12));
         let expected: Vec<f32> = whole
             .chunks(12)
@@ -318,7 +318,7 @@ fn what_does_not_fit_is_refused() {
             let short = ones([2, 3]).cast(DType::F16);
             assert_snapshot!(
                 message(|| operation(ones([2, 3]), None, Some(short), None)),
-                @"bias_dropout_add does not support F16 on a residual beside F32: expected F32"
+                @"bias_dropout_add does not support F16 on a residual for x in F32: expected F32"
             );
         });
     }

@@ -1,4 +1,5 @@
-//! The CPU implementation. The lookups of an id are added one after the other, and blocks of rows run in parallel.
+//! The CPU implementation. The lookups of an id are added one after the other, and blocks of table rows are processed
+//! in parallel.
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, bf16, f16};
@@ -10,7 +11,7 @@ use crate::launch::exactly;
 /// The number of rows per task.
 const TASK_ROWS: usize = 256;
 
-/// Calls `$body` with the type of a gradient that is summed in f32.
+/// Calls `$body` with the element type of a gradient that is summed in f32.
 macro_rules! for_32 {
     ($gradient:ident, $element:ident => $body:expr) => {
         match $gradient.dtype() {
@@ -30,7 +31,7 @@ macro_rules! for_32 {
     };
 }
 
-/// Adds the rows; see [`accumulate_rows`](super::accumulate_rows).
+/// Adds the gradient rows. See [`accumulate_rows`](super::accumulate_rows).
 pub(super) fn accumulate_rows(op: &AccumulateRowsOp, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
     let [gradient, flat] = exactly(inputs);
     vec![match flat.dtype() {

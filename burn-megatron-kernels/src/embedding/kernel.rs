@@ -1,5 +1,5 @@
-//! The CubeCL kernels: a cube adds the lookups of a segment, and another kernel adds the segments
-//! of ids with several segments.
+//! The CubeCL kernels. In the first kernel, a cube adds the lookups of a segment. For ids with several segments, a
+//! second kernel adds the sums of the segments.
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::DType;
@@ -15,10 +15,10 @@ use crate::launch::exactly;
 
 /// The maximum number of units per cube.
 const MAX_UNITS: u32 = 256;
-/// The number of rows that a unit has in flight.
+/// The number of rows that a unit loads at the same time.
 const AHEAD: u32 = 4;
 
-/// Sizes in vectors per row.
+/// The sizes of rows, in vectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct RowSizes {
     columns: usize,
@@ -32,8 +32,9 @@ impl RowSizes {
     }
 }
 
-/// Adds the lookups of a segment in order, to the flat buffer or as a part of an id. The table in
-/// the flat buffer begins at vector `origin`. The segments in `table` begin at `segments`.
+/// Adds the lookups of a segment in order. The sum goes to the flat buffer, or to a partial sum if the id has several
+/// segments. The gradient of the table begins at vector `origin` of the flat buffer. The segments in `table` begin at
+/// `segments`.
 #[cube(launch_unchecked)]
 fn segments_kernel<G: Float, F: Float, N: Size>(
     gradient: &Tensor<Vector<G, N>>,
@@ -58,7 +59,7 @@ fn segments_kernel<G: Float, F: Float, N: Size>(
         while column < columns {
             let mut sum = Vector::<f32, N>::new(0.0f32);
             let mut lookup = first;
-            // Several loads before the first sum, so that they share one wait.
+            // Several loads come before the first addition, so that they share one wait.
             while lookup + AHEAD <= end {
                 let mut loaded = Array::<Vector<G, N>>::new(comptime!(AHEAD as usize));
                 #[unroll]
@@ -88,8 +89,8 @@ fn segments_kernel<G: Float, F: Float, N: Size>(
     }
 }
 
-/// Adds the parts of an id in order, and their sum to the flat buffer. The split ids in `table`
-/// begin at `splits`.
+/// Adds the partial sums of an id in order, and adds the result to the flat buffer. The ids with several segments begin
+/// at `splits` in `table`.
 #[cube(launch_unchecked)]
 fn parts_kernel<F: Float, N: Size>(
     parts: &Tensor<Vector<f32, N>>,
@@ -123,20 +124,20 @@ fn parts_kernel<F: Float, N: Size>(
     }
 }
 
-/// Adds the rows; see [`accumulate_rows`](super::accumulate_rows).
+/// Adds the gradient rows. See [`accumulate_rows`](super::accumulate_rows).
 pub(super) fn accumulate_rows(op: &AccumulateRowsOp, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
     let [gradient, flat] = exactly(inputs);
     let flat = own(flat);
     let table = SegmentTable::new(&op.lookups, op.found.clone(), op.first_row);
     let numbers = upload(&gradient, &table.numbers);
     let client = gradient.client.clone();
-    // A power of two divides the bitwise or only if it divides both numbers.
+    // A power of two divides the bitwise or of two numbers only if it divides both numbers.
     let vector = RowPlan::new(&client, gradient.dtype, op.width | op.offset).vector;
     let sizes = RowSizes::new(op.width / vector);
     let origin = (op.offset / vector) as u32;
     let parts = empty(&gradient, [table.parts.max(1), op.width], DType::F32);
     let types = [gradient.dtype, flat.dtype].map(dtype_to_storage_type);
-    // SAFETY: the table has existing lookups and rows, and segments and parts without overlaps.
+    // SAFETY: the table contains only existing lookups and rows, and its segments and parts do not overlap.
     unsafe {
         launch!(
             segments_kernel,
@@ -164,7 +165,7 @@ pub(super) fn accumulate_rows(op: &AccumulateRowsOp, inputs: Vec<CubeTensor>) ->
     vec![flat]
 }
 
-/// Adds the embeddings of GPT-2 124M and XL, into f32.
+/// Adds AOT instances for the embeddings of GPT-2 124M and XL, with sums in f32.
 pub(crate) fn aot_instances(list: &mut AotList) {
     let [(_, single, _), ..] = types();
     for (name, dtype, vector) in types() {

@@ -1,8 +1,7 @@
-//! The gradient of an embedding. Each gradient row is added to the table row that was looked up.
+//! The gradient of an embedding. Each row of the output gradient is added to the table row that was looked up.
 //!
-//! Lookups are sorted by row on the host, so that one cube adds the lookups of a row in order. The
-//! sum has the same bits in every run and needs no atomics. Only rows with lookups are read and
-//! written.
+//! The host sorts the lookups by table row, so that one cube adds the lookups of a row in a fixed order. The sum has
+//! the same bits in every run and needs no atomic additions. Only rows with lookups are read and written.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -28,24 +27,27 @@ pub use sorted::SortedLookups;
 
 const NAME: &str = "accumulate_rows";
 
-/// Adds `gradient` `[lookups, width]` to the gradient `[rows, width]` of the table rows `rows`, which is stored at the
-/// place of `target`. Returns the flat buffer, which is updated in place if it is uniquely owned.
+/// Adds the gradient of embedding lookups, `[lookups, width]`, to the gradient of the table rows `rows`,
+/// `[rows, width]`.
 ///
-/// Row `i` of the gradient goes to row `ids[i]` of the table, where `ids` are the ids of `lookups`.
-/// Ids outside `rows` are skipped, because other ranks have these rows.
+/// The gradient of the table is stored at the place of `target` in a flat buffer. The function returns the flat buffer,
+/// which is updated in place if no other tensor shares its memory.
 ///
-/// The rows of one id are added in order in f32 (f64 for f64). The CPU adds them one after the other. CubeCL devices
-/// add them in parts of 128, and then add the parts in order. The sum is added to the buffer. If the place does not
-/// add, the sum overwrites the buffer and rows without a lookup become 0.
+/// Row `i` of `gradient` is added to row `ids[i]` of the table, where `ids` are the ids of `lookups`. Ids outside
+/// `rows` are skipped, because other ranks have these rows.
 ///
-/// On CubeCL devices the order is uploaded: 4 bytes per lookup and up to 28 bytes per id.
+/// The rows of one id are added in order in f32 (f64 for f64). The CPU adds the rows one after the other. CubeCL
+/// devices add parts of 128 rows, and then add the parts in order. The sum is added to the buffer. If the place has
+/// `add: false`, the sum overwrites the buffer, and rows without a lookup become 0.
+///
+/// On CubeCL devices the sorted lookups are uploaded: 4 bytes per lookup and up to 28 bytes per id.
 ///
 /// # Panics
 ///
 /// Panics with a [`KernelError`] if
 /// - the number of gradient rows differs from the number of lookups,
 /// - the place exceeds the buffer,
-/// - the type of the buffer does not fit the type of the gradient.
+/// - the type of the buffer does not match the type of the gradient.
 ///
 /// # Example
 ///
@@ -114,13 +116,13 @@ fn check_count(count: usize, lookups: &SortedLookups) -> Result<(), KernelError>
     Err(KernelError::shape(NAME, message))
 }
 
-/// The addition as a device operation. Inputs: the gradient and the flat buffer.
+/// The addition as a device operation. Its inputs are the gradient and the flat buffer.
 #[derive(Debug)]
 struct AccumulateRowsOp {
     lookups: Arc<SortedLookups>,
-    /// The indices of the ids in the rows of this rank.
+    /// The index range of the ids whose rows are on this rank.
     found: Range<usize>,
-    /// The id of the first row of this rank.
+    /// The id of the first table row on this rank.
     first_row: usize,
     offset: usize,
     width: usize,

@@ -1,25 +1,24 @@
-//! Lookups sorted by the row that they read.
+//! Embedding lookups, sorted by the table row that they read.
 
 use std::ops::Range;
 
-/// Lookups sorted by id. Lookups with the same id keep their order.
+/// Embedding lookups, sorted by id. Lookups with the same id keep their order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SortedLookups {
-    /// The lookups, as indices into the ids.
+    /// The lookups sorted by id, as indices into the original ids.
     lookups: Vec<i32>,
     /// The distinct ids in increasing order.
     ids: Vec<i32>,
-    /// The start of the lookups of each id, followed by the end of the last lookups.
+    /// The index of the first lookup of each id, followed by the number of lookups.
     starts: Vec<i32>,
 }
 
 impl SortedLookups {
-    /// Sorts the lookups of at most 2^31 - 1 `ids`. It takes `n log n` time, so call it in a thread
-    /// that reads ahead.
+    /// Sorts the lookups of `ids`. This takes `O(n log n)` time, so call it in a data loading thread.
     ///
     /// # Panics
     ///
-    /// Panics if there are more ids.
+    /// Panics if there are more than 2^31 - 1 ids.
     pub fn new(ids: &[i32]) -> Self {
         let Ok(_) = i32::try_from(ids.len()) else {
             panic!("{} lookups: expected at most {}", ids.len(), i32::MAX)
@@ -50,23 +49,23 @@ impl SortedLookups {
         self.lookups.is_empty()
     }
 
-    /// Returns the indices of the distinct ids that are in `ids`.
+    /// Returns the index range of the distinct ids that lie in the range `ids`.
     pub(super) fn within(&self, ids: &Range<usize>) -> Range<usize> {
         let before = |end: usize| self.ids.partition_point(|id| i64::from(*id) < end as i64);
         before(ids.start)..before(ids.end)
     }
 
-    /// Returns the id with this index.
+    /// Returns the id that has this index among the distinct ids.
     pub(super) fn id(&self, index: usize) -> usize {
         self.ids[index] as usize
     }
 
-    /// Returns the range in [`all`](Self::all) of the lookups of the id with this index.
+    /// Returns the lookups of the id with this index, as a range of [`all`](Self::all).
     pub(super) fn range(&self, index: usize) -> Range<usize> {
         self.starts[index] as usize..self.starts[index + 1] as usize
     }
 
-    /// Returns all lookups, by id.
+    /// Returns all lookups, sorted by id.
     pub(super) fn all(&self) -> &[i32] {
         &self.lookups
     }

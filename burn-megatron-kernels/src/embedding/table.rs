@@ -4,20 +4,20 @@ use std::ops::Range;
 
 use super::SortedLookups;
 
-/// The maximum number of lookups per segment, and therefore per cube. Longer lists are split, so
-/// that no cube takes much longer than the others.
+/// The maximum number of lookups per segment, and therefore per cube. Longer lists of lookups are split, so that no
+/// cube takes much longer than the others.
 pub(super) const SEGMENT_LOOKUPS: usize = 128;
-/// The part number of a segment with all lookups of its id.
+/// The part number of a segment that holds all lookups of its id.
 pub(super) const WHOLE: u32 = u32::MAX;
-/// The numbers per segment: its first lookup, the number of lookups, the row, and the part number.
+/// The number of values per segment: its first lookup, the number of lookups, the table row, and the part number.
 pub(super) const SEGMENT: usize = 4;
-/// The numbers per id with several parts: the first part, the number of parts, and the row.
+/// The number of values per id with several parts: the first part, the number of parts, and the table row.
 pub(super) const SPLIT: usize = 3;
 
-/// The table: lookups, then segments, then split ids.
+/// The table. It holds the lookups, the segments, and the ids with several segments.
 #[derive(Debug)]
 pub(super) struct SegmentTable {
-    /// The words of the table, as unsigned numbers.
+    /// The values of the table. The kernels read them as unsigned numbers.
     pub numbers: Vec<i32>,
     pub lookups: usize,
     pub segments: usize,
@@ -26,8 +26,7 @@ pub(super) struct SegmentTable {
 }
 
 impl SegmentTable {
-    /// Creates the table of the ids with the indices `found`. Row 0 is the row of the id
-    /// `first_row`.
+    /// Creates the table for the ids with the indices `found`. Row 0 belongs to the id `first_row`.
     pub(super) fn new(sorted: &SortedLookups, found: Range<usize>, first_row: usize) -> Self {
         let all = sorted.range(found.start).start..sorted.range(found.end - 1).end;
         let (mut segments, mut splits, mut parts) = (vec![], vec![], 0u32);

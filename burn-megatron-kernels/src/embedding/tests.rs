@@ -16,7 +16,7 @@ fn doubles<const D: usize>(x: Tensor<D>) -> Vec<f64> {
     data.try_into_vec().expect("converted to f64")
 }
 
-/// Returns test cases: ids of lookups in a table of 50 rows.
+/// Returns test cases. A case consists of the ids of lookups in a table of 50 rows.
 fn all_ids() -> Vec<(&'static str, Vec<i32>)> {
     let random = |i: usize| ((i * i * 7 + i * 13 + i / 11) % 50) as i32;
     let often = |i: usize| if i.is_multiple_of(3) { 17 } else { random(i) };
@@ -63,7 +63,7 @@ fn the_rows_of_each_id_are_added_up() {
     for (device, dtypes) in devices() {
         for dtype in dtypes {
             for (name, ids) in all_ids() {
-                // The complete table, and the shards of ranks.
+                // The complete table, and the shards of several ranks.
                 for rows in [0..ROWS, 0..20, 20..ROWS, 40..41] {
                     for (width, offset) in [(8, 0), (40, 64), (33, 7)] {
                         check(name, &ids, rows.clone(), [width, offset], (&device, dtype));
@@ -183,6 +183,7 @@ fn what_does_not_fit_is_named() {
     );
     assert_snapshot!(
         call(3, 13, DType::F64),
-        @"accumulate_rows: invalid type of the flat buffer = F64 beside F32: expected F32, F16 or BF16, and F64 for F64"
+        @"accumulate_rows: invalid type of the flat buffer = F64 with values in F32: expected F32, F16 or BF16, and \
+          F64 for F64"
     );
 }

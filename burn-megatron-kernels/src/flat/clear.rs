@@ -1,4 +1,4 @@
-//! Zeros in ranges of a flat buffer.
+//! Writes zeros to ranges of a flat buffer.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,22 +16,21 @@ use crate::launch::{SimpleOp, Spec, launch_one};
 
 const NAME: &str = "clear";
 
-/// The number of elements that a cube of the kernel clears.
+/// The number of elements that a cube of the kernel sets to 0.
 #[cfg_attr(not(feature = "cubecl"), allow(dead_code))]
 pub(super) const PIECE: usize = 4096;
 
-/// Ranges of a flat buffer on a device, created once for several calls of [`clear`].
+/// Ranges of a flat buffer, stored on a device so that several calls of [`clear`] can use them.
 #[derive(Clone, Debug)]
 pub struct Ranges {
     ranges: Arc<[Range<usize>]>,
-    /// The first element and the length of each piece, `[2 * pieces]`, on CubeCL devices.
+    /// The first element and the length of each piece, `[2 * pieces]`. It exists only on CubeCL devices.
     table: Option<Tensor<1, Int>>,
     pieces: usize,
 }
 
 impl Ranges {
-    /// Creates ranges on `device`, which must be the device of the buffer. Empty ranges are left
-    /// out.
+    /// Creates ranges on `device`, which must be the device of the buffer. Empty ranges are ignored.
     pub fn new(ranges: impl IntoIterator<Item = Range<usize>>, device: &Device) -> Self {
         let ranges = ranges.into_iter().filter(|range| !range.is_empty());
         let ranges: Arc<[_]> = ranges.collect();
@@ -41,7 +40,7 @@ impl Ranges {
         );
         let piece = |range: &Range<usize>, start| {
             let length = PIECE.min(range.end - start);
-            // The kernel reads them as unsigned numbers.
+            // The kernel reads the numbers as unsigned numbers.
             [start as u32 as i32, length as i32]
         };
         let pieces = |range: &Range<usize>| {
@@ -64,9 +63,9 @@ impl Ranges {
     }
 }
 
-/// Writes zeros to these ranges of `flat`, `[length]`, in place if `flat` is uniquely owned.
+/// Writes zeros to these ranges of `flat`, `[length]`. `flat` is updated in place if no other tensor shares its memory.
 ///
-/// On CubeCL devices this is one launch for all ranges.
+/// On CubeCL devices, one kernel launch clears all ranges.
 ///
 /// # Panics
 ///
@@ -86,7 +85,7 @@ pub fn clear(flat: Tensor<1>, ranges: &Ranges) -> Tensor<1> {
         #[cfg(feature = "cubecl")]
         cube: |(ranges, pieces), inputs| {
             let [flat, table] = exactly(inputs);
-            // A power of two divides the bitwise or only if it divides every start and end.
+            // A power of two divides the bitwise or of several numbers only if it divides all of them.
             let bits = |bits, range: &Range<usize>| bits | range.start | range.end;
             let bits = ranges.iter().fold(0, bits);
             vec![super::kernel::clear(flat, table, *pieces, bits)]

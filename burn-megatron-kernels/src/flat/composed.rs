@@ -1,4 +1,4 @@
-//! The reference function composed of Burn's own operations.
+//! The reference implementation of [`accumulate`](super::accumulate), composed of Burn's own operations.
 
 use burn::tensor::Tensor;
 
@@ -8,7 +8,7 @@ use crate::cpu::wide;
 ///
 /// # Panics
 ///
-/// Panics with Burn's message if a range exceeds the buffer.
+/// Panics with an error message of Burn if a range exceeds the buffer.
 pub fn accumulate(flat: Tensor<1>, offset: usize, values: Tensor<1>, add: bool) -> Tensor<1> {
     let [count] = values.dims();
     // Burn does not slice an empty tensor.

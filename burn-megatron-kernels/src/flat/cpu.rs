@@ -1,4 +1,4 @@
-//! The CPU implementation: one pass over the range in tasks of a fixed number of elements.
+//! The CPU implementation. It makes one pass over the range, in tasks of a fixed number of elements.
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, bf16, f16};

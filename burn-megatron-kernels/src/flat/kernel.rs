@@ -1,5 +1,5 @@
-//! The CubeCL kernels. Writing and adding take one vector of the buffer per unit. Clearing and scaling process several
-//! vectors per unit.
+//! The CubeCL kernels. To write or add values, a unit processes one vector of the buffer. To clear or scale a buffer, a
+//! unit processes several vectors.
 
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
@@ -13,8 +13,8 @@ use crate::cube::{RowPlan, launch, own};
 /// The number of units per cube. Units share no data, so any number that fills a multiprocessor works.
 const UNITS: u32 = 256;
 
-/// Writes or adds one vector per unit. `first` is the vector of the buffer that receives the first
-/// vector of the values.
+/// Writes or adds one vector per unit. `first` is the index of the vector in the buffer that receives the first vector
+/// of the values.
 #[cube(launch_unchecked)]
 fn accumulate_kernel<F: Float, V: Float, N: Size>(
     flat: &mut [Vector<F, N>],
@@ -46,7 +46,7 @@ pub(crate) fn accumulate(
     let flat = own(flat);
     let client = flat.client.clone();
     let count = values.shape().num_elements();
-    // A power of two divides the bitwise or only if it divides both numbers.
+    // A power of two divides the bitwise or of two numbers only if it divides both numbers.
     let vector = RowPlan::new(&client, flat.dtype, offset | count).vector;
     let vectors = count / vector;
     let types = [flat.dtype, values.dtype];
@@ -83,7 +83,7 @@ fn clear_kernel<F: Float, N: Size>(
     }
 }
 
-/// Clears the pieces of a table. A power of two that divides `bits` divides all starts and lengths.
+/// Clears the pieces of a table. Every power of two that divides `bits` also divides all starts and lengths.
 pub(super) fn clear(flat: CubeTensor, table: CubeTensor, pieces: usize, bits: usize) -> CubeTensor {
     let flat = own(flat);
     let client = flat.client.clone();
@@ -102,7 +102,8 @@ pub(super) fn clear(flat: CubeTensor, table: CubeTensor, pieces: usize, bits: us
     flat
 }
 
-/// The number of vectors per unit. It limits the number of cubes if the factor is 1 and a large tensor stays unchanged.
+/// The number of vectors per unit. If the factor is 1, a large tensor does not change, and this number keeps the number
+/// of cubes small.
 const SCALED_VECTORS: u32 = 32;
 
 #[cube(launch_unchecked)]
@@ -134,7 +135,7 @@ pub(super) fn scale(x: CubeTensor, factor: CubeTensor) -> CubeTensor {
     let count = x.shape().num_elements();
     let vector = RowPlan::new(&client, x.dtype, count).vector;
     let vectors = count / vector;
-    // SAFETY: vectors past the end are left out.
+    // SAFETY: vectors past the end are skipped.
     unsafe {
         launch!(
             scale_kernel,
@@ -152,8 +153,8 @@ pub(super) fn scale(x: CubeTensor, factor: CubeTensor) -> CubeTensor {
     x
 }
 
-/// Adds the kernels that write or add values of every type to f32 and of 16-bit types to the same type. Also adds zeros
-/// in f32 and scaling in every type.
+/// Adds the kernels that write or add values of every type to an f32 buffer, and 16-bit values to a buffer of the same
+/// type. Also adds the kernel that clears an f32 buffer, and the kernels that scale every type.
 pub(crate) fn aot_instances(list: &mut AotList) {
     let [(_, single, lanes), halves @ ..] = types();
     for add in [false, true] {

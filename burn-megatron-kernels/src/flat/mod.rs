@@ -1,13 +1,12 @@
 //! Writes to a flat buffer that holds many tensors at different offsets.
 //!
-//! The gradients of many parameters share one buffer, so that they are reduced and updated
-//! together. [`accumulate`] writes or adds one gradient, widened, in one pass. [`clear`] writes
-//! zeros to ranges. [`scale`] multiplies gradients by a factor that is usually 1. For a gradient
-//! that is a matrix product,
-//! [`gemm::accumulate_weight_gradient_at`](crate::gemm::accumulate_weight_gradient_at) needs no
-//! intermediate tensor.
+//! The gradients of many parameters share one buffer, so that they can be reduced and updated together. [`accumulate`]
+//! converts a gradient to the type of the buffer and writes or adds it in one pass. [`clear`] writes zeros to ranges.
+//! [`scale`] multiplies gradients by a factor that is usually 1. If a gradient is the result of a matrix
+//! multiplication, [`gemm::accumulate_weight_gradient_at`](crate::gemm::accumulate_weight_gradient_at) writes it
+//! without an intermediate tensor.
 //!
-//! The operations are not differentiable: nothing is recorded for autodiff.
+//! The operations are not differentiable: autodiff does not record them.
 
 use burn::tensor::{DType, Tensor};
 
@@ -30,18 +29,18 @@ pub use scale::scale;
 
 const NAME: &str = "accumulate";
 
-/// Writes `values` to `flat`, starting at element `offset`, or adds them if `add`: `flat[offset + i] (+)= values[i]`.
+/// Writes `values` to `flat`, starting at element `offset`. If `add` is true, adds the values to the existing elements.
 ///
-/// `flat` is `[length]` in f32, f64, f16 or bf16. It is updated in place if it is uniquely owned,
-/// and otherwise copied. `values` is `[count]` in the type of `flat`, or in f16 or bf16 if `flat`
-/// is f32. A count of 0 is valid. 16-bit sums are computed in f32 and rounded once.
+/// `flat` is `[length]` in f32, f64, f16 or bf16. It is updated in place if no other tensor shares its memory, and
+/// otherwise copied. `values` is `[count]` in the type of `flat`. If `flat` is f32, `values` may also be f16 or bf16.
+/// `count` may be 0. 16-bit sums are computed in f32 and rounded once.
 ///
-/// On CubeCL devices this is one launch, plus a copy if the values are not contiguous. It moves 128
-/// bits at a time if `offset` and `count` are multiples of the number of elements in 128 bits.
+/// On CubeCL devices this is one kernel launch, and an additional copy if the values are not contiguous. The kernel
+/// moves 128 bits at a time if `offset` and `count` are multiples of the number of elements in 128 bits.
 ///
 /// # Panics
 ///
-/// Panics with a [`KernelError`] if the range exceeds the buffer, or if types do not agree.
+/// Panics with a [`KernelError`] if the range exceeds the buffer, or if the types do not match.
 ///
 /// # Example
 ///
@@ -82,7 +81,7 @@ pub fn accumulate(flat: Tensor<1>, offset: usize, values: Tensor<1>, add: bool) 
     Tensor::from_dispatch(launch_one(op, inputs))
 }
 
-/// Fails if the range of a tensor of this shape exceeds the buffer.
+/// Returns an error if the range of a tensor of this shape exceeds the buffer.
 pub(crate) fn check_range(
     operation: &'static str,
     flat: &Tensor<1>,
@@ -112,6 +111,6 @@ fn check_types(flat: DType, values: DType) -> Result<(), KernelError> {
         }
     };
     let fits = values == flat || values.is_float() && wide(values) == flat;
-    let value = format_args!("{values:?} beside a flat buffer in {flat:?}");
+    let value = format_args!("{values:?} with a flat buffer in {flat:?}");
     check_option(NAME, fits, "type of the values", value, expected)
 }

@@ -14,14 +14,14 @@ use crate::launch::{DeviceOp, InPlace, Spec, launch_one};
 
 const NAME: &str = "scale";
 
-/// Returns `x * factor`, written in place if `x` is uniquely owned.
+/// Returns `x * factor`. `x` is updated in place if no other tensor shares its memory.
 ///
 /// - `x`: any shape, in f32, f64, f16 or bf16.
 /// - `factor`: `[1]` in f32 (f64 for f64).
 ///
-/// Each product is rounded once. If the factor is 1, no element is read or written. On CubeCL
-/// devices this is one launch, plus a copy if `x` is shared or not contiguous. The function is not
-/// differentiable: nothing is recorded for autodiff.
+/// Each result is rounded once. If the factor is 1, no element is read or written. On CubeCL devices this is one kernel
+/// launch, and an additional copy if `x` shares its memory or is not contiguous. The function is not differentiable:
+/// autodiff does not record it.
 ///
 /// # Panics
 ///
@@ -46,7 +46,7 @@ pub fn scale<const D: usize>(x: Tensor<D>, factor: Tensor<1>) -> Tensor<D> {
     Tensor::from_dispatch(launch_one(ScaleOp, inputs))
 }
 
-/// The scaling as a device operation. Inputs: the tensor and the factor.
+/// The scaling as a device operation. Its inputs are the tensor and the factor.
 #[derive(Debug)]
 struct ScaleOp;
 

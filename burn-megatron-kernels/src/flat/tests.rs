@@ -25,8 +25,8 @@ fn pairs(has: &[DType]) -> Vec<[DType; 2]> {
     all.into_iter().filter(taken).collect()
 }
 
-/// Returns the composition in f64, rounded to the type of the buffer. The sum of two values in a sufficiently wide
-/// type, rounded once, is the nearest value.
+/// Returns the sum in f64, rounded to the type of the buffer. If the sum of two values is computed in a sufficiently
+/// wide type and rounded once, the result is the nearest value.
 fn exact(flat: &Tensor<1>, offset: usize, values: &Tensor<1>, add: bool) -> TensorData {
     let double = |tensor: &Tensor<1>| {
         let data = tensor.clone().into_data().convert_dtype(DType::F64);
@@ -36,7 +36,8 @@ fn exact(flat: &Tensor<1>, offset: usize, values: &Tensor<1>, add: bool) -> Tens
     sum.into_data().convert_dtype(flat.dtype())
 }
 
-/// Buffer length, offset and count: empty and complete ranges, unaligned ranges, several tasks.
+/// Each case has a buffer length, an offset and a count. The cases include empty and complete ranges, unaligned ranges,
+/// and several tasks.
 const STRETCHES: [[usize; 3]; 11] = [
     [0, 0, 0],
     [5, 5, 0],
@@ -115,7 +116,7 @@ fn a_buffer_of_somebody_else_is_left_alone_and_an_own_one_is_written_to() {
         let sum = accumulate(held.clone(), 30, values, true);
         sum.into_data().assert_eq(&expected, true);
         held.clone().into_data().assert_eq(&before, true);
-        // Values that are a slice of the buffer keep the buffer shared.
+        // The values are a slice of the buffer, so the buffer is shared.
         let values = held.clone().narrow(0, 0, 64);
         let expected = exact(&held, 1, &values, true);
         let sum = accumulate(held, 1, values, true);
@@ -181,7 +182,7 @@ fn what_does_not_fit_is_named_on_every_device() {
         );
         assert_snapshot!(
             call(DType::F16, 0, DType::F32),
-            @"accumulate: invalid type of the values = F32 beside a flat buffer in F16: expected F16"
+            @"accumulate: invalid type of the values = F32 with a flat buffer in F16: expected F16"
         );
     });
     let flex = Device::flex();
@@ -194,7 +195,7 @@ fn what_does_not_fit_is_named_on_every_device() {
         assert_eq!(
             message(|| drop(accumulate(zeros(own), 0, zeros(dtype), false))),
             format!(
-                "accumulate: invalid type of the values = {dtype:?} beside a flat buffer in {own:?}: expected {fits}"
+                "accumulate: invalid type of the values = {dtype:?} with a flat buffer in {own:?}: expected {fits}"
             )
         );
     }
@@ -243,7 +244,7 @@ fn ranges_are_cleared_and_nothing_else() {
                 }
                 let expected = TensorData::new(expected, [50_000]).convert_dtype(own);
                 let ranges = Ranges::new(ranges, &device);
-                // The first call has a shared buffer, the second a uniquely owned buffer.
+                // In the first call the buffer is shared, in the second call it is not.
                 let cleared = clear(flat.clone(), &ranges);
                 cleared.into_data().assert_eq(&expected, true);
                 clear(flat, &ranges).into_data().assert_eq(&expected, true);
@@ -264,7 +265,7 @@ fn a_range_past_the_end_is_not_cleared() {
     });
 }
 
-/// Odd and even sizes, and several tasks. A factor of 1 keeps every bit.
+/// The cases are odd and even sizes, and several tasks. A factor of 1 does not change a bit.
 #[test]
 fn a_product_with_any_factor_is_rounded_once() {
     for (device, has) in devices() {
@@ -280,7 +281,8 @@ fn a_product_with_any_factor_is_rounded_once() {
                     scale(x.clone(), factor.clone())
                         .into_data()
                         .assert_eq(&expected, false);
-                    // The shared tensor is not modified. The second call owns the tensor and overwrites it.
+                    // The shared tensor is not modified. In the second call no other tensor shares the memory, so the
+                    // tensor is overwritten.
                     x.clone().into_data().assert_eq(&before, true);
                     scale(x, factor).into_data().assert_eq(&expected, true);
                 }
@@ -309,7 +311,7 @@ fn a_factor_of_another_size_or_type_is_refused() {
         assert_snapshot!(call(2, DType::F32), @"scale: a factor of shape [2]: expected [1]");
         assert_snapshot!(
             call(1, DType::F16),
-            @"scale: invalid type of the factor = F16 beside x in F32: expected F32, or F64 for F64"
+            @"scale: invalid type of the factor = F16 with x in F32: expected F32, or F64 for F64"
         );
     });
 }

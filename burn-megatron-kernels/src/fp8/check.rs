@@ -1,4 +1,4 @@
-//! Input checks of several operations.
+//! Input checks that several FP8 operations share.
 
 use burn::tensor::Tensor;
 
@@ -26,7 +26,7 @@ pub(super) fn one(
     check_type(operation, name, tensor.dtype(), F32)
 }
 
-/// Checks that scales are in f32 and have element `index`.
+/// Checks that scales are in f32 and have an element `index`.
 pub(super) fn element(
     operation: &'static str,
     scales: &Tensor<1>,
@@ -39,7 +39,7 @@ pub(super) fn element(
     check_type(operation, "scales", scales.dtype(), F32)
 }
 
-/// Checks that a log is in f32 and has entry `slot`.
+/// Checks that a log of magnitudes is in f32 and has an entry for `slot`.
 pub(super) fn entry(
     operation: &'static str,
     log: &Tensor<1>,

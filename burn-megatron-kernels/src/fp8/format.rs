@@ -1,17 +1,18 @@
-//! The 8-bit and 4-bit formats, and conversion of single values.
+//! The 8-bit and 4-bit floating-point formats, and conversion of single values.
 //!
-//! E4M3 and E5M2: Micikevicius et al. 2022, arXiv:2209.05433. E2M1 and E8M0: OCP Microscaling
-//! Formats (MX) Specification 1.0. All conversions are arithmetic on bits, so that every device can
-//! compute the same.
+//! E4M3 and E5M2 are defined by Micikevicius et al. 2022, arXiv:2209.05433. E2M1 and E8M0 are defined by the OCP
+//! Microscaling Formats (MX) Specification 1.0. All conversions use integer operations on bits, so that every device
+//! computes the same results.
 
 /// A floating-point format of 8 or 4 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Format {
-    /// 4 exponent bits and 3 mantissa bits: up to 448, no infinity, one NaN.
+    /// 4 exponent bits and 3 mantissa bits. The largest value is 448. The format has one NaN and no infinity.
     E4M3,
-    /// 5 exponent bits and 2 mantissa bits: up to 57 344, with infinity and NaN.
+    /// 5 exponent bits and 2 mantissa bits. The largest value is 57 344. The format has infinities and NaN.
     E5M2,
-    /// 2 exponent bits and 1 mantissa bit: 0, 0.5, 1, 1.5, 2, 3, 4, 6. No infinity, no NaN.
+    /// 2 exponent bits and 1 mantissa bit. The values are 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives. The format
+    /// has no infinity and no NaN.
     E2M1,
 }
 
@@ -25,7 +26,7 @@ impl Format {
         }
     }
 
-    /// Returns the smallest value above zero.
+    /// Returns the smallest positive value.
     pub const fn min_positive(self) -> f32 {
         match self {
             Self::E4M3 => 1.0 / 512.0,
@@ -69,8 +70,8 @@ impl Format {
         }
     }
 
-    /// Returns the code of NaN. For formats without NaN, returns the code of the largest value, as
-    /// PTX's `cvt.rn.satfinite` does.
+    /// Returns the code of NaN. For formats without NaN, returns the code of the largest value, as PTX's
+    /// `cvt.rn.satfinite` does.
     pub const fn nan_code(self) -> u8 {
         match self {
             Self::E4M3 | Self::E5M2 => 0x7f,
@@ -78,9 +79,10 @@ impl Format {
         }
     }
 
-    /// Returns the code of the nearest value, ties to the even code. Values beyond the largest
-    /// value, including infinities, saturate to it, so the infinities of E5M2 are never written.
-    // No branch, so that loops over it become SIMD code.
+    /// Returns the code of the nearest value. Ties are rounded to the even code. Values beyond the largest finite
+    /// value, including infinities, saturate to the largest finite value. The infinities of E5M2 are therefore never
+    /// produced.
+    // The function has no branches, so that loops over it are compiled to SIMD code.
     #[inline(always)]
     pub fn encode(self, value: f32) -> u8 {
         let bits = value.to_bits();
@@ -103,7 +105,7 @@ impl Format {
         (if is_nan { nan } else { sign | code }) as u8
     }
 
-    /// Returns the exact value of a code. Higher bits are ignored.
+    /// Returns the exact value of a code. Bits of `code` above the width of the format are ignored.
     pub fn decode(self, code: u8) -> f32 {
         let (mantissa, bias) = (self.mantissa_bits(), self.bias());
         let sign = (u32::from(code) >> (self.bits() - 1) & 1) << 31;
@@ -126,10 +128,10 @@ impl Format {
 /// The rounding of a value to one of the two adjacent powers of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rounding {
-    /// To the nearest power. A value halfway, `1.5 * 2^n`, is rounded up. This is rounding to nearest even: in halves
-    /// of the upper power, the significands are 1 and 2.
+    /// To the nearest power of two. A value halfway between two powers, `1.5 * 2^n`, is rounded up. This is rounding to
+    /// nearest even: in units of half the upper power, the lower power is 1 and the upper power is 2.
     Nearest,
-    /// To the upper power.
+    /// To the next larger power of two.
     Up,
 }
 
@@ -145,15 +147,15 @@ pub mod e8m0 {
 
     /// Returns the code of `value`, rounded to a power of two.
     ///
-    /// Values below 2^-127, including 0, become 2^-127. Values beyond 2^127 and infinity become
-    /// 2^127. NaN and negative values except -0 become NaN.
+    /// Values below 2^-127, including 0, become 2^-127. Values above 2^127, including infinity, become 2^127. NaN and
+    /// negative values become NaN, but -0 becomes 2^-127.
     pub fn encode(value: f32, rounding: Rounding) -> u8 {
         let bits = value.to_bits();
         if bits & 0x7fff_ffff > 0x7f80_0000 || bits > 0x8000_0000 {
             return NAN;
         }
         let (exponent, mantissa) = (bits >> 23 & 0xff, bits & 0x007f_ffff);
-        // 2^-127 is subnormal in f32: its mantissa is half of the range below 2^-126.
+        // 2^-127 is subnormal in f32. Its mantissa is half of the mantissa range.
         let up = match (rounding, exponent) {
             (Rounding::Nearest, 0) => mantissa >= 0x0060_0000,
             (Rounding::Nearest, _) => mantissa >= 0x0040_0000,
@@ -163,12 +165,11 @@ pub mod e8m0 {
         (exponent + u32::from(up)).min(u32::from(MAX)) as u8
     }
 
-    /// Returns the code of the scale for an E4M3 block whose largest magnitude is `amax`:
-    /// `amax / 448`, rounded up to a power of two. 0 gives the smallest scale, infinity the
-    /// largest, and NaN gives NaN.
+    /// Returns the code of the scale for an E4M3 block with the largest magnitude `amax`. The scale is `amax / 448`,
+    /// rounded up to a power of two. 0 gives the smallest scale, infinity gives the largest scale, and NaN gives NaN.
     ///
-    /// 448 is `1.75 * 2^8`, so no division is needed. The exponent decreases by 8, or by 7 if the mantissa is above
-    /// 1.75.
+    /// 448 is `1.75 * 2^8`, so no division is needed: the exponent of `amax` decreases by 8, or by 7 if its mantissa is
+    /// above 1.75.
     pub fn of_amax(amax: f32) -> u8 {
         let bits = amax.to_bits() & 0x7fff_ffff;
         if bits > 0x7f80_0000 {

@@ -1,8 +1,9 @@
-//! 8-bit floats: formats, quantisers, and products of quantised matrices.
+//! FP8: 8-bit floating-point formats, quantizers, and multiplication of quantized matrices.
 //!
-//! A linear layer that trains in 8 bits computes three products. Each product sums over a different dimension of its
-//! factors. [`quantize`] reads a matrix once and writes the copies for these products: rowwise (as it is, summed over
-//! the columns) and columnwise (transposed). [`multiply`] and [`accumulate_at`] multiply two such matrices.
+//! A linear layer that trains in FP8 computes three matrix multiplications. Each of them sums over a different
+//! dimension of its operands. [`quantize`] reads a matrix once and writes the copies for these multiplications. The
+//! rowwise copy has the layout of the matrix and is summed over the columns. The columnwise copy is transposed.
+//! [`multiply`] and [`accumulate_at`] multiply two such matrices.
 //!
 //! ```text
 //! y  = x w        x rowwise    [tokens, in]   w columnwise [out, in]
@@ -10,8 +11,7 @@
 //! dw = x^T dy     x columnwise [in, tokens]   dy columnwise [out, tokens]
 //! ```
 //!
-//! The formulas follow Transformer Engine. The operations are not differentiable: nothing is
-//! recorded for autodiff.
+//! The formulas follow Transformer Engine. The operations are not differentiable: autodiff does not record them.
 
 mod check;
 pub(crate) mod codec;

@@ -1,7 +1,7 @@
 //! The only module that uses the backend traits of Burn.
 //!
-//! One extension operation serves every [`Function`](super::Function). Its primitives are wrapped
-//! into `DispatchTensor`s on the way in and unwrapped on the way out, on any backend.
+//! One extension operation runs every [`Function`](super::Function). It converts the primitive tensors of the backend
+//! to `DispatchTensor`s before the call and converts the results back, on any backend.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -21,7 +21,7 @@ use super::observe::{ObservedCall, ObservedForward};
 use super::{MAX_INPUTS, SharedFunction};
 use crate::record::run_function;
 
-/// Any number of float tensors of one backend.
+/// A list of float tensors of one backend.
 ///
 /// `#[backend_extension]` does not support `Vec` arguments, so the conversion is written by hand.
 pub struct TensorList<B: Backend>(pub Vec<FloatTensor<B>>);
@@ -82,7 +82,7 @@ impl FunctionOps for Flex {
     }
 }
 
-/// Runs the function on shapes without values.
+/// Runs the function on the shape-only backend, without values.
 impl FunctionOps for Capture {
     fn apply_function(inputs: TensorList<Self>, function: SharedFunction) -> TensorList<Self> {
         TensorList(run_function(inputs.0, function))
@@ -127,7 +127,7 @@ where
 {
     match <DispatchTensor as DispatchKindConversion<B>>::try_into_backend(tensor) {
         Ok(tensor) => tensor.float(),
-        Err(_) => panic!("{function:?} returned a tensor of another backend than its inputs"),
+        Err(_) => panic!("{function:?} returned a tensor on a different backend than its inputs"),
     }
 }
 
@@ -142,7 +142,7 @@ where
     (outputs, saved)
 }
 
-/// Computes the forward. Also returns the observed call, for its backward, if there is an observer.
+/// Computes the forward pass. If there is an observer, also returns the observed call for the backward pass.
 fn observed_forward<B: Backend>(
     inputs: Vec<FloatTensor<B>>,
     function: &SharedFunction,
@@ -163,18 +163,18 @@ where
     (outputs.collect(), saved, observed)
 }
 
-/// The gradients of the outputs of one call that the backward has computed so far.
+/// The gradients of the outputs of one call that the backward pass has computed so far.
 type OutputGradients<B> = Arc<Mutex<Vec<Option<FloatTensor<B>>>>>;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The recorded step of a function of `N` inputs.
+/// The recorded autodiff step of a function with `N` inputs.
 ///
-/// For a function with a single output, the node of the function is the output. With several
-/// outputs, each output is a [`RecordedOutput`] that depends on the node of the function. The steps
-/// of the outputs run before this step and leave their gradients in its state.
+/// If the function has a single output, its node in the graph is the output. If it has several outputs, each output is
+/// a [`RecordedOutput`] that depends on the node of the function. The backward steps of the outputs run before this
+/// step and store their gradients in its state.
 #[derive(Debug)]
 struct RecordedFunction;
 
@@ -215,7 +215,7 @@ where
     }
 }
 
-/// The recorded step of one of several outputs.
+/// The recorded autodiff step of one output of a function with several outputs.
 #[derive(Debug)]
 struct RecordedOutput;
 
@@ -249,7 +249,7 @@ where
     let (outputs, saved, observed) = observed_forward::<B>(primitives, &function);
     let several = outputs.len() > 1;
     let of_outputs = several.then(|| Arc::new(Mutex::new(vec![None; outputs.len()])));
-    // With several outputs, the value of this node is never read.
+    // If there are several outputs, the value of this node is never read.
     let first = outputs[0].clone();
     let node = match step.compute_bound().stateful() {
         OpsKind::Tracked(step) => {

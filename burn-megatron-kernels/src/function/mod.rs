@@ -1,8 +1,8 @@
-//! Differentiable operations, defined by their forward and their backward.
+//! Differentiable operations, defined by their forward and backward functions.
 //!
-//! [`apply`] runs a [`Function`] on up to [`MAX_INPUTS`] inputs. Both directions get plain tensors
-//! (no autodiff) on any backend, so that a function is written once with `Tensor<D>`. Only
-//! `backend.rs` uses the backend traits of Burn.
+//! [`apply`] runs a [`Function`] on up to [`MAX_INPUTS`] inputs. The forward and the backward function get plain
+//! tensors (without autodiff) on any backend, so that a function is written once with `Tensor<D>`. Only `backend.rs`
+//! uses the backend traits of Burn.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -22,52 +22,52 @@ pub use observe::{CallObserver, observed};
 /// The maximum number of inputs of a [`Function`].
 pub const MAX_INPUTS: usize = 7;
 
-/// The inputs of a function, or the tensors saved for its backward.
+/// The inputs of a function, or the tensors saved for its backward pass.
 pub type Tensors = Vec<DispatchTensor>;
 
 /// The gradients of the inputs or outputs of a function.
 pub type Gradients = Vec<Option<DispatchTensor>>;
 
-/// A differentiable operation with one float output.
+/// A differentiable operation with one float output, similar to `torch.autograd.Function`.
 ///
-/// Inputs, saved tensors and gradients are rank-erased. Convert them to `Tensor<D>` with
-/// `Tensor::from_dispatch`. All of them are outside the autodiff graph.
+/// Inputs, saved tensors and gradients are `DispatchTensor`s, which do not have a static number of dimensions. Convert
+/// them to `Tensor<D>` with `Tensor::from_dispatch`. None of them is tracked by autodiff.
 pub trait Function: Debug + Send + Sync + 'static {
-    /// Computes the output, and the tensors that the backward needs.
+    /// Computes the output. Also returns the tensors that the backward pass needs.
     ///
-    /// Saved tensors are dropped immediately if no input is tracked.
+    /// The saved tensors are dropped immediately if autodiff tracks none of the inputs.
     fn forward(&self, inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>);
 
-    /// Computes one gradient per input from the gradient of the output.
+    /// Computes the gradient of each input from the gradient of the output.
     ///
-    /// `needed[i]` is false if input `i` is not tracked. Its gradient may be omitted and is
-    /// ignored. `None` for a tracked input means that the gradient was delivered in another way.
+    /// `needed[i]` is false if autodiff does not track input `i`. The gradient of this input is ignored and may be
+    /// `None`. For a tracked input, `None` means that the function has passed on the gradient itself, for example by
+    /// writing it to a flat buffer.
     fn backward(&self, saved: Tensors, gradient: DispatchTensor, needed: &[bool]) -> Gradients;
 }
 
-/// A differentiable operation with several float outputs. It otherwise corresponds to [`Function`].
+/// A differentiable operation with several float outputs. See [`Function`] for an operation with one output.
 pub trait MultiFunction: Debug + Send + Sync + 'static {
-    /// Returns the path of the type.
+    /// Returns the path of the type, which identifies the function.
     fn name(&self) -> &'static str {
         std::any::type_name::<Self>()
     }
 
-    /// Computes the outputs, and the tensors that the backward needs.
+    /// Computes the outputs. Also returns the tensors that the backward pass needs.
     fn forward(&self, inputs: Vec<DispatchTensor>) -> (Vec<DispatchTensor>, Vec<DispatchTensor>);
 
-    /// Computes one gradient per input from the gradients of the outputs. The gradient of an output
-    /// is `None` if the loss does not depend on it.
+    /// Computes the gradient of each input from the gradients of the outputs. The gradient of an output is `None` if
+    /// the loss does not depend on this output.
     fn backward(&self, saved: Tensors, gradients: Gradients, needed: &[bool]) -> Gradients;
 }
 
-/// Runs `function` on `inputs` and records it if an input is tracked.
+/// Runs `function` on `inputs`. Autodiff records the call if it tracks at least one input.
 ///
-/// An untracked input counts as a constant.
+/// Inputs that autodiff does not track are constants.
 ///
 /// # Panics
 ///
-/// Panics without inputs or with more than [`MAX_INPUTS`], and if `O` is not the rank of the
-/// output.
+/// Panics if there are no inputs or more than [`MAX_INPUTS`] inputs, or if the output does not have `O` dimensions.
 ///
 /// # Example
 ///
@@ -106,12 +106,12 @@ pub fn apply<const O: usize>(inputs: Vec<DispatchTensor>, function: impl Functio
     output
 }
 
-/// Computes [`apply`] for `K` outputs of the same rank. All outputs are tracked if any input is
-/// tracked.
+/// Computes [`apply`] for a function with `K` outputs, which have the same number of dimensions. If autodiff tracks an
+/// input, it tracks all outputs.
 ///
 /// # Panics
 ///
-/// Panics in the same cases as [`apply`], and if the function has a different number of outputs.
+/// Panics in the same cases as [`apply`], and if the function does not have `K` outputs.
 pub fn apply_multi<const O: usize, const K: usize>(
     inputs: Vec<DispatchTensor>,
     function: impl MultiFunction,
@@ -127,7 +127,7 @@ pub fn apply_multi<const O: usize, const K: usize>(
     }
 }
 
-/// A [`Function`] as a [`MultiFunction`].
+/// Wraps a [`Function`] as a [`MultiFunction`].
 #[derive(Debug)]
 struct SingleOutput<F>(F);
 
@@ -149,12 +149,12 @@ impl<F: Function> MultiFunction for SingleOutput<F> {
     }
 }
 
-/// A function shared by the backends that a call passes through.
+/// A function that is shared by the backends through which a call passes.
 #[derive(Clone, Debug)]
 pub(crate) struct SharedFunction(pub(crate) Arc<dyn MultiFunction>);
 
 impl SharedFunction {
-    /// Returns the name of the type without its parameters and modules.
+    /// Returns the name of the type without its generic parameters and module path.
     pub(crate) fn name(&self) -> String {
         let whole = self.0.name();
         let without = whole.split('<').next().unwrap_or(whole);

@@ -1,7 +1,8 @@
 //! Observes the inputs and results of function calls.
 //!
-//! [`observed`] passes an observer the calls that its body makes on this thread, and the backward of these calls on any
-//! thread. Without an observer, no tensor is read or kept.
+//! [`observed`] runs a body and reports the function calls of the body to an observer. It reports the forward passes on
+//! the calling thread, and the backward passes of these calls on any thread. Without an observer, no tensor is read or
+//! kept.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -11,18 +12,20 @@ use burn::backend::DispatchTensor;
 
 use super::Gradients;
 
-/// An observer of function calls, which may change their results.
+/// An observer of function calls, which may change the results of the calls.
 pub trait CallObserver: Send + Sync + 'static {
-    /// Receives the tensors that a forward is about to read. With a call number `forward`, receives
-    /// the gradients that the backward of that call is about to read. Returns a number that the
-    /// observer gets back with the result.
+    /// Receives the tensors that a forward or backward pass is about to read. In a forward pass, `forward` is `None`.
+    /// In a backward pass, `forward` is the number of the call, and `tensors` are the gradients of its outputs. Returns
+    /// a number that is passed to the observer with the results.
     fn inputs(&self, forward: Option<u64>, tensors: &[&DispatchTensor]) -> u64;
 
-    /// Receives the outputs of a forward, and may change them. Returns the call number, which the
-    /// observer gets back in the backward.
+    /// Receives the outputs of a forward pass, and may change them. `inputs` is the number that
+    /// [`inputs`](Self::inputs) returned. Returns a number for the call, which is passed to the observer in the
+    /// backward pass.
     fn outputs(&self, function: &str, inputs: u64, outputs: &mut [DispatchTensor]) -> u64;
 
-    /// Receives the gradients of the inputs of the call `forward`, computed by its backward.
+    /// Receives the gradients of the inputs of a call, and may change them. `forward` is the number that
+    /// [`outputs`](Self::outputs) returned. `inputs` is the number that [`inputs`](Self::inputs) returned.
     fn gradients(
         &self,
         function: &str,
@@ -36,7 +39,7 @@ thread_local! {
     static CURRENT: RefCell<Option<Arc<dyn CallObserver>>> = const { RefCell::new(None) };
 }
 
-/// Restores the outer observer, even if the body unwinds.
+/// Restores the outer observer when it is dropped, even if the body panics.
 struct Restore(Option<Arc<dyn CallObserver>>);
 
 impl Drop for Restore {
@@ -45,21 +48,20 @@ impl Drop for Restore {
     }
 }
 
-/// Runs `body` with `observer` as the observer of its function calls, in place of an outer
-/// observer.
+/// Runs `body` and reports its function calls to `observer`. An outer observer does not receive these calls.
 pub fn observed<T>(observer: Arc<dyn CallObserver>, body: impl FnOnce() -> T) -> T {
     let _restore = Restore(CURRENT.replace(Some(observer)));
     body()
 }
 
-/// A forward that is observed.
+/// A forward pass that is observed.
 pub(super) struct ObservedForward {
     observer: Arc<dyn CallObserver>,
     inputs: u64,
 }
 
 impl ObservedForward {
-    /// Starts a forward of these inputs. Returns `None` without an observer.
+    /// Starts the observation of a forward pass with these inputs. Returns `None` if there is no observer.
     pub fn begin(inputs: &[DispatchTensor]) -> Option<Self> {
         let observer = CURRENT.with_borrow(Clone::clone)?;
         let inputs = observer.inputs(None, &inputs.iter().collect::<Vec<_>>());
@@ -73,7 +75,7 @@ impl ObservedForward {
     }
 }
 
-/// A call whose forward was observed, kept for its backward.
+/// A call whose forward pass was observed. It is kept for the backward pass.
 #[derive(Clone)]
 pub(super) struct ObservedCall {
     observer: Arc<dyn CallObserver>,
@@ -81,7 +83,7 @@ pub(super) struct ObservedCall {
 }
 
 impl ObservedCall {
-    /// Runs the backward of the call.
+    /// Runs the backward pass of the call.
     pub fn backward(
         &self,
         function: &str,

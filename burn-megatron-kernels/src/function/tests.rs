@@ -146,7 +146,7 @@ fn two_outputs_have_one_backward() {
         Device::flex().autodiff().gradient_checkpointing(),
     ] {
         for (loss, given) in losses {
-            // Leaves, and inputs that are not leaves.
+            // The inputs are leaves of the autodiff graph, or results of other operations.
             for factor in [None, Some(2.0)] {
                 let leaf = |values| Tensor::<2>::from_floats(values, &device).require_grad();
                 let (x, w) = (leaf([[1.0, 2.0]]), leaf([[0.5, -1.0]]));

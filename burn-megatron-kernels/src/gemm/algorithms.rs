@@ -1,9 +1,9 @@
-//! The cuBLASLt algorithms of a run: the choice of the library's heuristic by default.
+//! The choice of cuBLASLt algorithms for matrix multiplications. By default, cuBLASLt selects an algorithm by its
+//! heuristic.
 //!
-//! [`time_algorithms`] times the candidates of the heuristic for each product of some work and
-//! returns the fastest. [`use_algorithms`] makes later products use these algorithms. Nothing else
-//! is timed. The algorithm determines the order of sums, so all ranks of a run must use the same
-//! algorithms.
+//! [`time_algorithms`] runs some work, times several algorithms for each of its matrix multiplications, and returns the
+//! fastest. [`use_algorithms`] makes later multiplications use these algorithms. Without these two calls, nothing is
+//! timed. The algorithm determines the order of the sums, so all ranks of a run must use the same algorithms.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
@@ -11,47 +11,47 @@ use std::fmt::{self, Display};
 use burn::tensor::Device;
 use serde::{Deserialize, Serialize};
 
-/// A device and a version of cuBLASLt, for which algorithms are chosen.
+/// A device and its version of cuBLASLt. An algorithm is valid only for one device and version.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GemmLibrary {
-    /// The name of the device as reported by its driver.
+    /// The name of the device, as reported by its driver.
     pub device: String,
-    /// The version of cuBLASLt, for example 120901 for 12.9.1.
+    /// The version number of cuBLASLt, for example 120901 for version 12.9.1.
     pub cublaslt: usize,
 }
 
-/// Algorithms that were chosen by timing.
+/// The fastest algorithms of matrix multiplications, as measured by [`time_algorithms`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GemmAlgorithms {
-    /// The library with which the algorithms were timed.
+    /// The device and the library version with which the algorithms were timed.
     pub library: GemmLibrary,
-    /// The algorithms, keyed by product: its sizes, the layouts of its matrices, its types and its
-    /// epilogue.
+    /// The fastest algorithm of each multiplication. The key describes the multiplication: its sizes, the layouts of
+    /// its matrices, its types and its epilogue.
     pub products: BTreeMap<String, GemmAlgorithm>,
 }
 
-/// The fastest algorithm of a product.
+/// The fastest algorithm of a matrix multiplication.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GemmAlgorithm {
-    /// The `cublasLtMatmulAlgo_t`. NVIDIA allows storing it for the same version of the library.
+    /// The `cublasLtMatmulAlgo_t`. NVIDIA allows storing it for use with the same version of the library.
     pub algorithm: [u64; 8],
-    /// The index among the candidates. Index 0 is the choice of the heuristic.
+    /// The index of the algorithm among the candidates. Index 0 is the choice of the heuristic.
     pub candidate: usize,
-    /// The median times of all candidates in microseconds, in the order of the heuristic.
+    /// The median time of each candidate in microseconds, in the order of the heuristic.
     pub microseconds: Vec<f64>,
 }
 
-/// The settings of [`time_algorithms`].
+/// Options of [`time_algorithms`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GemmTiming {
-    /// The maximum number of candidates per product.
+    /// The maximum number of candidate algorithms per matrix multiplication.
     pub candidates: usize,
-    /// The number of measured rounds. Every candidate runs once per round.
+    /// The number of measured rounds. In each round, all candidates are timed one after the other.
     pub rounds: usize,
-    /// The number of runs of a candidate per round.
+    /// The number of runs per candidate and round.
     pub runs: usize,
 }
 
@@ -71,20 +71,20 @@ impl Display for GemmLibrary {
 ///
 /// # Errors
 ///
-/// Returns the reason if cuBLASLt is not available.
+/// Returns an error message with the reason if cuBLASLt is not available.
 pub fn gemm_library(device: &Device) -> Result<GemmLibrary, String> {
     by::library(device)
 }
 
-/// Runs `work`, computes each of its products on `device` with every candidate, and returns the
-/// fastest candidates.
+/// Runs `work` and times each of its matrix multiplications on `device` with every candidate algorithm. Returns the
+/// fastest algorithms.
 ///
-/// Products that are added to a buffer are added several times, so the results of `work` must not
-/// be used. Concurrent calls from several threads also time each other's products.
+/// A multiplication that accumulates into a buffer runs several times, so do not use the results of `work`. If several
+/// threads call this function at the same time, each call also times the multiplications of the other threads.
 ///
 /// # Errors
 ///
-/// Returns the reason if cuBLASLt is not available, or its error.
+/// Returns an error message if cuBLASLt is not available or fails.
 pub fn time_algorithms(
     device: &Device,
     timing: GemmTiming,
@@ -93,18 +93,18 @@ pub fn time_algorithms(
     by::time(device, timing, work)
 }
 
-/// Makes later products on `device` use these algorithms. Products without an algorithm stay
-/// unchanged. An algorithm that the library no longer accepts is skipped with a warning.
+/// Makes later matrix multiplications on `device` use these algorithms. A multiplication without an algorithm in
+/// `algorithms` uses the heuristic. An algorithm that the library no longer accepts is skipped with a warning.
 ///
 /// # Errors
 ///
-/// Returns an error if the algorithms were chosen for another device or library version, or if
-/// cuBLASLt is not available.
+/// Returns an error if the algorithms were timed on another device or with another library version, or if cuBLASLt is
+/// not available.
 pub fn use_algorithms(device: &Device, algorithms: &GemmAlgorithms) -> Result<(), String> {
     let own = gemm_library(device)?;
     if own != algorithms.library {
         return Err(format!(
-            "the algorithms are those of {}, and this is {own}",
+            "the algorithms were chosen on {}, but this device is {own}: choose them again on this device",
             algorithms.library
         ));
     }

@@ -1,8 +1,9 @@
-//! Products on the CPU with a BLAS library that is opened at run time: Intel MKL, OpenBLAS or BLIS.
+//! Matrix multiplication on the CPU with a BLAS library that is opened at run time: Intel MKL, OpenBLAS or BLIS.
 //!
-//! The library computes on the calling thread. The result is split over the threads of this process along its longer
-//! side. The parts depend only on the sizes and the number of threads. Therefore a product has the same bits in every
-//! run with the same number of threads. Unlike with the `gemm` crate, the bits of a row may depend on the other rows.
+//! The library computes on the thread that calls it. This module splits the result along its longer side and computes
+//! the parts on several threads. The parts depend only on the sizes and the number of threads. Therefore a result has
+//! the same bits in every run with the same number of threads. Unlike with the `gemm` crate, the bits of a row may
+//! depend on the other rows.
 
 use std::ffi::{c_int, c_void};
 use std::fmt::{self, Debug, Display};
@@ -15,12 +16,11 @@ use serde::{Deserialize, Serialize};
 use super::engine::Matrix;
 use crate::cpu::{Real, for_each_task};
 
-/// The library that computes products on the CPU.
+/// The library that multiplies matrices on the CPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CpuGemm {
-    /// The `gemm` crate, which is always available. The bits of a row do not depend on the other
-    /// rows.
+    /// The `gemm` crate, which is always available. The bits of a row of the result do not depend on the other rows.
     #[default]
     #[serde(rename = "gemm")]
     Crate,
@@ -36,7 +36,7 @@ impl CpuGemm {
     /// All libraries.
     pub const ALL: [Self; 4] = [Self::Crate, Self::Mkl, Self::OpenBlas, Self::Blis];
 
-    /// Returns the name used in recipes and flags.
+    /// Returns the name of the library in recipes and command-line flags.
     pub fn name(self) -> &'static str {
         match self {
             Self::Crate => "gemm",
@@ -46,7 +46,7 @@ impl CpuGemm {
         }
     }
 
-    /// Returns the file names to try, in order, on the library search path.
+    /// Returns the file names that are tried in this order on the library search path.
     fn files(self) -> &'static [&'static str] {
         match self {
             Self::Crate => &[],
@@ -56,7 +56,7 @@ impl CpuGemm {
         }
     }
 
-    /// Returns a command that installs the library.
+    /// Returns instructions to install the library.
     fn install(self) -> &'static str {
         match self {
             Self::Crate => "",
@@ -66,11 +66,12 @@ impl CpuGemm {
         }
     }
 
-    /// Returns the name of a function that takes 1 and makes each call compute on its own thread.
+    /// Returns the name of the library function that disables multithreading if it is called with 1. Each multiplication
+    /// then runs on its calling thread.
     fn sequential(self) -> &'static str {
         match self {
             Self::Crate => "",
-            // 1 is the sequential layer.
+            // The value 1 selects the sequential threading layer.
             Self::Mkl => "MKL_Set_Threading_Layer",
             Self::OpenBlas => "openblas_set_num_threads",
             Self::Blis => "bli_thread_set_num_threads",
@@ -88,11 +89,11 @@ impl CpuGemm {
         }
     }
 
-    /// Opens the library once per process. Returns `None` for the [crate](Self::Crate).
+    /// Opens the library once per process. Returns `None` for the `gemm` [crate](Self::Crate), which needs no library.
     ///
     /// # Errors
     ///
-    /// Returns [`BlasError`] if the library is missing or is another library.
+    /// Returns [`BlasError`] if the library is missing, or if the file is a different library.
     pub fn open(self) -> Result<Option<Blas>, BlasError> {
         if self == Self::Crate {
             return Ok(None);
@@ -120,35 +121,35 @@ impl FromStr for CpuGemm {
     }
 }
 
-/// The error for a name that is not a [`CpuGemm`].
+/// Error of parsing a name that is not the name of a [`CpuGemm`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("invalid gemm \"{0}\": expected gemm, mkl, openblas or blis")]
 pub struct UnknownCpuGemm(pub String);
 
-/// The reason why a library cannot be used.
+/// The reason why a BLAS library cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BlasError {
-    /// The library was not found.
+    /// The library file was not found.
     #[error("cannot open {}: {cause}; to install it: {}", .kind.files().join(" or "), .kind.install())]
     Missing {
-        /// The library.
+        /// The library that is missing.
         kind: CpuGemm,
-        /// The error for the last file name.
+        /// The error of opening the last file name.
         cause: String,
     },
-    /// The library lacks a BLAS function.
+    /// The library does not have a required function.
     #[error("{file} has no function {function}; to install {kind}: {}", .kind.install())]
     Function {
-        /// The library.
+        /// The library that lacks the function.
         kind: CpuGemm,
-        /// The file name that was opened.
+        /// The name of the opened file.
         file: &'static str,
-        /// The missing function.
+        /// The name of the missing function.
         function: &'static str,
     },
 }
 
-/// The type of `cblas_sgemm` and `cblas_dgemm`.
+/// The C type of `cblas_sgemm` and `cblas_dgemm`.
 type Gemm<W> = unsafe extern "C" fn(
     c_int,
     c_int,
@@ -170,10 +171,11 @@ const ROW_MAJOR: c_int = 101;
 const NOT_TRANSPOSED: c_int = 111;
 const TRANSPOSED: c_int = 112;
 
-/// `MKL_CBWR_AUTO`: one code path for all calls, whose results do not depend on the alignment of memory.
+/// The value of `MKL_CBWR_AUTO`, which selects one code path for all calls. With this code path, results do not depend
+/// on the alignment of memory.
 const MKL_CBWR_AUTO: c_int = 2;
 
-/// A library and its functions.
+/// An opened library and its functions.
 struct Functions {
     kind: CpuGemm,
     file: &'static str,
@@ -189,7 +191,7 @@ impl Functions {
     fn open(kind: CpuGemm) -> Result<Self, BlasError> {
         let mut cause = String::new();
         for file in kind.files() {
-            // SAFETY: the initialisers of these libraries have no requirements.
+            // SAFETY: the initializers of these libraries have no requirements.
             match unsafe { Library::new(file) } {
                 Ok(library) => return Self::of(kind, file, library),
                 Err(error) => cause = error.to_string(),
@@ -208,7 +210,7 @@ impl Functions {
                 function,
             };
             let name = kind.sequential();
-            // The argument is an `int` or an `int64_t`, which one register holds.
+            // The argument is an `int` or an `int64_t`. Both are passed in one register.
             let set = library.get::<unsafe extern "C" fn(i64) -> c_int>(name.as_bytes());
             set.map_err(|_| missing(name))?(1);
             if kind == CpuGemm::Mkl {
@@ -235,7 +237,7 @@ impl Functions {
     }
 }
 
-/// An opened library.
+/// A BLAS library that has been opened.
 #[derive(Clone, Copy)]
 pub struct Blas {
     functions: &'static Functions,
@@ -255,23 +257,23 @@ impl Debug for Blas {
     }
 }
 
-/// Formats as `openblas (libopenblas.so.0)`.
+/// Formats the library as `openblas (libopenblas.so.0)`.
 impl Display for Blas {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ({})", self.kind(), self.functions.file)
     }
 }
 
-/// A slice that starts with a matrix.
+/// A slice, and the layout of the matrix at its beginning.
 type Factor<'a, W> = (&'a [W], Matrix);
 
 impl Blas {
-    /// Returns the kind of the library.
+    /// Returns the library.
     pub fn kind(self) -> CpuGemm {
         self.functions.kind
     }
 
-    /// Returns the number of calls of the library.
+    /// Returns the number of calls of the library so far.
     #[cfg(test)]
     pub(super) fn calls(self) -> usize {
         self.functions
@@ -279,8 +281,8 @@ impl Blas {
             .load(std::sync::atomic::Ordering::Relaxed)
     }
 
-    /// Computes `result = left right`, or `result += left right`, for matrices inside their slices.
-    /// The result is row-major.
+    /// Computes `result = left right`, or `result += left right` if `add` is true. The matrices must lie inside their
+    /// slices. The result is row-major.
     pub(super) fn multiply<W: Real>(
         self,
         left: Factor<'_, W>,
@@ -320,12 +322,12 @@ impl Blas {
         }
     }
 
-    /// Runs one call on this thread.
+    /// Calls the library function on this thread.
     ///
     /// # Safety
     ///
-    /// `result` must be valid for the rows of `left`, each with the columns of `right`, at a
-    /// distance of `leading` elements. Nothing else may read or write these elements.
+    /// `result` must be valid for a matrix with the rows of `left` and the columns of `right`, whose rows are `leading`
+    /// elements apart. Nothing else may read or write these elements.
     unsafe fn call<W: Real>(
         self,
         (left, left_matrix): Factor<'_, W>,
@@ -376,10 +378,10 @@ impl Blas {
     }
 }
 
-/// The granularity of the parts of a result, in rows or columns.
+/// The granularity with which a result is split into parts, in rows or columns.
 const PART: usize = 16;
 
-/// Returns some rows of a matrix.
+/// Returns `count` rows of a matrix, starting at row `first`.
 fn rows_of<W>((values, matrix): Factor<'_, W>, first: usize, count: usize) -> Factor<'_, W> {
     let offset = match matrix.transposed {
         true => first,
@@ -392,7 +394,7 @@ fn rows_of<W>((values, matrix): Factor<'_, W>, first: usize, count: usize) -> Fa
     (&values[offset.min(values.len())..], matrix)
 }
 
-/// A result whose parts are written by different threads.
+/// A result that is written by several threads. Each thread writes a different part.
 #[derive(Clone, Copy)]
 struct Out<W>(*mut W);
 
@@ -403,7 +405,7 @@ unsafe impl<W: Send> Sync for Out<W> {}
 impl<W> Out<W> {
     /// # Safety
     ///
-    /// The element must be in the result.
+    /// The index must be inside the result.
     unsafe fn at(&self, element: usize) -> *mut W {
         // SAFETY: guaranteed by the caller.
         unsafe { self.0.add(element) }

@@ -1,4 +1,4 @@
-//! Reference functions composed of Burn's own operations.
+//! Reference implementations of matrix multiplications, composed of Burn's own operations.
 
 use burn::tensor::Tensor;
 

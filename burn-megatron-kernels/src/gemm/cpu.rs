@@ -1,12 +1,13 @@
-//! The engine of Burn's CPU backend: the `gemm` crate, which writes directly to the result.
+//! Matrix multiplication on Burn's CPU backend with the `gemm` crate, which writes directly to the result.
 //!
-//! The epilogue is the initial value of the result: the rows of a bias, or the range of a flat
-//! buffer. The crate uses the thread pool of the calling thread.
+//! The epilogue is the initial value of the result: the bias in each row, or the range of a flat buffer. The crate uses
+//! the thread pool of the calling thread.
 //!
 //! An element of the result has the same bits for any number of rows and threads. It is a chain of multiplications and
-//! additions in the order of the depth. This module splits the depth into [`depths`], independently of cache sizes. The
-//! crate uses other orders for products of one row, for a small result, and for a depth of two. [`row`](super::row)
-//! computes these products. As a result, the output of a token does not depend on the other tokens.
+//! additions in the order of the summed dimension (the depth). This module splits the depth into [`depths`],
+//! independently of cache sizes. The crate uses other orders for a single row, for a small result, and for a depth of
+//! two. [`row`](super::row) computes these cases instead. As a result, the output of a token does not depend on the
+//! other tokens.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -25,28 +26,28 @@ use crate::cpu::{
 
 pub(super) const NAME: &str = "the gemm crate";
 
-/// The number of multiplications below which several threads are not faster than one.
+/// The number of multiplications below which several threads are not faster than one thread.
 const MIN_PARALLEL_PRODUCTS: usize = 192 * 192 * 192;
 
-/// The number of rows up to which reading the right factor dominates the time of a product.
+/// The maximum number of rows for which reading the right operand dominates the time of a multiplication.
 const FEW_ROWS: usize = 16;
-/// The number of elements of the right factor from which several threads read it.
+/// The minimum number of elements of the right operand for which several threads read it.
 const MIN_PARALLEL_READ: usize = 256 * 1024;
 
-/// The largest result that the crate may sum in a different order.
+/// The maximum number of elements of a result for which the `gemm` crate may sum in a different order.
 const SMALL_RESULT: usize = 256;
-/// The largest depth that the crate may sum in a different order.
+/// The maximum depth for which the `gemm` crate may sum in a different order.
 const SMALL_DEPTH: usize = 2;
-/// The largest depth that the crate sums in one chain.
+/// The maximum depth that the `gemm` crate sums in one chain.
 const MAX_CHAIN: usize = 512;
 
-/// The `gemm` crate, or a library.
+/// The `gemm` crate, or a BLAS library.
 #[derive(Debug)]
 struct CpuEngine {
     blas: Option<Blas>,
 }
 
-/// Computes the product of a kernel's inputs.
+/// Computes the matrix multiplication of an operation from its inputs.
 pub(super) fn multiply(product: GemmOp, inputs: Vec<FlexTensor>) -> FlexTensor {
     let mut inputs = inputs.into_iter();
     let (Some(first), Some(second)) = (inputs.next(), inputs.next()) else {
@@ -75,7 +76,7 @@ fn matrix_of(tensor: &FlexTensor) -> Option<Matrix> {
     Matrix::of([shape[0], shape[1]], [strides[0], strides[1]])
 }
 
-/// Returns the tensor and its layout. Copies the tensor if its strides are not supported.
+/// Returns the tensor and its matrix layout. Copies the tensor if its strides are not supported.
 fn to_matrix(tensor: FlexTensor) -> (FlexTensor, Matrix) {
     match matrix_of(&tensor) {
         Some(matrix) => (tensor, matrix),
@@ -107,7 +108,7 @@ impl GemmEngine<FlexTensor> for CpuEngine {
     }
 }
 
-/// Computes a product whose factors have the type used for computation.
+/// Computes a multiplication whose operands have the type used for computation.
 fn exact<W: Real>(
     blas: Option<Blas>,
     problem: &GemmProblem,
@@ -135,7 +136,7 @@ fn exact<W: Real>(
     }
 }
 
-/// Computes a product of 16-bit factors, which are widened in their own layouts.
+/// Computes a multiplication of 16-bit operands, which are converted to f32 in their own layouts.
 fn widened(
     blas: Option<Blas>,
     problem: &GemmProblem,
@@ -190,7 +191,7 @@ pub(crate) fn singles(tensor: &FlexTensor) -> Cow<'_, [f32]> {
     }
 }
 
-/// Returns a tensor in f32, f16 or bf16 with values given in f32.
+/// Converts f32 values to a tensor in f32, f16 or bf16.
 pub(crate) fn of_singles(values: Vec<f32>, dtype: DType, shape: [usize; 2]) -> FlexTensor {
     match dtype {
         DType::F16 => tensor(converted(&values, f16::narrow), shape),
@@ -217,7 +218,7 @@ fn converted<A: Element, B: Element>(from: &[A], convert: impl Fn(A) -> B + Sync
     to
 }
 
-/// Computes `left right` in new memory, added to the bias.
+/// Computes `left right` in new memory, and adds the bias.
 fn product<W: Real>(
     blas: Option<Blas>,
     problem: &GemmProblem,
@@ -238,7 +239,7 @@ fn product<W: Real>(
     result
 }
 
-/// Returns the flat buffer with the product written at an element.
+/// Returns the flat buffer with the result of the multiplication written at an element.
 fn into_flat<W: Real>(
     blas: Option<Blas>,
     problem: &GemmProblem,
@@ -257,7 +258,7 @@ fn into_flat<W: Real>(
     flat
 }
 
-/// Computes `result = left right`, or `result += left right`.
+/// Computes `result = left right`, or `result += left right` if `add` is true.
 fn gemm_into<W: Real>(
     blas: Option<Blas>,
     problem: &GemmProblem,
@@ -282,8 +283,8 @@ fn gemm_into<W: Real>(
     blas.multiply(left, right, result, add, parallel);
 }
 
-/// Computes `result = left right`, or `result += left right`, on the calling thread. The factors
-/// start at the beginning of their slices, and the result is row-major.
+/// Computes `result = left right`, or `result += left right`, on the calling thread. The operands start at the
+/// beginning of their slices, and the result is row-major.
 pub(crate) fn multiply_alone<W: Real>(
     left: (&[W], Matrix),
     right: (&[W], Matrix),
@@ -354,7 +355,7 @@ fn multiply_into<W: Real>(
     }
 }
 
-/// Asserts that the factors are inside their slices, and that all sizes agree.
+/// Asserts that the operands are inside their slices, and that all sizes match.
 fn check<W>(left: (&[W], Matrix), right: (&[W], Matrix), result: &[W]) {
     for (values, matrix) in [left, right] {
         assert!(
@@ -367,8 +368,8 @@ fn check<W>(left: (&[W], Matrix), right: (&[W], Matrix), result: &[W]) {
     assert_eq!(right.1.rows, left.1.columns);
 }
 
-/// Returns the parts of the depth whose products are summed in one chain each. The parts have
-/// nearly equal sizes.
+/// Returns the parts of the summed dimension. The products of a part are summed in one chain. The parts have nearly
+/// equal sizes.
 pub(super) fn depths(depth: usize) -> impl Iterator<Item = Range<usize>> {
     let size = depth.div_ceil(depth.div_ceil(MAX_CHAIN).max(1));
     (0..depth)
@@ -376,7 +377,7 @@ pub(super) fn depths(depth: usize) -> impl Iterator<Item = Range<usize>> {
         .map(move |first| first..(first + size).min(depth))
 }
 
-/// Returns the number of elements from the first to the last element of a matrix, inclusive.
+/// Returns the distance from the first to the last element of a matrix in memory, plus one.
 fn extent(matrix: Matrix) -> usize {
     let (count, length) = if matrix.transposed {
         (matrix.columns, matrix.rows)

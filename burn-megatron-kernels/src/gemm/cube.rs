@@ -1,4 +1,4 @@
-//! The engines of CubeCL devices, and their selection.
+//! The matrix multiplication engines of CubeCL devices, and their selection.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,13 +17,13 @@ use super::op::GemmOp;
 use crate::cube::{empty, own};
 use crate::flat::kernel::accumulate;
 
-/// The alignment in bytes with which a product is written directly to a flat buffer.
+/// The alignment in bytes that is required to write a result directly to a flat buffer.
 pub(crate) const FLAT_ALIGNMENT: usize = 16;
 
-/// The buffer alignment in bytes that cuBLASLt assumes. Other buffers are copied.
+/// The alignment of buffers in bytes that cuBLASLt assumes. Buffers with a smaller alignment are copied.
 const ALIGNMENT: u64 = 256;
 
-/// Computes the product of a kernel's inputs.
+/// Computes the matrix multiplication of an operation from its inputs.
 pub(crate) fn multiply(product: GemmOp, inputs: Vec<CubeTensor>) -> CubeTensor {
     let mut inputs = inputs.into_iter();
     let (Some(first), Some(second)) = (inputs.next(), inputs.next()) else {
@@ -59,7 +59,7 @@ pub(crate) fn multiply(product: GemmOp, inputs: Vec<CubeTensor>) -> CubeTensor {
     }
 }
 
-/// Returns the flat buffer with the product written or added. `plain` is the problem without the buffer.
+/// Returns the flat buffer with the result written to it or added to it. `plain` is the problem without the buffer.
 fn product_into_flat(
     engine: &dyn GemmEngine<CubeTensor>,
     plain: &GemmProblem,
@@ -91,7 +91,7 @@ fn matrix_of(tensor: &CubeTensor) -> Option<Matrix> {
     )
 }
 
-/// Returns the tensor and its layout. Copies the tensor if no engine supports its strides.
+/// Returns the tensor and its matrix layout. Copies the tensor if no engine supports its strides.
 pub(super) fn to_matrix(tensor: CubeTensor) -> (CubeTensor, Matrix) {
     let tensor = aligned(tensor);
     match matrix_of(&tensor) {
@@ -106,7 +106,8 @@ pub(super) fn to_matrix(tensor: CubeTensor) -> (CubeTensor, Matrix) {
     }
 }
 
-/// Makes the epilogue tensor contiguous, and uniquely owned if it is written to.
+/// Makes the epilogue tensor contiguous. If the result is written to it, also ensures that no other tensor shares its
+/// memory.
 fn prepare_epilogue(tensor: CubeTensor, epilogue: Epilogue) -> CubeTensor {
     let tensor = into_contiguous(aligned(tensor));
     match epilogue {
@@ -124,13 +125,13 @@ pub(crate) fn aligned(tensor: CubeTensor) -> CubeTensor {
     }
 }
 
-/// Returns the result of a product with an empty sum, or without elements.
+/// Returns the result of a multiplication whose summed dimension is 0 or whose result has no elements.
 fn without_products(problem: &GemmProblem, operands: Operands<CubeTensor>) -> CubeTensor {
     let [rows, columns, _] = problem.sizes();
     let shape = Shape::from([rows, columns]);
     match (operands.epilogue, problem.epilogue) {
         (Some(flat), Epilogue::Flat { add: false }) if rows * columns > 0 => {
-            // Allocated as one row, because CUDA leaves gaps between the rows of a matrix.
+            // The result is allocated as one row, because a matrix on CUDA may be allocated with gaps between its rows.
             let shape = Shape::from([rows * columns]);
             let zeros = CubeBackend::float_zeros(shape, &flat.device, float(problem.result));
             accumulate(flat, operands.offset, zeros, false)
@@ -160,7 +161,7 @@ fn float(dtype: DType) -> FloatDType {
     }
 }
 
-/// The engine that uses Burn's matmul, followed by an addition.
+/// The engine that uses Burn's matmul and adds the bias or accumulates afterwards.
 #[derive(Debug)]
 struct BurnMatmul;
 
@@ -189,7 +190,7 @@ impl GemmEngine<CubeTensor> for BurnMatmul {
             epilogue,
             ..
         } = operands;
-        // A bias is added before the rounding to 16 bits.
+        // A bias is added before the result is rounded to 16 bits.
         let between = match epilogue {
             Some(_) => crate::cpu::wide(problem.result),
             None => problem.result,
@@ -220,14 +221,16 @@ fn choose(device: &CubeDevice, problem: &GemmProblem) -> Arc<dyn GemmEngine<Cube
         },
         Err(reason) => reason,
     };
-    // cuBLASLt is only for CUDA, so other devices get no warning.
+    // cuBLASLt is only for CUDA, so other devices log no warning.
     if matches!(device, CubeDevice::Cuda(_)) {
-        warn_once(format!("matrices are multiplied by {BURN}: {refusal}"));
+        warn_once(format!(
+            "cuBLASLt is not used; matrices are multiplied by {BURN}: {refusal}"
+        ));
     }
     Arc::new(BurnMatmul)
 }
 
-/// Returns the engine that is faster than Burn's matmul, or the reason why it is not available.
+/// Returns the engine that is faster than Burn's matmul, or the reason why the device does not have this engine.
 #[cfg(feature = "cuda")]
 fn fastest(device: &CubeDevice) -> Result<Arc<dyn GemmEngine<CubeTensor>>, String> {
     match device {
@@ -243,7 +246,7 @@ fn fastest(_device: &CubeDevice) -> Result<Arc<dyn GemmEngine<CubeTensor>>, Stri
 
 const ONLY_CUDA: &str = "cuBLASLt is for CUDA devices, with the feature `cuda`";
 
-/// Logs a warning once per process.
+/// Logs a warning, but each text only once per process.
 pub(crate) fn warn_once(warning: String) {
     static WARNED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     let mut warned = WARNED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -253,7 +256,8 @@ pub(crate) fn warn_once(warning: String) {
     }
 }
 
-/// Returns the reason why a CUDA device uses Burn's matmul. Returns `None` if it does not, and for other devices.
+/// Returns the reason why a CUDA device uses Burn's matmul. Returns `None` if the device uses cuBLASLt or is not a CUDA
+/// device.
 pub(super) fn slow_reason(device: &CubeDevice) -> Option<String> {
     // cuBLASLt is only for CUDA.
     match device {
@@ -262,7 +266,7 @@ pub(super) fn slow_reason(device: &CubeDevice) -> Option<String> {
     }
 }
 
-/// Describes the engine of a device.
+/// Returns a description of the engine of a device.
 pub(super) fn describe(device: &CubeDevice) -> String {
     match fastest(device) {
         Ok(engine) => engine.name().to_string(),

@@ -1,7 +1,8 @@
-//! The only module that uses CubeCL's CUDA server: the addresses of buffers, and its stream.
+//! The only module that uses CubeCL's CUDA server, which provides the addresses of buffers and the stream.
 //!
-//! Work that is submitted here runs on the thread that submits CubeCL's own launches, in order with them. Neither the
-//! caller nor the GPU waits. CubeCL does not document this behaviour. It holds for the version that the workspace pins.
+//! Work that is submitted here runs on the thread that submits CubeCL's own launches, in order with these launches.
+//! Neither the caller nor the GPU waits. CubeCL does not document this behavior. It holds for the version that the
+//! workspace pins.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,7 +20,7 @@ use cudarc::driver::sys::CUstream;
 
 type Server = <CudaRuntime as Runtime>::Server;
 
-/// The thread on which a device's work is submitted.
+/// The thread that submits the work of a device.
 #[derive(Clone, Debug)]
 pub(super) struct Submitter {
     device: CudaDevice,
@@ -34,7 +35,7 @@ impl Submitter {
     ///
     /// Returns the error of the driver.
     pub(super) fn of(device: &CudaDevice) -> Result<Self, String> {
-        // CubeCL uses the primary context, and so does this code.
+        // CubeCL uses the primary context, so this code must use it too.
         let context = CudaContext::new(device.index).map_err(|error| format!("{error:?}"))?;
         Ok(Self {
             device: device.clone(),
@@ -66,7 +67,8 @@ impl Submitter {
         DeviceHandle::new(self.device.to_id())
     }
 
-    /// Runs `work` with the device's context current and waits for its result, but not for the GPU.
+    /// Runs `work` with the context of the device as the current context. Waits for the result of `work`, but not for
+    /// the GPU.
     ///
     /// # Errors
     ///
@@ -83,17 +85,16 @@ impl Submitter {
         outcome.map_err(|error| format!("{error:?}"))?
     }
 
-    /// Runs `work`, which enqueues operations on the stream of the last buffer, with the addresses
-    /// of the buffers in order. `written` lists the buffers that the work writes.
+    /// Runs `work` with the addresses of the buffers in order. `work` enqueues operations on the stream of the last
+    /// buffer. `written` lists the buffers that the operations write.
     ///
-    /// The stream waits for the work of other streams on the buffers. Their memory is kept until
-    /// the enqueued work has run. If `work` fails or panics, reading a buffer of `written` fails,
-    /// and so does reading results that CubeCL computes from it.
+    /// The stream first waits for the work of other streams on the buffers. The memory of the buffers is kept until the
+    /// enqueued operations have run. If `work` fails or panics, reading a buffer of `written` fails. Reading results
+    /// that CubeCL computes from such a buffer fails too.
     ///
     /// # Panics
     ///
-    /// Panics if earlier submitted work has failed or panicked, because its output must not be
-    /// read.
+    /// Panics if work that was submitted earlier has failed or panicked, because its output must not be read.
     pub(super) fn submit(
         &self,
         buffers: Vec<Handle>,
@@ -108,7 +109,7 @@ impl Submitter {
             |handles: Vec<Handle>| Vec::from_iter(handles.into_iter().map(Handle::binding));
         let (bindings, written) = (bindings(buffers), bindings(written));
         self.handle().submit(move |server: &mut Server| {
-            // CubeCL only logs a panic on this thread.
+            // If this thread panics, CubeCL only logs the panic.
             let ended = catch_unwind(AssertUnwindSafe(|| run(server, &context, &bindings, work)));
             let Err(reason) = ended.unwrap_or_else(|panic| Err(message(&*panic))) else {
                 return;
@@ -157,16 +158,16 @@ fn run(
         .map(|resource| resource.resource().ptr)
         .collect();
     bind(context)?;
-    // Kept until the work is on the stream. When it is dropped, memory of other streams is released
-    // after that work.
+    // The buffers are kept until the work is on the stream. When they are dropped, memory of other streams is released
+    // after this work.
     let mut streams = server
         .write_streams()
         .resolve(stream, bindings.iter())
         .map_err(|error| format!("{error:?}"))?;
     let current = streams.current();
     for binding in bindings {
-        // A graph that is being captured keeps the pages of these addresses, because a replay
-        // writes to them again.
+        // A graph that is being captured keeps the memory pages of these addresses, because a replay writes to them
+        // again.
         let location = binding.memory.descriptor().location();
         current.capturing.touch(binding.stream, location);
     }

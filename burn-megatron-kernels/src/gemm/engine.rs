@@ -1,52 +1,50 @@
-//! The problem and operands of an engine, and the mapping of a row-major product to a column-major
-//! library.
+//! The matrix multiplication that an engine computes, and its conversion from row-major to column-major matrices.
 
 use std::fmt::Debug;
 
 use burn::tensor::DType;
 
-/// An engine for matrix products on tensors `T` of Flex or CubeCL.
+/// An engine for matrix multiplications. `T` is the tensor type of the Flex or CubeCL backend.
 pub trait GemmEngine<T>: Debug + Send + Sync {
-    /// Returns the name used in messages.
+    /// Returns the name of the engine for messages.
     fn name(&self) -> &'static str;
 
     /// Checks whether the engine supports `problem`.
     ///
     /// # Errors
     ///
-    /// Returns the reason if the engine does not support it.
+    /// Returns a message with the reason if the engine does not support the problem.
     fn supports(&self, problem: &GemmProblem) -> Result<(), String>;
 
-    /// Computes a problem that it [supports](Self::supports).
+    /// Computes a matrix multiplication that the engine [supports](Self::supports).
     fn multiply(&self, problem: &GemmProblem, operands: Operands<T>) -> T;
 }
 
-/// A product `result = left right` with an epilogue.
+/// A matrix multiplication `result = left right` with an epilogue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GemmProblem {
-    /// The left factor, `[m, k]`.
+    /// The layout of the left operand, `[m, k]`.
     pub left: Matrix,
-    /// The right factor, `[k, n]`.
+    /// The layout of the right operand, `[k, n]`.
     pub right: Matrix,
-    /// The type of both factors.
+    /// The type of both operands.
     pub factors: DType,
-    /// The type of the result, which is a row-major matrix without gaps, or a flat buffer.
+    /// The type of the result. The result is a row-major matrix without gaps, or a range of a flat buffer.
     pub result: DType,
-    /// The epilogue.
+    /// The operation after the multiplication.
     pub epilogue: Epilogue,
 }
 
-/// The epilogue of a product: an addition to it, or the buffer to which it is written.
+/// The operation that is fused with a matrix multiplication: adding a bias, or writing to a flat buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Epilogue {
     /// No epilogue.
     Nothing,
-    /// Adds a row of `n` elements in the type of the result to each row.
+    /// Adds a bias of `n` elements to each row. The bias has the type of the result.
     Bias,
-    /// Stores the product row by row in a flat buffer of the type of the result. Other elements of
-    /// the buffer stay unchanged.
+    /// Stores the result row by row in a flat buffer of the same type. The other elements of the buffer do not change.
     Flat {
-        /// Whether to add to the existing elements. Otherwise they are overwritten.
+        /// Whether the result is added to the existing elements. Otherwise it overwrites them.
         add: bool,
     },
 }
@@ -54,14 +52,14 @@ pub enum Epilogue {
 /// The tensors of a [`GemmProblem`].
 #[derive(Debug)]
 pub struct Operands<T> {
-    /// The left factor, `[m, k]`.
+    /// The left operand, `[m, k]`.
     pub left: T,
-    /// The right factor, `[k, n]`.
+    /// The right operand, `[k, n]`.
     pub right: T,
-    /// The tensor of [`GemmProblem::epilogue`]: a bias `[n]`, or a flat buffer, which is copied
-    /// unless it is uniquely owned.
+    /// The tensor for [`GemmProblem::epilogue`]: a bias `[n]`, or a flat buffer. The flat buffer is copied if another
+    /// tensor shares its memory.
     pub epilogue: Option<T>,
-    /// The element of the flat buffer at which the product begins; 0 without a buffer.
+    /// The element of the flat buffer at which the result begins. It is 0 without a flat buffer.
     pub offset: usize,
 }
 
@@ -72,7 +70,7 @@ pub struct Matrix {
     pub rows: usize,
     /// The number of columns.
     pub columns: usize,
-    /// The number of elements between the starts of two rows, or of two columns if `transposed`.
+    /// The number of elements between the starts of two rows, or between the starts of two columns if `transposed`.
     pub leading: usize,
     /// Whether columns are contiguous in memory instead of rows.
     pub transposed: bool,
@@ -89,11 +87,11 @@ impl Matrix {
         }
     }
 
-    /// Returns the layout of a matrix `[rows, columns]` with these strides in elements. Returns
-    /// `None` if neither its rows nor its columns are contiguous, or if they overlap.
+    /// Returns the layout of a matrix `[rows, columns]` with these strides in elements. Returns `None` if neither the
+    /// rows nor the columns are contiguous, or if they overlap in memory.
     pub fn of([rows, columns]: [usize; 2], strides: [isize; 2]) -> Option<Self> {
         let [row, column] = strides;
-        // An empty matrix has every layout. Its strides may be 0.
+        // An empty matrix fits every layout. Its strides may be 0.
         let nothing = rows == 0 || columns == 0;
         // The stride of a dimension of size 1 is irrelevant.
         let leading = |count: usize, stride: isize, least: usize| match count {
@@ -117,7 +115,7 @@ impl Matrix {
             .or(by_columns.map(|leading| matrix_of(true, leading)))
     }
 
-    /// Returns the transposed matrix in the same memory.
+    /// Returns the layout of the transposed matrix in the same memory.
     pub fn transpose(self) -> Self {
         Self {
             rows: self.columns,
@@ -129,20 +127,20 @@ impl Matrix {
 }
 
 impl GemmProblem {
-    /// Returns the rows of the result, the columns of the result, and the size of the summed
+    /// Returns the number of rows of the result, the number of columns of the result, and the size of the summed
     /// dimension.
     pub fn sizes(&self) -> [usize; 3] {
         [self.left.rows, self.right.columns, self.left.columns]
     }
 
-    /// Returns the same product for a column-major library.
+    /// Returns the same matrix multiplication in the form of a column-major library.
     pub fn column_major(&self) -> ColumnMajor {
         ColumnMajor::of(self.left, self.right)
     }
 }
 
-/// A product `D = op(A) op(B)` of column-major matrices, as in BLAS: `D` is `m x n`, `op(A)` is
-/// `m x k` and `op(B)` is `k x n`.
+/// A matrix multiplication `D = op(A) op(B)` of column-major matrices, as in BLAS. `D` is `m x n`, `op(A)` is `m x k`
+/// and `op(B)` is `k x n`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ColumnMajor {
     /// The number of rows of `D`.
@@ -151,15 +149,15 @@ pub struct ColumnMajor {
     pub n: usize,
     /// The size of the summed dimension.
     pub k: usize,
-    /// The first factor, before its transposition.
+    /// The first operand, before its transposition.
     pub a: Operand,
-    /// The second factor, before its transposition.
+    /// The second operand, before its transposition.
     pub b: Operand,
     /// The number of elements between the starts of two columns of `D`.
     pub leading: usize,
 }
 
-/// The memory layout of a column-major factor.
+/// The memory layout of an operand in a column-major library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Operand {
     /// The number of rows in memory.
@@ -168,16 +166,16 @@ pub struct Operand {
     pub columns: usize,
     /// The number of elements between the starts of two columns.
     pub leading: usize,
-    /// Whether the library has to transpose the factor.
+    /// Whether the library transposes the operand.
     pub transpose: bool,
 }
 
 impl ColumnMajor {
-    /// Returns `left right` for a column-major library.
+    /// Returns the multiplication `left right` in the form of a column-major library.
     ///
     /// A row-major matrix is a transposed column-major matrix, and `(left right)^T` is `right^T left^T`. Therefore
-    /// `right` is the library's first factor and `left` its second, and the library writes the row-major result. A bias
-    /// per column of the row-major result is a bias per row for the library.
+    /// `right` is the first operand of the library and `left` is the second operand, and the library writes the
+    /// row-major result. A bias per column of the row-major result is a bias per row for the library.
     pub fn of(left: Matrix, right: Matrix) -> Self {
         Self {
             m: right.columns,

@@ -1,18 +1,18 @@
-//! Matrix products, and the trait of the engines that compute them.
+//! Matrix multiplication (GEMM), and the trait of the engines that compute it.
 //!
-//! A linear layer uses [`linear`] in its forward and [`accumulate_weight_gradient`] in its backward.
-//! [`accumulate_weight_gradient_at`] writes to a flat buffer of many gradients. The gradient of the input is
-//! `linear(gradient, weight.transpose(), None)`. This copies no weight, because transposed matrices are read in place.
-//! Products of 16-bit factors are exact and are summed in f32. A bias is added before the result is rounded.
+//! A linear layer uses [`linear`] in its forward pass and [`accumulate_weight_gradient`] in its backward pass.
+//! [`accumulate_weight_gradient_at`] writes to a flat buffer that holds many gradients. The gradient of the input is
+//! `linear(gradient, weight.transpose(), None)`. This does not copy the weight, because transposed matrices are read in
+//! place. Products of 16-bit values are exact and are summed in f32. A bias is added before the result is rounded.
 //!
 //! | device | engine |
 //! |---|---|
 //! | Flex | the `gemm` crate, or a [BLAS library](Blas) |
 //! | CUDA | cuBLASLt, on the stream of Burn's kernels |
-//! | CUDA if cuBLASLt is missing or rejects the product, and other CubeCL devices | Burn's matmul |
+//! | CUDA if cuBLASLt is missing or rejects the multiplication, and other CubeCL devices | Burn's matmul |
 //!
-//! [`engine_of`] describes the engine of a device. The operations are not differentiable: nothing
-//! is recorded for autodiff.
+//! [`engine_of`] returns a description of the engine of a device. The operations are not differentiable: autodiff does
+//! not record them.
 
 use burn::backend::DispatchDevice;
 use burn::tensor::{DType, Device, Tensor};
@@ -48,7 +48,7 @@ pub use engine::{ColumnMajor, Epilogue, GemmEngine, GemmProblem, Matrix, Operand
 
 use op::GemmOp;
 
-/// Computes `x weight + bias`.
+/// Computes a linear layer, `x weight + bias`.
 ///
 /// - `x`: `[rows, in]`.
 /// - `weight`: `[in, out]`.
@@ -60,7 +60,7 @@ use op::GemmOp;
 ///
 /// # Panics
 ///
-/// Panics with a [`KernelError`] if sizes or types do not agree.
+/// Panics with a [`KernelError`] if sizes or types do not match.
 ///
 /// # Example
 ///
@@ -79,7 +79,7 @@ pub fn linear(x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tenso
     linear_by(None, x, weight, bias)
 }
 
-/// Computes [`linear`] with the given library on the CPU. Other devices ignore the library.
+/// Computes [`linear`]. On the CPU, the given BLAS library multiplies. Other devices ignore the library.
 ///
 /// # Panics
 ///
@@ -96,47 +96,46 @@ pub fn linear_by(
     Tensor::from_dispatch(launch_one(GemmOp::Linear { blas }, inputs))
 }
 
-/// Computes `into + x^T gradient`, in place if `into` is uniquely owned.
+/// Computes the weight gradient `x^T gradient` and adds it to `into`. `into` is updated in place if no other tensor
+/// shares its memory.
 ///
 /// - `x`: `[rows, in]`.
 /// - `gradient`: `[rows, out]`, in the type of `x`.
 /// - `into`: `[in, out]` in f32 (f64 for f64).
 ///
-/// On a given device the result does not depend on the number of threads.
-/// [`accumulate_weight_gradient_at`] computes the same in a flat buffer.
+/// On a given device the result does not depend on the number of threads. [`accumulate_weight_gradient_at`] does the
+/// same with a flat buffer.
 ///
 /// # Panics
 ///
-/// Panics with a [`KernelError`] if sizes or types do not agree.
+/// Panics with a [`KernelError`] if sizes or types do not match.
 pub fn accumulate_weight_gradient(x: Tensor<2>, gradient: Tensor<2>, into: Tensor<2>) -> Tensor<2> {
     accept(check_accumulate(&x, &gradient, &into));
     let [inputs, outputs] = into.dims();
     if inputs * outputs == 0 {
-        // Burn's reshape reads a 0 as "keep this dimension".
+        // Burn's reshape interprets a 0 as "keep this dimension".
         return into;
     }
     let flat = into.reshape([inputs * outputs]);
     weight_gradient(None, x, gradient, flat, 0, true).reshape([inputs, outputs])
 }
 
-/// Writes `x^T gradient`, row by row, to `flat`, starting at element `offset`, or adds it if `add`. `flat` is updated
-/// in place if it is uniquely owned.
+/// Computes the weight gradient `x^T gradient` and writes it, row by row, to `flat`, starting at element `offset`. If
+/// `add` is true, adds it to the existing elements. `flat` is updated in place if no other tensor shares its memory.
 ///
 /// - `x`: `[rows, in]`.
 /// - `gradient`: `[rows, out]`, in the type of `x`.
-/// - `flat`: `[length]` in f32 (f64 for f64), with space for `in * out` elements.
+/// - `flat`: `[length]` in f32 (f64 for f64). The weight gradient takes `in * out` elements.
 ///
-/// Without rows the product is 0. On a given device the result does not depend on the number of
-/// threads.
+/// If `x` has no rows, the weight gradient is 0. On a given device the result does not depend on the number of threads.
 ///
-/// The product is written directly to the buffer on the CPU, and on CUDA if the range starts at a
-/// multiple of 16 bytes. Otherwise it is computed first, and the kernel of
+/// The result is written directly to the buffer on the CPU. On CUDA, it is written directly if the range starts at a
+/// multiple of 16 bytes. Otherwise it is first written to a temporary tensor, and
 /// [`flat::accumulate`](crate::flat::accumulate) writes it to the buffer.
 ///
 /// # Panics
 ///
-/// Panics with a [`KernelError`] if sizes or types do not agree, or if the range exceeds the
-/// buffer.
+/// Panics with a [`KernelError`] if sizes or types do not match, or if the range exceeds the buffer.
 ///
 /// # Example
 ///
@@ -161,8 +160,8 @@ pub fn accumulate_weight_gradient_at(
     accumulate_weight_gradient_at_by(None, x, gradient, flat, offset, add)
 }
 
-/// Computes [`accumulate_weight_gradient_at`] with the given library on the CPU. Other devices
-/// ignore the library.
+/// Computes [`accumulate_weight_gradient_at`]. On the CPU, the given BLAS library multiplies. Other devices ignore the
+/// library.
 ///
 /// # Panics
 ///
@@ -196,14 +195,14 @@ fn weight_gradient(
     Tensor::from_dispatch(launch_one(op, inputs))
 }
 
-/// Describes the default matrix product engine of a device, and the reason why no faster engine is
-/// used.
+/// Returns a description of the engine that multiplies matrices on a device by default, with the reason why no faster
+/// engine is used.
 pub fn engine_of(device: &Device) -> String {
     describe(device.as_dispatch())
 }
 
-/// Returns the reason why a CUDA device multiplies matrices with a slow engine. Returns `None` on
-/// other devices, and if cuBLASLt is used.
+/// Returns the reason why a CUDA device uses Burn's matmul instead of cuBLASLt. Returns `None` if the device uses
+/// cuBLASLt or is not a CUDA device.
 pub fn slow_reason(device: &Device) -> Option<String> {
     match device.clone().inner().as_dispatch() {
         #[cfg(feature = "cubecl")]

@@ -1,4 +1,4 @@
-//! The products as a [`DeviceOp`].
+//! Matrix multiplications as a [`DeviceOp`].
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::DType;
@@ -15,27 +15,27 @@ pub(super) const LINEAR: &str = "linear";
 pub(super) const WEIGHT_GRADIENT: &str = "accumulate_weight_gradient";
 pub(super) const WEIGHT_GRADIENT_AT: &str = "accumulate_weight_gradient_at";
 
-/// A product of the first two inputs. The third input, if any, is added or written to.
+/// A matrix multiplication of the first two inputs. The third input, if any, is a bias or a flat buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum GemmOp {
-    /// `x weight + bias`. Inputs: `x`, the weight, and an optional bias.
+    /// `x weight + bias`. The inputs are `x`, the weight, and an optional bias.
     Linear {
-        /// The library that multiplies on the CPU; `None` for the `gemm` crate.
+        /// The BLAS library that multiplies on the CPU. With `None`, the `gemm` crate multiplies.
         blas: Option<Blas>,
     },
-    /// `x^T gradient`. Inputs: `x`, the gradient, and the flat buffer.
+    /// `x^T gradient`. The inputs are `x`, the gradient, and the flat buffer.
     WeightGradient {
-        /// The element of the buffer at which the product begins.
+        /// The element of the buffer at which the result begins.
         offset: usize,
-        /// Whether to add to the existing elements.
+        /// Whether the result is added to the existing elements.
         add: bool,
-        /// The library that multiplies on the CPU; `None` for the `gemm` crate.
+        /// The BLAS library that multiplies on the CPU. With `None`, the `gemm` crate multiplies.
         blas: Option<Blas>,
     },
 }
 
 impl GemmOp {
-    /// Returns the product of two matrices in `factors`, with or without a third input.
+    /// Returns the multiplication of two matrices of type `factors`, with or without a third input.
     pub(super) fn problem(
         self,
         left: Matrix,
@@ -65,7 +65,7 @@ impl GemmOp {
         }
     }
 
-    /// Returns the library that multiplies on the CPU, if it is not the `gemm` crate.
+    /// Returns the BLAS library that multiplies on the CPU, if it is not the `gemm` crate.
     pub(super) fn blas(self) -> Option<Blas> {
         match self {
             Self::Linear { blas } | Self::WeightGradient { blas, .. } => blas,

@@ -1,4 +1,4 @@
-//! A request to cuBLASLt, in types that do not require CUDA.
+//! A request for a cuBLASLt matrix multiplication, in types that do not require CUDA.
 
 use std::fmt::{self, Display};
 
@@ -7,10 +7,10 @@ use burn::tensor::DType;
 use super::engine::{ColumnMajor, Epilogue, GemmProblem, Operand};
 use crate::fp8::Format;
 
-/// A product of column-major matrices.
+/// A matrix multiplication of column-major matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Request {
-    /// The sizes, and the layouts of the factors.
+    /// The sizes, and the layouts of the operands.
     pub layout: ColumnMajor,
     /// The element types of `A` and `B`.
     pub factors: [Element; 2],
@@ -18,55 +18,52 @@ pub(crate) struct Request {
     pub result: DType,
     /// The epilogue.
     pub epilogue: Epilogue,
-    /// The activation of the product, applied after its epilogue.
+    /// The GELU epilogue, applied after the other epilogue.
     pub gelu: Option<Gelu>,
-    /// The scaling of 8-bit factors.
+    /// The scaling of FP8 operands.
     pub scaled: Option<Scaled>,
 }
 
-/// GELU (tanh approximation) next to a product. The auxiliary matrix has the sizes, the type and
-/// the layout of `D`.
+/// A GELU epilogue (tanh approximation). The auxiliary matrix has the sizes, the type and the layout of `D`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Gelu {
-    /// `D` is GELU of the product with its bias. The product with its bias is stored in the
-    /// auxiliary matrix.
+    /// `D` is GELU of the result with its bias. The result with its bias is stored in the auxiliary matrix.
     Forward,
-    /// `D` is the product times the derivative of GELU at the auxiliary matrix. A bias is not
-    /// added, but its gradient is computed.
+    /// `D` is the result times the derivative of GELU at the auxiliary matrix. The epilogue does not add a bias, but
+    /// computes the gradient of the bias.
     Gradient,
 }
 
-/// The element type of a factor.
+/// The element type of an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Element {
-    /// A type that Burn has.
+    /// An element type that exists in Burn.
     Plain(DType),
-    /// A type that Burn lacks.
+    /// An FP8 type, which does not exist in Burn.
     Fp8(Format),
 }
 
-/// The scaling of 8-bit factors, and the accumulation of their products.
+/// The scaling of FP8 operands, and the precision of the accumulation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Scaled {
     /// The scale modes of `A` and of `B`.
     pub modes: [ScaleMode; 2],
-    /// Whether sums may stay in the registers of the tensor cores.
+    /// Whether sums may stay in the accumulators of the tensor cores.
     pub fast: bool,
 }
 
-/// The part of a matrix that shares a scale, with the values of `cublasLtMatmulMatrixScale_t`.
-/// Bindings for older CUDA versions lack some of the names, even if the opened library supports
-/// them.
+/// The part of a matrix that shares a scale, with the values of `cublasLtMatmulMatrixScale_t`. Bindings for older CUDA
+/// versions lack some of the names, even if the opened library supports them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(i32)]
 pub(crate) enum ScaleMode {
-    /// The complete matrix: `SCALAR_32F`.
+    /// One scale for the complete matrix: `SCALAR_32F`.
     Tensor = 0,
-    /// 32 elements of a row, as E8M0: `VEC32_UE8M0`.
+    /// One E8M0 scale for 32 elements of a row: `VEC32_UE8M0`.
     Mx = 2,
-    /// 128 elements of a row: `VEC128_32F`.
+    /// One scale for 128 elements of a row: `VEC128_32F`.
     Rows = 4,
-    /// 128 elements of 128 rows: `BLK128x128_32F`.
+    /// One scale for 128 elements of 128 rows: `BLK128x128_32F`.
     Squares = 5,
 }
 
@@ -83,7 +80,7 @@ impl From<&GemmProblem> for Request {
     }
 }
 
-/// Formats the complete request as the key of stored algorithms: `m x n x k`, the types, each
+/// Formats the complete request as the key for stored algorithms. The key consists of `m x n x k`, the types, each
 /// matrix with its leading dimension and `T` if it is transposed, and the epilogues.
 impl Display for Request {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -135,7 +132,7 @@ impl Display for Request {
 pub(crate) struct Chip {
     /// The compute capability, for example 9.0 for Hopper.
     pub capability: (i32, i32),
-    /// The version number of the library, for example 120901 for 12.9.1.
+    /// The version number of cuBLASLt, for example 120901 for version 12.9.1.
     pub version: usize,
 }
 

@@ -1,8 +1,8 @@
-//! Products of single rows on the CPU, with the same bits as the rows of a larger product by the
-//! `gemm` crate. Each element is a chain of multiplications and additions in the order of the
-//! depth, per [part](depths) of the depth.
+//! Matrix multiplication of a few rows on the CPU. The rows of the result have the same bits as the rows that the
+//! `gemm` crate computes for a larger result. Each element is a chain of multiplications and additions in the order of
+//! the depth, for each [part](depths) of the depth.
 //!
-//! Reading the right factor once per row dominates the time of these products.
+//! The right operand is read once per row. This dominates the time of these multiplications.
 
 use std::borrow::Cow;
 
@@ -17,11 +17,11 @@ use crate::cpu::{Real, for_each_task, unfused};
 
 /// The number of columns that stay in registers.
 const LANES: usize = 16;
-/// The number of depth steps per read of a partial sum.
+/// The number of depth steps for which a partial sum is read once.
 const STEPS: usize = 8;
 
-/// Computes `result = left right`, or `result += left right`. The factors start at the beginning of
-/// their slices, and the result is row-major.
+/// Computes `result = left right`, or `result += left right`. The operands start at the beginning of their slices, and
+/// the result is row-major.
 pub(super) fn multiply<W: Real>(
     (left, left_matrix): (&[W], Matrix),
     (right, right_matrix): (&[W], Matrix),
@@ -62,7 +62,7 @@ pub(super) fn multiply<W: Real>(
     }
 }
 
-/// Returns a row of a matrix, copied if it is not contiguous.
+/// Returns a row of a matrix. The row is copied if it is not contiguous.
 fn row_of<W: Real>(values: &[W], matrix: Matrix, row: usize) -> Cow<'_, [W]> {
     if matrix.transposed {
         let column = |k: usize| values[k * matrix.leading + row];
@@ -72,14 +72,14 @@ fn row_of<W: Real>(values: &[W], matrix: Matrix, row: usize) -> Cow<'_, [W]> {
     }
 }
 
-/// Some columns of one row of a product. It is a struct because a closure of this size would not be
-/// inlined into SIMD code.
+/// Some columns of one row of the result. It is a struct because a closure of this size would not be inlined into SIMD
+/// code.
 struct RowTask<'a, W> {
-    /// The row of the left factor.
+    /// The row of the left operand.
     x: &'a [W],
     right: &'a [W],
     matrix: Matrix,
-    /// The first column.
+    /// The first column of the task.
     first: usize,
     result: &'a mut [W],
     add: bool,
@@ -109,7 +109,8 @@ impl<W: Real> RowTask<'_, W> {
         }
     }
 
-    /// Computes the first columns if the processor supports AVX2. Returns the number of computed columns.
+    /// Computes the first columns in complete blocks if the processor supports AVX2. Returns the number of columns that
+    /// were computed.
     #[inline(always)]
     fn whole_columns(&mut self) -> usize {
         #[cfg(target_arch = "x86_64")]
@@ -128,7 +129,7 @@ impl<W: Real> RowTask<'_, W> {
         0
     }
 
-    /// Writes or adds a sum to the result.
+    /// Writes a sum to the result, or adds it to the result.
     #[inline(always)]
     fn put(&mut self, column: usize, sum: W, is_first: bool) {
         let result = &mut self.result[column];
@@ -139,7 +140,7 @@ impl<W: Real> RowTask<'_, W> {
         };
     }
 
-    /// Computes the columns for a row-major right factor.
+    /// Computes the columns for a row-major right operand.
     #[inline(always)]
     fn row_by_row<const FUSED: bool>(&mut self) {
         let count = self.result.len();
@@ -165,7 +166,7 @@ impl<W: Real> RowTask<'_, W> {
         }
     }
 
-    /// Computes the columns, starting at column `from`, for a column-major right factor.
+    /// Computes the columns for a column-major right operand, starting at column `from`.
     #[inline(always)]
     fn column_by_column<const FUSED: bool>(&mut self, from: usize) {
         let mut column = from;
@@ -189,7 +190,7 @@ impl<W: Real> RowTask<'_, W> {
     }
 }
 
-/// Adds products of factors and rows to sums, [`LANES`] at a time.
+/// Adds the products of `factors` and `rows` to the sums, [`LANES`] sums at a time.
 #[inline(always)]
 fn chains<W: Real, const FUSED: bool>(sums: &mut [W], factors: &[W], rows: [&[W]; STEPS]) {
     let whole = sums.len() / LANES * LANES;

@@ -1,5 +1,5 @@
-//! The product of one row and a column-major factor in f32 with AVX2. Blocks of 8 columns and 8
-//! depth steps are transposed in registers, so that one register holds 8 chains of additions.
+//! Multiplies one row by a column-major right operand in f32 with AVX2. Blocks of 8 columns and 8 depth steps are
+//! transposed in registers, so that one register holds 8 chains of additions.
 
 use std::arch::x86_64::__m256;
 
@@ -10,14 +10,14 @@ use super::cpu::depths;
 
 /// The number of columns per register, and of depth steps per block.
 const WIDTH: usize = 8;
-/// The number of adjacent blocks. One block is transposed while the chain of the other waits.
+/// The number of adjacent blocks. One block is transposed while the chain of the other block waits.
 const BLOCKS: usize = 2;
 
-/// The task of computing complete blocks of columns. Returns the number of computed columns.
+/// The task that computes complete blocks of columns. It returns the number of columns that were computed.
 pub(super) struct Transposing<'a> {
     pub simd: V3,
     pub x: &'a [f32],
-    /// The right factor, starting at the first column.
+    /// The right operand, starting at the first column of the task.
     pub right: &'a [f32],
     /// The number of elements between the starts of two columns.
     pub leading: usize,
@@ -71,7 +71,7 @@ fn transposed(simd: V3, columns: &[f32], leading: usize) -> [__m256; WIDTH] {
         values.copy_from_slice(&columns[lane * leading..][..WIDTH]);
         *c = pulp::cast(values);
     }
-    // Pairs of columns, then four, then all eight.
+    // The columns are interleaved in pairs, then in groups of four, then all eight.
     let low = |a, b| avx._mm256_unpacklo_ps(a, b);
     let high = |a, b| avx._mm256_unpackhi_ps(a, b);
     let first = |a, b| avx._mm256_shuffle_ps::<0x44>(a, b);

@@ -1,8 +1,8 @@
-//! Parameter gradients that a backward adds directly to a flat buffer instead of returning them.
+//! Parameter gradients that the backward pass adds directly to a flat buffer instead of returning them to autodiff.
 //!
-//! A buffer holds the gradients of many parameters. An operation with a [`Parameter`] that has a
-//! [`GradientBuffer`] computes its gradient sums in f32 (f64 for f64) and adds them to the buffer.
-//! The gradients need no separate tensors and are not rounded to the type of the parameter.
+//! A buffer holds the gradients of many parameters. An operation may get a [`Parameter`] with a [`GradientBuffer`] as
+//! the destination of its gradient. The operation then computes the gradient in f32 (f64 for f64) and adds it to the
+//! buffer. This needs no tensor per gradient, and gradients are not rounded to the type of the parameter.
 
 use std::fmt;
 use std::sync::Arc;
@@ -21,32 +21,32 @@ mod tests;
 /// The place of one gradient in a flat buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// The index of the first element.
+    /// The index of the first element of the gradient in the buffer.
     pub offset: usize,
-    /// Whether to add to the elements. Otherwise they are overwritten.
+    /// Whether the gradient is added to the existing elements. Otherwise it overwrites them.
     pub add: bool,
 }
 
-/// A flat buffer, and the places of some gradients in it.
+/// A flat buffer, and the places in it to which an operation writes gradients.
 #[derive(Debug)]
 pub struct FlatGradients {
-    /// The buffer, `[length]` in f32, f16 or bf16, or in f64 for operations in f64.
+    /// The flat buffer, `[length]` in f32, f16 or bf16. For operations in f64 it is f64.
     pub flat: Tensor<1>,
-    /// The place of each gradient. Places do not overlap.
+    /// The place of each gradient. Places must not overlap.
     pub places: Vec<Place>,
 }
 
-/// A store for the gradients of parameters, which are identified by numbers.
+/// A store for the gradients of parameters. Each parameter is identified by a number.
 pub trait GradientBuffer: Send + Sync {
-    /// Accumulates gradients of these parameters, one use of each parameter.
+    /// Accumulates the gradients of these parameters for one use of each parameter in the model.
     ///
-    /// `compute` must be called exactly once. If it gets the places of the gradients in one flat
-    /// buffer, it returns that buffer with the gradients in it. Otherwise it returns the gradients
-    /// as flat tensors.
+    /// The implementation must call `compute` exactly once. It may pass a flat buffer with a place for each gradient.
+    /// In this case `compute` writes the gradients to the buffer and returns the buffer. Otherwise `compute` returns
+    /// each gradient as a flat tensor.
     fn accumulate(&self, parameters: &[usize], compute: ComputeGradients<'_>);
 
-    /// Accumulates the gradient of one use of a weight, which may be computed later. `compute` must
-    /// be called exactly once. By default it is called immediately.
+    /// Accumulates the gradient of a weight for one use of the weight in the model. The implementation must call
+    /// `compute` exactly once, but may call it later. By default it is called immediately.
     fn accumulate_later(&self, parameter: usize, compute: WeightGradientFn) {
         let mut compute = Some(compute);
         self.accumulate(&[parameter], &mut |target| match compute.take() {
@@ -56,26 +56,26 @@ pub trait GradientBuffer: Send + Sync {
     }
 }
 
-/// A function that computes a weight gradient.
+/// A function that computes the gradient of a weight.
 ///
-/// If it gets the place of the gradient in a flat buffer, it returns that buffer with the gradient
-/// in it. Otherwise it returns the gradient as a flat tensor.
+/// If the argument is a flat buffer with a place for the gradient, the function writes the gradient to the buffer and
+/// returns the buffer. Otherwise it returns the gradient as a flat tensor.
 pub type WeightGradientFn = Box<dyn FnOnce(Option<FlatGradients>) -> Tensor<1> + Send>;
 
-/// A function that computes gradients; see [`GradientBuffer::accumulate`].
+/// A function that computes the gradients of several parameters. See [`GradientBuffer::accumulate`].
 pub type ComputeGradients<'a> = &'a mut dyn FnMut(Option<FlatGradients>) -> Vec<Tensor<1>>;
 
-/// A vector that an operation reads, and the destination of its gradient: the graph or a buffer.
+/// A one-dimensional parameter of an operation, and the destination of its gradient: autodiff or a gradient buffer.
 #[derive(Clone, Debug)]
 pub struct Parameter {
-    /// The value, `[n]`. It is not tracked if there is a destination.
+    /// The value of the parameter, `[n]`. Autodiff does not track it if there is a destination.
     pub value: Tensor<1>,
-    /// The destination of the gradient. `None`: the graph.
+    /// The destination of the gradient. With `None`, autodiff receives the gradient.
     pub destination: Option<Destination>,
 }
 
 impl Parameter {
-    /// Splits an optional parameter into its value and its destination.
+    /// Splits an optional parameter into its value and the destination of its gradient.
     pub(crate) fn into_parts(parameter: Option<Self>) -> (Option<Tensor<1>>, Option<Destination>) {
         match parameter {
             Some(Self { value, destination }) => (Some(value), destination),
@@ -84,17 +84,17 @@ impl Parameter {
     }
 }
 
-/// A parameter of a [`GradientBuffer`].
+/// The destination of the gradient of a parameter in a [`GradientBuffer`].
 #[derive(Clone)]
 pub struct Destination {
-    /// The number of the parameter.
+    /// The number that identifies the parameter in the buffer.
     pub parameter: usize,
-    /// The buffer. All parameters of an operation have the same buffer.
+    /// The gradient buffer. All parameters of an operation must have the same buffer.
     pub buffer: Arc<dyn GradientBuffer>,
 }
 
 impl Destination {
-    /// Accumulates a gradient; see [`GradientBuffer::accumulate_later`].
+    /// Accumulates the gradient of the parameter. See [`GradientBuffer::accumulate_later`].
     pub fn accumulate_later(
         &self,
         compute: impl FnOnce(Option<FlatGradients>) -> Tensor<1> + Send + 'static,
@@ -117,12 +117,14 @@ impl fmt::Debug for Destination {
     }
 }
 
-/// Accumulates the gradients of these parameters in their buffer. `compute` returns another result together with the
-/// gradients. The function returns this result.
+/// Accumulates the gradients of these parameters in their gradient buffer.
+///
+/// `compute` computes the gradients and another result. It gets an optional flat buffer with a place for each gradient,
+/// as in [`GradientBuffer::accumulate`]. This function returns the other result.
 ///
 /// # Panics
 ///
-/// Panics if the buffer does not call `compute` exactly once.
+/// Panics if the gradient buffer does not call `compute` exactly once.
 pub fn accumulate<R>(
     destinations: &[&Destination],
     compute: impl FnOnce(Option<FlatGradients>) -> (R, Vec<Tensor<1>>),
@@ -145,7 +147,8 @@ pub fn accumulate<R>(
     }
 }
 
-/// Checks a flat buffer for sums of `length` elements each, of values of type `dtype`.
+/// Checks a flat buffer that receives gradients of `length` elements each. The gradients are sums of values of type
+/// `dtype`.
 pub(crate) fn check(
     operation: &'static str,
     target: &FlatGradients,
@@ -159,14 +162,14 @@ pub(crate) fn check(
     let is_valid = flat.is_float() && wide(flat) == wide(dtype);
     let (name, value) = (
         "type of the flat buffer",
-        format_args!("{flat:?} beside {dtype:?}"),
+        format_args!("{flat:?} with values in {dtype:?}"),
     );
     let fits = "F32, F16 or BF16, and F64 for F64";
     check_option(operation, is_valid, name, value, fits)
 }
 
-/// Returns the inputs of a kernel that writes sums of `length` elements to `target`, and the places
-/// of the sums.
+/// Returns the flat buffer of `target` as the input of a kernel, and the places of the gradients. Each gradient has
+/// `length` elements.
 pub(crate) fn split(
     operation: &'static str,
     target: Option<FlatGradients>,

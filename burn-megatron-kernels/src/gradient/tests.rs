@@ -1,4 +1,5 @@
-//! Every operation with a parameter: the gradients in a buffer against the gradients of the graph and of f64.
+//! Tests every operation with a parameter. The gradients in a buffer are compared with the gradients from autodiff and
+//! with gradients in f64.
 
 use std::sync::Mutex;
 
@@ -14,8 +15,8 @@ const ROWS: usize = 75;
 const WIDTH: usize = 40;
 const SHAPE: [usize; 2] = [ROWS, WIDTH];
 
-/// One buffer for all parameters, with parameter `i` at `offset(i)`. With `separate`, gradients are computed as
-/// separate tensors and then added.
+/// A single buffer for all parameters. Parameter `i` is at `offset(i)`. With `separate`, gradients are computed as
+/// separate tensors and then added to the buffer.
 struct TestBuffer {
     flat: Mutex<Option<Tensor<1>>>,
     width: usize,
@@ -38,7 +39,7 @@ impl TestBuffer {
 /// The destination of a parameter's gradient.
 #[derive(Clone)]
 enum Use {
-    /// The gradient goes to the graph.
+    /// The gradient goes to autodiff.
     Graph,
     /// The gradient goes to the buffer.
     Buffer(Arc<TestBuffer>),
@@ -149,10 +150,10 @@ fn wave(shape: &[usize], phase: f64, device: &Device, dtype: DType) -> Tensor<1>
     Tensor::from_data(data, (device, dtype))
 }
 
-/// The gradients of all parameters go to the graph.
+/// The gradients of all parameters go to autodiff.
 const GRAPH: [Use; 3] = [const { Use::Graph }; 3];
 
-/// Returns the gradient of `x`, and those gradients of the first `count` parameters that go to the graph.
+/// Returns the gradient of `x`, and the gradients of the first `count` parameters if they go to autodiff.
 fn gradients(
     run: Run,
     count: usize,
@@ -193,7 +194,7 @@ fn gradients(
     (leaf.grad(&all).expect("it has a gradient"), found.collect())
 }
 
-/// Returns uses in which the gradients of all parameters go to the buffer.
+/// Returns destinations with which the gradients of all parameters go to the buffer.
 fn into(buffer: &Arc<TestBuffer>) -> [Use; 3] {
     [(); 3].map(|()| Use::Buffer(buffer.clone()))
 }
@@ -242,10 +243,11 @@ fn check(
             .take()
             .expect("the buffer is there"),
     );
-    // Rows are computed in f32 from values in `dtype`, so a sum in f32 has only the error of its rows. A separate sum
-    // may be rounded. The gradient of rows that are read twice is rounded before it is summed.
+    // Rows are computed in f32 from values in `dtype`, so a sum in f32 has only the error of its rows. A gradient that
+    // is computed as a separate tensor may be rounded. If rows are read twice, their gradient is rounded before it is
+    // summed.
     let rounded = separate || shape != SHAPE;
-    // Sums of 75 products of magnitude up to 4.
+    // The sums have 75 products, each with a magnitude of at most 4.
     let tolerance = 150.0 * tolerance(if rounded { dtype } else { wide(dtype) });
     for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
         assert!(

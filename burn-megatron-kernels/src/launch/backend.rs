@@ -1,8 +1,7 @@
-//! The only module of a launch that uses Burn internals: the backend of a tensor, and its
-//! primitive.
+//! The only module of a launch that uses internals of Burn: the backend of a tensor, and its primitive.
 //!
-//! With `fusion`, a kernel is queued as an opaque operation and runs when the stream drains.
-//! Operations around it still fuse with each other.
+//! With the feature `fusion`, a kernel is queued as an opaque operation and runs when the stream is flushed. Operations
+//! before and after the kernel are still fused with each other.
 
 use std::sync::Arc;
 
@@ -17,7 +16,7 @@ use super::{DeviceOp, Spec};
 use crate::KernelError;
 use crate::record::launch_on_shapes;
 
-/// Fails for element types that the device of the inputs does not support.
+/// Returns an error for element types that the device of the inputs does not support.
 pub(super) fn check_types(
     operation: &'static str,
     inputs: &[DispatchTensor],
@@ -31,7 +30,7 @@ pub(super) fn check_types(
     floats.try_for_each(|dtype| check_float(operation, dtype, &device))
 }
 
-/// Fails for a float type that a device does not support.
+/// Returns an error for a float type that a device does not support.
 pub(crate) fn check_float(
     operation: &'static str,
     dtype: DType,
@@ -58,7 +57,7 @@ fn has_f64(device: &DispatchDevice) -> bool {
     }
 }
 
-/// Runs the implementation for the backend of the inputs.
+/// Runs the implementation of an operation for the backend of its inputs.
 pub(super) fn run(
     kernel: Arc<dyn DeviceOp>,
     inputs: Vec<DispatchTensor>,
@@ -86,8 +85,9 @@ pub(super) fn run(
     }
 }
 
-/// Returns an identifier of a tensor's memory, valid as long as the memory is referenced. No other memory of the
-/// process ever has the same identifier. Returns `None` if tensors have no identifier, as on the CPU and with `fusion`.
+/// Returns an identifier of the memory of a tensor. It is valid as long as the memory is referenced, and no other
+/// memory of the process ever has the same identifier. Returns `None` if tensors have no identifier, as on the CPU and
+/// with `fusion`.
 pub(crate) fn memory_id(tensor: &DispatchTensor) -> Option<usize> {
     match &tensor.kind {
         #[cfg(all(feature = "cubecl", not(feature = "fusion")))]
@@ -102,8 +102,8 @@ fn mixed(operation: &str, device: &str, other: &DispatchTensorKind) -> ! {
     panic!("{operation}: one tensor is on {device}, another is {other:?}: expected one device")
 }
 
-/// Checks that the outputs have the declared shapes and types, if the check is cheap compared to
-/// the work.
+/// Checks that the outputs have the declared shapes and types. The check is skipped if it would be expensive compared
+/// to the work.
 fn check_results<T: TensorMetadata>(operation: &str, results: &[T], outputs: &[Spec]) {
     let given = results
         .iter()
@@ -115,7 +115,7 @@ fn check_results<T: TensorMetadata>(operation: &str, results: &[T], outputs: &[S
     );
 }
 
-/// Returns the primitive, which is the same for floats, integers and booleans on this backend.
+/// Returns the primitive tensor. Floats, integers and booleans have the same primitive type on this backend.
 fn flex(tensor: BackendTensor<Flex>) -> FlexTensor {
     match tensor {
         BackendTensor::Float(tensor) | BackendTensor::Int(tensor) | BackendTensor::Bool(tensor) => {
@@ -235,7 +235,7 @@ mod cube {
             outputs: results.clone(),
             scalars: vec![],
         };
-        // Every primitive of this backend is a `CubeTensor`, so one accessor serves all types.
+        // Every primitive of this backend is a `CubeTensor`, so one function can access all types.
         let operation = OperationFn(
             move |handles: &mut burn::backend::fusion::custom::HandleContainer<_>| {
                 let inputs = inputs

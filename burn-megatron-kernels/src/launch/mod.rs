@@ -1,6 +1,6 @@
-//! A device operation: one implementation per backend, run on the backend of its inputs.
+//! Device operations. A device operation has one implementation per backend, and runs on the backend of its inputs.
 //!
-//! [`launch`] is independent of autodiff. A [`Function`](crate::Function) calls it in its forward and in its backward.
+//! [`launch`] does not use autodiff. A [`Function`](crate::Function) calls it in its forward and backward passes.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ pub(crate) struct Spec {
 }
 
 impl Spec {
-    /// Creates the spec of a tensor with these dimensions and this type.
+    /// Creates the description of a tensor with these dimensions and this type.
     pub(crate) fn new(shape: impl Into<Shape>, dtype: DType) -> Self {
         Self {
             shape: shape.into(),
@@ -38,7 +38,7 @@ impl Spec {
         }
     }
 
-    /// Returns the shape and the type of a rank-erased tensor.
+    /// Returns the shape and the type of a tensor without a static number of dimensions.
     pub(crate) fn of_any(tensor: &DispatchTensor) -> Self {
         Self::new(tensor.shape(), tensor.dtype())
     }
@@ -49,7 +49,7 @@ impl Spec {
     }
 }
 
-/// The indices of an input and of the output that is written over it.
+/// The index of an input and the index of the output that is written to the same memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct InPlace {
     pub input: usize,
@@ -64,25 +64,25 @@ impl InPlace {
     };
 }
 
-/// One operation on plain tensors, with an implementation for each kind of backend.
+/// An operation on plain tensors, with an implementation for each kind of backend.
 ///
-/// [`outputs`](Self::outputs) is called first. The public function that launches the operation
-/// checks the shapes. Inputs are contiguous unless [`strided`](Self::strided) returns true. A
-/// uniquely owned input may be overwritten and returned as an output.
+/// [`outputs`](Self::outputs) is called before the implementation. The public function that launches the operation
+/// checks the shapes. Inputs are contiguous unless [`strided`](Self::strided) returns true. An implementation may
+/// overwrite an input whose memory no other tensor shares, and return it as an output.
 pub(crate) trait DeviceOp: Debug + Send + Sync + 'static {
-    /// Returns the name used in errors.
+    /// Returns the name of the operation for error messages.
     fn name(&self) -> &'static str;
 
     /// Returns the shapes and types of the outputs.
     fn outputs(&self, inputs: &[Spec]) -> Vec<Spec>;
 
-    /// Returns the input and the output that share memory if the input is uniquely owned and contiguous. A memory plan
-    /// uses this information. Gradient buffers do not need it.
+    /// Returns the input and the output that share memory, for an input that is contiguous and whose memory no other
+    /// tensor shares. The memory planner uses this information. It is not needed for gradient buffers.
     fn in_place(&self) -> Option<InPlace> {
         None
     }
 
-    /// Returns whether the implementations support strided inputs.
+    /// Returns whether the implementations support inputs that are not contiguous.
     fn strided(&self) -> bool {
         false
     }
@@ -95,11 +95,11 @@ pub(crate) trait DeviceOp: Debug + Send + Sync + 'static {
     fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor>;
 }
 
-/// A [`DeviceOp`] with one function per kind of backend, and outputs of known shapes.
+/// A [`DeviceOp`] that is built from one function per kind of backend. The shapes of its outputs are known in advance.
 #[derive(Debug)]
 pub(crate) struct SimpleOp<P> {
     pub name: &'static str,
-    /// The argument of both functions that is not a tensor.
+    /// The argument of both functions, in addition to the tensors.
     pub parameters: P,
     pub outputs: Vec<Spec>,
     pub cpu: fn(&P, Vec<FlexTensor>) -> Vec<FlexTensor>,
@@ -126,7 +126,7 @@ impl<P: Debug + Send + Sync + 'static> DeviceOp for SimpleOp<P> {
     }
 }
 
-/// Runs `kernel` on plain tensors of one device.
+/// Runs a device operation on plain tensors of one device.
 ///
 /// # Panics
 ///
@@ -143,7 +143,7 @@ pub(crate) fn launch(kernel: impl DeviceOp, inputs: Vec<DispatchTensor>) -> Vec<
     backend::run(Arc::new(kernel), inputs, outputs)
 }
 
-/// Returns a known number of inputs or outputs of a kernel.
+/// Converts a list of tensors to an array of known length.
 pub(crate) fn exactly<T, const N: usize>(tensors: Vec<T>) -> [T; N] {
     match <[T; N]>::try_from(tensors) {
         Ok(tensors) => tensors,
@@ -151,7 +151,7 @@ pub(crate) fn exactly<T, const N: usize>(tensors: Vec<T>) -> [T; N] {
     }
 }
 
-/// Runs [`launch`] for a kernel with one output.
+/// Runs [`launch`] for an operation with one output.
 pub(crate) fn launch_one(kernel: impl DeviceOp, inputs: Vec<DispatchTensor>) -> DispatchTensor {
     launch(kernel, inputs).remove(0)
 }

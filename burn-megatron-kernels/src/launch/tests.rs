@@ -4,7 +4,7 @@ use super::*;
 use crate::cpu::{for_float, slice, tensor};
 use crate::testing::devices;
 
-/// Multiplies `x` by a factor. A uniquely owned input is overwritten.
+/// Multiplies `x` by a factor. The input is overwritten if no other tensor shares its memory.
 #[derive(Debug)]
 struct Scale(f32);
 

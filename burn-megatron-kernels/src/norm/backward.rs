@@ -1,5 +1,4 @@
-//! The autodiff functions of the norms: the saved tensors, and the kernel that computes the
-//! gradients.
+//! The norms as autodiff functions, and the device operations that compute the norm and its gradients.
 
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Tensor};
@@ -25,25 +24,25 @@ pub(super) struct NormFormula {
 }
 
 impl NormFormula {
-    /// Returns the number of saved statistics per row: the reciprocal of the deviation, and for
-    /// LayerNorm the mean in two parts. One float cannot hold a large mean with the precision of a
-    /// small deviation.
+    /// Returns the number of saved statistics per row. RMSNorm saves the reciprocal of the root mean square. LayerNorm
+    /// saves the reciprocal of the standard deviation and the mean in two parts, because one float cannot hold a large
+    /// mean with the precision of a small deviation.
     pub(super) fn statistics(&self) -> usize {
         if self.centred { 3 } else { 1 }
     }
 }
 
-/// The inputs other than `x` and the weight: `[x, residual?, weight, bias?, x_bias?]`.
+/// The optional inputs of a norm. The order of all inputs is `[x, residual?, weight, bias?, x_bias?]`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NormInputs {
-    /// Whether there is a residual, which is added to `x`.
+    /// Whether there is a residual to which `x` is added.
     pub residual: bool,
     pub bias: bool,
-    /// The type of the bias of `x`, which requires a residual.
+    /// The type of the bias of `x`. A norm with this bias must have a residual or get the sum.
     pub x_bias: Option<DType>,
 }
 
-/// [`NormInputs`] by name.
+/// The inputs of a norm, by name.
 pub(super) struct NamedInputs<T> {
     pub x: T,
     pub residual: Option<T>,
@@ -71,17 +70,17 @@ impl NormInputs {
     }
 }
 
-/// Values for the weight, the bias and the bias of `x`, in this order.
+/// One value for each of the weight, the bias and the bias of `x`, in this order.
 pub(super) type EachParameter<T> = [T; 3];
 
 /// The index of the bias of `x` in [`EachParameter`].
 const X_BIAS: usize = 2;
 
-/// The requested gradients of the input (or of the sum) and of the parameters.
+/// The gradients that are requested: of the input (or of the sum) and of the parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct NormGradients {
-    /// Whether the gradient of the input is requested. It is also needed for the gradient of the
-    /// bias of `x`, which is the sum of its rows.
+    /// Whether the gradient of the input is requested. It is also needed for the gradient of the bias of `x`, which is
+    /// the sum of its rows.
     pub input: bool,
     pub parameters: EachParameter<bool>,
 }
@@ -93,15 +92,16 @@ impl NormGradients {
     }
 }
 
-/// The forward, from `[x, residual?, weight, bias?, x_bias?]` to `[y, statistics, sum?]`.
+/// The forward device operation. It computes `[y, statistics, sum?]` from `[x, residual?, weight, bias?, x_bias?]`.
 #[derive(Debug)]
 pub(super) struct NormForwardOp {
     pub formula: NormFormula,
     pub inputs: NormInputs,
 }
 
-/// The backward, from `[source, statistics, gradient, weight, so far?, flat?]` to the requested
-/// gradients. With places, the flat buffer replaces the parameter gradients.
+/// The backward device operation. It computes the requested gradients from
+/// `[source, statistics, gradient, weight, so far?, flat?]`. If the parameter gradients have places, the flat buffer
+/// replaces them in the outputs.
 #[derive(Debug)]
 pub(super) struct NormBackwardOp {
     pub formula: NormFormula,
@@ -111,13 +111,14 @@ pub(super) struct NormBackwardOp {
     pub places: Option<Vec<Place>>,
 }
 
-/// A norm with the destinations of its gradients.
+/// A norm, and the destinations of its parameter gradients.
 #[derive(Debug)]
 pub(super) struct Norm {
     pub formula: NormFormula,
     pub inputs: NormInputs,
-    /// The destinations of the parameter gradients. Without any destination, the gradients go to the graph. If there is
-    /// at least one, parameters without a destination are constants, such as frozen parameters.
+    /// The destinations of the parameter gradients. If no parameter has a destination, autodiff receives the gradients.
+    /// If at least one parameter has a destination, parameters without a destination are constants, such as frozen
+    /// parameters.
     pub destinations: EachParameter<Option<Destination>>,
 }
 
@@ -147,7 +148,7 @@ impl Norm {
         launch(op, tensors)
     }
 
-    /// Returns the norm of `[sum, weight, bias?, ..]` and its statistics.
+    /// Computes the norm and its statistics from `[sum, weight, bias?, ..]`.
     fn of_sum(&self, mut tensors: Tensors) -> [DispatchTensor; 2] {
         let of_sum = NormInputs {
             residual: false,
@@ -159,7 +160,7 @@ impl Norm {
     }
 }
 
-/// A norm without a residual and without a bias of `x`.
+/// The function of a norm without a residual and without a bias of `x`.
 #[derive(Debug)]
 pub(super) struct NormFunction(pub Norm);
 
@@ -181,14 +182,14 @@ impl Function for NormFunction {
     }
 }
 
-/// A norm of a residual stream as a [`MultiFunction`] with the outputs `[norm, sum]`, of rank `D`.
-/// The sum is `(x + x_bias) + residual`, or is given.
+/// The norm of a residual stream as a [`MultiFunction`] with the outputs `[norm, sum]`, which have `D` dimensions. The
+/// sum is `(x + x_bias) + residual`, or an input.
 ///
-/// The inputs are the inputs of the stream's norm. The function saves the sum and the other tensors
-/// for its backward.
+/// The function saves the sum, the weight and the statistics for its backward pass. See
+/// [`StreamNorm::into_function`](super::StreamNorm::into_function) for the inputs.
 #[derive(Debug)]
 pub struct StreamNormFunction<const D: usize> {
-    /// The norm. Without a residual the first input is the sum.
+    /// The norm. If it has no residual, the first input is the sum.
     pub(super) norm: Norm,
     /// The type of `x`. The sum has the type of the residual.
     pub(super) dtype: DType,
@@ -239,13 +240,13 @@ impl<const D: usize> MultiFunction for StreamNormFunction<D> {
 }
 
 impl<const D: usize> StreamNormFunction<D> {
-    /// Returns the number of inputs that are added.
+    /// Returns the number of inputs whose sum is normalized, without the bias.
     fn terms(&self) -> usize {
         if self.norm.inputs.residual { 2 } else { 1 }
     }
 
-    /// Computes the norm again from the saved tensors of the forward and its bias. The result has
-    /// the same bits.
+    /// Computes the output of the norm again from the tensors that the forward pass saved, and from the bias. The
+    /// result has the same bits.
     pub fn norm_again(
         &self,
         saved: &[DispatchTensor],
@@ -256,17 +257,17 @@ impl<const D: usize> StreamNormFunction<D> {
         norm
     }
 
-    /// Returns the index of the bias among the inputs, or `None` without a bias.
+    /// Returns the index of the norm's bias among the inputs, or `None` if the norm has no bias.
     pub fn bias_input(&self) -> Option<usize> {
         self.norm.inputs.bias.then(|| self.terms() + 1)
     }
 
-    /// Returns whether the gradient of a parameter goes to a flat buffer.
+    /// Returns whether the gradient of at least one parameter goes to a flat buffer.
     pub fn has_buffer(&self) -> bool {
         self.norm.destinations.iter().any(Option::is_some)
     }
 
-    /// Returns the gradients of `[sum, weight, bias?, x_bias?]` if the loss does not depend on the
+    /// Returns the gradients of `[sum, weight, bias?, x_bias?]` for a loss that does not depend on the output of the
     /// norm.
     fn of_sum_alone(&self, gradient: DispatchTensor, needed: &[bool]) -> Gradients {
         let mut results = vec![None; needed.len() + 1 - self.terms()];
@@ -280,20 +281,20 @@ impl<const D: usize> StreamNormFunction<D> {
     }
 }
 
-/// The values from which a backward computes the gradients.
+/// The values from which the backward pass computes the gradients.
 struct BackwardSource<'a> {
     norm: &'a Norm,
     /// The saved tensors, `[source, statistics, weight]`.
     saved: Tensors,
-    /// The gradient of the norm.
+    /// The gradient of the output of the norm.
     gradient: DispatchTensor,
-    /// The gradient from the other users of the sum, to which the kernel adds its gradient.
+    /// The gradient of the sum from its other uses. The kernel adds its own gradient to this gradient.
     so_far: Option<DispatchTensor>,
 }
 
 impl BackwardSource<'_> {
-    /// Returns the gradients of `[source, weight, bias?, x_bias?]`. Gradients with destinations go
-    /// there.
+    /// Returns the gradients of `[source, weight, bias?, x_bias?]`. Gradients with a destination go to the flat buffer
+    /// instead.
     fn gradients(self, needed: &[bool]) -> Gradients {
         let given = self.norm.given();
         let inputs = self.norm.inputs;
@@ -322,7 +323,7 @@ impl BackwardSource<'_> {
                 (results, sums.collect())
             })
         };
-        // The gradient of the input is computed even if only the bias of `x` needs it.
+        // The gradient of the input is also computed if only the bias of `x` needs it.
         let input = wanted.input && !needed[0];
         let mut results = results.into_iter().skip(usize::from(input));
         needed
@@ -351,8 +352,7 @@ impl BackwardSource<'_> {
         results
     }
 
-    /// Returns the requested gradients. With a target, the flat buffer replaces the parameter
-    /// gradients.
+    /// Returns the requested gradients. If there is a target, the flat buffer replaces the parameter gradients.
     fn launch(self, wanted: NormGradients, sums: DType, target: Option<FlatGradients>) -> Tensors {
         let mut inputs = self.saved;
         let formula = self.norm.formula;

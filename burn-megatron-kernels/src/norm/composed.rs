@@ -1,6 +1,6 @@
 //! Reference norms, composed of Burn's own operations and differentiated by Burn.
 //!
-//! They use the same formulas in the same precision, with every intermediate tensor in memory.
+//! They use the same formulas in the same precision, but store every intermediate tensor.
 
 use burn::tensor::Tensor;
 
@@ -49,7 +49,7 @@ pub fn add_normalise<const D: usize>(
         x = x + bias.cast(computed).unsqueeze();
     }
     let sum = (x + residual.cast(computed)).cast(of_sum);
-    // A sum in f32 is not rounded to the type of `x` before it is normalised.
+    // A sum in f32 is not rounded to the type of `x` before it is normalized.
     let y = match kind {
         NormKind::Layer => layer_norm(sum.clone(), weight, bias, options),
         NormKind::Rms => rms_norm(sum.clone(), weight, options),
@@ -57,7 +57,7 @@ pub fn add_normalise<const D: usize>(
     (y.cast(dtype), sum)
 }
 
-/// Computes `x / sqrt(mean(x^2) + epsilon)` over the last dim.
+/// Computes `x / sqrt(mean(x^2) + epsilon)` over the last dimension.
 fn by_mean_square<const D: usize>(x: Tensor<D>, options: NormOptions) -> Tensor<D> {
     let square = (x.clone() * x.clone()).mean_dim(D - 1);
     x / (square + options.epsilon).sqrt()

@@ -1,5 +1,4 @@
-//! The CPU implementations: one pass over memory, a row at a time, with parallel tasks of complete
-//! rows.
+//! The CPU implementations. They make one pass over memory, a row at a time. Parallel tasks consist of complete rows.
 
 use burn::backend::flex::FlexTensor;
 
@@ -11,10 +10,10 @@ use crate::cpu::{
     Element, Real, add, for_each_task, for_float, rows_per_task, slice, tensor, vectorized, widen,
 };
 
-/// The number of partial sums per row: two AVX-512 registers of f32.
+/// The number of partial sums per row. They fill two AVX-512 registers of f32.
 const PARTIALS: usize = 32;
 
-/// Computes the forward; see [`NormForwardOp`].
+/// Computes the forward pass. See [`NormForwardOp`].
 pub(super) fn forward(op: &NormForwardOp, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
     let inputs = op.inputs.split(&inputs);
     let dtype = inputs.x.dtype();
@@ -26,7 +25,7 @@ pub(super) fn forward(op: &NormForwardOp, inputs: Vec<FlexTensor>) -> Vec<FlexTe
     })
 }
 
-/// Computes the backward; see [`NormBackwardOp`].
+/// Computes the backward pass. See [`NormBackwardOp`].
 pub(super) fn backward(op: &NormBackwardOp, mut inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
     let flat = op.places.as_ref().and_then(|_| inputs.pop());
     let dtype = inputs[2].dtype();
@@ -48,7 +47,7 @@ fn parameter<R: Real>(values: &FlexTensor, offset: R) -> Vec<R> {
     })
 }
 
-/// Returns the factors of a row: the weight, or the weight plus one.
+/// Returns the factors of the normalized values: the weight, or the weight plus one.
 fn factors<R: Real>(formula: NormFormula, weight: &FlexTensor) -> Vec<R> {
     let offset = if formula.options.zero_centered {
         R::ONE
@@ -58,8 +57,7 @@ fn factors<R: Real>(formula: NormFormula, weight: &FlexTensor) -> Vec<R> {
     parameter(weight, offset)
 }
 
-/// Returns the sums of `terms` over pairs of elements of two rows, in an order that depends only on
-/// the length.
+/// Returns the sums of `terms(a[i], b[i])` over two rows. The order of the additions depends only on the length.
 #[inline(always)]
 fn sums<R: Real, const K: usize>(a: &[R], b: &[R], terms: impl Fn(R, R) -> [R; K]) -> [R; K] {
     let mut partial = [[R::ZERO; PARTIALS]; K];
@@ -91,10 +89,10 @@ fn sums<R: Real, const K: usize>(a: &[R], b: &[R], terms: impl Fn(R, R) -> [R; K
     total
 }
 
-/// Returns the reciprocal of the deviation, and the mean in two parts (0 for RMSNorm).
+/// Returns the reciprocal of the standard deviation, and the mean in two parts. For RMSNorm, the mean is 0.
 ///
-/// The second part is the mean of the differences to the first part. It corrects the mean and the variance for the
-/// rounding of the first part.
+/// The second part of the mean is the mean of the differences from the first part. It corrects the mean and the
+/// variance for the rounding of the first part.
 #[inline(always)]
 fn statistics<R: Real>(formula: NormFormula, row: &[R]) -> [R; 3] {
     let count = R::of(row.len() as f64);
@@ -118,7 +116,7 @@ fn statistics<R: Real>(formula: NormFormula, row: &[R]) -> [R; 3] {
     [R::ONE / (variance + epsilon).root(), mean, rest]
 }
 
-/// Rows of a forward that one thread computes.
+/// The rows of a forward pass that one task computes.
 struct NormForwardTask<'a, X: Element, S: Element> {
     x: &'a [X],
     residual: Option<(&'a [S], &'a mut [S])>,
@@ -126,7 +124,7 @@ struct NormForwardTask<'a, X: Element, S: Element> {
     statistics: &'a mut [X::Wide],
 }
 
-/// The parameters of a forward in the type of the computation.
+/// The parameters of a forward pass, in the type of the computation.
 struct WideParameters<R> {
     factors: Vec<R>,
     bias: Option<Vec<R>>,
@@ -174,7 +172,7 @@ impl<X: Element, S: Element<Wide = X::Wide>> NormForwardTask<'_, X, S> {
     }
 }
 
-/// Adds a row of the residual. The sum is rounded to the residual's type before it is normalised.
+/// Adds a row to the residual. The sum is rounded to the type of the residual before it is normalized.
 #[inline(always)]
 fn add_residual<S: Element>(residual: &[S], sum: &mut [S], row: &mut [S::Wide]) {
     for ((row, sum), residual) in row.iter_mut().zip(sum).zip(residual) {
@@ -231,7 +229,7 @@ where
     outputs
 }
 
-/// Rows of a backward that one thread computes.
+/// The rows of a backward pass that one task computes.
 struct NormBackwardTask<'a, Y: Element, S: Element> {
     source: &'a [S],
     statistics: &'a [Y::Wide],
@@ -239,7 +237,7 @@ struct NormBackwardTask<'a, Y: Element, S: Element> {
     so_far: Option<&'a [S]>,
     /// The gradient of the input.
     dx: Option<&'a mut [S]>,
-    /// The sums over the rows of the task.
+    /// The sums of the parameter gradients over the rows of the task.
     of_parameters: EachParameter<Option<&'a mut [Y::Wide]>>,
 }
 
@@ -305,7 +303,7 @@ impl<Y: Element, S: Element<Wide = Y::Wide>> NormBackwardTask<'_, Y, S> {
     }
 }
 
-/// Returns the gradient of the input and the sums for the parameters, as requested.
+/// Returns the requested gradients: of the input, and of the parameters as sums over rows.
 fn backward_as<Y, S>(
     formula: NormFormula,
     wanted: NormGradients,
@@ -322,7 +320,7 @@ where
     let so_far = inputs.get(4).map(slice::<S>);
     let factors: Vec<Y::Wide> = factors(formula, weight);
     let (width, kept) = (factors.len(), formula.statistics());
-    // Larger tasks than in the forward, because each task has its own sums.
+    // Tasks are larger than in the forward pass, because each task has its own sums.
     let grain = 4 * rows_per_task(width);
     let tasks = (source.len() / width).div_ceil(grain);
 

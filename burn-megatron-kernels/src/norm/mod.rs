@@ -1,14 +1,14 @@
-//! LayerNorm and RMSNorm over the last dim, with or without the preceding residual addition.
+//! LayerNorm and RMSNorm over the last dimension, with an optional residual addition before the norm.
 //!
-//! With a row `x` of width `n`, the weight `w` (`1 + w` if
+//! The formulas use a row `x` of width `n`, the weight `w` (replaced by `1 + w` with
 //! [`zero_centered`](NormOptions::zero_centered)) and the bias `b`:
 //!
 //! - LayerNorm (Ba et al., 2016): `y = (x - mean(x)) / sqrt(mean((x - mean(x))^2) + epsilon) w + b`
 //! - RMSNorm (Zhang and Sennrich, 2019): `y = x / sqrt(mean(x^2) + epsilon) w`
 //!
-//! Statistics are computed in f32 (f64 for f64). The variance is computed from the deviations and
-//! never as a difference of squares. The backward keeps the input and 1 or 3 numbers per row, not
-//! the normalised values.
+//! Statistics are computed in f32 (f64 for f64). The variance is the mean of the squared deviations, never a difference
+//! of squares. For the backward pass, the norm saves its input and 1 or 3 numbers per row, but not the normalized
+//! values.
 //!
 //! The weight and the bias may have a different float type than `x`. Their gradients have the type of the parameter.
 //! The bias is converted to the type of the weight.
@@ -33,27 +33,27 @@ mod tests;
 pub use backward::StreamNormFunction;
 use backward::{EachParameter, Norm, NormFormula, NormFunction, NormInputs};
 
-/// The kind of a norm.
+/// The kind of a normalization.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NormKind {
-    /// LayerNorm.
+    /// LayerNorm, with a weight and an optional bias.
     Layer,
-    /// RMSNorm, which has no bias.
+    /// RMSNorm, with a weight and without a bias.
     Rms,
 }
 
 /// Options of the norms.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NormOptions {
-    /// The number added to the variance, or to the mean square; 0 or more.
+    /// The number added to the variance (LayerNorm) or to the mean square (RMSNorm). It must be at least 0.
     pub epsilon: f64,
-    /// Whether the weight is used as `1 + w`, so that it starts at 0 and weight decay pulls the
-    /// factor towards 1.
+    /// Whether the factor is `1 + w` instead of the weight `w`. The weight is then initialized with 0, and weight decay
+    /// pulls the factor towards 1.
     pub zero_centered: bool,
 }
 
 impl NormOptions {
-    /// Creates options with a weight that is used unchanged.
+    /// Creates options whose factor is the weight itself.
     pub fn new(epsilon: f64) -> Self {
         Self {
             epsilon,
@@ -62,12 +62,12 @@ impl NormOptions {
     }
 }
 
-/// Computes LayerNorm of `x`, `[.., n]`, with a weight and a bias, `[n]` each.
+/// Computes LayerNorm of `x`, `[.., n]`, with a weight `[n]` and a bias `[n]`.
 ///
 /// # Panics
 ///
 /// Panics with a [`KernelError`] if
-/// - sizes differ, or the last dim is empty,
+/// - the sizes do not match, or the last dimension is empty,
 /// - epsilon is negative or not finite,
 /// - the device does not support a type.
 pub fn layer_norm<const D: usize>(
@@ -107,14 +107,13 @@ pub fn rms_norm<const D: usize>(
     normalise(NormKind::Rms, x, weight.into(), None, options)
 }
 
-/// Computes [`layer_norm`] or [`rms_norm`] with parameters whose gradients may go to a flat buffer.
-/// Next to a parameter with a destination, a parameter without one must be a constant.
+/// Computes [`layer_norm`] or [`rms_norm`] with parameters whose gradients can go to a flat buffer. If one parameter
+/// has a destination, a parameter without a destination must be a constant.
 ///
 /// # Panics
 ///
-/// Panics in the same cases as [`layer_norm`]. Also panics with a [`KernelError`] for RMSNorm with
-/// a bias, and for a tracked parameter without a destination next to a parameter with a
-/// destination.
+/// Panics in the same cases as [`layer_norm`]. Also panics with a [`KernelError`] for RMSNorm with a bias. Also panics
+/// if one parameter has a destination, and autodiff tracks another parameter without a destination.
 pub fn normalise<const D: usize>(
     kind: NormKind,
     x: Tensor<D>,
@@ -137,15 +136,15 @@ pub fn normalise<const D: usize>(
     apply(inputs, function)
 }
 
-/// Returns `(norm(sum), sum)` with `sum = (x + x_bias) + residual`, rounded once, in one pass. The
-/// norm is computed as in [`normalise`], and `x_bias` is a bias `[n]` of `x` of any float type.
+/// Adds `x` and a bias to a residual stream and normalizes the sum. Returns `(norm(sum), sum)` with
+/// `sum = (x + x_bias) + residual`.
 ///
-/// The residual has the type of `x`, or f32 if `x` has 16 bits. The sum is computed in f32 and has
+/// The norm is computed as in [`normalise`]. `x_bias` is an optional bias `[n]` of `x`, of any float type. The residual
+/// has the type of `x`. If `x` is f16 or bf16, the residual may be f32. The sum is computed in f32 and rounded once to
 /// the type of the residual. The norm is computed from the rounded sum and has the type of `x`.
 ///
-/// In the backward, one kernel computes the norm's gradient and adds the gradient from the other
-/// users of the sum. Its result is the gradient of `x` and of the residual. The kernel also sums
-/// the gradient of the bias of `x`.
+/// In the backward pass, one kernel computes the gradient of the norm and adds the gradient of the sum from its other
+/// uses. The result is the gradient of `x` and of the residual. The kernel also sums the gradient of `x_bias`.
 ///
 /// # Panics
 ///
@@ -167,20 +166,20 @@ pub fn add_normalise<const D: usize>(
     stream.normalise(kind, weight, bias, options)
 }
 
-/// A residual stream to normalise; see [`add_normalise`].
+/// A residual stream, and the value that is added to it before the norm. See [`add_normalise`].
 #[derive(Clone, Debug)]
 pub struct StreamNorm<const D: usize> {
-    /// The value added to the stream. Without a residual, `x` is the stream.
+    /// The value that is added to the residual stream. Without a `residual`, it is the stream itself.
     pub x: Tensor<D>,
-    /// The stream so far.
+    /// The residual stream before the addition.
     pub residual: Option<Tensor<D>>,
-    /// The bias of `x`. If the sum is given, it must already include this bias, and only the gradient of the bias is
-    /// computed.
+    /// The bias of `x`. If `residual` is `None`, `x` must already include this bias, and only the gradient of the bias
+    /// is computed.
     pub x_bias: Option<Parameter>,
 }
 
 impl<const D: usize> StreamNorm<D> {
-    /// Returns the norm and the sum. With a given sum, results and gradients have the same bits as
+    /// Returns the norm and the sum. If `x` is already the sum, results and gradients have the same bits as with
     /// [`add_normalise`].
     ///
     /// # Panics
@@ -200,7 +199,7 @@ impl<const D: usize> StreamNorm<D> {
         (y, if on_autodiff { sum } else { sum.inner() })
     }
 
-    /// Returns whether the sum has autodiff.
+    /// Returns whether the sum is on an autodiff device.
     pub fn is_autodiff(&self) -> bool {
         let terms = [Some(&self.x), self.residual.as_ref()];
         let mut terms = terms.into_iter().flatten();
@@ -208,8 +207,8 @@ impl<const D: usize> StreamNorm<D> {
         terms.any(|term| term.is_autodiff()) || of_bias.is_some_and(|bias| bias.value.is_autodiff())
     }
 
-    /// Returns the operation as a part of another operation, and its inputs: `x`, then the
-    /// residual, the weight, the bias and the bias of `x`, if present.
+    /// Returns the norm as a function that other functions can use, and its inputs: `x`, then the residual, the weight,
+    /// the bias and the bias of `x`, if present.
     ///
     /// # Panics
     ///
@@ -281,7 +280,7 @@ impl GivenParameters {
         }
     }
 
-    /// Returns the number of parameters whose gradients go to the graph.
+    /// Returns the number of parameters whose gradients go to autodiff.
     fn tracked(&self) -> usize {
         let is_tracked = |parameter: &&Parameter| {
             let Parameter { value, destination } = parameter;
@@ -290,7 +289,7 @@ impl GivenParameters {
         self.each().into_iter().flatten().filter(is_tracked).count()
     }
 
-    /// Returns the values. The bias is converted to the type of the weight.
+    /// Returns the tensors of the parameters. The bias is converted to the type of the weight.
     fn into_values(self) -> Vec<DispatchTensor> {
         let dtype = self.weight.value.dtype();
         let bias = self.bias.map(|bias| bias.value.cast::<DType>(dtype));
@@ -360,8 +359,8 @@ fn check_residual<const D: usize>(
     if fits.contains(&residual.dtype()) {
         Ok(())
     } else {
-        let value = format!("{:?} beside {:?}", residual.dtype(), x.dtype());
-        let fits = "the type of x, or F32 beside F16 and BF16";
+        let value = format!("{:?} with x in {:?}", residual.dtype(), x.dtype());
+        let fits = "the type of x, or F32 if x is F16 or BF16";
         Err(KernelError::option(
             operation,
             "type of the residual",

@@ -1,4 +1,4 @@
-//! The only module of a recording that uses the backend types of Burn.
+//! The only module of the recording that uses the backend types of Burn.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -22,12 +22,12 @@ use crate::launch::{DeviceOp, InPlace, Spec};
 /// A tensor of the recording device, of any type.
 pub(super) type Primitive = FloatTensor<Capture>;
 
-/// The operation that marks an event among the recorded operations.
+/// The name of the operation that marks an event among the recorded operations.
 const EVENT: &str = "burn-megatron event";
 
 thread_local! {
-    /// One capture device per thread, for all recordings of the thread. A process may create at most 65,536 capture
-    /// devices.
+    /// The capture device of a thread, which all recordings of the thread use. A process may create at most 65,536
+    /// capture devices.
     static DEVICE: Device = Device::capture();
 }
 
@@ -93,7 +93,7 @@ pub(super) fn capture<T>(
     ))
 }
 
-/// The error of a body that panicked.
+/// The panic value of a body whose operation could not be recorded.
 struct Failure(RecordError);
 
 impl Failure {
@@ -114,7 +114,7 @@ fn handle(device: &Device) -> Primitive {
     }
 }
 
-/// Returns the primitive, which is the same for floats, integers and booleans on this backend.
+/// Returns the primitive tensor. Floats, integers and booleans have the same primitive type on this backend.
 fn primitive(tensor: BackendTensor<Capture>) -> Primitive {
     match tensor {
         BackendTensor::Float(tensor) | BackendTensor::Int(tensor) | BackendTensor::Bool(tensor) => {
@@ -136,7 +136,7 @@ fn wrap(dtype: DType, tensor: Primitive) -> DispatchTensor {
     }
 }
 
-/// Returns the representation of a recorded tensor, or `None` on another device.
+/// Returns the description of a recorded tensor, or `None` for a tensor on another device.
 fn described(tensor: &DispatchTensor) -> Option<TensorIr> {
     match &tensor.kind {
         DispatchTensorKind::Capture(tensor) => Some(primitive(tensor.clone()).into_ir()),
@@ -144,7 +144,7 @@ fn described(tensor: &DispatchTensor) -> Option<TensorIr> {
     }
 }
 
-/// Returns the identifier of a tensor in a recording, or `None` on another device.
+/// Returns the identifier of a tensor in a recording, or `None` for a tensor on another device.
 pub fn tensor_id<const D: usize, K: Basic>(tensor: &Tensor<D, K>) -> Option<TensorId> {
     described(&tensor.clone().into_dispatch()).map(|it| it.id)
 }
@@ -178,7 +178,7 @@ impl Recorder {
     }
 }
 
-/// Returns the outputs of a kernel with the shapes that it declares.
+/// Returns the outputs of a kernel. They have the shapes that the kernel declares, but no values.
 pub(crate) fn launch_on_shapes(
     kernel: &dyn DeviceOp,
     inputs: Vec<DispatchTensor>,
@@ -214,14 +214,14 @@ pub(crate) fn launch_on_shapes(
     wrapped.collect()
 }
 
-/// Returns a tensor that an operation creates.
+/// Returns the description of a tensor as the output of the operation that creates it.
 fn created(tensor: &Primitive) -> TensorIr {
     use burn::backend::TensorMetadata;
     TensorIr::uninit(tensor.id(), tensor.shape(), tensor.dtype())
 }
 
-/// Returns the input and the output of a recorded kernel that share memory. They share memory only if no other tensor
-/// uses the memory of the input.
+/// Returns the input and the output of a recorded kernel that share memory, or `None` if no input and output share
+/// memory. They share memory only if no other tensor uses the memory of the input.
 pub fn in_place(kernel: &CustomOpIr) -> Option<(&TensorIr, &TensorIr)> {
     let [ScalarIr::UInt(input), ScalarIr::UInt(output)] = kernel.scalars[..] else {
         return None;
@@ -230,7 +230,7 @@ pub fn in_place(kernel: &CustomOpIr) -> Option<(&TensorIr, &TensorIr)> {
     Some((input, kernel.outputs.get(output as usize)?))
 }
 
-/// Runs and records the forward of a function.
+/// Runs and records the forward pass of a function.
 pub(crate) fn run_function(inputs: Vec<Primitive>, function: SharedFunction) -> Vec<Primitive> {
     let described: Vec<TensorIr> = inputs.iter().map(|it| it.clone().into_ir()).collect();
     let name = function.name();
@@ -293,7 +293,8 @@ pub(super) fn run_backward(call: usize, needed: &[bool]) {
     let Some(Some((((function, saved), outputs), client, needed))) = taken else {
         return;
     };
-    // Recorded as created here. They come from the backward of the operations that use the outputs.
+    // The gradients of the outputs are recorded as created here. In a real backward pass, the operations that use the
+    // outputs compute them.
     let gradient = |ir: &TensorIr| {
         let tensor = RouterTensor::new(
             client.create_empty_handle(),

@@ -1,12 +1,12 @@
-//! Records the operations of a model on shapes without values, so that its memory can be planned.
+//! Records the operations of a model on shapes without values, so that the memory of the model can be planned.
 //!
-//! [`record`] gives a body a device on which nothing is computed or allocated (Burn's capture device). Every operation
-//! on its tensors is recorded in order: Burn's operations, and the kernels of this crate with the shapes that they
-//! declare. Calls of a [`Function`](crate::Function) are recorded around them, with the tensors that the forward saves.
-//! The device has no autodiff. [`backward`] runs the backward of a recorded call.
+//! [`record`] runs a function on a device that computes and allocates nothing (Burn's capture device). It records every
+//! operation on tensors of this device in order: Burn's operations, and the kernels of this crate with the shapes that
+//! they declare. For each call of a [`Function`](crate::Function), it also records the start, the end, and the tensors
+//! that the forward pass saves. The device has no autodiff. [`backward`] runs the backward pass of a recorded call.
 //!
-//! Each thread has its own recording. [`ShapeSettings`] provides properties that shapes do not
-//! determine, such as the number of tokens of an expert.
+//! Each thread has its own recording. [`ShapeSettings`] sets properties that do not follow from shapes, such as the
+//! number of tokens per expert.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -30,16 +30,16 @@ pub use device::{in_place, tensor_id};
 pub(crate) use device::{launch_on_shapes, run_function};
 pub use replay::Replay;
 
-/// The properties that shapes do not determine.
+/// Properties that do not follow from the shapes of tensors.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ShapeSettings {
-    /// The number of rows of the experts on the fullest rank, divided by the average over ranks; at
-    /// least 1.
+    /// The load imbalance of the experts: the number of rows on the rank with the most rows, divided by the average
+    /// number of rows per rank. It must be at least 1.
     pub expert_imbalance: f64,
 }
 
 impl Default for ShapeSettings {
-    /// Returns the settings of balanced experts.
+    /// Returns the settings for balanced experts.
     fn default() -> Self {
         Self {
             expert_imbalance: 1.0,
@@ -47,94 +47,94 @@ impl Default for ShapeSettings {
     }
 }
 
-/// A call of a [`Function`](crate::Function).
+/// A recorded call of a [`Function`](crate::Function).
 #[derive(Clone, Debug)]
 pub struct RecordedCall {
-    /// The name of the function's type.
+    /// The name of the type that implements the function.
     pub name: String,
     /// The inputs of the call.
     pub inputs: Vec<TensorIr>,
-    /// The tensors that the forward saves for the backward.
+    /// The tensors that the forward pass saves for the backward pass.
     pub saved: Vec<TensorIr>,
     /// The outputs of the call.
     pub outputs: Vec<TensorIr>,
-    /// The gradients of the outputs and of the inputs, if [`backward`] was called.
+    /// The gradients of the outputs and of the inputs. `None` if [`backward`] was not called for this call.
     pub gradients: Option<RecordedGradients>,
     /// The function that a [`Replay`] calls.
     function: SharedFunction,
 }
 
-/// The gradients of a [`RecordedCall`].
+/// The gradients of the outputs and inputs of a [`RecordedCall`].
 #[derive(Clone, Debug)]
 pub struct RecordedGradients {
-    /// The gradients of the outputs, created for the call.
+    /// The gradients of the outputs, which the recording creates when it starts the backward pass.
     pub outputs: Vec<TensorIr>,
-    /// The gradients of the inputs, if the backward returns them.
+    /// The gradients of the inputs. `None` for an input whose gradient the backward pass does not return.
     pub inputs: Vec<Option<TensorIr>>,
 }
 
-/// A recorded step. Calls are given by their index in [`Recording::calls`].
+/// A recorded step. A step refers to a call by the index of the call in [`Recording::calls`].
 #[derive(Clone, Debug)]
 pub enum RecordedStep {
-    /// An operation.
+    /// An operation of Burn, or a kernel of this crate.
     Operation(OperationIr),
-    /// The start of a call's forward. The steps up to its end belong to it.
+    /// The start of the forward pass of a call. The steps up to [`ForwardEnd`](Self::ForwardEnd) belong to the call.
     Forward(usize),
-    /// The end of a call's forward.
+    /// The end of the forward pass of a call.
     ForwardEnd(usize),
-    /// The start of a call's backward.
+    /// The start of the backward pass of a call.
     Backward(usize),
-    /// The end of a call's backward.
+    /// The end of the backward pass of a call.
     BackwardEnd(usize),
-    /// A [`note`] of a caller.
+    /// A value that was added by [`note`].
     Note(Note),
 }
 
-/// A value that a caller of [`note`] adds to the recorded steps.
+/// A value that [`note`] adds to the recorded steps.
 pub type Note = Arc<dyn Any + Send + Sync>;
 
-/// The steps recorded on a device.
+/// The recorded steps, calls and values.
 #[derive(Clone, Debug, Default)]
 pub struct Recording {
-    /// The steps in order.
+    /// The recorded steps in order.
     pub steps: Vec<RecordedStep>,
-    /// The calls of functions.
+    /// The recorded calls of functions.
     pub calls: Vec<RecordedCall>,
-    /// Tensors that were created from values, such as parameters that were moved to the device.
+    /// The values of tensors that were created from values, such as parameters that were moved to the device.
     pub values: BTreeMap<TensorId, TensorData>,
 }
 
-/// The reason why operations cannot be recorded.
+/// The reason why operations could not be recorded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
-    /// The thread is already recording.
-    #[error("this thread records already: expected one recording at a time")]
+    /// The thread is already recording. A thread can have only one recording at a time.
+    #[error("this thread is already recording operations: expected one recording at a time")]
     Nested,
     /// The operations do not form a graph.
     #[error("the operations cannot be recorded: {0}")]
     Graph(String),
-    /// An operation cannot run without values: it reads values, or uses a backend directly.
+    /// An operation cannot run without values, because it reads values or uses a backend directly.
     #[error("{operation} has no form on shapes alone: {reason}")]
     NoShapes {
-        /// The operation.
+        /// The name of the operation.
         operation: String,
-        /// The message of the operation.
+        /// The error message of the operation.
         reason: String,
     },
 }
 
-/// The recorder of a thread.
+/// The state of the recording of a thread.
 struct Recorder {
     settings: ShapeSettings,
-    /// A tensor of the device, which has the client that records operations.
+    /// A tensor of the recording device. It holds the client that records operations.
     handle: Primitive,
     events: Vec<RecordedStep>,
     calls: Vec<RecordedCall>,
-    /// For each call, the data for its backward.
+    /// For each call, the function and the saved tensors for the backward pass.
     backwards: Vec<Option<(SharedFunction, Vec<DispatchTensor>)>>,
-    /// The functions that contain the current operation, outermost first.
+    /// The calls that contain the current operation, outermost first.
     inside: Vec<usize>,
-    /// The type of the last function that was entered, even if it panicked.
+    /// The name of the last function that was entered, even if it panicked.
     last: Option<String>,
     /// The first tensor that is not a constant. Older tensors are constants.
     first_variable: Option<TensorId>,
@@ -144,7 +144,7 @@ thread_local! {
     static CURRENT: RefCell<Option<Recorder>> = const { RefCell::new(None) };
 }
 
-/// Stops recording, even if the body unwinds.
+/// Stops the recording when it is dropped, even if the body panics.
 struct Stop;
 
 impl Drop for Stop {
@@ -153,11 +153,13 @@ impl Drop for Stop {
     }
 }
 
-/// Runs `body` on a device that records. The tensors of the device must not leave the body.
+/// Runs `body` on a recording device and returns its result and the recording. The tensors of the device must not leave
+/// `body`.
 ///
 /// # Errors
 ///
-/// Returns [`RecordError`], with the name of an operation that cannot run without values.
+/// Returns [`RecordError`] if an operation cannot be recorded. The error names an operation that cannot run without
+/// values.
 pub fn record<T>(
     settings: ShapeSettings,
     body: impl FnOnce(&Device) -> T,
@@ -169,7 +171,7 @@ pub fn record<T>(
     device::capture(settings, body)
 }
 
-/// Hides the messages of panics inside recordings, which become errors with the same text.
+/// Hides the messages of panics inside recordings. These panics become errors with the same text.
 fn hide_panics() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| panic::set_hook(outside_recordings(panic::take_hook())));
@@ -191,9 +193,9 @@ fn outside_recordings(hook: PanicHook) -> PanicHook {
     })
 }
 
-/// Marks every existing tensor as a constant, for which [`backward`] computes no gradient. The
-/// parameters of a model are constants, because they enter the graph through an operation or get
-/// their gradients through a hook.
+/// Marks all existing tensors as constants. [`backward`] computes no gradients of constants. The parameters of a model
+/// are constants in a recording, because they enter the graph through an operation or get their gradients through a
+/// hook.
 pub fn begin_variables() {
     with(|recorder| recorder.first_variable = Some(recorder.handle.client.create_empty_handle()));
 }
@@ -203,37 +205,37 @@ pub fn is_recording() -> bool {
     CURRENT.with_borrow(Option::is_some)
 }
 
-/// Returns whether this thread is recording outside of any function. Operations are then recorded
-/// for a backward.
+/// Returns whether this thread is recording and is not inside the forward or backward pass of a function. Only in this
+/// state are calls of functions recorded.
 pub fn is_recording_calls() -> bool {
     CURRENT.with_borrow(|current| matches!(current, Some(it) if it.inside.is_empty()))
 }
 
-/// Returns the properties that shapes do not determine, or `None` if this thread is not recording.
+/// Returns the settings of the recording, or `None` if this thread is not recording.
 pub fn shape_settings() -> Option<ShapeSettings> {
     CURRENT.with_borrow(|current| current.as_ref().map(|it| it.settings))
 }
 
-/// Adds a value to the recorded operations. Does nothing if this thread is not recording.
+/// Adds a value to the recorded steps. Does nothing if this thread is not recording.
 pub fn note(value: impl Any + Send + Sync) {
     with(|recorder| recorder.push(RecordedStep::Note(Arc::new(value))));
 }
 
-/// Returns the number of calls recorded so far.
+/// Returns the number of calls that have been recorded so far.
 pub fn calls() -> usize {
     with(|recorder| recorder.calls.len()).unwrap_or_default()
 }
 
-/// Runs the backward of a call once, with gradients of all of its outputs.
+/// Runs the backward pass of a call, with a gradient for each of its outputs. The backward pass of a call runs only
+/// once.
 ///
-/// `needed` selects the inputs whose gradients are computed. [Constants](begin_variables) never
-/// have a gradient.
+/// `needed` selects the inputs whose gradients are computed. [Constants](begin_variables) never have a gradient.
 pub fn backward(call: usize, needed: &[bool]) {
     device::run_backward(call, needed);
 }
 
-/// Runs `body`, which is a forward inside a backward, and then the backward of each of its calls in
-/// reverse order.
+/// Runs `body`, and then the backward passes of its calls in reverse order. It is meant for a backward pass that runs a
+/// part of the forward pass again, as with activation recomputation.
 pub fn second_pass(body: impl FnOnce()) {
     let outer = with(|recorder| (std::mem::take(&mut recorder.inside), recorder.calls.len()));
     body();
@@ -244,7 +246,7 @@ pub fn second_pass(body: impl FnOnce()) {
     with(|recorder| recorder.inside = outer);
 }
 
-/// Runs the backward of each call in reverse order, down to call `first`, with gradients of all inputs.
+/// Runs the backward passes of all calls from index `first` on, in reverse order, with the gradients of all inputs.
 pub fn backward_since(first: usize) {
     for call in (first..calls()).rev() {
         let inputs = with(|recorder| recorder.calls[call].inputs.len()).unwrap_or_default();

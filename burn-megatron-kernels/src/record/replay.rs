@@ -1,4 +1,4 @@
-//! Replays recorded operations, one at a time, on a device with values.
+//! Replays recorded operations one at a time on a device with values.
 
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
 use burn::backend::Cube;
@@ -11,45 +11,45 @@ use burn_router::{CustomOpRegistry, TensorInterpreter};
 use super::RecordedCall;
 use crate::function::{SharedFunction, forward};
 
-/// Runs operations of a [`Recording`](super::Recording) on given values.
+/// Runs the operations of a [`Recording`](super::Recording) on given values.
 ///
 /// A tensor is identified by its number in the recording. It is kept until an operation consumes it (its status in the
-/// operation is read-write) or until it is [forgotten](Self::forget).
+/// operation is read-write) or until [`forget`](Self::forget) frees it.
 pub struct Replay(Box<dyn Interpreter>);
 
 impl Replay {
-    /// Creates a replay on `device` that runs operations as a program would. With the feature
-    /// `fusion`, a GPU fuses operations whose intermediate results are not read. Returns `None` for
-    /// a device that is neither the CPU (Flex) nor a CubeCL device.
+    /// Creates a replay on `device`. With the feature `fusion`, a GPU fuses operations whose intermediate results are
+    /// not read, as in a normal program. Returns `None` for a device that is neither the CPU (Flex) nor a CubeCL
+    /// device.
     pub fn new(device: &Device) -> Option<Self> {
         of_device(device.as_dispatch())
     }
 
-    /// Creates a replay on a GPU without fusion, in a build with the feature `fusion`. Returns
-    /// `None` for devices on which [`new`](Self::new) does not fuse either.
+    /// Creates a replay on a GPU that does not fuse operations, although the feature `fusion` is enabled. Returns
+    /// `None` for devices on which [`new`](Self::new) does not fuse operations.
     ///
-    /// [Calls](Self::call) are not supported.
+    /// Function [calls](Self::call) are not supported.
     pub fn unfused(device: &Device) -> Option<Self> {
         unfused(device.as_dispatch())
     }
 
-    /// Sets the values of a tensor.
+    /// Sets the values of a tensor, which is identified by `id`.
     pub fn set(&mut self, id: TensorId, values: TensorData) {
         self.0.set(id, values);
     }
 
-    /// Runs an operation whose inputs exist.
+    /// Runs an operation. Its inputs must exist.
     ///
     /// # Panics
     ///
-    /// Panics in the same cases as the operation, and for a custom operation; see
-    /// [`call`](Self::call).
+    /// Panics in the same cases as the operation. Also panics for a custom operation. Use [`call`](Self::call) for the
+    /// custom operations of a function.
     pub fn run(&mut self, operation: OperationIr) {
         self.0.run(operation);
     }
 
-    /// Runs the forward of a call with these inputs and outputs. Returns false if the call cannot
-    /// run here.
+    /// Runs the forward pass of a function call with these inputs and outputs. Returns false if the replay does not
+    /// support calls.
     pub fn call(&mut self, call: &RecordedCall, inputs: &[TensorIr], outputs: &[TensorIr]) -> bool {
         self.0.call(call, inputs, outputs)
     }
@@ -58,7 +58,7 @@ impl Replay {
     ///
     /// # Errors
     ///
-    /// Returns the error that the device reports.
+    /// Returns an error if the device reports an error.
     pub fn read(&mut self, tensor: &TensorIr) -> Result<TensorData, String> {
         self.0.read(TensorIr {
             status: TensorStatus::ReadOnly,
@@ -79,10 +79,10 @@ trait Interpreter {
     fn read(&mut self, tensor: TensorIr) -> Result<TensorData, String>;
 }
 
-/// The operations of one backend.
+/// The replay on one backend.
 struct Of<B: BackendIr> {
     interpreter: TensorInterpreter<B>,
-    /// The function [`forward`] for this backend, if [`DispatchTensor`] has the backend.
+    /// The function that runs a forward pass on this backend, if [`DispatchTensor`] supports the backend.
     forward: Option<Forward<B>>,
 }
 

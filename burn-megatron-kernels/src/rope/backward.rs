@@ -1,4 +1,4 @@
-//! The autodiff functions of rotations.
+//! The rotations as autodiff functions.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -10,7 +10,7 @@ use super::{MlaDims, Positions, RopeTable, RotaryHeads};
 use crate::function::{Function, Gradients, Tensors, apply};
 use crate::launch::{exactly, launch};
 
-/// The table and the positions of one call, as inputs of launches.
+/// The table and the positions of a rotation, which are inputs of its launch.
 #[derive(Clone, Debug)]
 struct AngleInputs {
     cosine: Tensor<2>,
@@ -27,8 +27,7 @@ impl AngleInputs {
             Positions::From(start) => (*start, None),
             Positions::Each(each) => {
                 let each = each.clone().inner();
-                // Kernels clamp positions too, but a wider type must not wrap around before they
-                // do.
+                // The kernels clamp positions too, but a wider type must not wrap around before this.
                 let each = match each.dtype() {
                     DType::I32 => each,
                     _ => each.clamp(0, last).cast(DType::I32),
@@ -44,7 +43,7 @@ impl AngleInputs {
         }
     }
 
-    /// Returns the inputs of a launch: the given tensors, then the angles.
+    /// Returns the inputs of a launch: the tensors, followed by the table and the positions.
     fn after(&self, tensors: Tensors) -> Tensors {
         let table = [self.cosine.clone(), self.sine.clone()].map(Tensor::into_dispatch);
         let each = self.each.clone().map(Tensor::into_dispatch);
@@ -78,7 +77,7 @@ pub(super) fn rotate(
     apply(vec![x.into_dispatch()], Rotate { angles, heads })
 }
 
-/// The function that rotates its input. It saves nothing for the backward.
+/// The function that rotates its input. It saves no tensor for the backward pass.
 #[derive(Debug)]
 struct Rotate {
     angles: AngleInputs,
@@ -91,18 +90,17 @@ impl Function for Rotate {
         (y, vec![])
     }
 
-    /// Rotates by the negative angle, which is the transpose of a rotation, including its
-    /// concentration.
+    /// Rotates by the negative angle. This is the transpose of the rotation, including the scaling of cosines and
+    /// sines.
     fn backward(&self, _saved: Tensors, gradient: DispatchTensor, _needed: &[bool]) -> Gradients {
         vec![Some(self.angles.rotate(gradient, self.heads, true))]
     }
 }
 
-/// Rotates queries and keys.
+/// Rotates the queries and keys of multi-head latent attention.
 ///
-/// An autodiff function has one output, so there are two functions. The function of the queries
-/// runs the launch, with keys and values as constants. The function of the keys takes the keys
-/// computed by that launch.
+/// An autodiff function has one output, so there are two functions. The function of the queries launches the kernel,
+/// with keys and values as constants. The function of the keys takes the keys that this kernel has computed.
 pub(super) fn rotate_mla(
     (q, kv, k_rope): (Tensor<4>, Tensor<4>, Tensor<3>),
     mla: MlaDims,
@@ -127,7 +125,7 @@ pub(super) fn rotate_mla(
     (q, apply(keys, RotateMlaKeys(rotation)))
 }
 
-/// The keys, passed from the forward of the queries to the forward of the keys.
+/// The keys, passed from the forward pass of the queries to the forward pass of the keys.
 type MlaKeysSlot = Arc<Mutex<Option<DispatchTensor>>>;
 
 #[derive(Clone, Debug)]

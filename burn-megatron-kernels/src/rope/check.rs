@@ -1,4 +1,4 @@
-//! Input checks that run before anything is launched.
+//! Input checks of the rotations, which run before a kernel is launched.
 
 use burn::tensor::Tensor;
 
@@ -6,14 +6,14 @@ use super::{MlaDims, Pairing, Positions, RopeOptions, RopeTable, RotaryHeads};
 use crate::KernelError;
 use crate::cpu::wide;
 
-/// The name used in errors.
+/// The name of the operation in error messages.
 pub(super) const NAME: &str = "rope";
 
 fn refuse<T>(message: String) -> Result<T, KernelError> {
     Err(KernelError::shape(NAME, message))
 }
 
-/// Checks the inputs of `rotate` and returns the rotated part.
+/// Checks the inputs of `rotate` and returns the part of the heads that is rotated.
 pub(super) fn rotate(
     x: &Tensor<4>,
     table: &RopeTable,
@@ -34,7 +34,7 @@ pub(super) fn rotate(
     let rotated = options.heads.unwrap_or(heads);
     if rotated > heads {
         return refuse(format!(
-            "x {:?} has {heads} heads, of which {rotated} are to be rotated: expected at most {heads}",
+            "x {:?} has {heads} heads, but {rotated} heads are to be rotated: expected at most {heads}",
             x.dims()
         ));
     }
@@ -50,7 +50,7 @@ pub(super) fn rotate(
     })
 }
 
-/// Checks the inputs of `rotate_mla` and returns the rotated part of `q`.
+/// Checks the inputs of `rotate_mla` and returns the part of `q` that is rotated.
 pub(super) fn mla(
     (q, kv, k_rope): (&Tensor<4>, &Tensor<4>, &Tensor<3>),
     MlaDims { nope, value }: MlaDims,

@@ -1,4 +1,4 @@
-//! Reference operations, composed of Burn's own operations and differentiated by Burn.
+//! Reference rotations, composed of Burn's own operations and differentiated by Burn's autodiff.
 
 use burn::tensor::Tensor;
 
@@ -6,7 +6,7 @@ use super::{MlaDims, Pairing, Positions, RopeOptions, RopeTable, RotaryHeads, ch
 use crate::cpu::wide;
 use crate::error::accept;
 
-/// Computes [`rotate`](super::rotate) with slices, products and concatenations.
+/// Computes [`rotate`](super::rotate) with Burn's slices, multiplications and concatenations.
 ///
 /// # Panics
 ///
@@ -24,7 +24,7 @@ pub fn rotate(
     }
 }
 
-/// Computes [`rotate_mla`](super::rotate_mla) with slices, products and concatenations.
+/// Computes [`rotate_mla`](super::rotate_mla) with Burn's slices, multiplications and concatenations.
 ///
 /// # Panics
 ///
@@ -63,7 +63,7 @@ fn angles(table: &RopeTable, positions: &Positions, heads: RotaryHeads) -> Angle
     let half = heads.width / 2;
     let last = table.rows() as i64 - 1;
     let at = |table: Tensor<2>| match positions {
-        // The number of tokens is taken from the tensor with which the slice is multiplied.
+        // The slice has the number of tokens of the tensor with which it is multiplied.
         Positions::From(start) => {
             let rest = table.dims()[0] - start;
             table.narrow(0, *start, rest).reshape([1, rest, 1, half])

@@ -8,7 +8,7 @@ use super::ops::RotateOp;
 use super::{MlaDims, Pairing, RotaryHeads};
 use crate::cpu::{Element, Real, for_rows, slice};
 
-/// Cosines and sines of the tokens.
+/// The cosines and sines of all tokens.
 pub(super) struct CpuAngles<'a, E: Element> {
     cosine: &'a [E::Wide],
     sine: &'a [E::Wide],
@@ -16,11 +16,11 @@ pub(super) struct CpuAngles<'a, E: Element> {
     half: usize,
     start: usize,
     seq: usize,
-    /// The direction: 1, or -1 for the inverse rotation.
+    /// The direction of the rotation: 1, or -1 for the inverse rotation.
     direction: E::Wide,
 }
 
-/// Cosines and sines of one token.
+/// The cosines and sines of one token.
 #[derive(Clone, Copy)]
 struct TokenAngle<'a, R> {
     cosine: &'a [R],
@@ -93,7 +93,7 @@ fn rotate_head<E: Element>(head: &mut [E], angle: TokenAngle<E::Wide>, pairing: 
     }
 }
 
-/// Rotates the rotated features of one token.
+/// Rotates the heads and features of one token that are to be rotated.
 #[inline(always)]
 fn rotate_token<E: Element>(token: &mut [E], angle: TokenAngle<E::Wide>, heads: RotaryHeads) {
     let rotated = heads.rotated * heads.features;
@@ -103,7 +103,7 @@ fn rotate_token<E: Element>(token: &mut [E], angle: TokenAngle<E::Wide>, heads: 
     }
 }
 
-/// Rotates `x`, in place if it is uniquely owned.
+/// Rotates `x`. `x` is updated in place if no other tensor shares its memory.
 pub(super) fn rotate<E: Element>(
     mut x: FlexTensor,
     angles: &CpuAngles<E>,
@@ -135,7 +135,8 @@ pub(super) fn rotate<E: Element>(
     y
 }
 
-/// Computes the keys. Each key is the part of its head without a position, then the rotated shared part.
+/// Computes the keys. The key of a head consists of its part without a position, followed by the rotated part that all
+/// heads share.
 pub(super) fn mla_forward<E: Element>(
     kv: &FlexTensor,
     shared: &FlexTensor,
@@ -155,7 +156,7 @@ pub(super) fn mla_forward<E: Element>(
         |number, token| {
             let own = kv[number * heads.heads * row..].chunks_exact(row);
             let shared = &shared[number * heads.width..(number + 1) * heads.width];
-            // The shared key is rotated in the first head and copied from there to the other heads.
+            // The shared part of the key is rotated in the first head and copied from there to the other heads.
             let (first, rest) = token.split_at_mut(heads.features);
             let rotated = &mut first[mla.nope..];
             rotated.copy_from_slice(shared);
@@ -172,8 +173,8 @@ pub(super) fn mla_forward<E: Element>(
     k
 }
 
-/// Computes the gradients of `kv`, which are 0 for the values, and of the shared key, summed over
-/// the heads in order.
+/// Computes the gradient of `kv`, which is 0 for the values, and the gradient of the shared part of the key, which is
+/// summed over the heads in order.
 pub(super) fn mla_backward<E: Element>(
     dk: &FlexTensor,
     angles: &CpuAngles<E>,
@@ -209,7 +210,7 @@ pub(super) fn mla_backward<E: Element>(
                     *sum += gradient.wide();
                 }
             }
-            // Rotated before rounding.
+            // The sums are rotated before they are rounded.
             rotate_head::<E::Wide>(&mut sums, angles.of(number), heads.pairing);
             for (gradient, sum) in token.iter_mut().zip(sums) {
                 *gradient = E::narrow(sum);

@@ -7,12 +7,12 @@
 //! b' = b cos t + a sin t
 //! ```
 //!
-//! [`RopeTable`] holds the cosines and sines, with the frequencies of [`Scaling`]. [`rotate`] rotates the heads of
-//! queries and keys in one pass over memory. [`rotate_mla`] is for multi-head latent attention (MLA), where all heads
-//! share one positional key. The backward of a rotation is the rotation by the negative angle, so only the table is
-//! saved for it. A uniquely owned tensor is rotated in place.
+//! [`RopeTable`] holds the cosines and sines. Its frequencies depend on the [`Scaling`]. [`rotate`] rotates the heads
+//! of queries and keys in one pass over memory. [`rotate_mla`] is for multi-head latent attention (MLA), where all
+//! heads share one key with a position. The backward pass of a rotation is the rotation by the negative angle, so it
+//! needs no saved tensor except the table. A tensor is rotated in place if no other tensor shares its memory.
 //!
-//! 16-bit types are computed in f32 with a table in f32.
+//! For 16-bit types, the rotation is computed in f32 with a table in f32.
 
 use burn::tensor::{Int, Tensor};
 
@@ -31,43 +31,44 @@ mod tests;
 
 pub use table::{RopeConfig, RopeTable, Scaling};
 
-/// The assignment of a head's features to pairs.
+/// The pairs into which the features of a head are grouped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Pairing {
-    /// Feature `i` with feature `i + width / 2`, as in GPT-NeoX and the published weights of Llama.
+    /// Feature `i` is paired with feature `i + width / 2`, as in GPT-NeoX and the published weights of Llama.
     #[default]
     Halves,
-    /// Feature `2i` with feature `2i + 1`, as in the paper. The features keep their order.
+    /// Feature `2i` is paired with feature `2i + 1`, as in the paper. The order of the features does not change.
     Interleaved,
 }
 
-/// The positions of the tokens as rows of a table: [`RopeTable::first_row`] plus the position in
-/// the sequence.
+/// The rows of a [`RopeTable`] that the tokens use. The row of a token is [`RopeTable::first_row`] plus the position of
+/// the token in its sequence.
 #[derive(Clone, Debug)]
 pub enum Positions {
-    /// The row of the first token of every sequence. The other tokens follow.
+    /// The row of the first token of every sequence. The following tokens use the following rows.
     From(usize),
     /// The row of each token, `[batch, seq]`.
     ///
-    /// The rows are not validated, because that would synchronise with the device. A row outside
-    /// the table is clamped.
+    /// The rows are not validated, because that would synchronize with the device. A row outside the table is clamped
+    /// to the table.
     Each(Tensor<2, Int>),
 }
 
-/// Options of [`rotate`]. The default rotates the first features of every head.
+/// Options of [`rotate`]. By default, [`rotate`] rotates the first features of every head.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RopeOptions {
-    /// The pairing of features.
+    /// The pairs of features that are rotated together.
     pub pairing: Pairing,
-    /// The first rotated feature of a head. The features before it, and after the width of the
-    /// table, are copied unchanged.
+    /// The index of the first rotated feature of a head. The number of rotated features is the width of the table. The
+    /// features before and after them are copied unchanged.
     pub first: usize,
-    /// The number of rotated heads. Only the first `n` heads are rotated, and the other heads are copied. One launch
-    /// can thus rotate the queries and keys of a joint projection `q|k|v`. `None` rotates all heads.
+    /// The number of rotated heads `n`. Only the first `n` heads are rotated, and the other heads are copied. This
+    /// allows rotating the queries and keys of a joint projection `q|k|v` in one kernel launch. `None` rotates all
+    /// heads.
     pub heads: Option<usize>,
 }
 
-/// The heads of one tensor, and their rotated part.
+/// The heads of a tensor, and the part of these heads that is rotated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RotaryHeads {
     /// The number of heads.
@@ -87,26 +88,25 @@ pub(crate) struct RotaryHeads {
 /// The widths of a head of multi-head latent attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct MlaDims {
-    /// The number of features of a query or key without a position.
+    /// The number of features of a query or key head without a position.
     pub nope: usize,
-    /// The number of features of a value.
+    /// The number of features of a value head.
     pub value: usize,
 }
 
-/// Rotates `x`, `[batch, seq, heads, features]`. Features and heads that are not rotated are copied
-/// unchanged.
+/// Applies rotary position embedding to `x`, `[batch, seq, heads, features]`. Features and heads that are not rotated
+/// are copied unchanged.
 ///
-/// The function is differentiable in `x`. A joint projection need not be split first; see
-/// [`RopeOptions::heads`].
+/// The function is differentiable in `x`. A joint projection of queries, keys and values does not have to be split
+/// first. See [`RopeOptions::heads`].
 ///
 /// # Panics
 ///
 /// Panics with a [`KernelError`](crate::KernelError) if
-/// - there are fewer features than [`RopeOptions::first`] and the width of the table need,
+/// - a head has fewer features than [`RopeOptions::first`] plus the width of the table,
 /// - there are fewer heads than [`RopeOptions::heads`],
-/// - positions are past the table or do not have the shape `[batch, seq]`,
-/// - the table is on another device, or does not have the required type (f64 for f64, otherwise
-///   f32).
+/// - a position exceeds the table, or the positions do not have the shape `[batch, seq]`,
+/// - the table is on a different device, or has a wrong type (f64 is required for f64, otherwise f32).
 ///
 /// # Example
 ///
@@ -138,28 +138,27 @@ pub fn rotate(
     backward::rotate(x, table, positions, heads)
 }
 
-/// Applies rotary positions of multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section
-/// 2.1.3).
+/// Applies rotary position embedding in multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1.3).
 ///
-/// With the width `rotary` of the table:
+/// The inputs are (`rotary` is the width of the table):
 ///
-/// - `q`: `[batch, seq, heads, nope + rotary]`. The last `rotary` features are rotated.
-/// - `kv`: `[batch, seq, heads, nope + value]`. A head's key without position, then its value.
-/// - `k_rope`: `[batch, seq, rotary]`. The positional key, which is rotated once and copied to
-///   every head. Its gradient is the sum over the heads in order, rotated back.
+/// - `q`: `[batch, seq, heads, nope + rotary]`. The last `rotary` features of each head are rotated.
+/// - `kv`: `[batch, seq, heads, nope + value]`. For each head, the part of the key without a position, followed by the
+///   value.
+/// - `k_rope`: `[batch, seq, rotary]`. The part of the key with a position, which all heads share. It is rotated once
+///   and copied to every head. Its gradient is the sum over the heads in a fixed order, rotated back.
 ///
-/// Returns `q`, the keys `[batch, seq, heads, nope + rotary]`, and the values
-/// `[batch, seq, heads, value]`, which are a slice of `kv`. Queries and keys are computed in one
-/// launch.
+/// Returns the rotated `q`, the keys `[batch, seq, heads, nope + rotary]`, and the values `[batch, seq, heads, value]`,
+/// which are a slice of `kv`. One kernel launch computes queries and keys.
 ///
-/// [`Pairing::Interleaved`] keeps the order of the features. Megatron-LM's fused operation instead moves the even
-/// features to the first half and the odd features to the second half. It moves the features of both queries and keys,
-/// so attention is the same up to rounding.
+/// [`Pairing::Interleaved`] keeps the order of the features. The fused operation of Megatron-LM instead moves the even
+/// features to the first half and the odd features to the second half. It does so for both queries and keys, so the
+/// results of attention are equal up to rounding.
 ///
 /// # Panics
 ///
-/// Panics in the same cases as [`rotate`]. Also panics with a [`KernelError`](crate::KernelError) if shapes do not
-/// agree with the list above, if `nope` or `value` is 0, or if tensors have different types.
+/// Panics in the same cases as [`rotate`]. Also panics with a [`KernelError`](crate::KernelError) if the shapes do not
+/// match the list above, if `nope` or `value` is 0, or if the types of the tensors differ.
 #[allow(clippy::too_many_arguments)]
 pub fn rotate_mla(
     q: Tensor<4>,

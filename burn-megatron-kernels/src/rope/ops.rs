@@ -1,6 +1,6 @@
-//! The device operation of rotary positions.
+//! Rotary position embedding as a device operation.
 //!
-//! The inputs of a launch are its tensors, the cosines, the sines and, if every token has its own position, the
+//! The inputs are the tensors to rotate, the cosines, the sines and, if every token has its own position, the
 //! positions.
 
 use burn::backend::TensorMetadata;
@@ -17,15 +17,15 @@ use crate::cpu::for_float;
 use crate::launch::exactly;
 use crate::launch::{DeviceOp, InPlace, Spec};
 
-/// The work of a launch.
+/// The kind of rotation.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Rotation {
-    /// Rotates `x`, by the negative angles if `back`.
+    /// Rotates `x`. With `back`, rotates by the negative angles.
     Heads { back: bool },
-    /// Computes the queries and the keys from `q`, `kv` and the shared key.
+    /// Computes the queries and the keys from `q`, `kv` and the part of the keys that all heads share.
     Mla(MlaDims),
-    /// Computes the gradients of `kv` (0 for the values) and of the shared key from the gradient of
-    /// the keys.
+    /// Computes the gradients of `kv` (0 for the values) and of the shared part of the keys from the gradient of the
+    /// keys.
     MlaBack(MlaDims),
 }
 
@@ -33,12 +33,12 @@ pub(super) enum Rotation {
 pub(super) struct RotateOp {
     pub rotation: Rotation,
     pub heads: RotaryHeads,
-    /// The position of the first token, unless every token has its own position.
+    /// The table row of the first token, unless every token has its own position.
     pub start: usize,
 }
 
 impl RotateOp {
-    /// Returns the number of inputs before the angles.
+    /// Returns the number of inputs before the table and the positions.
     fn rotated_inputs(&self) -> usize {
         match self.rotation {
             Rotation::Mla(_) => 3,
@@ -46,7 +46,7 @@ impl RotateOp {
         }
     }
 
-    /// Returns whether angles are negative.
+    /// Returns whether the rotation is by the negative angles.
     pub(super) fn is_back(&self) -> bool {
         match self.rotation {
             Rotation::Heads { back } => back,

@@ -1,4 +1,4 @@
-//! Rotary frequencies, and the table of cosines and sines.
+//! The frequencies of rotary position embedding, and the table of cosines and sines.
 
 use std::f64::consts::PI;
 use std::ops::Range;
@@ -13,7 +13,7 @@ use crate::cpu::wide;
 use crate::error::check_size;
 use crate::record;
 
-/// The scaling of the rotary frequencies, which lets a model support longer sequences than in its
+/// The scaling of the rotary frequencies, with which a model supports longer sequences than the sequences of its
 /// training. Without scaling, pair `i` has the frequency `base^(-2i / width)`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
@@ -21,84 +21,89 @@ pub enum Scaling {
     /// Unscaled frequencies.
     #[default]
     None,
-    /// Llama 3.1. With wavelengths `w = 2 pi / frequency`:
+    /// The scaling of Llama 3.1. It depends on the wavelengths `w = 2 pi / frequency`:
     ///
     /// - Frequencies with `w` above `original / low` are divided by `factor`.
-    /// - Frequencies with `w` below `original / high` stay unchanged.
-    /// - Frequencies in between are multiplied by `(1 - s) / factor + s`, where `s = (original / w
-    ///   - low) / (high - low)`.
+    /// - Frequencies with `w` below `original / high` do not change.
+    /// - Frequencies in between are multiplied by `(1 - s) / factor + s`, where
+    ///   `s = (original / w - low) / (high - low)`.
     Llama3 {
         /// The factor of the context extension, at least 1.
         factor: f64,
-        /// The number of turns within the original context below which a frequency is divided.
+        /// The limit for low frequencies. A frequency with fewer full rotations than this within the original context
+        /// is divided by `factor`.
         low: f64,
-        /// The number of turns within the original context above which a frequency stays unchanged;
-        /// larger than `low`.
+        /// The limit for high frequencies, larger than `low`. A frequency with more full rotations than this within the
+        /// original context does not change.
         high: f64,
-        /// The number of positions of the original context.
+        /// The length of the original context in tokens.
         original: usize,
     },
-    /// YaRN (Peng et al. 2023, arXiv:2309.00071), as implemented in DeepSeek and Megatron-LM.
+    /// The scaling YaRN (Peng et al. 2023, arXiv:2309.00071), as implemented in DeepSeek and Megatron-LM.
     ///
-    /// The pair with `r` turns within the original context is `d(r) = width ln(original / (2 pi r)) / (2 ln base)`.
-    /// Pairs up to `floor d(beta_fast)` stay unchanged, and the frequencies of pairs from `ceil d(beta_slow)` are
-    /// divided by `factor`. A ramp connects them. Without `truncate`, the ends of the ramp are not rounded.
+    /// The pair that makes `r` full rotations within the original context has the index
+    /// `d(r) = width ln(original / (2 pi r)) / (2 ln base)`. The frequencies of pairs up to `floor d(beta_fast)` do not
+    /// change. The frequencies of pairs from `ceil d(beta_slow)` on are divided by `factor`. Between these two indices,
+    /// the scaling changes linearly. If `truncate` is false, the two indices are not rounded.
     ///
-    /// Cosines and sines are multiplied by `attention_factor`. Its default is `m(mscale) /
-    /// m(mscale_all_dim)` with `m(s) = 0.1 s ln factor + 1`.
+    /// Cosines and sines are multiplied by `attention_factor`. Its default is `m(mscale) / m(mscale_all_dim)` with
+    /// `m(s) = 0.1 s ln factor + 1`.
     Yarn {
         /// The factor of the context extension, at least 1.
         factor: f64,
-        /// The number of positions of the original context.
+        /// The length of the original context in tokens.
         original: usize,
-        /// The number of turns from which a frequency stays unchanged; larger than `beta_slow`,
-        /// usually 32.
+        /// The number of full rotations within the original context above which a frequency does not change. It is
+        /// larger than `beta_slow`, usually 32.
         beta_fast: f64,
-        /// The number of turns up to which a frequency is divided; usually 1.
+        /// The number of full rotations within the original context below which a frequency is divided by `factor`,
+        /// usually 1.
         beta_slow: f64,
-        /// The concentration of attention; usually 1.
+        /// The value `s` in `0.1 s ln factor + 1`, the numerator of the default `attention_factor`. It is usually 1.
         mscale: f64,
-        /// The divisor of the concentration, which the softmax then applies squared; 0 for no
-        /// divisor.
+        /// The value `s` in `0.1 s ln factor + 1`, the denominator of the default `attention_factor`. It is 0 for a
+        /// denominator of 1. Latent attention multiplies its scores by the square of this denominator.
         mscale_all_dim: f64,
-        /// Whether the ends of the ramp are rounded; false in gpt-oss.
+        /// Whether the first and the last pair of the transition between scaled and unscaled frequencies are rounded to
+        /// integers. It is false in gpt-oss.
         #[serde(default = "rounded")]
         truncate: bool,
-        /// The factor of cosines and sines. The default is computed from `factor`, `mscale` and
+        /// The factor that multiplies cosines and sines. The default is computed from `factor`, `mscale` and
         /// `mscale_all_dim`.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         attention_factor: Option<f64>,
     },
-    /// Position interpolation (Chen et al. 2023, arXiv:2306.15595), as in Gemma 3: all frequencies
-    /// are divided by the factor.
+    /// Position interpolation (Chen et al. 2023, arXiv:2306.15595), as in Gemma 3. All frequencies are divided by
+    /// `factor`.
     Linear {
         /// The factor of the context extension, at least 1.
         factor: f64,
     },
-    /// LongRoPE (Ding et al. 2024, arXiv:2402.13753), as in Phi-3: the frequency of each pair is divided by a factor of
-    /// this pair.
+    /// LongRoPE (Ding et al. 2024, arXiv:2402.13753), as in Phi-3. The frequency of each pair is divided by its own
+    /// factor.
     ///
-    /// The length of a sequence selects the factors: the short factors up to `original` tokens, the
-    /// long factors above. The [table](RopeTable::first_row) has rows for both. A sequence is a row
-    /// of a batch, a document without its padding, or the text so far in generation. A text that
-    /// grows beyond `original` is read again.
+    /// The length of a sequence selects the factors: `short_factor` for up to `original` tokens, and `long_factor` for
+    /// more tokens. The table has rows for both cases, see [`RopeTable::first_row`]. A sequence is a row of a batch, a
+    /// document without its padding, or the text so far in generation. If a generated text becomes longer than
+    /// `original`, all of its tokens are processed again.
     #[serde(rename = "longrope")]
     LongRope {
-        /// The factors of the `width / 2` pairs in sequences of up to `original` tokens.
+        /// The factors that divide the frequencies of the `width / 2` pairs in sequences of up to `original` tokens.
         short_factor: Vec<f64>,
-        /// The factors of the `width / 2` pairs in longer sequences.
+        /// The factors that divide the frequencies of the `width / 2` pairs in sequences of more than `original`
+        /// tokens.
         long_factor: Vec<f64>,
-        /// The number of positions of the original context.
+        /// The length of the original context in tokens.
         original: usize,
-        /// The factor of cosines and sines, for sequences of any length.
+        /// The factor that multiplies cosines and sines, for sequences of any length.
         attention_factor: f64,
     },
-    /// Dynamic NTK scaling of `transformers`. It does not scale within the original context, which
-    /// a sequence must not exceed here.
+    /// Dynamic NTK scaling of `transformers`. It does not change the frequencies within the original context. Longer
+    /// sequences than the original context are not supported.
     Dynamic {
-        /// The factor for sequences longer than the original context.
+        /// The factor for sequences that are longer than the original context.
         factor: f64,
-        /// The number of positions of the original context.
+        /// The length of the original context in tokens.
         original: usize,
     },
 }
@@ -110,11 +115,11 @@ fn rounded() -> bool {
 /// The configuration of a [`RopeTable`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct RopeConfig {
-    /// The number of rotated features of a head, an even number.
+    /// The number of rotated features per head. It must be even.
     pub width: usize,
     /// The number of positions in the table.
     pub max_positions: usize,
-    /// The base of the frequencies, above 1 (10,000 in the paper).
+    /// The base of the frequencies (10,000 in the paper). It must be larger than 1.
     pub base: f64,
     /// The scaling of the frequencies.
     pub scaling: Scaling,
@@ -124,7 +129,7 @@ const POSITIVE: &str = "a number above 0 and finite in f32";
 
 const FACTORS: &str = "numbers above 0 and finite in f32";
 
-/// Returns whether a factor is positive, also in f32.
+/// Returns whether a factor is positive and finite, also when it is rounded to f32.
 fn is_positive(factor: f64) -> bool {
     let factor = factor as f32;
     factor.is_finite() && factor > 0.0
@@ -223,7 +228,7 @@ impl RopeConfig {
         }
     }
 
-    /// Checks that there is a factor for each pair, and that frequencies stay finite.
+    /// Checks that there is a factor for each pair, and that the frequencies stay finite.
     fn check_factors(&self, name: &'static str, factors: &[f64]) -> Result<(), KernelError> {
         if factors.len() != self.width / 2 {
             let found = format!("{} factors for {} features", factors.len(), self.width);
@@ -235,13 +240,13 @@ impl RopeConfig {
         }
     }
 
-    /// Returns the number of rows of the table, one per position. With [`Scaling::LongRope`] and more positions than
-    /// the original context, the rows of short sequences follow.
+    /// Returns the number of rows of the table. There is one row per position. With [`Scaling::LongRope`] and more
+    /// positions than the original context, additional rows for short sequences follow.
     pub fn rows(&self) -> usize {
         self.max_positions + self.short_rows()
     }
 
-    /// Returns the number of rows that only short sequences have.
+    /// Returns the number of additional rows for short sequences.
     fn short_rows(&self) -> usize {
         match self.scaling {
             Scaling::LongRope { original, .. } if self.max_positions > original => original,
@@ -249,19 +254,18 @@ impl RopeConfig {
         }
     }
 
-    /// Returns the frequencies of the `width / 2` pairs in radians per position, in f64, for a
-    /// sequence of [`max_positions`](Self::max_positions) tokens.
+    /// Returns the frequencies of the `width / 2` pairs in f64, in radians per position. With [`Scaling::LongRope`],
+    /// they are the frequencies of a sequence of [`max_positions`](Self::max_positions) tokens.
     ///
     /// # Errors
     ///
-    /// Returns an error for an odd width, a table without positions, and an invalid base or
-    /// scaling.
+    /// Returns an error if the width is odd, if there are no positions, or if the base or the scaling is invalid.
     pub fn frequencies(&self) -> Result<Vec<f64>, KernelError> {
         self.check()?;
         Ok(self.frequencies_of(self.max_positions))
     }
 
-    /// Returns the frequencies in a sequence of `length` tokens.
+    /// Returns the frequencies for a sequence of `length` tokens.
     fn frequencies_of(&self, length: usize) -> Vec<f64> {
         let plain = |i: usize| self.base.powf(-2.0 * i as f64 / self.width as f64);
         let scaled = |i: usize| match self.scaling {
@@ -305,8 +309,8 @@ impl RopeConfig {
         (0..self.width / 2).map(scaled).collect()
     }
 
-    /// Returns the position of a pair on the ramp: 0 before the pair with `fast` turns, 1 after the
-    /// pair with `slow` turns.
+    /// Returns the position of a pair in the transition between unscaled and scaled frequencies. The position is 0 up
+    /// to the pair with `fast` full rotations, and 1 from the pair with `slow` full rotations on.
     fn ramp(&self, pair: usize, original: usize, [fast, slow]: [f64; 2], truncate: bool) -> f64 {
         let width = self.width as f64;
         let rotated_units = |rotate_instances: f64| {
@@ -317,12 +321,12 @@ impl RopeConfig {
             (from, to) = (from.floor(), to.ceil());
         }
         let (from, to) = (from.max(0.0), to.min(width - 1.0));
-        // Equal ends form a step. The published models use this small distance.
+        // If both ends are equal, the transition is a step. The published models use this small distance.
         let to = if to == from { from + 0.001 } else { to };
         ((pair as f64 - from) / (to - from)).clamp(0.0, 1.0)
     }
 
-    /// Returns the factor of cosines and sines, which is 1 except for YaRN and LongRoPE.
+    /// Returns the factor that multiplies cosines and sines. It is 1 except for YaRN and LongRoPE.
     pub fn concentration(&self) -> f64 {
         match self.scaling {
             Scaling::LongRope {
@@ -343,14 +347,14 @@ impl RopeConfig {
     }
 }
 
-/// Cosines and sines of every position, `[rows, width / 2]` each.
+/// The cosines and sines of every position, `[rows, width / 2]` each.
 ///
-/// They are computed in f64 and stored in f32 (f64 for f64). Cloning is cheap.
+/// They are computed in f64 and stored in f32 (f64 for f64 tensors). Cloning is cheap.
 #[derive(Clone, Debug)]
 pub struct RopeTable {
     cosine: Tensor<2>,
     sine: Tensor<2>,
-    /// The number of rows at the end that only short sequences have; often 0.
+    /// The number of rows at the end that are for short sequences only. It is often 0.
     short_rows: usize,
 }
 
@@ -359,8 +363,8 @@ impl RopeTable {
     ///
     /// # Errors
     ///
-    /// Returns an error if the configuration is invalid; see [`RopeConfig::frequencies`]. Also returns an error if the
-    /// table has more elements than a tensor can have, or if `dtype` is not a float type.
+    /// Returns an error if the configuration is invalid (see [`RopeConfig::frequencies`]), if the table has more
+    /// elements than a tensor can have, or if `dtype` is not a float type.
     pub fn new(config: &RopeConfig, device: &Device, dtype: DType) -> Result<Self, KernelError> {
         config.check()?;
         if !matches!(
@@ -410,7 +414,7 @@ impl RopeTable {
         self.rows() - self.short_rows
     }
 
-    /// Returns the number of rows; see [`RopeConfig::rows`].
+    /// Returns the number of rows. See [`RopeConfig::rows`].
     pub fn rows(&self) -> usize {
         self.cosine.dims()[0]
     }
@@ -421,7 +425,7 @@ impl RopeTable {
         (self.short_rows > 0).then(|| self.max_positions()..self.rows())
     }
 
-    /// Returns the row of position 0 in a sequence of `length` tokens. The other positions follow.
+    /// Returns the row of position 0 for a sequence of `length` tokens. The following positions use the following rows.
     pub fn first_row(&self, length: usize) -> usize {
         match self.short_rows() {
             Some(short) if length <= short.len() => short.start,
@@ -434,7 +438,7 @@ impl RopeTable {
         2 * self.cosine.dims()[1]
     }
 
-    /// Returns the type of the table: f64 for tensors of f64, f32 for all others.
+    /// Returns the element type of the table: f64 for f64 tensors, f32 for other tensors.
     pub fn dtype(&self) -> DType {
         self.cosine.dtype()
     }
@@ -454,7 +458,7 @@ impl RopeTable {
         }
     }
 
-    /// Returns cosines and sines, `[rows, width / 2]` each.
+    /// Returns the cosines and the sines, `[rows, width / 2]` each.
     pub(crate) fn parts(&self) -> (Tensor<2>, Tensor<2>) {
         (self.cosine.clone(), self.sine.clone())
     }

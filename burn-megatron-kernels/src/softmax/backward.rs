@@ -1,4 +1,4 @@
-//! The autodiff function.
+//! The masked softmax as an autodiff function.
 
 use burn::backend::{DispatchTensor, TensorMetadata};
 
@@ -9,16 +9,16 @@ use crate::cpu::wide;
 use crate::function::{Function, Gradients, Tensors};
 use crate::launch::{SimpleOp, Spec, launch};
 
-/// The autodiff function. Inputs: the scores and, if it is learned, the sink.
+/// The masked softmax as an autodiff function. Its inputs are the scores and, if it is learned, the sink.
 #[derive(Debug)]
 pub(super) struct MaskedSoftmax {
     pub plan: SoftmaxProblem,
-    /// The lengths, or the tensor that hides keys.
+    /// The lengths of the sequences, or the tensor that masks keys.
     pub mask: Option<DispatchTensor>,
 }
 
 impl MaskedSoftmax {
-    /// Returns the specs of the scores or their gradient, and of the values of a learned sink.
+    /// Returns the shapes and types of the scores (or their gradient) and of the values of a learned sink.
     fn outputs(&self, scores: &DispatchTensor, of_sink: &[usize]) -> Vec<Spec> {
         let mut outputs = vec![Spec::of_any(scores)];
         if self.plan.sink == SinkKind::Learned {
@@ -29,8 +29,8 @@ impl MaskedSoftmax {
 }
 
 impl Function for MaskedSoftmax {
-    /// Launches from scores, a learned sink and the mask tensor to probabilities and, with a
-    /// learned sink, its share of each row.
+    /// Launches the forward kernel. From the scores, a learned sink and the mask tensor, it computes the probabilities
+    /// and, with a learned sink, the probability of the sink in each row.
     fn forward(&self, mut inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
         inputs.extend(self.mask.clone());
         let op = SimpleOp {
@@ -45,11 +45,11 @@ impl Function for MaskedSoftmax {
         (saved[0].clone(), saved)
     }
 
-    /// Launches from probabilities, their gradient, the share of a learned sink and the lengths to the gradients of the
-    /// scores and of the sink.
+    /// Launches the backward kernel. From the probabilities, their gradient, the probability of a learned sink and the
+    /// lengths, it computes the gradients of the scores and of the sink.
     fn backward(&self, mut saved: Tensors, gradient: DispatchTensor, _: &[bool]) -> Gradients {
         saved.insert(1, gradient);
-        // A key masked by a tensor has probability 0.
+        // If a key is masked by a tensor, its probability is 0.
         if self.plan.span == KeyRange::Lengths {
             saved.extend(self.mask.clone());
         }

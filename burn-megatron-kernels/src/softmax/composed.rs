@@ -6,7 +6,7 @@ use super::{Mask, NAME, Sink, check};
 use crate::cpu::wide;
 use crate::error::{accept, check_size};
 
-/// Computes [`super::masked_softmax`], differentiated by Burn.
+/// Computes [`super::masked_softmax`] with Burn's operations and Burn's autodiff.
 ///
 /// # Panics
 ///
@@ -49,8 +49,8 @@ pub fn masked_softmax(scores: Tensor<4>, scale: f64, mask: &Mask, sink: Sink) ->
     (shares / total.mask_fill(nothing, 1.0)).cast(dtype)
 }
 
-/// Returns the largest scaled visible score of each query, `[batch, heads, queries]` in f32 (f64 for f64), for plain
-/// scores. It is the lowest finite f32 if no key is visible to the query.
+/// Returns the largest scaled visible score of each query, `[batch, heads, queries]` in f32 (f64 for f64). `scores` is
+/// a plain tensor without autodiff. If no key is visible to a query, the result is the lowest finite f32.
 ///
 /// # Panics
 ///
@@ -71,8 +71,7 @@ pub fn largest_scores(scores: Tensor<4>, scale: f64, mask: &Mask) -> Tensor<3> {
     seen.max_dim(3).squeeze_dim(3)
 }
 
-/// Returns a tensor that is true for masked keys, in a shape that expands to the shape of the
-/// scores.
+/// Returns a tensor that is true for masked keys. Its shape can be expanded to the shape of the scores.
 fn hidden(shape: [usize; 4], mask: &Mask, device: &Device) -> Option<Tensor<4, Bool>> {
     let [batch, _, queries, keys] = shape;
     let device = device.clone().inner();

@@ -1,4 +1,4 @@
-//! The CPU implementation: rows in parallel, SIMD over the visible keys of a row.
+//! The CPU implementation. It processes rows in parallel, with SIMD instructions over the visible keys of a row.
 
 use std::ops::Range;
 
@@ -9,10 +9,10 @@ use crate::cpu::{
     Element, Real, for_each_task, for_float, rows_per_task, slice, tensor, vectorized,
 };
 
-/// The number of partial sums and maxima: two AVX registers, or one AVX-512 register.
+/// The number of partial sums and maxima. They fill two AVX registers, or one AVX-512 register.
 const LANES: usize = 16;
 
-/// Returns the score at which a key counts as masked.
+/// Returns the lowest finite score. A score that is not above it counts as masked.
 fn lowest<W: Real>() -> W {
     W::of(f64::from(f32::MIN))
 }
@@ -72,7 +72,7 @@ fn forward_as<E: Element>(plan: &SoftmaxProblem, inputs: &[FlexTensor]) -> Vec<F
     }
 }
 
-/// Computes `output` from the visible scores of a row, and returns the share of the sink.
+/// Computes `output` from the visible scores of a row. Returns the probability of the sink.
 #[inline(always)]
 fn softmax_row<E: Element>(
     scores: &[E],
@@ -171,7 +171,7 @@ fn backward_as<E: Element>(plan: &SoftmaxProblem, inputs: &[FlexTensor]) -> Vec<
     vec![scores, tensor(sink, [heads])]
 }
 
-/// Computes the gradient of a row of scores, and returns the sum of `gradient * output`.
+/// Computes the gradient of a row of scores. Returns the sum of `gradient * output`.
 #[inline(always)]
 fn gradient_row<E: Element>(
     output: &[E],
@@ -197,7 +197,7 @@ fn gradient_row<E: Element>(
     product
 }
 
-/// The visible keys of the rows.
+/// The mask, which determines the visible keys of each row.
 struct MaskRows<'a> {
     plan: &'a SoftmaxProblem,
     lengths: &'a [i32],
@@ -222,7 +222,7 @@ impl<'a> MaskRows<'a> {
             KeyRange::All => 0..keys,
             KeyRange::Lengths => 0..self.lengths[row / (heads * queries)] as usize,
             KeyRange::Window { left, right } => {
-                // `queries` is added on both sides, so that no number is negative.
+                // `queries` is added to both sides, so that no number is negative.
                 let at = row % queries + keys;
                 let end = (at + right + 1).saturating_sub(queries).min(keys);
                 at.saturating_sub(queries + left).min(end)..end
@@ -230,7 +230,7 @@ impl<'a> MaskRows<'a> {
         }
     }
 
-    /// Returns the row of the tensor that hides keys.
+    /// Returns the row of the mask tensor that belongs to a row of the scores.
     #[inline(always)]
     fn hidden(&self, row: usize) -> usize {
         let [_, heads, queries, _] = self.plan.shape;
@@ -244,7 +244,7 @@ impl<'a> MaskRows<'a> {
     }
 }
 
-/// Returns the bytes of contiguous booleans: 0 for false.
+/// Returns the bytes of contiguous booleans. A byte is 0 for false.
 fn bool_bytes(tensor: &FlexTensor) -> &[u8] {
     match tensor.layout().contiguous_offsets() {
         Some((start, end)) => &tensor.bytes()[start..end],
@@ -252,7 +252,7 @@ fn bool_bytes(tensor: &FlexTensor) -> &[u8] {
     }
 }
 
-/// Runs `work(first row, its rows, its statistics)` for tasks of a fixed number of rows.
+/// Calls `work(first row, rows, statistics)` for tasks of a fixed number of rows.
 fn for_tasks<E: Element, W: Real>(
     width: usize,
     values: &mut [E],
@@ -270,7 +270,7 @@ fn for_tasks<E: Element, W: Real>(
     });
 }
 
-/// Joins the results of `map`, which may replace the values.
+/// Reduces the results of `map` to one value. `map` may also replace the values.
 #[inline(always)]
 fn fold<W: Real>(
     values: &mut [W],

@@ -1,15 +1,15 @@
 //! Scale, mask and softmax of attention scores in one operation.
 //!
-//! For a row of scores `x` with visible keys `S` and an optional sink `s`:
+//! The formula for a row of scores `x` with the visible keys `S` and an optional sink `s` is:
 //!
 //! ```text
 //! p_j = exp(scale x_j) / (sum over k in S of exp(scale x_k) + exp(s))    for j in S, else 0
 //! ```
 //!
-//! The sink is one more logit in the softmax denominator, whose share is not part of the output. It
-//! is 0 for "softmax off by one" (Miller, "Attention is off by one", 2023) and learned per head in
-//! gpt-oss. The backward needs only the output: with `D = sum of dp_j p_j`,
-//! `dx_j = scale p_j (dp_j - D)`. For each row, `ds = -p_s D` with the share `p_s` of the sink.
+//! The sink is one additional logit in the softmax denominator. Its probability is not part of the output. The logit is
+//! 0 for "softmax off by one" (Miller, "Attention is off by one", 2023) and is learned per head in gpt-oss. The
+//! backward pass needs only the output: with `D = sum of dp_j p_j`, the gradient of a score is `dx_j = scale p_j (dp_j
+//! - D)`. The gradient of the sink is the sum of `-p_s D` over the rows, where `p_s` is the probability of the sink.
 
 use burn::tensor::{Bool, Int, IntDType, Tensor};
 
@@ -29,54 +29,56 @@ use backward::MaskedSoftmax;
 
 const NAME: &str = "masked_softmax";
 
-/// The visible keys of each query.
+/// The mask, which determines the visible keys of each query.
 #[derive(Clone, Debug, Default)]
 pub enum Mask {
-    /// All keys.
+    /// All keys are visible.
     #[default]
     None,
-    /// Key `j` is visible to query `i` if `j <= i + (keys - queries)`, so both sequences end together.
+    /// Causal mask: key `j` is visible to query `i` if `j <= i + (keys - queries)`. The last query has the position of
+    /// the last key.
     Causal,
-    /// Key `j` is visible to query `i` if `i + shift - left <= j <= i + shift + right`, with `shift = keys - queries`.
+    /// Sliding window: key `j` is visible to query `i` if `i + shift - left <= j <= i + shift + right`, with
+    /// `shift = keys - queries`.
     Window {
-        /// The number of visible keys before the query's own position.
+        /// The number of visible keys before the position of the query.
         left: usize,
-        /// The number of visible keys after the query's own position.
+        /// The number of visible keys after the position of the query.
         right: usize,
     },
-    /// The number of valid keys of each sequence, which come first, `[batch]`. A number outside
-    /// `0..=keys` is clamped.
+    /// The number of visible keys of each sequence, `[batch]`. The visible keys are the first keys of the sequence. A
+    /// number outside `0..=keys` is clamped.
     Lengths(Tensor<1, Int>),
-    /// A tensor that is true for hidden keys, `[batch or 1, heads or 1, queries, keys]`.
+    /// A tensor that is true for masked keys, `[batch or 1, heads or 1, queries, keys]`.
     Hidden(Tensor<4, Bool>),
 }
 
-/// An attention sink: one more logit in the softmax denominator of each row.
+/// An attention sink: one additional logit in the softmax denominator of each row.
 #[derive(Clone, Debug, Default)]
 pub enum Sink {
     /// No sink.
     #[default]
     None,
-    /// A sink with logit 0.
+    /// A sink with the logit 0.
     OffByOne,
-    /// A learned logit per head, `[heads]` of any float type. It is not scaled.
+    /// A learned logit per head, `[heads]` of any float type. It is not multiplied by the scale.
     PerHead(Tensor<1>),
 }
 
-/// Returns the softmax over the visible keys of scaled scores, `[batch, heads, queries, keys]`, in
-/// the type of the scores. Statistics are in f32 (f64 for f64).
+/// Multiplies scores by `scale`, masks them and returns their softmax over the keys. Scores and result are
+/// `[batch, heads, queries, keys]` in the same type. The softmax is computed in f32 (f64 for f64).
 ///
-/// A row without visible keys is 0, and so is its gradient. The score of a masked key is ignored,
-/// even if it is infinite or NaN. A visible NaN makes the visible part of its row NaN. A visible
-/// score counts as masked if it is -inf, or at most the lowest finite f32 after scaling. In the
-/// backward, gradients at a probability of 0 are ignored too.
+/// If no key of a row is visible, the row and its gradient are 0. The score of a masked key is ignored, even if it is
+/// infinite or NaN. If a visible score is NaN, the probabilities of all visible keys of its row are NaN. A visible
+/// score counts as masked if it is -inf, or if it is at most the lowest finite f32 after scaling. The backward pass
+/// ignores the gradient of a probability that is 0.
 ///
 /// # Panics
 ///
 /// Panics with a [`KernelError`] if
 /// - the scale is not finite,
-/// - the shape of the mask or the sink does not fit the scores,
-/// - there are more than 2^30 queries and keys together,
+/// - the shape of the mask or of the sink does not match the scores,
+/// - the sum of the numbers of queries and keys exceeds 2^30,
 /// - the device does not support the element type.
 ///
 /// # Example
@@ -133,14 +135,14 @@ pub fn masked_softmax(scores: Tensor<4>, scale: f64, mask: &Mask, sink: Sink) ->
     crate::apply(inputs, MaskedSoftmax { plan, mask: tensor })
 }
 
-/// The sizes and the options of a call, without its tensors.
+/// The sizes and the options of a softmax call, without its tensors.
 #[derive(Clone, Copy, Debug)]
 struct SoftmaxProblem {
     /// The shape of the scores, `[batch, heads, queries, keys]`.
     shape: [usize; 4],
     scale: f64,
     span: KeyRange,
-    /// The batches and heads of the tensor that hides keys.
+    /// The numbers of batches and heads of the mask tensor.
     hidden: Option<[usize; 2]>,
     sink: SinkKind,
 }
@@ -151,7 +153,7 @@ impl SoftmaxProblem {
     }
 }
 
-/// The visible keys of a row, before a mask tensor is applied.
+/// The visible keys of a row, without the mask tensor.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum KeyRange {
     All,
@@ -160,7 +162,7 @@ enum KeyRange {
 }
 
 impl KeyRange {
-    /// Returns a window clipped to the sizes, so that sums of its sides stay small.
+    /// Returns a window that is limited by the number of queries and keys, so that sums with its sides do not overflow.
     fn window(left: usize, right: usize, queries: usize, keys: usize) -> Self {
         Self::Window {
             left: left.min(queries + keys),
@@ -176,7 +178,7 @@ enum SinkKind {
     Learned,
 }
 
-/// The maximum number of queries and keys together, because positions are compared in 32 bits.
+/// The maximum sum of the numbers of queries and keys. Positions are compared in 32 bits.
 const MAX_POSITIONS: usize = 1 << 30;
 
 fn check(shape: [usize; 4], scale: f64, mask: &Mask, sink: &Sink) -> Result<(), KernelError> {

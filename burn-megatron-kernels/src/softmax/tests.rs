@@ -12,7 +12,7 @@ enum MaskKind {
     Causal,
     Window(usize, usize),
     Lengths,
-    /// Whether the mask has the batch and the head dimension of the scores, or size 1 there.
+    /// Whether the mask tensor has the batch and the head dimension of the scores. Otherwise it has size 1 there.
     Hidden(bool, bool),
 }
 
@@ -96,7 +96,7 @@ fn flat(
 fn inputs(shape: [usize; 4]) -> Vec<Input> {
     vec![
         Input::wave(shape, 0.1).scaled(2.0, 0.0),
-        // The logit is close to the log-sum-exp of the keys, so that the sink has a significant share.
+        // The logit is close to the log-sum-exp of the keys, so that the probability of the sink is significant.
         Input::wave([shape[1]], 0.6).scaled(1.0, (shape[3] as f64).ln()),
     ]
 }

@@ -1,6 +1,6 @@
 use burn::tensor::{DType, Device, Tensor, TensorData, bf16, f16};
 
-/// A leaf of a test with its values, which are used in the type under test.
+/// An input of a test with its values. The values are converted to the type under test.
 #[derive(Clone, Debug)]
 pub(crate) struct Input {
     pub shape: Vec<usize>,
@@ -8,7 +8,7 @@ pub(crate) struct Input {
 }
 
 impl Input {
-    /// Returns values between -2 and 2 that do not repeat. `phase` makes inputs different.
+    /// Returns values between -2 and 2 that do not repeat. A different `phase` gives different values.
     pub(crate) fn wave(shape: impl Into<Vec<usize>>, phase: f64) -> Self {
         let shape = shape.into();
         let count: usize = shape.iter().product();
@@ -42,8 +42,7 @@ fn round(x: f64, dtype: DType) -> f64 {
     }
 }
 
-/// Returns the devices of this build with the float types that each supports. Prints the skipped
-/// types.
+/// Returns the devices of this build, and the float types that each device supports. Prints the types that are skipped.
 pub(crate) fn devices() -> Vec<(Device, Vec<DType>)> {
     let types = vec![DType::F64, DType::F32, DType::F16, DType::BF16];
     #[allow(unused_mut)]
@@ -67,15 +66,15 @@ fn cube(device: Device, name: &str) -> (Device, Vec<DType>) {
     (device, has)
 }
 
-/// The output of an operation, and the gradient of each of its leaves.
+/// The output of an operation, and the gradient of each of its inputs.
 #[derive(Clone, Debug)]
 pub(crate) struct Evaluation {
     pub output: Vec<f64>,
     pub gradients: Vec<Vec<f64>>,
 }
 
-/// Evaluates `operation` and the gradients of its leaves, with a wave as the gradient of the output. Leaves are flat.
-/// The operation reshapes them to [`Input::shape`].
+/// Computes the output of `operation` and the gradients of its inputs. The gradient of the output consists of the
+/// values of [`Input::wave`]. The inputs are flat, and the operation reshapes them to [`Input::shape`].
 pub(crate) fn evaluate(
     inputs: &[Input],
     device: &Device,
@@ -96,7 +95,7 @@ pub(crate) fn evaluate(
     let count = seed.len();
     let data = TensorData::new(seed, [count]).convert_dtype(output.dtype());
     let seed = Tensor::<1>::from_data(data, (&device, output.dtype()));
-    // The sum of a 16-bit loss is rounded, but its gradient is not affected.
+    // The sum of a 16-bit loss is rounded, but the rounding does not affect its gradient.
     let gradients = (output.clone() * seed).sum().backward();
     let gradient = |leaf: &Tensor<1>| match leaf.grad(&gradients) {
         Some(gradient) => doubles(gradient),
@@ -113,8 +112,7 @@ fn doubles(tensor: Tensor<1>) -> Vec<f64> {
     data.try_into_vec().expect("converted to f64")
 }
 
-/// Returns the tolerance relative to the largest compared value: a few units in the last place of
-/// the type.
+/// Returns the tolerance relative to the largest compared value. It is a few units in the last place of the type.
 pub(crate) fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::F64 => 1e-12,
@@ -125,7 +123,7 @@ pub(crate) fn tolerance(dtype: DType) -> f64 {
     }
 }
 
-/// Compares `ours` with `reference` on every device, in every type, with both reductions.
+/// Compares `ours` with `reference` on every device, in every type, and with both kinds of reduction.
 pub(crate) fn compare(
     name: &str,
     inputs: &[Input],
@@ -135,7 +133,7 @@ pub(crate) fn compare(
     compare_within(1.0, name, inputs, ours, reference);
 }
 
-/// Computes [`compare`] with tolerances multiplied by `factor`.
+/// Does the same as [`compare`], with tolerances that are multiplied by `factor`.
 pub(crate) fn compare_within(
     factor: f64,
     name: &str,
@@ -166,7 +164,7 @@ pub(crate) fn compare_within(
     }
 }
 
-/// Asserts that outputs and gradients agree, each relative to its largest value.
+/// Asserts that outputs and gradients are equal up to a tolerance, each relative to its largest value.
 pub(crate) fn assert_close(what: &str, expected: &Evaluation, actual: &Evaluation, tolerance: f64) {
     assert_values(
         &format!("{what}: output"),
@@ -237,7 +235,7 @@ pub(crate) fn numeric_gradients(
     gradients
 }
 
-/// Asserts that the recorded gradients of an operation agree with central differences.
+/// Asserts that the gradients that autodiff computes for an operation agree with central differences.
 pub(crate) fn assert_gradients(
     name: &str,
     inputs: &[Input],

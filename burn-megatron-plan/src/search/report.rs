@@ -40,12 +40,12 @@ impl Rejection {
     pub const fn describe(self) -> &'static str {
         match self {
             Self::Mesh => "the devices do not form the mesh",
-            Self::Model => "the model cannot be split so",
-            Self::Batch => "the samples cannot be divided so",
+            Self::Model => "the model cannot be split this way",
+            Self::Batch => "the samples cannot be divided this way",
             Self::Stages => "the layers cannot be distributed over the stages",
-            Self::Schedule => "the schedule does not take so many micro-batches",
-            Self::Sharding => "the data axis cannot be sharded so",
-            Self::Memory => "more memory than there is",
+            Self::Schedule => "the schedule does not support this number of micro-batches",
+            Self::Sharding => "the data axis cannot be sharded this way",
+            Self::Memory => "more memory than available",
             Self::Unplanned => "their memory cannot be computed",
             Self::SameSizes => "other settings of the same sizes are faster",
             Self::Slower => "layouts of other sizes are faster",

@@ -1,4 +1,4 @@
-//! The handshake with which two processes prove to each other that they have the token.
+//! The handshake in which two processes prove to each other that they have the same token.
 //!
 //! | side | sends |
 //! |---|---|
@@ -15,10 +15,10 @@ use hmac::Mac;
 use super::listener::Timed;
 use super::token::{Token, random_bytes};
 
-/// The purpose of the connections. A proof for another purpose is not valid.
+/// The purpose of the connections, which is part of the proof. A proof for a different purpose is not valid.
 const PURPOSE: &[u8] = b"rendezvous";
 
-/// The maximum length of a hello, in bytes.
+/// The maximum length of the hello of a client, in bytes.
 pub const MAX_HELLO: usize = 4096;
 
 /// The first bytes that the server sends. They contain the version of the protocol.
@@ -30,14 +30,14 @@ const REJECTED: u8 = 0;
 /// The number of bytes of a nonce and of a proof.
 const BYTES: usize = 32;
 
-/// The data of a handshake. Both sides prove that they have the same data.
+/// The data of a handshake. Each side proves that it has the same data as the other side.
 struct Transcript<'a> {
     nonces: [[u8; BYTES]; 2],
     hello: &'a [u8],
 }
 
 impl Transcript<'_> {
-    /// Returns the code that proves one side. Every field has a fixed length or is preceded by its length.
+    /// Returns the authentication code of one side. Every field has a fixed length or is preceded by its length.
     fn code(&self, token: Option<&Token>, side: u8) -> hmac::Hmac<sha2::Sha256> {
         let mut code = Token::mac(token);
         code.update(GREETING);
@@ -58,10 +58,10 @@ const CLIENT: u8 = 1;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HandshakeError {
-    /// The tokens of the two processes differ.
+    /// The two processes have different tokens.
     #[error("the tokens of the two processes differ")]
     Token,
-    /// A connection error, a timeout, or an answer from another program.
+    /// A connection error, a timeout, or a response from a program that is not a rendezvous server.
     #[error(transparent)]
     Io(#[from] io::Error),
 }
@@ -69,17 +69,17 @@ pub enum HandshakeError {
 /// The outcome of a handshake on the server.
 #[derive(Debug)]
 pub(crate) enum HandshakeOutcome {
-    /// The client has the token. Contains the hello of the client.
+    /// The client has proved that it has the token. Contains the hello of the client.
     Authenticated(String),
-    /// The client has another token.
+    /// The client has a different token.
     WrongToken,
 }
 
-/// Runs the handshake of the server. Calls `keep` before the client is accepted. If `keep` returns false, the
+/// Runs the server side of the handshake. Calls `keep` before the client is accepted. If `keep` returns false, the
 /// connection is dropped.
 ///
 /// # Errors
-/// A connection error or a timeout. A hello that is too long or not UTF-8.
+/// A connection error, a timeout, or a hello that is too long or not valid UTF-8.
 pub(crate) fn server_handshake(
     mut from: impl Read,
     mut to: impl Write,
@@ -119,11 +119,11 @@ pub(crate) fn server_handshake(
     Ok(HandshakeOutcome::Authenticated(hello))
 }
 
-/// Runs the handshake of the client: authenticates to the listener and sends `hello`, within `timeout`. Resets the
+/// Runs the client side of the handshake within `timeout`: authenticates to the server and sends `hello`. Resets the
 /// timeouts of the stream.
 ///
 /// # Errors
-/// [`HandshakeError`].
+/// [`HandshakeError`] if the tokens differ, on a connection error, or after the timeout.
 pub fn client_handshake(
     stream: &TcpStream,
     token: Option<&Token>,
@@ -136,7 +136,7 @@ pub fn client_handshake(
     Ok(stream.set_write_timeout(None)?)
 }
 
-/// Runs [`client_handshake`] over any stream, without a timeout.
+/// Runs the client side of the handshake over any stream, without a timeout.
 pub(crate) fn client_handshake_over(
     mut stream: impl Read + Write,
     token: Option<&Token>,

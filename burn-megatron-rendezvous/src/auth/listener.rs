@@ -1,4 +1,4 @@
-//! A listener that requires the token. Unauthenticated clients cannot exhaust or block it.
+//! A listener that requires the token. Clients without the token cannot exhaust its resources or block it.
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
@@ -16,25 +16,26 @@ use super::token::Token;
 
 /// The interval at which the listener polls for connections, so that the listener can be closed at any time.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// The pause after the operating system rejected a connection or a thread.
+/// The pause after the operating system rejected a connection or could not start a thread.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
-/// The maximum number of connections that wait to be accepted. The standard library sets 128, which is too low if all
-/// ranks connect at once. The operating system may lower the number (`net.core.somaxconn` on Linux).
+/// The maximum number of connections that wait to be accepted. The standard library uses 128, which is too low if all
+/// ranks connect at the same time. The operating system may lower the number (`net.core.somaxconn` on Linux).
 const BACKLOG: i32 = 4096;
 /// The stack size of a connection thread. These threads need little stack.
 const STACK_BYTES: usize = 256 << 10;
 
-/// Limits on connections that are not authenticated yet.
+/// The limits on connections that are not authenticated yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ListenerLimits {
-    /// The maximum number of open connections. One more connection closes the oldest connection.
+    /// The maximum number of open connections that are not authenticated. If this number is exceeded, the oldest of
+    /// these connections is closed.
     pub pending: usize,
-    /// The timeout of the whole handshake.
+    /// The timeout of the complete handshake.
     pub hello: Duration,
 }
 
 impl ListenerLimits {
-    /// Returns the limits for `ranks` ranks that may all connect at once.
+    /// Returns the limits for a world of `ranks` ranks that may all connect at the same time.
     pub fn for_ranks(ranks: usize) -> Self {
         Self {
             pending: 32 + ranks,
@@ -48,16 +49,16 @@ impl ListenerLimits {
 pub enum Connection {
     /// The client has proved that it has the token.
     Authenticated {
-        /// The hello of the client.
+        /// The first message of the client, which is part of the handshake.
         hello: String,
-        /// The connection.
+        /// The authenticated connection.
         stream: TcpStream,
     },
-    /// The client has another token and was rejected.
+    /// The client has a different token and was rejected.
     WrongToken(SocketAddr),
 }
 
-/// A TCP listener that requires the token. Each connection has its own thread.
+/// A TCP listener that requires the token. Each connection is handled by its own thread.
 #[derive(Debug)]
 pub struct Listener {
     addresses: Vec<SocketAddr>,
@@ -66,8 +67,8 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens on `addresses` for clients that have `token`. Port 0 selects a free port. Without a token, all addresses
-    /// must be loopback addresses.
+    /// Listens on `addresses` for clients that have the token. Port 0 selects a free port. If `token` is `None`, all
+    /// addresses must be loopback addresses.
     ///
     /// # Errors
     /// If the operating system rejects an address, for example because the port is in use.
@@ -109,7 +110,7 @@ impl Listener {
         })
     }
 
-    /// Returns the addresses of the listener, in the given order.
+    /// Returns the addresses on which the listener listens, in the given order.
     pub fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
     }
@@ -176,7 +177,7 @@ impl ListenerState {
         }
     }
 
-    /// Runs the handshake. Passes the connection on if the handshake succeeds.
+    /// Runs the handshake and passes on the connection if the handshake succeeds.
     fn serve(&self, stream: Arc<TcpStream>) {
         let until = Instant::now() + self.limits.hello;
         let outcome = blocking(&stream).and_then(|()| {
@@ -220,7 +221,7 @@ impl ListenerState {
     }
 }
 
-/// Makes a connection blocking. On some systems, a connection inherits the non-blocking mode of its listener.
+/// Makes a connection blocking. On some systems, a connection inherits the non-blocking mode of the listener.
 fn blocking(stream: &TcpStream) -> io::Result<()> {
     stream.set_nonblocking(false)?;
     stream.set_nodelay(true)
@@ -235,7 +236,7 @@ pub(crate) fn spawn(
     builder.stack_size(STACK_BYTES).spawn(work)
 }
 
-/// A connection with one deadline for all reads and writes.
+/// A connection with a single deadline for all reads and writes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Timed<'a> {
     pub stream: &'a TcpStream,

@@ -1,9 +1,9 @@
-//! Authentication of the processes of a run, with a shared token and a listener that requires it.
+//! Authentication between the processes of a run, which share a secret token.
 //!
-//! The token is never sent on these connections. Each side sends a nonce and proves that it has the token. The proof is
-//! an HMAC-SHA256 over both nonces, the purpose of the connection, and the hello. Each side thus authenticates the
-//! other before it uses any data. A recorded handshake cannot be replayed. Data after the hello is neither encrypted
-//! nor signed.
+//! The token is never sent over a connection. Each side sends a nonce and a proof that it has the token. The proof is
+//! an HMAC-SHA256 of both nonces, the purpose of the connection, and the first message of the client (the hello). Each
+//! side therefore authenticates the other side before it uses any data. A recorded handshake cannot be replayed. Data
+//! after the handshake is neither encrypted nor signed.
 
 mod handshake;
 mod listener;

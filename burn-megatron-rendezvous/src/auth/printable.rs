@@ -1,4 +1,4 @@
-//! Escapes text from another process before it is printed on a terminal.
+//! Functions that escape text from another process before it is printed on a terminal.
 
 /// The maximum number of characters of a name, such as a host, a version or an address.
 const MAX_NAME: usize = 255;
@@ -6,13 +6,14 @@ const MAX_NAME: usize = 255;
 /// The maximum number of characters of a text, such as an error or a failure report.
 const MAX_TEXT: usize = 16 << 10;
 
-/// Escapes all non-printable characters of a name (control characters, terminal escape sequences, bidirectional marks)
-/// and truncates the result to 255 characters.
+/// Escapes all non-printable characters of a name and truncates the result to 255 characters. Non-printable characters
+/// are control characters, terminal escape sequences and bidirectional marks.
 pub fn printable_name(name: &str) -> String {
     escaped(name, MAX_NAME, &[])
 }
 
-/// Escapes a text as [`printable_name`] does, but keeps newlines and tabs. Truncates the result to 16384 characters.
+/// Escapes the non-printable characters of a text except newlines and tabs, and truncates the result to 16384
+/// characters. See [`printable_name`].
 pub fn printable_text(text: &str) -> String {
     escaped(text, MAX_TEXT, &['\n', '\t'])
 }

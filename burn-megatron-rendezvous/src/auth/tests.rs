@@ -15,7 +15,7 @@ fn here() -> [SocketAddr; 1] {
     [(Ipv4Addr::LOCALHOST, 0).into()]
 }
 
-/// Creates a listener for `token`. The receiver gets the hello of each client, or `None` for a client with another
+/// Creates a listener for `token`. The receiver gets the hello of each client, or `None` for a client with a different
 /// token.
 fn listener(token: Option<&Token>, limits: ListenerLimits) -> (Listener, Receiver<Option<String>>) {
     let (sender, received) = mpsc::channel();
@@ -89,7 +89,7 @@ fn without_a_token_nothing_listens_to_other_machines() {
     assert!(open(Some(Token::random().unwrap())).is_ok());
 }
 
-/// A stream that records all written bytes.
+/// A stream that records all bytes that are written to it.
 struct Tape {
     stream: TcpStream,
     sent: Vec<u8>,

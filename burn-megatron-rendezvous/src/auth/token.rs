@@ -1,4 +1,4 @@
-//! The shared secret of a run.
+//! The shared secret token of a run.
 
 use std::fmt;
 use std::fs::File;
@@ -11,7 +11,7 @@ use sha2::Sha256;
 /// The number of bytes of a token (256 bits).
 const BYTES: usize = 32;
 
-/// The maximum number of bytes read from a token file. The file may contain whitespace around the token.
+/// The maximum number of bytes that are read from a token file. The file may contain whitespace around the token.
 const MAX_FILE_BYTES: u64 = 1024;
 
 /// The shell commands that create a token and pass it to the ranks.
@@ -19,53 +19,53 @@ pub const TOKEN_INSTRUCTIONS: &str =
     "  (umask 077; openssl rand -hex 32 > run.token)   # once, then copied to each machine
   export BURN_MEGATRON_TOKEN=$(cat run.token)       # for each rank, or --token-file run.token";
 
-/// The shared secret of the processes of a run: 256 random bits, written as 64 hexadecimal digits. `Debug` does not
-/// print it.
+/// The shared secret of the processes of a run. It consists of 256 random bits, written as 64 hexadecimal digits.
+/// `Debug` does not print it.
 #[derive(Clone)]
 pub struct Token(pub(super) [u8; BYTES]);
 
-/// The reason why there is no valid [`Token`]. Messages never contain the token.
+/// The reason why there is no valid [`Token`]. The messages never contain the token.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TokenError {
-    /// The text has another format.
+    /// The text does not have the format of a token.
     #[error(
         "invalid token in {from} ({given} characters): expected 64 hexadecimal digits, as printed by \
          `openssl rand -hex 32`"
     )]
     Format {
-        /// The name of the variable or file.
+        /// The name of the variable or file that contains the text.
         from: String,
-        /// The number of characters.
+        /// The number of characters of the text.
         given: usize,
     },
-    /// The file cannot be read.
+    /// The token file cannot be read.
     #[error("cannot read the token file {}: {source}", path.display())]
     File {
-        /// The file.
+        /// The path of the token file.
         path: PathBuf,
         /// The error of the operating system.
         source: io::Error,
     },
-    /// Other users may access the file.
+    /// Other users have access to the token file.
     #[error(
         "invalid mode {mode:04o} of the token file {}: expected 0600; run chmod 600 {}",
         path.display(),
         path.display()
     )]
     Mode {
-        /// The file.
+        /// The path of the token file.
         path: PathBuf,
-        /// The mode of the file.
+        /// The mode of the token file.
         mode: u32,
     },
-    /// The variable and the file contain different tokens.
+    /// The environment variable and the token file contain different tokens.
     #[error(
         "BURN_MEGATRON_TOKEN and the token file {} hold different tokens: set only one of them",
         path.display()
     )]
     Disagree {
-        /// The file.
+        /// The path of the token file.
         path: PathBuf,
     },
 }
@@ -82,10 +82,11 @@ impl Token {
         random_bytes().map(Self)
     }
 
-    /// Parses a token that may have whitespace around it. Errors name the source `from`.
+    /// Parses a token. The text may have whitespace around the token. Errors contain `from`, the name of the source of
+    /// the text.
     ///
     /// # Errors
-    /// [`TokenError::Format`].
+    /// [`TokenError::Format`] if the text is not a token.
     pub fn parse(text: &str, from: &str) -> Result<Self, TokenError> {
         let text = text.trim();
         let token = from_hexadecimal(text).map(Self);
@@ -95,10 +96,11 @@ impl Token {
         })
     }
 
-    /// Reads the token from a file that no other user may access (mode 0600 or 0400).
+    /// Reads the token from a file to which no other user has access (mode 0600 or 0400).
     ///
     /// # Errors
-    /// [`TokenError`]. For a wrong mode, the message contains the command that corrects the mode.
+    /// [`TokenError`] if there is no valid token. For a wrong mode, the message contains the command that corrects the
+    /// mode.
     pub fn from_file(path: &Path) -> Result<Self, TokenError> {
         let failed = |source| TokenError::File {
             path: path.into(),
@@ -116,10 +118,10 @@ impl Token {
         Self::parse(&text, &format!("the token file {}", path.display()))
     }
 
-    /// Reads the token from a file. If `expected` is given, the token must be equal to it.
+    /// Reads the token from a file. If `expected` is not `None`, the token must be equal to it.
     ///
     /// # Errors
-    /// The errors of [`from_file`](Self::from_file), and [`TokenError::Disagree`].
+    /// The errors of [`from_file`](Self::from_file), and [`TokenError::Disagree`] if the tokens differ.
     pub fn from_file_matching(path: &Path, expected: Option<&Self>) -> Result<Self, TokenError> {
         let token = Self::from_file(path)?;
         if expected.is_some_and(|expected| *expected != token) {
@@ -128,12 +130,12 @@ impl Token {
         Ok(token)
     }
 
-    /// Returns the token as 64 hexadecimal digits. Pass it on only through the environment.
+    /// Returns the token as 64 hexadecimal digits. Pass the token to other processes only through their environment.
     pub fn reveal(&self) -> String {
         self.0.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// Returns an HMAC that is keyed by the token. A run on one machine without a token uses an empty key.
+    /// Returns an HMAC with the token as its key. If a run on one machine has no token, the key is empty.
     pub(super) fn mac(token: Option<&Self>) -> Hmac<Sha256> {
         let key = token.map_or(&[][..], |token| &token.0);
         let mac = Hmac::<Sha256>::new_from_slice(key).expect("HMAC takes keys of any length");

@@ -1,4 +1,4 @@
-//! The address of the rendezvous.
+//! The network address of the rendezvous server.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -6,25 +6,26 @@ use std::str::FromStr;
 
 use serde::{Serialize, Serializer};
 
-/// A host and a TCP port, written as `node1:29500`, `10.0.0.1:29500` or `[fd00::1]:29500`.
+/// A host and a TCP port. An address is written, for example, as `node1:29500`, `10.0.0.1:29500` or `[fd00::1]:29500`.
 ///
-/// The host is not resolved. `(host, port)` implements [`ToSocketAddrs`](std::net::ToSocketAddrs).
+/// The host is not resolved to an IP address. The pair `(host, port)` implements
+/// [`ToSocketAddrs`](std::net::ToSocketAddrs).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Address {
-    /// A name, an IPv4 address, or an IPv6 address without brackets.
+    /// A host name, an IPv4 address, or an IPv6 address without brackets.
     pub host: String,
-    /// The port. Never 0.
+    /// The TCP port, which is never 0.
     pub port: u16,
 }
 
-/// An error for a text that is not an [`Address`].
+/// The error for a text that is not a valid [`Address`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AddressError {
-    /// The host is missing.
+    /// The host is missing in the address.
     #[error("the host is empty: expected a name such as node1, or an IP address")]
     NoHost,
-    /// There is no colon with a port after the host.
+    /// The host is not followed by a colon and a port.
     #[error("\"{0}\" has no port: expected an address such as node1:29500 or [fd00::1]:29500")]
     NoPort(String),
     /// The port is not a number from 1 to 65535.
@@ -38,10 +39,11 @@ pub enum AddressError {
 }
 
 impl Address {
-    /// Creates an address. An IPv6 host may have brackets.
+    /// Creates an address from a host and a port. An IPv6 host may have brackets.
     ///
     /// # Errors
-    /// [`AddressError::NoHost`], [`AddressError::Host`], or [`AddressError::Port`] for port 0.
+    /// [`AddressError::NoHost`] or [`AddressError::Host`] if the host is invalid, and [`AddressError::Port`] if the
+    /// port is 0.
     pub fn new(host: &str, port: u16) -> Result<Address, AddressError> {
         let host = check_host(host)?;
         if port == 0 {
@@ -50,7 +52,7 @@ impl Address {
         Ok(Address { host, port })
     }
 
-    /// Returns whether the host is a loopback name or address.
+    /// Returns whether the host is a loopback name or a loopback address.
     pub fn is_loopback(&self) -> bool {
         is_loopback(&self.host)
     }
@@ -59,7 +61,7 @@ impl Address {
 impl FromStr for Address {
     type Err = AddressError;
 
-    /// Parses `host:port`. An IPv6 host requires brackets.
+    /// Parses an address of the form `host:port`. An IPv6 host requires brackets.
     fn from_str(text: &str) -> Result<Address, AddressError> {
         let no_port = || AddressError::NoPort(text.into());
         let (host, port) = text.rsplit_once(':').ok_or_else(no_port)?;
@@ -129,8 +131,8 @@ fn is_ipv6(text: &str) -> bool {
     address.parse::<Ipv6Addr>().is_ok() && zone.is_none_or(is_label)
 }
 
-/// Returns whether the text is a host name: labels with at most 253 characters in total. The last label must not be
-/// a number, because such a name would have to be an IPv4 address.
+/// Returns whether the text is a host name, which consists of labels with at most 253 characters in total. The last
+/// label must not be a number, because such a name would have to be an IPv4 address.
 fn is_name(text: &str) -> bool {
     let text = text.strip_suffix('.').unwrap_or(text);
     let numeric = |label: &str| label.bytes().all(|byte| byte.is_ascii_digit());
@@ -138,8 +140,8 @@ fn is_name(text: &str) -> bool {
     text.len() <= 253 && text.split('.').all(is_label) && !numeric(last)
 }
 
-/// Returns whether the text is a label: 1 to 63 letters, digits and hyphens. The first character is not a hyphen.
-/// Underscores are allowed because some clusters use them.
+/// Returns whether the text is a label of a host name: 1 to 63 letters, digits and hyphens. The first character must
+/// not be a hyphen. Underscores are allowed because some clusters use them.
 fn is_label(text: &str) -> bool {
     let is_valid = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
     (1..=63).contains(&text.len()) && text.bytes().all(is_valid) && !text.starts_with('-')

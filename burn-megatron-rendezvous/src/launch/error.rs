@@ -1,87 +1,88 @@
-//! Errors in the environment variables of a launcher.
+//! The errors in the environment variables that a launcher sets.
 
 use super::address::AddressError;
 use super::node_list::NodeListError;
 
-/// An error about environment variables that do not describe a rank or contradict each other. Messages quote the
+/// The error for environment variables that do not describe a rank or that contradict each other. Messages show the
 /// variables as `NAME=value`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LaunchEnvError {
-    /// A value has the wrong kind.
+    /// The value of a variable is invalid.
     #[error("invalid {variable}: expected {expected}")]
     Value {
-        /// The variable.
+        /// The variable, as `NAME=value`.
         variable: String,
-        /// The expected kind.
+        /// A description of the valid values.
         expected: &'static str,
     },
-    /// A variable that another variable requires is not set.
+    /// A variable is set, but another variable that it requires is not set.
     #[error("{found} is set, but {missing} is not: {hint}")]
     Missing {
         /// The variable that is set.
         found: String,
-        /// The missing variable.
+        /// The variable that is missing.
         missing: String,
-        /// A hint how to fix the error.
+        /// A hint for the user.
         hint: &'static str,
     },
-    /// An index is not less than its size.
+    /// A rank or local rank is not less than the number of ranks.
     #[error("invalid {index}: expected {}, below {size}", indices(.limit))]
     OutOfRange {
-        /// The index.
+        /// The variable with the rank, as `NAME=value`.
         index: String,
-        /// The size.
+        /// The variable with the number of ranks, as `NAME=value`.
         size: String,
-        /// The value of the size.
+        /// The number of ranks.
         limit: usize,
     },
-    /// There are more local ranks than ranks.
+    /// The number of ranks on this machine exceeds the total number of ranks.
     #[error("invalid {local}: expected at most {limit}, as {world}")]
     TooManyLocalRanks {
-        /// The local world size.
+        /// The variable with the number of ranks on this machine, as `NAME=value`.
         local: String,
-        /// The world size.
+        /// The variable with the total number of ranks, as `NAME=value`.
         world: String,
-        /// The value of the world size.
+        /// The total number of ranks.
         limit: usize,
     },
-    /// Two variables that must be equal differ.
+    /// Two variables have different values, but their values must be equal.
     #[error("conflicting {what}: {first} and {second}; unset one of them, or make them equal")]
     Conflict {
-        /// The setting.
+        /// The name of the setting.
         what: &'static str,
-        /// The first variable.
+        /// The first variable, as `NAME=value`.
         first: String,
-        /// The second variable.
+        /// The second variable, as `NAME=value`.
         second: String,
     },
     /// The address of the rendezvous is invalid.
     #[error("invalid rendezvous address {variable}: {source}")]
     Address {
-        /// The variable.
+        /// The variable with the address.
         variable: String,
-        /// The error of the address.
+        /// The reason why the address is invalid.
         source: AddressError,
     },
-    /// There is no port above `MASTER_PORT`. torchrun's agent itself listens on `MASTER_PORT`.
+    /// The rendezvous requires the port above `MASTER_PORT`, because torchrun's agent listens on `MASTER_PORT`. There
+    /// is no such port.
     #[error(
-        "{variable} leaves no port above it for the rendezvous, as torchrun's agent listens on that \
-         one itself: give torchrun a port below 65535, or set BURN_MEGATRON_PORT"
+        "{variable} leaves no port above it for the rendezvous, because torchrun's agent already listens on \
+         {variable}: give torchrun a port below 65535, or set BURN_MEGATRON_PORT"
     )]
     NoPortAbove {
-        /// The variable.
+        /// The variable with the port.
         variable: String,
     },
-    /// The token is invalid. The message does not contain the token.
+    /// The value of the token variable is not a valid token. The message does not contain the token.
     #[error("{0}")]
     Token(String),
-    /// The host list is not in Slurm's format.
+    /// The list of hosts does not have Slurm's format.
     #[error("invalid host list {variable}: {source}")]
     NodeList {
-        /// The variable.
+        /// The variable with the list of hosts.
         variable: String,
-        /// The error of the list.
+        /// The reason why the list is invalid.
         source: NodeListError,
     },
 }

@@ -1,4 +1,4 @@
-//! Reads the rank of this process from the environment variables of its launcher.
+//! Functions that read the rank of this process from the environment variables of its launcher.
 //!
 //! | launcher | recognized by | rank, size, local rank, local size |
 //! |---|---|---|
@@ -9,38 +9,39 @@
 //! | `srun --mpi=pmix` | the same, and `PMIX_RANK` | the same; `PMIX_RANK` must be equal |
 //! | by hand | `RANK` or `WORLD_SIZE` | the same as torchrun; the local values are optional on one machine |
 //!
-//! The first matching row is used. Launchers that may run inside another launcher come first, because their numbers
-//! differ from the numbers of the outer launcher. Examples are one torchrun per node under `srun` or `mpirun`, and
-//! `mpirun` in a Slurm job. If you set variables *by hand* in addition to the variables of OpenMPI or Slurm, their
-//! values must be equal.
+//! The first matching row is used. A launcher that may run inside another launcher comes first in the table, because
+//! its rank numbers differ from the rank numbers of the outer launcher. For example, torchrun may run once per node
+//! under `srun` or `mpirun`, and `mpirun` may run in a Slurm job. If you set the variables *by hand* in addition to the
+//! variables of OpenMPI or Slurm, their values must be equal.
 //!
-//! **Slurm's batch scripts and shells are not ranks.** `sbatch` and `salloc` set `SLURM_PROCID=0` and `SLURM_NTASKS`
-//! for the script or shell too. Only `SLURM_STEP_ID` distinguishes them from a task. It is not set in the script. In
-//! the shell of `salloc` it is above 4294967280, and Slurm reserves these values.
+//! **Slurm's batch scripts and shells are not ranks.** `sbatch` and `salloc` also set `SLURM_PROCID=0` and
+//! `SLURM_NTASKS` for the batch script or the shell. Only `SLURM_STEP_ID` distinguishes them from a task. In a batch
+//! script, this variable is not set. In the shell of `salloc`, its value is greater than 4294967280. Slurm reserves
+//! these values.
 //!
 //! # The rendezvous
 //!
 //! The address is taken from the first of these sources that is set:
 //!
 //! - `BURN_MEGATRON_RENDEZVOUS=host:port`.
-//! - A host and a port. Without a host there is no rendezvous.
+//! - A host and a port. If no host is set, there is no rendezvous.
 //!
-//! The host is the first of these that is set:
+//! The host is taken from the first of these sources that is set:
 //!
 //! - `MASTER_ADDR`.
 //! - Under Slurm, the first host of `SLURM_STEP_NODELIST`, `SLURM_JOB_NODELIST` or `SLURM_NODELIST`.
 //! - Under OpenMPI, `127.0.0.1` if all ranks are on one machine.
 //!
-//! The port is the first of these that is set:
+//! The port is taken from the first of these sources that is set:
 //!
 //! - `BURN_MEGATRON_PORT`.
 //! - `MASTER_PORT`. Under torchrun with `TORCHELASTIC_USE_AGENT_STORE=True`, the port is `MASTER_PORT` + 1, because the
 //!   agent itself listens on `MASTER_PORT`.
 //! - Under Slurm, 15000 + (`SLURM_JOB_ID` + 997 `SLURM_STEP_ID`) mod 10000.
-//! - Under OpenMPI and torchrun, 15000 + (64-bit FNV-1a of the id of the run) mod 10000. The id is `PMIX_NAMESPACE` or
-//!   `OMPI_MCA_ess_base_jobid` under OpenMPI, and `TORCHELASTIC_RUN_ID` under torchrun.
+//! - Under OpenMPI and torchrun, 15000 + (64-bit FNV-1a hash of the id of the run) mod 10000. Under OpenMPI, the id is
+//!   `PMIX_NAMESPACE` or `OMPI_MCA_ess_base_jobid`. Under torchrun, the id is `TORCHELASTIC_RUN_ID`.
 //!
-//! The [token](crate::Token) that ranks need to join is read from `BURN_MEGATRON_TOKEN`.
+//! The [token](crate::Token) that a rank needs to join the rendezvous is read from `BURN_MEGATRON_TOKEN`.
 
 mod address;
 mod error;
@@ -63,22 +64,22 @@ pub use node_list::NodeListError;
 use rank_info::{RankInfo, check_equal};
 use vars::{Variable, Vars};
 
-/// The launcher of the ranks.
+/// The launcher that started the ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Launcher {
-    /// PyTorch's torchrun.
+    /// torchrun of PyTorch.
     Torchrun,
-    /// Slurm's `srun`.
+    /// `srun` of Slurm.
     Slurm,
-    /// OpenMPI's `mpirun`.
+    /// `mpirun` of OpenMPI.
     OpenMpi,
-    /// PMIx under Slurm: `srun --mpi=pmix`.
+    /// `srun --mpi=pmix` of Slurm.
     Pmix,
     /// `burn-megatron launch`.
     BurnMegatron,
-    /// `RANK` and `WORLD_SIZE` set by hand or by a script.
+    /// No launcher. `RANK` and `WORLD_SIZE` were set by hand or by a script.
     Manual,
 }
 
@@ -95,58 +96,59 @@ impl fmt::Display for Launcher {
     }
 }
 
-/// The rank of this process, as set by its launcher.
+/// The rank of this process and the settings of its run, as set by the launcher.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Launch {
-    /// The launcher.
+    /// The launcher that started this process.
     pub launcher: Launcher,
-    /// The rank, starting at 0.
+    /// The rank of this process, counted from 0.
     pub rank: usize,
-    /// The number of ranks.
+    /// The number of ranks in the run.
     pub world_size: usize,
-    /// The index among the ranks of this machine, starting at 0.
+    /// The index of this process among the ranks of this machine, counted from 0.
     pub local_rank: usize,
     /// The number of ranks on this machine.
     pub local_world_size: usize,
-    /// The address of the rendezvous on the machine of rank 0, or `None` if no variable sets it.
+    /// The address of the rendezvous server on the machine of rank 0, or `None` if no variable sets it.
     pub rendezvous: Option<Address>,
-    /// The id of the run. All ranks of a run have the same id, and other runs have different ids.
+    /// The id of the run. All ranks of a run have the same id. Different runs have different ids.
     pub job: Option<String>,
-    /// The token that the rendezvous requires. It is not serialized.
+    /// The token that the rendezvous server requires. It is not serialized.
     #[serde(skip)]
     pub token: Option<Token>,
 }
 
-/// The variables from which the fields of a [`Launch`] were read, as `NAME=value`.
+/// The environment variables from which the fields of a [`Launch`] were read, as `NAME=value`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Origins {
-    /// The variables of [`Launch::rank`].
+    /// The variables from which [`Launch::rank`] was read.
     pub rank: String,
-    /// The variables of [`Launch::world_size`].
+    /// The variables from which [`Launch::world_size`] was read.
     pub world_size: String,
-    /// The variables of [`Launch::local_rank`].
+    /// The variables from which [`Launch::local_rank`] was read.
     pub local_rank: String,
-    /// The variables of [`Launch::local_world_size`].
+    /// The variables from which [`Launch::local_world_size`] was read.
     pub local_world_size: String,
-    /// The variables of [`Launch::rendezvous`].
+    /// The variables from which [`Launch::rendezvous`] was read.
     pub rendezvous: Option<String>,
-    /// The variables of [`Launch::job`].
+    /// The variables from which [`Launch::job`] was read.
     pub job: Option<String>,
-    /// The variable of [`Launch::token`], without its value.
+    /// The name of the variable from which [`Launch::token`] was read, without its value.
     pub token: Option<String>,
 }
 
 impl Launch {
-    /// Reads the environment of this process. Returns `None` if the variables of no launcher are set. The ranks are
-    /// then threads.
+    /// Reads the rank of this process from its environment variables. Returns `None` if the variables of no launcher
+    /// are set. In this case, the ranks are threads.
     ///
     /// # Errors
-    /// [`LaunchEnvError`] if variables are invalid or contradict each other.
+    /// [`LaunchEnvError`] if the variables are invalid or contradict each other.
     pub fn from_env() -> Result<Option<Launch>, LaunchEnvError> {
         Launch::from_vars(&env_var)
     }
 
-    /// Same as [`from_env`](Self::from_env), for any environment. `vars` returns the value of a variable.
+    /// Reads the rank of a process from any set of variables. `vars` returns the value of a variable. Otherwise same as
+    /// [`from_env`](Self::from_env).
     ///
     /// # Errors
     /// The errors of [`from_env`](Self::from_env).
@@ -157,10 +159,10 @@ impl Launch {
         Ok(found.map(|(launch, _)| launch))
     }
 
-    /// Reads the token from a file with mode 0600 or 0400.
+    /// Reads the token from a file with mode 0600 or 0400 and adds it to this launch.
     ///
     /// # Errors
-    /// [`TokenError`], for example if the environment variable contains another token.
+    /// [`TokenError`], for example if the environment variable contains a different token.
     pub fn with_token_file(mut self, path: &Path) -> Result<Launch, TokenError> {
         self.token = Some(Token::from_file_matching(path, self.token.as_ref())?);
         Ok(self)
@@ -171,15 +173,16 @@ impl Launch {
         self.local_world_size < self.world_size
     }
 
-    /// The variable with the id of a world that `burn-megatron launch` has started. The id changes after each restart.
+    /// The name of the variable that contains the id of a world that `burn-megatron launch` has started. The id changes
+    /// after each restart.
     pub const JOB_ID: &str = "BURN_MEGATRON_JOB_ID";
 
-    /// Returns a hash of the id of the run, or 0 if the run has no id.
+    /// Returns a hash of the id of the run. Returns 0 if the run has no id.
     pub fn world_id(&self) -> u64 {
         self.job.as_deref().map_or(0, world_id_of)
     }
 
-    /// Same as [`from_vars`](Self::from_vars). Also returns the variables that were used.
+    /// Same as [`from_vars`](Self::from_vars), but also returns the variables that were used.
     ///
     /// # Errors
     /// The errors of [`from_env`](Self::from_env).
@@ -218,12 +221,12 @@ impl Launch {
     }
 }
 
-/// Returns the id of the world of a job. It is equal on every machine.
+/// Returns the numeric id of the world of a job. It is equal on every machine.
 pub(crate) fn world_id_of(job: &str) -> u64 {
     rendezvous::hash(job)
 }
 
-/// Returns the token. Errors do not contain the token.
+/// Reads the token from the variables. Errors do not contain the token.
 fn token(vars: Vars) -> Result<Option<Token>, LaunchEnvError> {
     let given = vars.get(Token::VARIABLE);
     let read = |given: Variable| Token::parse(&given.value, Token::VARIABLE);
@@ -231,13 +234,13 @@ fn token(vars: Vars) -> Result<Option<Token>, LaunchEnvError> {
     token.map_err(|error| LaunchEnvError::Token(error.to_string()))
 }
 
-/// Returns a variable of this process. Invalid Unicode is replaced and not ignored, so that an error can report the
-/// value.
+/// Returns the value of an environment variable of this process. Invalid Unicode characters are replaced instead of
+/// ignoring the variable, so that an error message can contain the value.
 pub fn env_var(name: &str) -> Option<String> {
     env::var_os(name).map(|value| value.to_string_lossy().into_owned())
 }
 
-/// Returns the launcher of this process and its ranks, in the order of the table above.
+/// Returns the launcher of this process and its ranks. The launchers are checked in the order of the table above.
 fn launcher(vars: Vars) -> Result<Option<(Launcher, RankInfo)>, LaunchEnvError> {
     let has_rank = vars.has("RANK");
     if has_rank && vars.has("TORCHELASTIC_RUN_ID") {

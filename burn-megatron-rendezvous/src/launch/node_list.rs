@@ -1,27 +1,27 @@
-//! Parses Slurm's compressed formats: the first host of a host list, and the numbers of tasks per node.
+//! Parsers of Slurm's compressed formats: the first host of a host list, and the number of tasks on each node.
 //!
-//! An example of a host list is `node[01-04,07],gpu3`: names separated by commas, with numbers and ranges of numbers in
-//! brackets. The leading zeros of the first number of a range set the width of all its numbers. If a name has several
-//! brackets, the last bracket varies fastest.
+//! An example of a host list is `node[01-04,07],gpu3`. It consists of names, separated by commas. The brackets contain
+//! numbers and ranges of numbers. The number of digits of the first number of a range, including leading zeros, is the
+//! number of digits of all its numbers. If a name has several brackets, the last bracket varies fastest.
 
 use super::vars::digits;
 
-/// An error for a host list that is not in Slurm's format.
+/// The error for a host list that does not have Slurm's format.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NodeListError {
     /// The list is empty, or a name between two commas is empty.
     #[error("a host name is empty: expected a list such as node1 or node[01-04,07],gpu3")]
     NoName,
-    /// Brackets are unbalanced or nested.
+    /// The brackets are unbalanced or nested.
     #[error("unbalanced brackets in \"{0}\": expected a list such as node[01-04,07]")]
     Brackets(String),
-    /// An item between two commas in brackets is invalid.
+    /// An item in the brackets is not a number or a range of numbers.
     #[error("invalid range \"{0}\": expected a range such as 3, 3-7 or 03-07")]
     Range(String),
 }
 
-/// Checks the complete list and returns its first host.
+/// Checks the complete list and returns the first host.
 pub(super) fn first_host(text: &str) -> Result<String, NodeListError> {
     let names = split_outside_brackets(text)?.into_iter();
     let hosts: Vec<String> = names.map(first_of_name).collect::<Result<_, _>>()?;
@@ -81,7 +81,7 @@ fn first_of_range(text: &str) -> Result<&str, NodeListError> {
     }
 }
 
-/// The tasks of a step on each node. The compressed form `4(x2),3` means `4, 4, 3`.
+/// The number of tasks of a step on each node. In the compressed form, `4(x2),3` means `4, 4, 3`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TasksPerNode(Vec<(usize, usize)>);
 
@@ -98,7 +98,7 @@ impl TasksPerNode {
         self.0.iter().map(|(_, nodes)| nodes).sum()
     }
 
-    /// Returns the number of tasks on all nodes.
+    /// Returns the total number of tasks on all nodes.
     pub fn total(&self) -> usize {
         self.0.iter().map(|(tasks, nodes)| tasks * nodes).sum()
     }
@@ -114,7 +114,7 @@ impl TasksPerNode {
         None
     }
 
-    /// Returns the number of tasks on all nodes. Returns `None` if the tasks or nodes overflow a `usize`.
+    /// Returns the total number of tasks on all nodes, or `None` if the number of tasks or nodes overflows a `usize`.
     fn total_checked(&self) -> Option<usize> {
         self.0
             .iter()
@@ -125,7 +125,7 @@ impl TasksPerNode {
     }
 }
 
-/// Parses `4(x2)` or `4` as the numbers of tasks and nodes.
+/// Parses `4(x2)` or `4`. Returns the number of tasks and the number of nodes.
 fn parse_count(text: &str) -> Option<(usize, usize)> {
     match text.split_once("(x") {
         None => Some((digits(text)?, 1)),

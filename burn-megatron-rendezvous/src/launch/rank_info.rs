@@ -1,10 +1,10 @@
-//! Rank, world size, local rank and local world size of a process.
+//! The rank, the world size, the local rank and the local world size of a process.
 
 use super::address::is_loopback;
 use super::error::LaunchEnvError;
 use super::vars::{Number, Vars};
 
-/// The rank and the number of ranks, in the world and on this machine.
+/// The rank and the number of ranks, both in the world and on this machine.
 #[derive(Clone, Debug)]
 pub(super) struct RankInfo {
     pub rank: Number,
@@ -13,7 +13,7 @@ pub(super) struct RankInfo {
     pub local_world_size: Number,
 }
 
-/// The variables of torchrun. Our own launcher and manual launches use the same names.
+/// The variables that torchrun sets. `burn-megatron launch` and manual launches use the same names.
 const NAMES: [&str; 4] = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"];
 
 const OPEN_MPI: [&str; 4] = [
@@ -24,23 +24,24 @@ const OPEN_MPI: [&str; 4] = [
 ];
 
 impl RankInfo {
-    /// Reads the variables of torchrun or of our own launcher.
+    /// Reads the variables that torchrun or `burn-megatron launch` sets.
     pub fn of_launcher(vars: Vars) -> Result<RankInfo, LaunchEnvError> {
         let hint = "the launcher sets all four of RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE; pass all \
                     of them on";
         RankInfo::from_names(vars, NAMES, hint)
     }
 
-    /// Reads the variables of OpenMPI.
+    /// Reads the variables that OpenMPI sets.
     pub fn of_open_mpi(vars: Vars) -> Result<RankInfo, LaunchEnvError> {
         let hint = "mpirun sets both; pass all of OMPI_COMM_WORLD_* on";
         RankInfo::from_names(vars, OPEN_MPI, hint)
     }
 
-    /// Reads `RANK` and `WORLD_SIZE`. If `MASTER_ADDR` is a loopback address or not set, all ranks are on one machine,
-    /// and the local variables can be omitted. Otherwise the local variables are required if there are several ranks.
+    /// Reads `RANK` and `WORLD_SIZE`, which were set by hand. If `MASTER_ADDR` is a loopback address or not set, all
+    /// ranks are on one machine and the local variables may be omitted. Otherwise, the local variables are required if
+    /// there are several ranks.
     pub fn by_hand(vars: Vars) -> Result<RankInfo, LaunchEnvError> {
-        let hint = "a rank by hand needs both RANK and WORLD_SIZE";
+        let hint = "a rank that is started by hand requires both RANK and WORLD_SIZE";
         let rank = vars.needed("WORLD_SIZE", &["RANK"], hint)?.number()?;
         let world_size = vars.needed("RANK", &["WORLD_SIZE"], hint)?.number()?;
         let is_one_machine = world_size.value == 1 || is_local_rendezvous(vars);
@@ -94,7 +95,7 @@ impl RankInfo {
         Ok(self)
     }
 
-    /// Checks that manually set variables have the same values.
+    /// Checks that variables that were set by hand have the same values.
     pub fn check_by_hand(&self, vars: Vars) -> Result<(), LaunchEnvError> {
         let expected = [
             ("rank", &self.rank),

@@ -7,16 +7,17 @@ use super::slurm;
 use super::vars::{Variable, Vars};
 use super::{Launch, Launcher};
 
-/// The first port that is derived from a job. It is below the ephemeral ports of the system.
+/// The first of the ports that can be derived from the id of a job. These ports are below the ephemeral ports of the
+/// system.
 const FIRST_PORT: u16 = 15_000;
 
-/// The number of ports that are derived from a job.
+/// The number of ports that can be derived from the id of a job.
 const PORTS: u16 = 10_000;
 
 /// A value and the variables from which it was read.
 pub(super) type Sourced<T> = (T, String);
 
-/// Returns the address of the rendezvous, or `None` if no variable sets it.
+/// Returns the address of the rendezvous server, or `None` if no variable sets it.
 pub(super) fn rendezvous(
     vars: Vars,
     launcher: Launcher,
@@ -94,7 +95,7 @@ fn no_host(vars: Vars) -> Result<(), LaunchEnvError> {
     }
 }
 
-/// Returns the port of the rendezvous. The host was read from `host_from`.
+/// Returns the port of the rendezvous server. `host_from` is the variable from which the host was read.
 fn port(vars: Vars, launcher: Launcher, host_from: &str) -> Result<Sourced<u16>, LaunchEnvError> {
     if let Some(own) = own_port(vars)? {
         return Ok(own);
@@ -120,8 +121,8 @@ fn own_port(vars: Vars) -> Result<Option<Sourced<u16>>, LaunchEnvError> {
     own.map(|own| read_port(&own)).transpose()
 }
 
-/// Returns the port that `MASTER_PORT` sets. If torchrun's agent store is in use, the agent itself listens on
-/// `MASTER_PORT`, so the ranks use the next port.
+/// Returns the port that `MASTER_PORT` sets. If torchrun's agent store is in use, the agent listens on `MASTER_PORT`,
+/// so the ranks use the next port.
 fn given_port(
     vars: Vars,
     launcher: Launcher,
@@ -145,10 +146,10 @@ fn read_port(given: &Variable) -> Result<Sourced<u16>, LaunchEnvError> {
     Ok((port, given.to_string()))
 }
 
-/// The id of a run. All ranks of a run have the same id, and other runs have different ids.
+/// The id of a run. All ranks of a run have the same id. Different runs have different ids.
 pub(super) struct Job {
     pub name: String,
-    /// The number from which a port is derived.
+    /// The number from which the port of the rendezvous is derived.
     pub number: u64,
     /// The variables from which the id was read.
     pub from: String,
@@ -173,7 +174,7 @@ pub(super) fn job(vars: Vars, launcher: Launcher) -> Result<Option<Job>, LaunchE
     }))
 }
 
-/// Returns the 64-bit FNV-1a hash, which is equal on every machine.
+/// Returns the 64-bit FNV-1a hash of a text. It is equal on every machine.
 pub(super) fn hash(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)

@@ -6,8 +6,8 @@ use super::rank_info::{RankInfo, check_below, check_equal};
 use super::rendezvous::Job;
 use super::vars::{Number, Vars};
 
-/// The largest id of a step of `srun`. Slurm reserves larger ids for the batch script, the shell of `salloc` and other
-/// steps.
+/// The largest step id that `srun` uses. Slurm reserves larger ids for the batch script, the shell of `salloc` and
+/// other steps.
 const LAST_STEP: usize = 0xffff_fff0;
 
 const HINT: &str = "srun sets both; pass all of SLURM_* on";
@@ -18,10 +18,11 @@ const NODE_LISTS: [&str; 3] = [
     "SLURM_NODELIST",
 ];
 
-/// Returns whether this process is a task of `srun`.
+/// Returns whether this process is a task that `srun` has started.
 ///
-/// `sbatch` and `salloc` set `SLURM_PROCID` to 0 and `SLURM_NTASKS` to the size of the job outside of tasks too.
-/// Outside of tasks, `SLURM_STEP_ID` is not set, or it is a reserved id in the shell of newer versions of `salloc`.
+/// `sbatch` and `salloc` also set `SLURM_PROCID` to 0 and `SLURM_NTASKS` to the size of the job in processes that are
+/// not tasks. In such a process, `SLURM_STEP_ID` is not set, or it is a reserved id in the shell of newer versions of
+/// `salloc`.
 pub(super) fn is_task(vars: Vars) -> Result<bool, LaunchEnvError> {
     let step = vars.number("SLURM_STEP_ID")?;
     Ok(step.is_some_and(|step| step.value <= LAST_STEP))
@@ -65,8 +66,8 @@ fn local_world_size(vars: Vars, world_size: &Number) -> Result<Number, LaunchEnv
     })
 }
 
-/// Returns the host of rank 0, which is the first host of the step. If the order of hosts was changed
-/// (`--distribution=arbitrary`), set `MASTER_ADDR`.
+/// Returns the host of rank 0, which is the first host of the step. If `--distribution=arbitrary` changes the order of
+/// the hosts, the user must set `MASTER_ADDR`.
 pub(super) fn first_host(vars: Vars) -> Result<(String, String), LaunchEnvError> {
     let list = vars.needed("SLURM_STEP_ID", &NODE_LISTS, HINT)?;
     let wrong = |source| LaunchEnvError::NodeList {
@@ -77,7 +78,7 @@ pub(super) fn first_host(vars: Vars) -> Result<(String, String), LaunchEnvError>
     Ok((first, list.to_string()))
 }
 
-/// Returns the id of the run, which consists of the ids of the job and the step.
+/// Returns the id of the run, which consists of the job id and the step id.
 pub(super) fn job(vars: Vars) -> Result<Job, LaunchEnvError> {
     let number = |name| vars.needed("SLURM_STEP_ID", &[name], HINT)?.number();
     let (job, step) = (number("SLURM_JOB_ID")?, number("SLURM_STEP_ID")?);

@@ -1,4 +1,4 @@
-//! Reads environment variables and keeps their names for errors.
+//! Access to environment variables. The names of the variables are kept for error messages.
 
 use std::fmt;
 use std::str::FromStr;
@@ -67,7 +67,8 @@ impl Vars<'_> {
         self.get(name).map(Variable::number).transpose()
     }
 
-    /// Returns the first of these variables that is set. One of them is required because the variable `beside` is set.
+    /// Returns the first of these variables that is set. Returns an error if none is set, because the variable `beside`
+    /// is set and requires one of them.
     pub fn needed(
         &self,
         beside: &'static str,

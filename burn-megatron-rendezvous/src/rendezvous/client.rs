@@ -1,4 +1,4 @@
-//! The connection of a rank to the rendezvous.
+//! The connection of a rank to the rendezvous server.
 
 use std::collections::{HashMap, HashSet};
 use std::io::{self, BufReader, Write};
@@ -21,32 +21,32 @@ use crate::rank_runs::RankRuns;
 
 /// The interval at which a rank sends a heartbeat with its position.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(250);
-/// The time in which the coordinator must answer a query. The coordinator waits up to 1 s for the ranks.
+/// The timeout for the coordinator to answer a query. The coordinator itself waits up to 1 s for the ranks.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The identity and the timeouts of a rank that joins a rendezvous.
 #[derive(Clone, Debug)]
 pub struct JoinRequest {
-    /// The rank.
+    /// The rank of this process.
     pub rank: usize,
-    /// The number of ranks.
+    /// The number of ranks in the world.
     pub size: usize,
     /// The id of the world, or 0 if the world has no id.
     pub world: u64,
-    /// The token of the run. It can be omitted if all ranks are on one machine.
+    /// The token of the run. It may be `None` if all ranks are on one machine.
     pub token: Option<Token>,
-    /// The timeout for the coordinator to answer, and for all ranks to join.
+    /// The timeout for the coordinator to answer and for all ranks to join.
     pub join_timeout: Duration,
-    /// The timeout for a heartbeat of the coordinator.
+    /// The heartbeat timeout: the time without a heartbeat after which the coordinator counts as lost.
     pub heartbeat_timeout: Duration,
 }
 
-/// Reports the position of a rank. The methods are called from other threads, even while the rank computes.
+/// A source of the position of a rank. The methods are called from other threads, even while the rank computes.
 pub trait StatusProvider: Send + Sync {
-    /// Returns the position of the rank.
+    /// Returns the current position of the rank.
     fn position(&self) -> RankPosition;
-    /// Returns the position of the rank, whether the rank has joined a collective, and the rank's call with this
-    /// number.
+    /// Returns the current position of the rank. For the collective `call`, also returns whether the rank has joined
+    /// the collective, and the rank's call with the same sequence number.
     fn status(&self, call: Option<CallId>) -> RankStatus;
 }
 
@@ -66,7 +66,7 @@ struct ClientState {
     complete: bool,
     stop: bool,
     all_returned: bool,
-    /// Whether this rank is leaving. If so, a closed connection is not a failure.
+    /// Whether this rank is leaving the world. If so, a closed connection is not a failure.
     leaving: bool,
     failure: Option<FailureReport>,
     /// Whether the world failed because the connection was lost.
@@ -79,17 +79,17 @@ struct ClientState {
     /// The ranks that have returned. `returned_changes` counts the changes of this set.
     returned: HashSet<usize>,
     returned_changes: u64,
-    /// For each call, the ranks that have returned without joining it. `asked` holds the value of `returned_changes` at
-    /// the last query.
+    /// For each call, the ranks that have returned without joining the call. `asked` contains the value of
+    /// `returned_changes` at the last query for the call.
     returned_before: HashMap<CallId, HashSet<usize>>,
     asked: HashMap<CallId, u64>,
 }
 
 impl RendezvousClient {
-    /// Connects to the rendezvous at the first address that answers. Waits until all ranks have joined.
+    /// Connects to the rendezvous server and waits until all ranks have joined. The first address that answers is used.
     ///
     /// # Errors
-    /// [`RendezvousError`].
+    /// [`RendezvousError`] if this rank or another rank could not join.
     pub fn join(
         addresses: &[SocketAddr],
         request: JoinRequest,
@@ -222,7 +222,8 @@ impl RendezvousClient {
         }
     }
 
-    /// Sends the next heartbeat at once. Called at the start of a step, so that a failure report contains the step.
+    /// Requests that the next heartbeat is sent immediately. Called at the start of a step, so that a failure report
+    /// contains the step.
     pub fn send_heartbeat_now(&self) {
         self.state.lock().heartbeat_due = true;
         self.condvar.notify_all();
@@ -251,8 +252,8 @@ impl RendezvousClient {
         self.state.lock().stop
     }
 
-    /// Returns the first of `ranks` that is known to have returned without joining `call`. If any of them has returned,
-    /// sends a query to the coordinator without waiting for the answer.
+    /// Returns the first rank in `ranks` that is known to have returned without joining `call`. If any rank in `ranks`
+    /// has returned, sends a query to the coordinator but does not wait for the answer.
     pub fn first_returned(&self, ranks: &[usize], call: CallId) -> Option<usize> {
         let mut state = self.state.lock();
         if state.returned.is_empty() {
@@ -275,7 +276,7 @@ impl RendezvousClient {
         None
     }
 
-    /// Queries which members of a group have not joined a collective. `ranks` are the members of the group.
+    /// Queries which members of a group have not joined a collective. `ranks` contains the members of the group.
     pub fn missing_ranks(&self, call: CallId, ranks: &[usize]) -> MissingRanks {
         self.state.lock().answers.remove(&call);
         let ranks = RankRuns::new(ranks);
@@ -289,7 +290,7 @@ impl RendezvousClient {
             .unwrap_or_default()
     }
 
-    /// Reports the failure of this rank. Returns the failure of the world once it is decided.
+    /// Reports the failure of this rank. Returns the failure report of the world as soon as it is decided.
     pub fn fail(&self, cause: FailureCause, position: RankPosition) -> Option<FailureReport> {
         // If the send fails, the connection is closed, which ends the world too.
         let _ = self.send(&RankMessage::Failed { cause, position });
@@ -303,7 +304,7 @@ impl RendezvousClient {
         state.failure.clone()
     }
 
-    /// Waits until the world ends. Returns `None` if the world has not failed.
+    /// Waits until the world ends. Returns `None` if the world has ended without a failure.
     pub fn await_end(&self) -> Option<FailureReport> {
         let mut state = self.state.lock();
         self.condvar.wait_while(&mut state, |state| {
@@ -312,8 +313,8 @@ impl RendezvousClient {
         state.failure.clone()
     }
 
-    /// Reports that the closure of this rank has returned, with the number of collectives per group. Waits until all
-    /// ranks have returned.
+    /// Reports that the closure of this rank has returned, and waits until all ranks have returned. `calls` contains
+    /// the number of collectives per group.
     pub fn return_with_all(&self, calls: Vec<(u64, u64)>) -> Result<(), FailureReport> {
         // If the send fails, the connection is closed, and the reader detects that.
         let _ = self.send(&RankMessage::Returned(calls));
@@ -323,17 +324,17 @@ impl RendezvousClient {
         }
     }
 
-    /// Closes the connection.
+    /// Leaves the world and closes the connection.
     pub fn leave(&self) {
         self.state.lock().leaving = true;
         self.condvar.notify_all();
         let _ = self.stream.lock().shutdown(Shutdown::Both);
     }
 
-    /// Posts a value for all ranks.
+    /// Stores a value under a key, so that all ranks can read it.
     ///
     /// # Errors
-    /// If the connection is closed.
+    /// A message if the connection is closed.
     pub fn post(&self, key: &str, value: &[u8]) -> Result<(), String> {
         let post = RankMessage::Post {
             key: key.into(),
@@ -343,10 +344,10 @@ impl RendezvousClient {
         posted.map_err(|error| format!("cannot post {key}: {error}"))
     }
 
-    /// Waits for the value of a key that a rank posts, and returns it.
+    /// Waits until a rank has posted a value under `key`, and returns this value.
     ///
     /// # Errors
-    /// If the connection is closed, or if no rank posts the value within `timeout`.
+    /// A message if the connection is closed, or if no rank posts the value within `timeout`.
     pub fn read(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, String> {
         let sent = self.send(&RankMessage::Read { key: key.into() });
         sent.map_err(|error| format!("cannot request {key}: {error}"))?;
@@ -364,7 +365,7 @@ impl RendezvousClient {
         state.leaving || state.refused.is_some()
     }
 
-    /// Returns the number of messages sent.
+    /// Returns the number of messages that this rank has sent.
     #[cfg(test)]
     pub fn sent(&self) -> usize {
         self.sent.load(Ordering::Relaxed)

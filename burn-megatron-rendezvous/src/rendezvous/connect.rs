@@ -1,4 +1,4 @@
-//! Connects a rank to the rendezvous.
+//! The connection of a rank to the rendezvous server, including retries.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -13,16 +13,17 @@ use crate::auth::{HandshakeError, client_handshake};
 
 /// The timeout of one connection attempt to one address.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// The timeout of one handshake. The listener closes connections if too many are open.
+/// The timeout of one handshake. The listener closes a connection if too many connections are open.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// The pause between two rounds over the addresses.
+/// The pause before all addresses are tried again.
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Connects to the first address that answers. Retries after any error, except for a wrong token. Reads and writes of
-/// the connection time out after the heartbeat timeout.
+/// Connects to the first address that answers. Retries after any error, except for a wrong token. The heartbeat timeout
+/// is the timeout of reads and writes on the connection.
 ///
 /// # Errors
-/// [`RendezvousError`] after the time `until`. For a wrong token, the error is returned at once.
+/// [`RendezvousError`] if the connection fails until the time `until`. For a wrong token, the error is returned
+/// immediately.
 pub(super) fn connect(
     addresses: &[SocketAddr],
     request: &JoinRequest,
@@ -92,7 +93,7 @@ fn handshake(stream: TcpStream, request: &JoinRequest) -> Result<TcpStream, Hand
     Ok(stream)
 }
 
-/// Describes why no more data can be read from the other side.
+/// Describes the reason why no more data can be read from the connection.
 pub(super) fn describe_end(end: io::Result<()>, timeout: Duration) -> String {
     match end {
         Ok(()) => "has closed the connection".into(),

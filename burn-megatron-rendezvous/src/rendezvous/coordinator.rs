@@ -1,4 +1,4 @@
-//! The server of a rendezvous.
+//! The server of the rendezvous.
 
 use std::io::{self, BufReader};
 use std::net::{SocketAddr, TcpStream};
@@ -22,15 +22,15 @@ const TICK_INTERVAL: Duration = Duration::from_millis(50);
 /// The interval at which the coordinator sends a heartbeat to all ranks.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The coordinator of one world, hosted by rank 0 or by the launcher.
+/// The rendezvous server of one world. It is hosted by rank 0 or by the launcher.
 ///
-/// Every rank keeps a connection to the coordinator. The coordinator reports when all ranks have joined, stores small
-/// values, and checks heartbeats. It sends one failure report to all ranks, with the failed rank and the position of
-/// each rank.
+/// Every rank keeps a connection to the coordinator. The coordinator informs the ranks when all ranks have joined,
+/// stores small values, and checks heartbeats. After a failure, it sends one failure report to all ranks. The report
+/// contains the failed rank and the position of each rank.
 #[derive(Debug)]
 pub struct Coordinator {
     state: Arc<CoordinatorState>,
-    /// Dropped first, so that no rank connects while other ranks are disconnected.
+    /// The listener is dropped first, so that no rank connects while other ranks are disconnected.
     listener: Option<Listener>,
     timer: Option<JoinHandle<()>>,
 }
@@ -44,18 +44,18 @@ struct CoordinatorState {
 }
 
 impl Coordinator {
-    /// Hosts the rendezvous of a launcher: listens on `address` for `ranks` ranks that have `token`. Port 0 selects a
+    /// Hosts the rendezvous of a launcher. Listens on `address` for `ranks` ranks that have the token. Port 0 selects a
     /// free port.
     ///
     /// Raises the limit of open files of this process up to 65,536, because each rank has a connection. The ranks read
-    /// the token from the environment variable [`Token::VARIABLE`]. They read `job`, the id of this world, from
-    /// [`Launch::JOB_ID`](crate::Launch::JOB_ID). Ranks with another id are refused.
+    /// the token from the environment variable [`Token::VARIABLE`]. They read `job`, the id of this world, from the
+    /// environment variable [`Launch::JOB_ID`](crate::Launch::JOB_ID). Ranks with a different id are refused.
     ///
-    /// All ranks must join within `join_timeout`. Each rank must send a heartbeat within `heartbeat_timeout`. A rank
-    /// that joins with a shorter timeout lowers the timeout.
+    /// All ranks must join within `join_timeout`. Each rank must send a heartbeat within `heartbeat_timeout`. If a rank
+    /// joins with a shorter timeout, the shorter timeout is used.
     ///
     /// # Errors
-    /// If the operating system rejects the address, for example because the port is in use.
+    /// An error if the operating system rejects the address, for example because the port is in use.
     pub fn host(
         address: SocketAddr,
         ranks: usize,
@@ -72,12 +72,12 @@ impl Coordinator {
         Self::listen(&[address], ranks, world, Some(token), timeouts)
     }
 
-    /// Listens on `addresses` for the `size` ranks of the world with id `world` (0 if the world has no id). Port 0
-    /// selects a free port.
+    /// Hosts the rendezvous of the world with the id `world`, or 0 if the world has no id. Listens on `addresses` for
+    /// `size` ranks. Port 0 selects a free port.
     ///
     /// # Errors
-    /// If the operating system rejects an address, for example because the port is in use. If an address can be reached
-    /// from other machines and there is no token.
+    /// An error if the operating system rejects an address, for example because the port is in use. Also an error if
+    /// there is no token and an address can be reached from other machines.
     pub fn listen(
         addresses: &[SocketAddr],
         size: usize,
@@ -107,12 +107,12 @@ impl Coordinator {
         })
     }
 
-    /// Returns the first address of the listener, with its port.
+    /// Returns the first address on which the coordinator listens, including the port.
     pub fn address(&self) -> SocketAddr {
         self.addresses()[0]
     }
 
-    /// Returns the addresses of the listener, in the given order.
+    /// Returns the addresses on which the coordinator listens, in the given order.
     pub fn addresses(&self) -> &[SocketAddr] {
         let listener = self.listener.as_ref();
         listener
@@ -120,8 +120,8 @@ impl Coordinator {
             .addresses()
     }
 
-    /// Requests that all ranks stop after the current step. Returns whether all ranks have joined. Otherwise the
-    /// request has no effect.
+    /// Requests that all ranks stop after the current step. Returns whether all ranks have joined. If not, the request
+    /// has no effect.
     pub fn request_stop(&self) -> bool {
         let complete = self.state.registry.lock().is_complete();
         if complete {
@@ -131,8 +131,8 @@ impl Coordinator {
         complete
     }
 
-    /// Reports that the process of a rank has ended. `how` describes the end, for example `"ended with exit code 1"`.
-    /// The world fails if the rank had not joined.
+    /// Reports that the process of a rank has ended. `how` describes how it ended, for example
+    /// `"ended with exit code 1"`. The world fails if the rank had not joined.
     pub fn process_ended(&self, rank: usize, how: &str) {
         let outgoing = self
             .state
@@ -142,7 +142,7 @@ impl Coordinator {
         self.state.send(outgoing);
     }
 
-    /// Returns the rank of the failure report, or `None` if no rank has failed.
+    /// Returns the rank in the failure report, or `None` if no rank has failed.
     pub fn failed_rank(&self) -> Option<usize> {
         self.failure_of_joined_ranks().map(|failure| failure.rank)
     }
@@ -153,8 +153,9 @@ impl Coordinator {
         registry.failure.as_ref().map(|(kind, _)| *kind)
     }
 
-    /// Returns two lines for the user: the failed rank with its error, and the position of each rank. Returns `None` if
-    /// no rank has failed, or if no rank ever joined, for example because the program does not use this library.
+    /// Returns the failure report for the user in two lines: the failed rank with its error, and the position of each
+    /// rank. Returns `None` if no rank has failed, or if no rank has ever joined, for example because the program does
+    /// not use this library.
     pub fn failure_report(&self) -> Option<String> {
         self.failure_of_joined_ranks()
             .map(|failure| failure.to_string())
@@ -166,13 +167,13 @@ impl Coordinator {
         failure.filter(|_| registry.has_registered_ranks()).cloned()
     }
 
-    /// Returns the number of messages sent.
+    /// Returns the number of messages that the coordinator has sent.
     #[cfg(test)]
     pub(super) fn sent(&self) -> usize {
         self.state.links.sent.load(Ordering::Relaxed)
     }
 
-    /// Waits up to `timeout` until all ranks that joined have disconnected. Returns whether they have disconnected.
+    /// Waits up to `timeout` until all ranks that have joined are disconnected. Returns whether they are disconnected.
     pub fn wait_for_disconnects(&self, timeout: Duration) -> bool {
         let until = Instant::now() + timeout;
         while !self.state.registry.lock().all_disconnected() {
@@ -205,7 +206,7 @@ impl CoordinatorState {
         self.closing.load(Ordering::Acquire)
     }
 
-    /// Serves one authenticated rank until it disconnects.
+    /// Serves one authenticated rank until the rank disconnects.
     fn serve(&self, hello: &str, stream: TcpStream) {
         let Ok(hello) = Hello::read(hello) else {
             return;
@@ -267,7 +268,7 @@ impl CoordinatorState {
         }
     }
 
-    /// Sends messages. If a rank cannot be reached, its missing heartbeats make it fail.
+    /// Sends messages. If a rank cannot be reached, it fails later because its heartbeats are missing.
     fn send(&self, outgoing: Outgoing) {
         self.links.send(&outgoing);
     }

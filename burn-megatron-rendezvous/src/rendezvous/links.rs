@@ -25,7 +25,7 @@ impl Link {
         Ok(Self(Mutex::new(stream)))
     }
 
-    /// Sends a line. If the rank cannot be reached, its missing heartbeats make it fail.
+    /// Sends a line. If the rank cannot be reached, it fails later because its heartbeats are missing.
     pub fn send(&self, line: &[u8]) {
         let stream = self.0.lock();
         if io::Write::write_all(&mut &**stream, line).is_err() {
@@ -35,7 +35,7 @@ impl Link {
     }
 }
 
-/// The connections, indexed by rank.
+/// The connections to all ranks, indexed by rank.
 #[derive(Debug)]
 pub(super) struct Links {
     ranks: Mutex<Vec<Option<Arc<Link>>>>,

@@ -13,17 +13,17 @@ use crate::rank_runs::RankRuns;
 /// The maximum length of a line.
 const MAX_LINE_BYTES: u64 = 16 << 20;
 
-/// A message of a rank after its [`Hello`]. The serialized names are part of the protocol.
+/// A message that a rank sends after its [`Hello`]. The serialized names are part of the protocol.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) enum RankMessage {
     /// The rank is alive, at this position.
     #[serde(rename = "Alive")]
     Heartbeat(RankPosition),
-    /// Stores this value for all ranks.
+    /// Stores a value under a key for all ranks.
     Post { key: String, value: Vec<u8> },
-    /// Requests this value. The answer is sent after a rank has posted the value.
+    /// Requests the value of a key. The answer is sent after a rank has posted the value.
     Read { key: String },
-    /// Requests the members of the group that have not joined this call. `ranks` are all members.
+    /// Requests the members of the group that have not joined this call. `ranks` contains all members.
     #[serde(rename = "Where")]
     FindMissing { call: CallId, ranks: RankRuns },
     /// Requests the ranks in `ranks` that have returned without joining this call.
@@ -35,7 +35,7 @@ pub(super) enum RankMessage {
         #[serde(rename = "stand")]
         status: RankStatus,
     },
-    /// The rank has failed at this position.
+    /// The rank has failed. Contains the position of the rank.
     Failed {
         cause: FailureCause,
         #[serde(rename = "stood")]
@@ -65,81 +65,82 @@ pub(super) struct Hello {
     pub heartbeat_timeout: f64,
 }
 
-/// The id of a group. All members have the same id. Two groups that share two ranks have different ids.
+/// The id of a process group. All members use the same id. Two groups that share at least two ranks have different ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct GroupId(pub u64);
 
 impl GroupId {
-    /// The group of all ranks.
+    /// The id of the group of all ranks.
     pub const WORLD: Self = Self(0);
 }
 
-/// A collective, identified by its group and its number.
+/// A collective, identified by its group and its sequence number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct CallId {
-    /// The group.
+    /// The id of the group.
     pub group: GroupId,
-    /// The number of the call in the group, from 0.
+    /// The sequence number of the collective in the group, counted from 0.
     pub sequence: u64,
 }
 
-/// The position of a rank, and whether the rank has joined a call.
+/// The answer of a rank to a status query: its position, and whether it has joined a call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankStatus {
-    /// The position.
+    /// The current position of the rank.
     pub position: RankPosition,
-    /// Whether the rank has joined the call of the query.
+    /// Whether the rank has joined the call in the query.
     #[serde(rename = "came")]
     pub joined: bool,
-    /// The rank's call with the number of the query.
+    /// The rank's call with the same sequence number as the call in the query.
     pub call: Option<String>,
 }
 
-/// The cause of a rank's failure, as the rank reports it.
+/// The cause of a rank's failure, as reported by the rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FailureCause {
-    /// The kind.
+    /// The kind of the failure.
     pub kind: FailureKind,
     /// The error message.
     pub message: String,
 }
 
-/// The kind of a failure, in order of precedence. Later kinds may be consequences of earlier kinds.
+/// The kind of a failure, in order of precedence. A failure of a later kind may be the consequence of a failure of an
+/// earlier kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum FailureKind {
     /// The process of the rank has exited without reporting an error.
     #[serde(rename = "Gone")]
     ProcessExited,
-    /// An error or a panic that the rank itself caused.
+    /// An error or a panic in the rank's own program.
     #[serde(rename = "Own")]
     OwnError,
-    /// The process of the rank sends no heartbeats.
+    /// The process of the rank has sent no heartbeat before the timeout.
     #[serde(rename = "Silent")]
     NoHeartbeat,
-    /// The calls of two ranks do not match.
+    /// Two ranks issued different calls.
     #[serde(rename = "Disagreement")]
     Mismatch,
-    /// Other ranks did not join a call.
+    /// Some ranks did not join a call before the timeout.
     #[serde(rename = "Waited")]
     Timeout,
-    /// An error of the transport.
+    /// The transport of the engine reported an error.
     Transport,
 }
 
-/// A message of the coordinator.
+/// A message that the coordinator sends to a rank.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) enum CoordinatorMessage {
     /// All ranks have joined.
     #[serde(rename = "Complete")]
     AllJoined,
-    /// The rank is refused.
+    /// The rank is refused for this reason.
     Refused(String),
     /// The coordinator is alive.
     #[serde(rename = "Alive")]
     Heartbeat,
     /// The value requested by [`RankMessage::Read`].
     Posted { key: String, value: Vec<u8> },
-    /// Requests a [`RankMessage::Status`].
+    /// Requests the position of the rank. The answer is a [`RankMessage::Status`].
     #[serde(rename = "Ask")]
     QueryStatus { question: u64, call: Option<CallId> },
     /// The answer to [`RankMessage::FindMissing`].
@@ -147,9 +148,9 @@ pub(super) enum CoordinatorMessage {
     MissingRanks { call: CallId, found: MissingRanks },
     /// The answer to [`RankMessage::FindReturned`].
     ReturnedBefore { call: CallId, ranks: RankRuns },
-    /// A rank has failed, so the world ends.
+    /// A rank has failed. This ends the world.
     Failure(FailureReport),
-    /// These ranks have returned since the last such message.
+    /// The ranks that have returned since the last message of this kind.
     Returned(RankRuns),
     /// All ranks have returned.
     AllReturned,
@@ -160,20 +161,20 @@ pub(super) enum CoordinatorMessage {
 /// The ranks that have not joined a call, and the calls of the ranks that have joined.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MissingRanks {
-    /// The members of the group that have not joined or do not answer.
+    /// The members of the group that have not joined the call or that do not answer.
     pub absent: RankRuns,
-    /// The calls of the ranks that have joined, each with its ranks.
+    /// The calls that the other members have joined, each with the ranks of these members.
     pub calls: Vec<(String, RankRuns)>,
 }
 
 impl Hello {
-    /// Parses the hello of a rank. All its texts are made [printable](printable_name).
+    /// Parses the hello of a rank. All texts in it are made [printable](printable_name).
     pub fn read(text: &str) -> Result<Self, serde_json::Error> {
         parse(text.as_bytes(), printable_name)
     }
 }
 
-/// Returns the message as one line of JSON.
+/// Serializes a message as one line of JSON.
 ///
 /// # Panics
 /// Never, because the keys of all maps in a message are strings.
@@ -183,7 +184,7 @@ pub(super) fn line(message: &impl Serialize) -> Vec<u8> {
     line
 }
 
-/// Reads one line. Returns `None` if the connection is closed. All texts of the message are made
+/// Reads one line and parses the message. Returns `None` if the connection is closed. All texts in the message are made
 /// [printable](printable_text).
 pub(super) fn read<T: DeserializeOwned>(from: &mut impl BufRead) -> io::Result<Option<T>> {
     let mut line = Vec::new();

@@ -1,10 +1,12 @@
-//! Rendezvous of the processes of a world, which also detects failed ranks.
+//! The rendezvous of the processes of a world, which also detects failed ranks.
 //!
-//! The rendezvous transfers no tensors. It reports when all ranks have joined, and stores small values (the addresses
-//! of an engine). It collects heartbeats with the position of each rank, and sends one failure report to all ranks.
+//! The rendezvous transfers no tensors. It informs the ranks when all ranks have joined, and stores small values, such
+//! as the addresses of an engine. It collects heartbeats, which contain the position of each rank. After a failure, it
+//! sends one failure report to all ranks.
 //!
-//! There is one [`Coordinator`] per world and one TCP connection per rank. Each connection begins with a handshake that
-//! proves that both sides have the [token](crate::auth). After the handshake, each message is one line of JSON.
+//! There is one [`Coordinator`] per world and one TCP connection per rank. Each connection begins with a handshake in
+//! which both sides prove that they have the [token](crate::auth). After the handshake, each message is one line of
+//! JSON.
 
 mod client;
 mod connect;
@@ -34,59 +36,58 @@ pub use session::read_session;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RendezvousError {
-    /// No rendezvous answers at the addresses.
+    /// No rendezvous server answers at the addresses.
     #[error(
         "cannot reach the rendezvous at {addresses} within {waited} s ({reason}): is rank 0, or the \
          launcher, running, and is the port open between the machines?"
     )]
     Unreachable {
-        /// The addresses.
+        /// The addresses of the rendezvous server.
         addresses: String,
-        /// The number of seconds waited.
+        /// The number of seconds that this rank has waited.
         waited: u64,
-        /// The message of the operating system.
+        /// The error message of the operating system.
         reason: String,
     },
-    /// The rendezvous refused this rank.
+    /// The rendezvous server refused this rank.
     #[error("the rendezvous at {address} refuses this rank: {reason}")]
     Refused {
-        /// The address.
+        /// The address of the rendezvous server.
         address: String,
-        /// The reason.
+        /// The reason of the refusal.
         reason: String,
     },
-    /// A rank did not join, or is incompatible with the other ranks.
+    /// A rank has not joined, or a rank is incompatible with the other ranks.
     #[error("{message}")]
     Failed {
-        /// The rank that failed.
+        /// The rank that has failed.
         rank: usize,
         /// A description of the failure.
         message: String,
     },
-    /// The rendezvous cannot listen on its address.
+    /// The rendezvous server cannot listen on an address, or the host has no address.
     #[error("cannot host the rendezvous at {address}: {reason}")]
     Address {
-        /// The address.
+        /// The invalid address.
         address: String,
-        /// The message of the operating system.
+        /// The error message of the operating system.
         reason: String,
     },
-    /// This rank and the rendezvous have different tokens.
+    /// This rank and the rendezvous server have different tokens.
     #[error(
-        "the rendezvous at {address} has another token than this rank: set the same \
-         BURN_MEGATRON_TOKEN, or pass the same --token-file, on all ranks"
+        "token mismatch with the rendezvous at {address}: set the same BURN_MEGATRON_TOKEN, or pass the same \
+         --token-file, on all ranks"
     )]
     Token {
-        /// The address.
+        /// The address of the rendezvous server.
         address: String,
     },
-    /// The ranks are on several machines and have no token.
+    /// The ranks are on several machines but have no token.
     #[error(
-        "the ranks are on several machines, which requires a token, the same on all of \
-         them:\n{TOKEN_INSTRUCTIONS}"
+        "the ranks are on several machines, which requires the same token on all of them:\n{TOKEN_INSTRUCTIONS}"
     )]
     MissingToken,
-    /// The operating system rejected a thread or a connection.
+    /// The operating system could not start a thread or rejected a connection.
     #[error("cannot join the rendezvous: {0}")]
     System(String),
 }
@@ -97,10 +98,10 @@ impl From<io::Error> for RendezvousError {
     }
 }
 
-/// Resolves a host and a port to addresses.
+/// Resolves a host and a port to socket addresses.
 ///
 /// # Errors
-/// [`RendezvousError::Address`] if the host has no address.
+/// [`RendezvousError::Address`] if the host has no IP address.
 pub fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, RendezvousError> {
     let failed = |reason: String| RendezvousError::Address {
         address: format!("{host}:{port}"),
@@ -120,11 +121,11 @@ fn list(addresses: &[SocketAddr]) -> String {
     texts.join(", ")
 }
 
-/// Returns the name of this machine, for messages.
+/// Returns the name of this machine, for use in messages.
 fn host_name() -> String {
     let name = gethostname::gethostname();
     name.to_string_lossy().into_owned()
 }
 
-/// The minimum heartbeat timeout. A rank sends four heartbeats per second.
+/// The minimum heartbeat timeout. Each rank sends four heartbeats per second.
 pub const MIN_HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(1);

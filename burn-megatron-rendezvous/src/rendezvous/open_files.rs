@@ -3,7 +3,8 @@
 #[cfg(unix)]
 use nix::sys::resource::{Resource, getrlimit, rlim_t, setrlimit};
 
-/// Raises the limit as far as this process is allowed to. At the limit, further connections are refused.
+/// Raises the limit as far as this process is allowed to raise it. When the limit is reached, further connections are
+/// refused.
 #[cfg(unix)]
 pub(super) fn raise_limit() {
     if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE)

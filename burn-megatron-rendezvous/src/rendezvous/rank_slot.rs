@@ -1,4 +1,4 @@
-//! A rank that has joined the rendezvous, and the checks of a joining rank.
+//! A rank that has joined the rendezvous, and the checks of a rank that requests to join.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -6,11 +6,11 @@ use std::time::Duration;
 use super::message::{CallId, Hello};
 use crate::failure_report::RankPosition;
 
-/// A rank that has joined.
+/// A rank that has joined the rendezvous.
 #[derive(Debug)]
 pub(super) struct RegisteredRank {
     pub hello: Hello,
-    /// The time of the last message.
+    /// The time at which the last message arrived from the rank.
     pub last_message: Duration,
     pub position: RankPosition,
     /// The number of collectives per group if the rank has returned, otherwise `None`.
@@ -19,7 +19,7 @@ pub(super) struct RegisteredRank {
 }
 
 impl RegisteredRank {
-    /// Returns whether the rank has returned without joining `call`, or `None` if the rank has not returned.
+    /// Returns whether the rank has returned without joining `call`. Returns `None` if the rank has not returned.
     pub fn returned_before(&self, call: CallId) -> Option<bool> {
         let calls = self.returned.as_ref()?;
         let made = calls.get(&call.group.0);
@@ -38,7 +38,8 @@ pub(super) fn is_final(position: &RankPosition) -> bool {
     )
 }
 
-/// Returns why a rank that has the token cannot join a world with these slots, or `None` if the rank can join.
+/// Returns the reason why a rank cannot join a world with these slots, although it has the token. Returns `None` if the
+/// rank can join.
 pub(super) fn incompatibility(hello: &Hello, slots: &[Option<RegisteredRank>]) -> Option<String> {
     let Hello { rank, size, .. } = *hello;
     let (version, world) = (env!("CARGO_PKG_VERSION"), slots.len());

@@ -1,4 +1,4 @@
-//! The decisions of the coordinator, independent of connections and clocks.
+//! The decisions of the coordinator. They do not depend on connections and clocks.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -12,10 +12,10 @@ use super::status_query::{QueryPurpose, StatusQuery};
 use crate::failure_report::{FailureReport, RankPosition};
 use crate::rank_runs::{RankRuns, ranks_verb};
 
-/// The delay of a failure report, because a cause of higher precedence may follow. For example, a rank whose peer has
-/// died can report its own error before the death of the peer is detected.
+/// The delay before a failure is reported. During this time, a cause with a higher precedence may be reported. For
+/// example, a rank whose peer has died can report its own error before the death of the peer is detected.
 const SETTLE_TIME: Duration = Duration::from_millis(250);
-/// The minimum time between two messages to all ranks about ranks that have returned.
+/// The minimum time between two messages that inform all ranks about ranks that have returned.
 const RETURNED_INTERVAL: Duration = Duration::from_millis(250);
 
 /// The timeouts of a rendezvous.
@@ -23,7 +23,7 @@ const RETURNED_INTERVAL: Duration = Duration::from_millis(250);
 pub struct RendezvousTimeouts {
     /// The timeout for all ranks to join.
     pub join: Duration,
-    /// The timeout for a heartbeat of each rank.
+    /// The time without a heartbeat after which a rank counts as lost.
     pub heartbeat: Duration,
 }
 
@@ -37,7 +37,7 @@ pub(super) enum Recipient {
 /// Messages to send.
 pub(super) type Outgoing = Vec<(Recipient, CoordinatorMessage)>;
 
-/// The state of the coordinator. Times count from its start.
+/// The state of the coordinator. All times count from the start of the coordinator.
 #[derive(Debug)]
 pub(super) struct Registry {
     pub(super) size: usize,
@@ -45,23 +45,24 @@ pub(super) struct Registry {
     timeouts: RendezvousTimeouts,
     /// The ranks that have joined, indexed by rank.
     pub(super) slots: Vec<Option<RegisteredRank>>,
-    /// The numbers of ranks that have joined and returned. They are counted so that handling a message does not scan
-    /// all ranks.
+    /// The number of ranks that have joined, and the number of ranks that have returned. They are counted so that
+    /// handling a message does not require a loop over all ranks.
     joined: usize,
     returned: usize,
-    /// The ranks that have returned since the last message about returned ranks, and the time of the next such message.
+    /// The ranks that have returned since the last message about returned ranks.
     newly_returned: Vec<usize>,
     next_returned: Duration,
     posted: BTreeMap<String, Vec<u8>>,
     readers: BTreeMap<String, Vec<usize>>,
     pub(super) queries: BTreeMap<u64, StatusQuery>,
     pub(super) next_query: u64,
-    /// Recent answers by call. The members of a group that waits in vain all ask at about the same time.
+    /// Recent answers by call. If the members of a group wait for a missing member, they all send a query at about the
+    /// same time.
     pub(super) answers: BTreeMap<CallId, (Duration, MissingRanks)>,
     pub(super) causes: Vec<(usize, FailureCause)>,
-    /// The failure of the world and its kind, once it is decided.
+    /// The kind of the failure that ended the world, and the report. `None` until the failure is decided.
     pub(super) failure: Option<(FailureKind, FailureReport)>,
-    /// The number of rejected connections with another token, and the address of the last one.
+    /// The number of connections that were rejected because of a different token, and the address of the last of them.
     rejected: (usize, Option<IpAddr>),
 }
 
@@ -107,12 +108,12 @@ impl Registry {
         self.slots.iter().flatten().all(|rank| rank.disconnected)
     }
 
-    /// Records a rejected connection with another token.
+    /// Records that a connection was rejected because of a different token.
     pub fn wrong_token(&mut self, from: IpAddr) {
         self.rejected = (self.rejected.0 + 1, Some(from));
     }
 
-    /// Adds an authenticated rank.
+    /// Adds an authenticated rank to the world.
     pub fn join(&mut self, hello: Hello, now: Duration) -> Result<Outgoing, JoinError> {
         self.check_world(&hello)?;
         if let Some(reason) = incompatibility(&hello, &self.slots) {
@@ -145,7 +146,7 @@ impl Registry {
         }
     }
 
-    /// Checks that a client belongs to this run and that a rank is still missing.
+    /// Checks that a client belongs to this run and that the world is not complete.
     fn check_world(&self, hello: &Hello) -> Result<(), JoinError> {
         let unknown = |reason: String| Err(JoinError::UnknownClient(reason));
         if hello.world != self.world {
@@ -164,8 +165,8 @@ impl Registry {
         Ok(())
     }
 
-    /// Handles a report of the launcher that the process of a rank has ended. Ignored if the rank has joined: such a
-    /// rank reports its own failure, or its connection is closed.
+    /// Handles the report of the launcher that the process of a rank has ended. The report is ignored if the rank has
+    /// joined: a rank that has joined reports its own failure, or its connection is closed.
     pub fn process_ended(&mut self, rank: usize, how: &str, now: Duration) -> Outgoing {
         match self.slots.get(rank) {
             Some(None) => {
@@ -176,7 +177,7 @@ impl Registry {
         }
     }
 
-    /// Handles a message of a rank.
+    /// Handles a message from a rank.
     pub fn handle(&mut self, rank: usize, message: RankMessage, now: Duration) -> Outgoing {
         if let Some(registered) = self.slots[rank].as_mut() {
             registered.last_message = now;
@@ -235,7 +236,7 @@ impl Registry {
         }
     }
 
-    /// Handles the end of a rank's connection.
+    /// Handles the end of the connection of a rank.
     pub fn disconnected(&mut self, rank: usize, now: Duration) -> Outgoing {
         let Some(registered) = self.slots[rank].as_mut() else {
             return vec![];
@@ -256,7 +257,7 @@ impl Registry {
         self.add_cause(rank, FailureKind::ProcessExited, message, now)
     }
 
-    /// Checks the timeouts.
+    /// Checks all timeouts.
     pub fn tick(&mut self, now: Duration) -> Outgoing {
         let mut outgoing = self.finish_queries(now);
         if self.failure.is_some() || !self.causes.is_empty() {
@@ -310,13 +311,13 @@ impl Registry {
     fn rejected_connections(&self) -> String {
         match self.rejected {
             (count, Some(from)) => format!(
-                " Connections with another token were rejected ({count} times, last from {from})."
+                " Connections with a different token were rejected ({count} times, last from {from})."
             ),
             _ => String::new(),
         }
     }
 
-    /// Adds a cause of failure. The first cause starts a status query of all ranks.
+    /// Adds a cause of the failure. The first cause starts a status query of all ranks.
     pub(super) fn add_cause(
         &mut self,
         rank: usize,
@@ -349,7 +350,7 @@ impl Registry {
         registered.map_or(RankPosition::NeverJoined, |rank| rank.position.clone())
     }
 
-    /// Sets the position of a rank, unless it is final.
+    /// Sets the position of a rank, unless the current position is final.
     pub(super) fn set_position(&mut self, rank: usize, position: RankPosition) {
         if let Some(registered) = self.slots[rank].as_mut()
             && !is_final(&registered.position)
@@ -362,9 +363,9 @@ impl Registry {
 /// The reason why a rank was refused.
 #[derive(Debug)]
 pub(super) enum JoinError {
-    /// The rank does not belong to this world.
+    /// The client does not belong to this world.
     UnknownClient(String),
-    /// The rank belongs to this world but is incompatible with it, so the world fails.
+    /// The rank belongs to this world but is incompatible with the world. Therefore the world fails.
     Incompatible { reason: String, outgoing: Outgoing },
 }
 

@@ -1,4 +1,4 @@
-//! Runs a session of a rank on arbitrary bytes, for the fuzz target `rendezvous`.
+//! A session of a rank with arbitrary bytes as input, for the fuzz target `rendezvous`.
 
 use std::io;
 use std::time::Duration;
@@ -7,9 +7,9 @@ use super::message::{self, CoordinatorMessage, Hello, RankMessage};
 use super::registry::{Outgoing, Registry, RendezvousTimeouts};
 use crate::auth::{HandshakeOutcome, Token, server_handshake};
 
-/// Parses input from a client of the rendezvous of a world of two ranks. The input is first used as bytes before
-/// authentication, which must be rejected. Then it is used as the hello and the lines of an authenticated rank. Returns
-/// whether all input is valid.
+/// Handles arbitrary input as if a client of a rendezvous had sent it, in a world of two ranks. The input is first used
+/// as bytes before the authentication, which must reject them. Then it is used as the hello and the lines of an
+/// authenticated rank. Returns whether the whole input is valid.
 ///
 /// # Panics
 /// If the bytes pass authentication, or if a message to a rank contains control characters.

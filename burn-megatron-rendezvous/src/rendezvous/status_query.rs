@@ -1,4 +1,4 @@
-//! Queries of the positions of ranks, for a failure report or for a rank that waits in vain.
+//! Queries of the positions of ranks, for a failure report or for a rank that waits for missing ranks.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
@@ -10,9 +10,9 @@ use crate::auth::printable_text;
 use crate::failure_report::{FailureReport, RankPosition, describe_ranks};
 use crate::rank_runs::RankRuns;
 
-/// The time in which ranks must answer a status query.
+/// The timeout for the ranks to answer a status query.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(1);
-/// The time for which an answer about a call is reused for other ranks.
+/// The time for which an answer about a call is reused for queries from other ranks.
 const ANSWER_LIFETIME: Duration = Duration::from_secs(1);
 
 /// A query that some ranks have not answered yet.
@@ -47,8 +47,8 @@ impl QueryPurpose {
 }
 
 impl Registry {
-    /// Answers a rank that asks which members of the group have not joined a call. Returns a recent answer at once.
-    /// Otherwise, joins the query of another rank or starts a query.
+    /// Answers a rank that has sent a query for the members of the group that have not joined a call. A recent answer
+    /// is returned immediately. Otherwise, the rank waits for a query that is in progress, or a new query is started.
     pub(super) fn find_missing(
         &mut self,
         asker: usize,
@@ -86,7 +86,7 @@ impl Registry {
         self.start_query(purpose, &members, now, now)
     }
 
-    /// Answers with the ranks in `ranks` that have returned without joining a call.
+    /// Answers a query for the ranks in `ranks` that have returned without joining a call.
     pub(super) fn find_returned(&self, asker: usize, call: CallId, ranks: &RankRuns) -> Outgoing {
         let mut ranks = ranks.within(self.size).unwrap_or_default();
         ranks.retain(|rank| self.returned_before(*rank, call) == Some(true));
@@ -171,7 +171,7 @@ impl Registry {
         }
     }
 
-    /// Creates the report for the cause with the highest precedence, with the position of every rank.
+    /// Creates the failure report for the cause with the highest precedence. It contains the position of every rank.
     fn report_failure(&mut self, query: &StatusQuery) -> FailureReport {
         let first = self.causes.iter().min_by_key(|(_, cause)| cause.kind);
         let (rank, cause) = first.expect("a report follows a cause");

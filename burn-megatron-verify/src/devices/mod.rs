@@ -146,7 +146,7 @@ pub fn check_device<M: Module, B: Batch>(
         }
         .into(),
         reason: if dtype.is_some() {
-            format!("{reason} (a module that makes tensors of its own in f32 needs Oracle::F32)")
+            format!("{reason} (a module that creates f32 tensors requires Oracle::F32)")
         } else {
             reason
         },
@@ -163,7 +163,7 @@ pub fn check_device<M: Module, B: Batch>(
     if trace.is_err()
         && run(&cpu, dtype).map_err(of_oracle)?.loss.to_bits() != reference.loss.to_bits()
     {
-        let operation = "two runs on the CPU have other losses".into();
+        let operation = "two runs on the CPU have different losses".into();
         return Err(DeviceCheckError::Random { operation });
     }
     let runs = devices.iter().map(|device| {

@@ -36,11 +36,11 @@ pub enum MemoryReportError {
     NotCounted,
     /// The device has a memory pool that is not a CubeCL pool.
     #[error(
-        "the device does not tell the memory of its pool: expected the CPU (Flex), or a device of CubeCL"
+        "the device does not report the memory of its pool: expected the CPU (Flex), or a device of CubeCL"
     )]
     NoPool,
     /// There are too few steps.
-    #[error("{0} steps: expected 3 or more, to tell what grows")]
+    #[error("{0} steps: expected 3 or more, to detect growth")]
     Steps(usize),
 }
 

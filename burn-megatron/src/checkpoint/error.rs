@@ -120,7 +120,7 @@ pub enum CheckpointError {
     },
     /// Another run holds the lock of the folder.
     #[error(
-        "{} is being written by {holder}: give this run another folder, or wait until that one ends",
+        "{} is being written by {holder}: use another folder for this run, or wait until the other run ends",
         path.display()
     )]
     Locked {

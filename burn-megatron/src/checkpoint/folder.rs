@@ -218,7 +218,7 @@ impl CheckpointFolder {
             }
         };
         let Some(name) = text.strip_suffix('\n').and_then(CheckpointName::parse) else {
-            let what = format!("it says {text:?}, which names no checkpoint; {}", others());
+            let what = format!("its text {text:?} names no checkpoint; {}", others());
             return Err(CheckpointError::corrupt(path, what));
         };
         if !self.path.join(name.text()).is_dir() {

@@ -21,8 +21,8 @@ pub fn start_reduce_scatter_in_f32(x: Tensor<1>, comm: &Comm) -> PendingTensor<1
     let (len, ranks) = (x.dims()[0], comm.size());
     if !matches!(x.dtype(), DType::BF16 | DType::F16) {
         invalid(format!(
-            "a reduce-scatter that sums in f32 takes bf16 or f16, but the tensor [{len}] for {} is \
-             of {:?}; the plain one fits it",
+            "a reduce-scatter that sums in f32 takes bf16 or f16, but the tensor [{len}] for {} is of {:?}; use the \
+             plain reduce-scatter",
             comm.group(),
             x.dtype(),
         ));

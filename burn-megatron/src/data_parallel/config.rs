@@ -399,7 +399,7 @@ mod tests {
         };
         assert_snapshot!(
             message(&hybrid, 4),
-            @"hsdp requires zero_stage = 1, 2 or 3, but zero_stage = 0; change the stage, or leave hsdp out"
+            @"hsdp requires zero_stage = 1, 2 or 3, but zero_stage = 0; change the stage, or remove hsdp"
         );
         let narrow = |number, precision| DataParallelConfig {
             reduce_in_16_bits: true,
@@ -408,13 +408,13 @@ mod tests {
         };
         assert_snapshot!(
             message(&narrow(0, Precision::Bf16), 4),
-            @"reduce_in_16_bits requires zero_stage = 1, 2 or 3, but zero_stage = 0; change the stage, or leave \
-              reduce_in_16_bits out"
+            @"reduce_in_16_bits requires zero_stage = 1, 2 or 3, but zero_stage = 0; change the stage, or remove \
+              reduce_in_16_bits"
         );
         assert_snapshot!(
             message(&narrow(1, Precision::F32), 4),
-            @"reduce_in_16_bits requires precision = bf16 or f16, but precision = f32; change the precision, \
-              or leave reduce_in_16_bits out"
+            @"reduce_in_16_bits requires precision = bf16 or f16, but precision = f32; change the precision, or remove \
+              reduce_in_16_bits"
         );
         assert_eq!(narrow(1, Precision::F16).check(4), Ok(()));
         let in_8_bits = |number, hsdp| DataParallelConfig {
@@ -424,13 +424,13 @@ mod tests {
         };
         assert_snapshot!(
             message(&in_8_bits(0, None), 4),
-            @"fp8_param_gather requires zero_stage = 1 or 2, but zero_stage = 0; change the stage, or leave \
-              fp8_param_gather out"
+            @"fp8_param_gather requires zero_stage = 1 or 2, but zero_stage = 0; change the stage, or remove \
+              fp8_param_gather"
         );
         assert_snapshot!(
             message(&in_8_bits(3, None), 4),
-            @"fp8_param_gather requires zero_stage = 1 or 2, but zero_stage = 3; change the stage, or leave \
-              fp8_param_gather out"
+            @"fp8_param_gather requires zero_stage = 1 or 2, but zero_stage = 3; change the stage, or remove \
+              fp8_param_gather"
         );
         for (config, ranks, end) in [
             (

@@ -25,7 +25,7 @@ pub enum DataParallelConfigError {
     },
     /// A setting has no effect in the ZeRO stage of the run.
     #[error(
-        "{name} requires zero_stage = {expected}, but zero_stage = {stage}; change the stage, or leave {name} out"
+        "{name} requires zero_stage = {expected}, but zero_stage = {stage}; change the stage, or remove {name}"
     )]
     RequiresZeroStage {
         /// The name of the setting.
@@ -37,8 +37,8 @@ pub enum DataParallelConfigError {
     },
     /// A hierarchical reduction was requested for sharded gradients.
     #[error(
-        "hierarchical_reduce sums replicated gradients, but zero_stage = {stage} shards them; set hsdp to the ranks of a node \
-         to exchange less between nodes, or leave hierarchical_reduce out"
+        "hierarchical_reduce requires replicated gradients, but zero_stage = {stage} shards them; set hsdp to the \
+         ranks of a node to exchange less between nodes, or remove hierarchical_reduce"
     )]
     HierarchicalShards {
         /// The ZeRO stage of the run.
@@ -56,8 +56,8 @@ pub enum DataParallelConfigError {
     },
     /// A setting for 16-bit models was used with a precision that is not 16-bit.
     #[error(
-        "reduce_in_16_bits requires precision = bf16 or f16, but precision = {0}; change the precision, or \
-         leave reduce_in_16_bits out"
+        "reduce_in_16_bits requires precision = bf16 or f16, but precision = {0}; change the precision, or remove \
+         reduce_in_16_bits"
     )]
     NotHalfPrecision(Precision),
     /// The precision is `f64`, but the device of the model is not the CPU.
@@ -70,8 +70,8 @@ pub enum DataParallelConfigError {
     },
     /// `fp8_param_gather` was set, but shard groups have one rank, so no parameters are gathered.
     #[error(
-        "fp8_param_gather requires shard groups of 2 or more ranks, but the data axis has {ranks} ranks and \
-         hsdp = {}; shard over more ranks, or leave fp8_param_gather out",
+        "fp8_param_gather requires shard groups of 2 or more ranks, but the data axis has {ranks} ranks and hsdp = {}; \
+         shard over more ranks, or remove fp8_param_gather",
         hsdp.unwrap_or(*ranks)
     )]
     NothingToGather {
@@ -82,14 +82,14 @@ pub enum DataParallelConfigError {
     },
     /// `fp8_param_gather` was set for a model without FP8 weights.
     #[error(
-        "fp8_param_gather requires FP8 layers besides experts, but the model has none; choose an FP8 recipe, or \
-         leave fp8_param_gather out"
+        "fp8_param_gather requires FP8 layers other than experts, but the model has none; choose an FP8 recipe, or \
+         remove fp8_param_gather"
     )]
     NoFp8Weights,
     /// An FP8 layer gives a path for its weight, but the model has no matrix with this path.
     #[error(
-        "the model has no matrix {path}, which an FP8 layer gives as the path of its weight; with \
-         fp8_param_gather build the layer with the path that it has in the model"
+        "the model has no matrix {path}, the path of the weight of an FP8 layer; with fp8_param_gather build the layer \
+         with its path in the model"
     )]
     UnknownWeight {
         /// The path of the weight.
@@ -116,8 +116,8 @@ pub enum OffloadError {
     Fraction(f64),
     /// The master weights would be in host memory, but the device needs them because of `fp8_param_gather`.
     #[error(
-        "offload.optimizer = {0} moves masters to the host, and with fp8_param_gather the device quantises them in \
-         every step; leave one of them out"
+        "offload.optimizer = {0} conflicts with fp8_param_gather, which quantises the masters on the device in every \
+         step: remove one of them"
     )]
     Fp8(f64),
 }
@@ -199,8 +199,8 @@ pub enum DataParallelError {
     },
     /// A rank ran no micro-batch, but its ZeRO stage reduces gradients after each micro-batch.
     #[error(
-        "this rank ran no micro-batch, but with zero_stage = {stage} all ranks must run the same number, as \
-         gradients are reduced after each; run one with a loss of 0, or use zero_stage 0 or 1"
+        "this rank ran no micro-batch, but with zero_stage = {stage} all ranks must run the same number, because \
+         gradients are reduced after each micro-batch; run one with a loss of 0, or use zero_stage 0 or 1"
     )]
     NoMicroBatches {
         /// The ZeRO stage.
@@ -237,8 +237,8 @@ pub enum DataParallelError {
     },
     /// The layout splits experts, but the model has no experts.
     #[error(
-        "invalid expert = {expert} or expert_tensor = {expert_tensor}: expected expert = 1 and no expert_tensor, as \
-         this model has no experts"
+        "invalid expert = {expert} or expert_tensor = {expert_tensor}: expected expert = 1 and no expert_tensor, \
+         because this model has no experts"
     )]
     NoExperts {
         /// The number of ranks of the expert axis.

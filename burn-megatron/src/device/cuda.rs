@@ -23,7 +23,7 @@ pub(super) fn devices() -> Result<Vec<Device>, DeviceError> {
     let missing = |cause| DeviceError::Missing { kind, cause, cure };
     let driver = cuda_driver().map_err(missing)?;
     if driver.devices == 0 {
-        return Err(missing("the CUDA driver sees no GPU".into()));
+        return Err(missing("the CUDA driver found no GPU".into()));
     }
     let toolkit = CudaToolkit::find();
     toolkit

@@ -246,8 +246,8 @@ pub enum KernelChoiceError {
     InvalidEpilogueFusion(String),
     /// Epilogues were requested, but an operation that they require is not fused.
     #[error(
-        "kernels: epilogue_fusion needs fused {name}, and {name} is unfused ({reason}); use {name} = fused, or remove \
-         epilogue_fusion",
+        "kernels: epilogue_fusion requires fused {name}, but {name} is unfused ({reason}): set {name} = fused, or \
+         remove epilogue_fusion",
         name = .operation.name()
     )]
     UnfusedEpilogue {
@@ -266,7 +266,8 @@ pub enum KernelChoiceError {
     NoEpilogues(String),
     /// The chunk size of the fused loss was set, but the loss is not fused.
     #[error(
-        "kernels: loss_chunk_size = {chunk_size} needs the fused loss, and loss is unfused ({reason}); remove it or fuse the loss"
+        "kernels: loss_chunk_size = {chunk_size} requires the fused loss, but loss is unfused ({reason}): remove \
+         loss_chunk_size, or set loss = fused"
     )]
     NoChunks {
         /// The requested chunk size.
@@ -287,7 +288,7 @@ pub enum KernelChoiceError {
     #[error(transparent)]
     UnknownGemm(#[from] UnknownCpuGemm),
     /// The requested library does not support the matmuls of this model or device.
-    #[error("kernels: gemm = {gemm} needs {needed}; use gemm = gemm, or {fits}")]
+    #[error("kernels: gemm = {gemm} requires {needed}: use gemm = gemm, or {fits}")]
     NoBlas {
         /// The library.
         gemm: CpuGemm,
@@ -297,7 +298,7 @@ pub enum KernelChoiceError {
         fits: &'static str,
     },
     /// The library for matmuls cannot be opened.
-    #[error("kernels: gemm: {0}; or use gemm = gemm, which is always there")]
+    #[error("kernels: gemm: {0}; or use gemm = gemm, which is always available")]
     Blas(#[from] BlasError),
     /// The fused form of an operation was requested but is not available.
     #[error("kernels: {name} cannot be fused: {reason}; use auto or unfused",

@@ -52,8 +52,8 @@ fn an_invalid_choice_is_an_error() {
     let error = KernelSelection::new(&choices, &Device::flex(), DType::F32).unwrap_err();
     assert_snapshot!(
         error,
-        @"kernels: loss_chunk_size = 64 needs the fused loss, and loss is unfused (requested); remove it or \
-          fuse the loss"
+        @"kernels: loss_chunk_size = 64 requires the fused loss, but loss is unfused (requested): remove \
+          loss_chunk_size, or set loss = fused"
     );
 }
 

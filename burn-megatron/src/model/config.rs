@@ -220,8 +220,8 @@ pub fn check_context<C: ModelConfig>(
     }
     if layout.hybrid_tokens().is_some() {
         let error = LayoutError::HybridContext {
-            setting: "a model that has no context-parallel layers".into(),
-            expected: "one with them".into(),
+            setting: "a model without context-parallel layers".into(),
+            expected: "a model with context-parallel attention".into(),
         };
         return Err(BuildError::Config {
             path: "model".into(),
@@ -235,7 +235,7 @@ fn without_axis(axis: &str, size: usize) -> BuildError {
     BuildError::Config {
         path: "model".into(),
         message: format!(
-            "invalid {axis} = {size}: expected 1, as this model has no {axis}-parallel layers"
+            "invalid {axis} = {size}: expected 1, because this model has no {axis}-parallel layers"
         ),
     }
 }
@@ -251,7 +251,7 @@ pub fn check_without_experts(layout: &ParallelConfig) -> Result<(), BuildError> 
     }
     Err(BuildError::Config {
         path: "model".into(),
-        message: "invalid expert or expert_tensor: expected expert = 1 and no expert_tensor, as this model has no \
+        message: "invalid expert or expert_tensor: expected expert = 1 and no expert_tensor, because this model has no \
                   experts"
             .into(),
     })

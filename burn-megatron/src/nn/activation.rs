@@ -7,33 +7,36 @@ use serde::{Deserialize, Serialize};
 
 use super::Bias;
 
-/// The activation function of an MLP. Gated variants split the last dim into two halves, `a` and `b`.
+/// The activation function of an MLP. Gated variants split the last dimension of the input into two halves, `a` and
+/// `b`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Activation {
-    /// `x Phi(x)`, exact (Hendrycks and Gimpel 2016).
+    /// Exact GELU: `x Phi(x)`, where `Phi` is the standard normal distribution function (Hendrycks and Gimpel 2016).
     Gelu,
     /// The tanh approximation of GELU, as in GPT-2.
     GeluTanh,
-    /// `x sigmoid(1.702 x)`.
+    /// The sigmoid approximation of GELU: `x sigmoid(1.702 x)`.
     QuickGelu,
-    /// `max(x, 0)^2` (So et al. 2021).
+    /// Squared ReLU: `max(x, 0)^2` (So et al. 2021).
     SquaredRelu,
-    /// `a sigmoid(a) b` (Shazeer 2020).
+    /// Gated SiLU: `a sigmoid(a) b` (Shazeer 2020).
     SwiGlu,
-    /// `gelu(a) b` with the tanh approximation (Shazeer 2020).
+    /// Gated GELU: `gelu(a) b`, with the tanh approximation of GELU (Shazeer 2020).
     GeGlu,
-    /// `a sigmoid(1.702 a) b`.
+    /// Gated GELU with the sigmoid approximation: `a sigmoid(1.702 a) b`.
     QuickGeGlu,
-    /// `min(a, 7) sigmoid(1.702 min(a, 7)) (min(max(b, -7), 7) + 1)`, as in gpt-oss.
+    /// The activation of gpt-oss, with both halves clamped:
+    /// `min(a, 7) sigmoid(1.702 min(a, 7)) (min(max(b, -7), 7) + 1)`.
     ClampedSwiGlu,
 }
 
-/// The bound of both halves of [`Activation::ClampedSwiGlu`] (`swiglu_limit`).
+/// The clamping limit of both halves of [`Activation::ClampedSwiGlu`] (`swiglu_limit`).
 const CLAMP: f64 = 7.0;
 
 impl Activation {
-    /// Whether the input is twice as wide as the output.
+    /// Returns whether the activation function is gated. The input of a gated activation function has two features for
+    /// each output feature.
     pub fn is_gated(self) -> bool {
         self.kernel().is_gated()
     }
@@ -76,7 +79,7 @@ impl Activation {
         self.forward_biased(x, None, true)
     }
 
-    /// Applies the activation function to `x + bias`, with the fused kernel if `fused` is set.
+    /// Applies the activation function to `x + bias`. If `fused` is true, the fused kernel is used.
     pub fn forward_biased(self, x: Tensor<3>, bias: Option<Bias>, fused: bool) -> Tensor<3> {
         let options = self.options();
         if fused {
@@ -95,7 +98,7 @@ mod tests {
 
     use super::*;
 
-    /// Compares with the formula of gpt-oss for clamped and unclamped halves.
+    /// Compares with the formula of gpt-oss, for inputs with clamped and unclamped halves.
     #[test]
     fn a_clamped_activation_is_that_of_gpt_oss() {
         let (gates, values) = ([-20.0, -1.5, 0.5, 7.5, 30.0], [8.0, -0.25, -9.0, 3.0, 7.5]);

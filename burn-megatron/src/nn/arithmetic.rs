@@ -1,4 +1,4 @@
-//! The operands of the three matrix products of a linear layer, and matrix products in the type of the input.
+//! The operands of the three matmuls of a linear layer, and matmuls in the dtype of the input.
 
 use std::sync::Arc;
 
@@ -14,13 +14,13 @@ use super::product_span::{product_span, weight_gradient_span};
 use super::weight::HookedWeight;
 use crate::collective::PendingTensor;
 
-/// The source of the weight of a product.
+/// The source of the weight for a matmul.
 pub(super) enum WeightSource<'a> {
     /// The weight from the autodiff graph.
     Graph(Tensor<2>),
     /// The weight from its parameter hook.
     Hook(&'a HookedWeight),
-    /// Both 8-bit copies of the weight.
+    /// The rowwise and the columnwise FP8 copy of the weight.
     Quantized(&'a Arc<QuantizedWeight>),
 }
 
@@ -35,47 +35,47 @@ impl WeightSource<'_> {
     }
 }
 
-/// The tensors that a forward saves for the backward.
+/// The tensors that a forward pass saves for the backward pass.
 #[derive(Default)]
 pub(super) struct SavedTensors {
-    /// The 8-bit codes and scales of the input, saved instead of the input.
+    /// The FP8 codes and scales of the input, which are saved instead of the input.
     pub input_codes: Option<[DispatchTensor; 2]>,
     /// Tensors that are saved in addition to the input.
     pub extra: Vec<DispatchTensor>,
 }
 
-/// The saved input, as the backward reads it.
+/// The saved input, as the backward pass reads it.
 pub(super) enum SavedInput {
-    /// The input as floats. The all-gather of a split sequence may still be in flight.
+    /// The input as floats. If the sequence is split, the all-gather of the input may still be in flight.
     Floats(PendingTensor<3>),
-    /// The 8-bit codes and scales of the input.
+    /// The FP8 codes and scales of the input.
     Codes([DispatchTensor; 2]),
 }
 
-/// The gradients that a backward has to compute.
+/// The gradients that a backward pass has to compute.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NeededGradients {
     pub input: bool,
     pub weight: bool,
 }
 
-/// The settings of matrix products that do not use FP8.
+/// The kernel settings of linear layers that do not use FP8.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinearKernels {
-    /// Whether the products are fused with the bias addition and with the accumulation of weight gradients.
+    /// Whether the matmuls are fused with the bias addition and with the accumulation of weight gradients.
     pub fused: bool,
-    /// The BLAS library for fused products on the CPU; `None` uses the `gemm` crate.
+    /// The BLAS library for fused matmuls on the CPU. `None` uses the `gemm` crate.
     pub blas: Option<Blas>,
 }
 
 impl From<bool> for LinearKernels {
-    /// Returns fused or unfused kernels with the default engine.
+    /// Returns fused (`true`) or unfused (`false`) kernels, without a BLAS library.
     fn from(fused: bool) -> Self {
         Self { fused, blas: None }
     }
 }
 
-/// Matrix products in the type of the input.
+/// Matmuls in the dtype of the input.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FloatArithmetic {
     pub kernels: LinearKernels,
@@ -99,7 +99,8 @@ impl FloatArithmetic {
         self.product(dy, weight.transpose(), None)
     }
 
-    /// Computes the flat weight gradient `x^T dy`, in the single place of `target` if there is a target.
+    /// Computes the flattened weight gradient `x^T dy`. If `target` is given, the gradient is written to its only
+    /// place.
     pub fn weight_gradient(
         &self,
         x: Tensor<2>,
@@ -112,7 +113,7 @@ impl FloatArithmetic {
             return flatten(left.transpose().matmul(right));
         };
         let Place { offset, add } = places[0];
-        // The fused product accumulates in f32 or f64 only, not in 16 bits.
+        // The fused matmul accumulates only into f32 or f64 buffers, not into 16-bit buffers.
         if self.kernels.fused && flat.dtype().size() >= 4 {
             let blas = self.kernels.blas;
             return gemm::accumulate_weight_gradient_at_by(blas, left, right, flat, offset, add);
@@ -121,7 +122,7 @@ impl FloatArithmetic {
     }
 }
 
-/// Returns an input that was saved as floats, as `[rows, in]`.
+/// Returns an input that was saved as floats, with the shape `[rows, in]`.
 pub(super) fn floats(x: SavedInput) -> Tensor<2> {
     match x {
         SavedInput::Floats(x) => rows(x.wait()),

@@ -27,7 +27,7 @@ use crate::mesh::{Axis, split_evenly};
 /// Configuration of a [`ParallelAttention`].
 #[derive(Config, Debug)]
 pub struct ParallelAttentionConfig {
-    /// The number of features of the residual stream.
+    /// The hidden size: the number of features of the input and the output.
     pub hidden: usize,
     /// The number of query heads.
     pub heads: usize,
@@ -41,36 +41,39 @@ pub struct ParallelAttentionConfig {
     /// Whether the QKV projection has a bias.
     #[config(default = true)]
     pub qkv_bias: bool,
-    /// RMSNorm of queries and keys. `None`: no norm.
+    /// The RMSNorm of queries and keys. `None` applies no norm.
     pub qk_norm: Option<QkNormConfig>,
-    /// The sliding window: the number of tokens that a query attends to, including its own. `None`: all earlier
-    /// tokens.
+    /// The sliding window: the number of tokens that a query attends to, including its own token. `None` attends to all
+    /// earlier tokens.
     pub window: Option<usize>,
     /// Whether each head has an attention sink: a learned logit in the softmax denominator, as in gpt-oss.
     #[config(default = false)]
     pub sinks: bool,
-    /// The scale factor of the scores. `None`: `1 / sqrt(head_width)`.
+    /// The scale of the attention scores (`scale` in PyTorch's `scaled_dot_product_attention`). `None` uses `1 /
+    /// sqrt(head_width)`.
     pub scale: Option<f64>,
-    /// The soft cap `c`: a scaled score `s` becomes `c tanh(s / c)`, as in Gemma 2. Attention is then not fused.
+    /// The soft cap `c`: a scaled score `s` is replaced by `c tanh(s / c)`, as in Gemma 2. Attention with a soft cap is
+    /// not fused.
     pub soft_cap: Option<f64>,
-    /// The dropout probability of the attention probabilities.
+    /// The probability of dropout on the attention probabilities.
     #[config(default = 0.0)]
     pub dropout: f64,
-    /// The maximum sequence length, in tokens. It is used to choose the exchange of context parallelism.
+    /// The maximum sequence length, in tokens. Context parallelism uses this length to choose how ranks exchange keys
+    /// and values.
     #[config(default = 4096)]
     pub sequence: usize,
-    /// Initial values of the fused QKV weight.
+    /// The initializer of the fused QKV weight.
     #[config(default = "Init::Normal(0.02)")]
     pub init: Init,
-    /// Initial values of the output weight.
+    /// The initializer of the weight of the output projection.
     #[config(default = "Init::Normal(0.02)")]
     pub output_init: Init,
 }
 
 /// Causal self-attention: multi-head, grouped-query or multi-query.
 ///
-/// Each rank of the tensor axis holds an equal part of the heads. If there are fewer groups than ranks, adjacent
-/// ranks hold replicas of the same keys and values, and their gradients are summed.
+/// Each rank of the tensor axis holds an equal part of the heads. If there are fewer key-value heads than ranks,
+/// adjacent ranks hold replicas of the same key-value head. The gradients of the replicas are summed.
 ///
 /// ```
 /// use burn::tensor::{DType, Device, Tensor};
@@ -98,9 +101,10 @@ pub struct ParallelAttention {
     pub qkv: ColumnParallelLinear,
     /// The output projection.
     pub output: RowParallelLinear,
-    /// The norm of queries, over the features of a head or of all heads. It is applied before rotary positions.
+    /// The norm of the queries, over the features of each head or of all heads together. It is applied before the
+    /// rotary embedding.
     pub q_norm: Option<Norm>,
-    /// The norm of keys, like `q_norm`.
+    /// The norm of the keys, applied in the same way as `q_norm`.
     pub k_norm: Option<Norm>,
     /// This rank's part of the attention sinks `[heads]`: one logit per head.
     pub sinks: Option<Param<Tensor<1>>>,
@@ -134,7 +138,7 @@ impl ParallelAttentionConfig {
                 .filter(|n| self.heads.is_multiple_of(*n))
                 .collect();
             return Err(builder.error(format!(
-                "{} heads cannot share {} groups of keys and values; {fits:?} groups can serve them",
+                "{} heads cannot share {} groups of keys and values: use one of {fits:?} groups",
                 self.heads, self.groups,
             )));
         }
@@ -232,7 +236,7 @@ impl ParallelAttentionConfig {
     }
 }
 
-/// Returns the reason why attention with these settings cannot be fused, or `None` if it can be fused.
+/// Returns the reason why fused kernels do not support attention with these settings, or `None` if they support it.
 pub fn unfused_reason(dropout: f64, head_width: usize, soft_cap: Option<f64>) -> Option<String> {
     if dropout > 0.0 {
         return Some("the attention's dropout acts on its probabilities".into());
@@ -245,8 +249,9 @@ pub fn unfused_reason(dropout: f64, head_width: usize, soft_cap: Option<f64>) ->
 }
 
 impl ParallelAttention {
-    /// Replaces the exchange of keys and values between the outer groups of the context axis. `exchange` is called
-    /// with each outer group. Has no effect without context parallelism.
+    /// Replaces the implementation that exchanges keys and values between outer groups of the context axis. `exchange`
+    /// is called once per outer group and returns the new implementation. Without context parallelism this method has
+    /// no effect.
     pub fn with_exchange(
         mut self,
         exchange: impl Fn(OuterGroup) -> Arc<dyn KeyValueExchange>,
@@ -257,19 +262,22 @@ impl ParallelAttention {
         self
     }
 
-    /// Applies attention to `[batch, seq, hidden]` and returns the same shape. Under sequence parallelism the shape
-    /// is `[batch, seq / tensor, hidden]`. `rotary` is applied to queries and keys.
+    /// Applies attention to `[batch, seq, hidden]` and returns the same shape. Under sequence parallelism the shape is
+    /// `[batch, seq / tensor, hidden]`. If `rotary` is given, this rotary embedding is applied to queries and keys.
     pub fn forward(&self, x: Tensor<3>, rotary: Option<&RopeTable>) -> Tensor<3> {
         self.forward_with_context(x, rotary, AttentionContext::Rows)
     }
 
-    /// Applies attention like [`forward`](Self::forward), to packed documents, to a part of a sequence, or with a KV
-    /// cache.
+    /// Applies attention as [`forward`](Self::forward) does. `context` also supports packed documents, a part of each
+    /// sequence, and a KV cache.
     ///
     /// # Panics
     ///
-    /// With a cache: if the tokens exceed its capacity, if the number of sequences differs, or if the tensors have
-    /// autodiff.
+    /// With a KV cache, in these cases:
+    ///
+    /// - the tokens exceed the capacity of the cache;
+    /// - the number of sequences differs from the number of sequences in the cache;
+    /// - the tensors are on an autodiff device.
     pub fn forward_with_context(
         &self,
         x: Tensor<3>,
@@ -283,8 +291,8 @@ impl ParallelAttention {
         self.output.with_bias(y)
     }
 
-    /// Applies attention to a normalized residual stream. Returns the output before its bias, the bias, and the sum
-    /// of the residual stream. The caller adds the bias in a fused operation.
+    /// Applies `norm` to the residual stream, and attention to the result. Returns the output without its bias, the
+    /// bias, and the summed residual stream. The caller adds the bias in a fused operation.
     ///
     /// `norm` must be built with [`NormConfig::init_for_linear`](super::NormConfig::init_for_linear).
     ///
@@ -366,8 +374,8 @@ impl ParallelAttention {
             .run(qkv, move |qkv| layer.attend_core(qkv, context.context()))
     }
 
-    /// Returns the attention output of this rank's heads, given the QKV projection after the norms and rotary
-    /// positions.
+    /// Returns the attention output of this rank's heads, given the QKV projection after the norms and the rotary
+    /// embedding.
     fn attend_core(&self, qkv: Tensor<3>, context: AttentionContext<'_>) -> Tensor<3> {
         let dropout = |weights, rows| self.dropout.forward_rows(weights, rows, self.layout);
         let sink = self.sinks.as_ref();
@@ -388,7 +396,7 @@ impl ParallelAttention {
         let [q, k] = [part(0, heads.heads), part(heads.heads, heads.groups)];
         let normal = |norm: &Norm, x: Tensor<3>| {
             let [.., features] = x.dims();
-            // The norm is over all features, or over each head.
+            // The norm is computed over the features of all heads, or over the features of each head.
             let [width] = norm.weight.lazy_shape().dims();
             let rows = x.reshape([batch, seq * features / width, width]);
             norm.forward(rows).reshape([batch, seq, features])
@@ -401,7 +409,7 @@ impl ParallelAttention {
         Tensor::cat(vec![q, k, v], 2)
     }
 
-    /// Applies rotary positions to the queries and keys of a QKV projection.
+    /// Applies the rotary embedding to the queries and keys of a QKV projection.
     fn rotate(&self, qkv: Tensor<3>, table: &RopeTable, positions: &Positions) -> Tensor<3> {
         let ([batch, seq, features], heads) = (qkv.dims(), self.core.heads);
         let x = qkv.reshape([batch, seq, features / heads.width, heads.width]);

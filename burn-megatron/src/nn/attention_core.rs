@@ -1,5 +1,5 @@
 //! Attention on a fused QKV projection, or on separate queries, keys and values. Attention uses flash attention
-//! kernels, or it materializes the scores `[batch, heads, seq, seq]`: product, softmax, dropout, product.
+//! kernels, or it materializes the scores `[batch, heads, seq, seq]` in four steps: matmul, softmax, dropout, matmul.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ use crate::kernel_selection::Operation;
 pub(super) struct AttentionCore {
     pub heads: Heads,
     pub scores: ScoreOptions,
-    /// The engine of fused attention. `None`: attention is not fused.
+    /// The engine of fused attention. `None` if attention is not fused.
     pub engine: Option<Arc<dyn AttentionEngine>>,
     /// Whether the softmax of unfused attention is fused.
     fused_softmax: bool,
@@ -32,13 +32,14 @@ pub(super) struct AttentionCore {
     pub context: Vec<ContextAttention>,
     /// The first head of this tensor rank, and the total number of heads.
     place: (usize, usize),
-    /// The largest logits of a step. The engine measures fused attention.
+    /// The largest logits of a step. For fused attention, the engine measures them.
     logits: Arc<LayerLogits>,
 }
 
 impl AttentionCore {
-    /// Builds the attention of `layer`. `heads` are the heads of this rank, `value_width` is the number of features
-    /// of a value, and `context` are the exchanges. Collective like [`ModelBuilder::attention_engine`].
+    /// Builds the attention of `layer`. `heads` describes the heads of this rank, `value_width` is the number of
+    /// features of a value, and `context` holds the context-parallel exchanges. The call is collective over the same
+    /// ranks as [`ModelBuilder::attention_engine`].
     ///
     /// # Errors
     ///
@@ -75,12 +76,12 @@ impl AttentionCore {
     }
 
     /// Applies attention to `[batch, seq, (heads + 2 * groups) * width]` and returns `[batch, seq, heads * width]`.
-    /// `sink` `[heads]` holds the attention sink of each head. `dropout` is applied to the probabilities. It gets their rows if
-    /// they do not cover all of this rank's heads.
+    /// `sink` `[heads]` holds the attention sink of each head. `dropout` is applied to the probabilities. If the
+    /// probabilities do not cover all of this rank's heads, `dropout` gets the mask rows to use.
     ///
     /// # Panics
     ///
-    /// If `context` is a part of sequences for which this rank has no exchange.
+    /// If `context` is a part of each sequence, and this rank has no exchange for that number of ranks.
     pub fn attend(
         &self,
         qkv: Tensor<3>,
@@ -112,7 +113,7 @@ impl AttentionCore {
 
     /// Applies attention to queries `[batch, queries, heads, width]`, keys `[batch, seq, groups, width]` and values
     /// `[batch, seq, groups, value width]`. Returns `[batch, queries, heads * value width]`. Keys and values cover
-    /// complete sequences; under context parallelism the queries are this rank's queries.
+    /// complete sequences. Under context parallelism the queries are only this rank's queries.
     pub fn attend_separate(
         &self,
         [q, k, v]: [Tensor<4>; 3],
@@ -147,7 +148,7 @@ impl AttentionCore {
     }
 
     /// Reshapes projections to the rows that the kernels use. Packed and sharded batches become a single row, because
-    /// visible keys are ranges of the concatenated rows.
+    /// the keys that a query attends to are a range of the concatenated rows.
     pub fn rows_of_kernel(
         &self,
         projections: [Tensor<4>; 3],
@@ -310,10 +311,10 @@ impl AttentionCore {
         exchange.attend_unfused(qkv, heads, self.place, shard, attend)
     }
 
-    /// Computes unfused attention for `[batch, queries, heads, width]`, `[batch, keys, groups, width]` and
-    /// `[batch, keys, groups, value width]`. Returns `[batch, queries, heads * value width]`. `first` is the index of
-    /// the first head on this tensor rank. Queries are multiplied as
-    /// `[batch, groups, heads per group * queries, width]`, so that one product serves all heads of a group.
+    /// Computes unfused attention for `[batch, queries, heads, width]`, `[batch, keys, groups, width]` and `[batch,
+    /// keys, groups, value width]`. Returns `[batch, queries, heads * value width]`. `first` is the index of the first
+    /// head on this tensor rank. Queries are multiplied as `[batch, groups, heads per group * queries, width]`, so that
+    /// one matmul computes all heads of a group.
     fn unfused(
         &self,
         ([q, k, v], first): ([Tensor<4>; 3], usize),

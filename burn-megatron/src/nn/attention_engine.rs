@@ -1,4 +1,4 @@
-//! Selection of the engine of fused attention, which is the same on all ranks of the tensor axis.
+//! Selection of the engine of fused attention. All ranks of the tensor axis select the same engine.
 
 use std::sync::Arc;
 
@@ -16,12 +16,12 @@ use crate::kernel_selection::{KernelChoiceError, KernelSelection};
 #[derive(Debug, Default)]
 pub(super) struct AttentionEngines(Vec<(HeadKind, Arc<dyn AttentionEngine>)>);
 
-/// The heads of a tensor rank, the number of features of a value, and the window.
+/// The heads of a tensor rank, the number of features of a value, and the sliding window.
 pub(super) type HeadKind = (Heads, usize, Option<Window>);
 
 impl AttentionEngines {
-    /// Returns the engine for these heads. The first call selects the engine and records it in `kernels`. Selection
-    /// is collective over `ranks`, if given, when ranks could select different engines.
+    /// Returns the engine for these heads. The first call selects the engine and records it in `kernels`. If `ranks` is
+    /// given and the ranks could select different engines, the call is collective over `ranks`.
     ///
     /// # Errors
     ///
@@ -47,7 +47,7 @@ impl AttentionEngines {
         let (selected, reason) = match kernels.attention_choice().engine() {
             Some(engine) => (select(&[engine])?, "requested".into()),
             None => {
-                // The CPU and wide types have only one engine.
+                // The CPU, and f32 and f64 on every device, have only one engine.
                 let may_differ = device != Device::flex() && dtype.size() == 2;
                 let selected = match ranks.filter(|ranks| may_differ && ranks.size() > 1) {
                     Some(ranks) => agree(&**ranks, select)?,

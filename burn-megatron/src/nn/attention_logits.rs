@@ -1,9 +1,9 @@
 //! The largest attention logit of each head in a training step, which [QK-Clip](crate::optim::QkClipConfig) limits.
 //!
-//! A logit is the scaled product of a query and a visible key, before a soft cap. While a step is measured, each
-//! layer keeps the largest logits of this rank's heads and tokens. Fused kernels return the maximum of their softmax.
-//! The second pass of a recomputed layer finds the same logits again. After the step the logits are reduced over all
-//! ranks.
+//! A logit is the scaled dot product of a query and a key that the query attends to, before a soft cap. While a step is
+//! measured, each layer keeps the largest logits of this rank's heads and tokens. Fused kernels return the row maximum
+//! that their softmax computes. If a layer is recomputed, its second forward pass finds the same logits again. After
+//! the step the logits are reduced over all ranks.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,52 +23,53 @@ use super::of_all_stages::of_all_stages;
 use crate::collective::{CollectiveOp, Comm, start};
 use crate::comm::{CommError, ParallelContext, ReduceOp};
 
-/// The logit of a head that no rank has measured. It is lower than every measured logit.
+/// The initial logit of a head that no rank has measured yet. It is lower than every measured logit.
 const LOWEST: f64 = f32::MIN as f64;
 
-/// The attention layers of a model on this rank, in the order in which they were built. Clones share the layers.
+/// Registry of the attention layers of a model on this rank, in build order. It measures their largest attention
+/// logits. Clones share the registry.
 #[derive(Clone, Debug, Default)]
 pub struct AttentionLogits(Arc<SharedLogits>);
 
 #[derive(Debug, Default)]
 struct SharedLogits {
-    /// Whether forwards are measured.
+    /// Whether forward passes are measured.
     is_measured: Arc<AtomicBool>,
     layers: Mutex<Vec<Arc<LayerLogits>>>,
 }
 
-/// The attention layer of a model, as [`AttentionLogits`] registers it.
+/// Description of an attention layer that is registered with [`AttentionLogits`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AttentionLayer {
     /// The path of the layer in the model.
     pub path: String,
-    /// The pipeline stage of the layer.
+    /// The pipeline stage that holds the layer.
     pub stage: usize,
     /// The number of query heads, over all ranks.
     pub heads: usize,
     /// The number of query groups, over all ranks.
     pub groups: usize,
-    /// Whether queries and keys are normalized after their projection.
+    /// Whether queries and keys are normalized after the QKV projection.
     pub has_norm: bool,
-    /// The columns of linear layers that compute the queries and keys.
+    /// The columns of the linear layers whose outputs are the queries and keys.
     pub columns: Vec<HeadColumns>,
 }
 
-/// Columns of a linear layer that compute the queries or keys of heads. The columns of each head or group are
-/// adjacent.
+/// A contiguous range of columns of a linear layer whose outputs are queries or keys. The columns of each head or group
+/// are adjacent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeadColumns {
     /// The path of the linear layer.
     pub linear: String,
-    /// The first column.
+    /// The index of the first column.
     pub first: usize,
     /// The number of heads or groups.
     pub units: usize,
-    /// The parts in the columns of a head or group, and the number of columns of each part.
+    /// The parts of a head or group in column order, each with its number of columns.
     pub parts: Vec<(HeadPart, usize)>,
 }
 
-/// A part of the features of a head.
+/// The kind of a part of the features of a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum HeadPart {
     /// A part of a query that is multiplied by the key of the head or its group.
@@ -82,8 +83,8 @@ pub enum HeadPart {
 }
 
 impl HeadColumns {
-    /// Returns the head or group and the part that a column computes, or `None` if the column is outside these
-    /// columns.
+    /// Returns the index of the head or group and the part that `column` computes. Returns `None` if `column` is
+    /// outside this range.
     pub fn at(&self, column: usize) -> Option<(usize, HeadPart)> {
         let width = self.parts.iter().map(|(_, width)| width).sum::<usize>();
         let column = column.checked_sub(self.first)?;
@@ -101,7 +102,8 @@ impl HeadColumns {
 }
 
 impl AttentionLayer {
-    /// Returns the layers of all pipeline stages, ordered by stage. Collective over the pipeline axis.
+    /// Returns the attention layers of all pipeline stages, ordered by stage. This call is collective over the pipeline
+    /// axis.
     ///
     /// # Errors
     ///
@@ -133,7 +135,7 @@ impl AttentionLogits {
         layers.iter().map(|own| own.layer.clone()).collect()
     }
 
-    /// Starts measuring: forwards are measured until [`end_step`](Self::end_step).
+    /// Starts measuring the attention logits of forward passes, until [`end_step`](Self::end_step) is called.
     pub fn begin_step(&self) {
         for layer in self.0.layers.lock().iter() {
             layer.largest.lock().clear();
@@ -142,8 +144,8 @@ impl AttentionLogits {
     }
 
     /// Stops measuring and returns the largest logit of each head since [`begin_step`](Self::begin_step), over all
-    /// ranks of `comm`. `layers` are the layers of all stages. The result has the heads of all layers, concatenated.
-    /// Collective over `comm`.
+    /// ranks of `comm`. `layers` are the layers of all stages. The result has one element per head, with the heads of
+    /// all layers concatenated. This call is collective over `comm`.
     ///
     /// Unwinds with [`raise`](crate::comm::raise) if the collective fails.
     pub fn end_step(&self, layers: &[AttentionLayer], device: &Device, comm: &Comm) -> Tensor<1> {
@@ -178,7 +180,8 @@ pub(super) struct LayerLogits {
 }
 
 impl LayerLogits {
-    /// Wraps `engine` so that its forwards are measured. It computes the heads of this tensor rank from `first` on.
+    /// Wraps `engine` so that its forward passes are measured. `first` is the first head that the engine computes,
+    /// counted from the first head of this tensor rank.
     pub fn measured(
         self: &Arc<Self>,
         engine: Arc<dyn AttentionEngine>,
@@ -191,7 +194,8 @@ impl LayerLogits {
         })
     }
 
-    /// Measures unscaled scores `[batch, heads, queries, keys]` of the heads of this tensor rank from `first` on.
+    /// Measures unscaled scores `[batch, heads, queries, keys]`. `first` is the first head of `scores`, counted from
+    /// the first head of this tensor rank.
     pub fn measure(&self, first: usize, scores: &Tensor<4>, scale: f64, mask: &Mask) {
         if self.is_measured() && !scores.dims().contains(&0) {
             let plain = scores.clone().inner();
@@ -218,7 +222,7 @@ impl LayerLogits {
     }
 }
 
-/// An attention engine that measures its forwards in a training step.
+/// An attention engine that measures its forward passes in a training step.
 #[derive(Debug)]
 struct MeasuredEngine {
     engine: Arc<dyn AttentionEngine>,

@@ -1,4 +1,4 @@
-//! Formats of a batch: which tokens attend to each other, and their positions.
+//! Batch formats. The format determines which tokens attend to each other, and the position of each token.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -16,25 +16,27 @@ use super::context::SequenceShard;
 use super::moe::{RoutedTokens, TokenPositions};
 use super::{KvCache, LayerKvCache, RealTokens, Tokens};
 
-/// The format of a batch.
+/// The format of a batch, which determines the positions of its tokens and the tokens that they attend to.
 #[derive(Debug)]
 pub enum BatchFormat<'a> {
     /// Each row is one sequence that starts at position 0.
     Rows,
-    /// Rows of packed documents.
+    /// Each row contains one or more packed documents.
     Packed(Box<PackedSequences>),
-    /// A part of each row, on one rank of a context group.
+    /// This rank holds a part of each row, and the other ranks of its context group hold the other parts.
     Sharded(Arc<SequenceShard>),
-    /// New tokens of cached sequences, in one row. [`KvCache::read`] describes them.
+    /// The new tokens of cached sequences, concatenated into one row. [`KvCache::read`] sets the number of new tokens
+    /// per sequence.
     Cached(&'a mut KvCache),
 }
 
 impl BatchFormat<'_> {
-    /// Returns the context of attention layer `index` of this rank.
+    /// Returns the attention context of an attention layer. `index` is the index of the layer among the attention
+    /// layers of this rank.
     ///
     /// # Panics
     ///
-    /// If the cache has no such layer.
+    /// If the KV cache has no layer with this index.
     pub fn layer(&mut self, index: usize) -> AttentionContext<'_> {
         match self {
             Self::Rows => AttentionContext::Rows,
@@ -44,7 +46,7 @@ impl BatchFormat<'_> {
         }
     }
 
-    /// Returns the padding and the positions of `tokens`, for expert routers. See
+    /// Returns the padding and the positions of `tokens`, which expert routers need. See
     /// [`MoeMlp::forward_with`](super::moe::MoeMlp::forward_with).
     pub fn routed(&self, tokens: &Tokens) -> RoutedTokens {
         let positions = match self {
@@ -57,7 +59,7 @@ impl BatchFormat<'_> {
     }
 }
 
-/// The tokens that each token of an attention layer attends to. Attention is always causal.
+/// The context of an attention layer: the tokens that each token attends to. Attention is always causal.
 #[derive(Debug)]
 pub enum AttentionContext<'a> {
     /// Earlier tokens of the same row.
@@ -66,20 +68,20 @@ pub enum AttentionContext<'a> {
     Packed(&'a PackedSequences),
     /// Earlier tokens of the same document, on all ranks of the context group.
     Sharded(&'a Arc<SequenceShard>),
-    /// Cached tokens and earlier new tokens of the same sequence. The new tokens are appended to the cache. This is
-    /// for generation: there is no dropout and no backward.
+    /// Cached tokens and earlier new tokens of the same sequence. The new tokens are appended to the cache. This
+    /// context is for generation and supports neither dropout nor a backward pass.
     Cached(LayerKvCache<'a>),
 }
 
-/// An owned [`AttentionContext`] without a cache, for the body of a [recomputed](super::recompute) region. Clones
+/// An owned [`AttentionContext`] without a KV cache, which a [recomputed](super::recompute) region can store. Clones
 /// share their tensors.
 #[derive(Clone, Debug)]
 pub enum OwnedAttentionContext {
-    /// [`AttentionContext::Rows`].
+    /// The owned form of [`AttentionContext::Rows`].
     Rows,
-    /// [`AttentionContext::Packed`].
+    /// The owned form of [`AttentionContext::Packed`].
     Packed(Box<PackedSequences>),
-    /// [`AttentionContext::Sharded`].
+    /// The owned form of [`AttentionContext::Sharded`].
     Sharded(Arc<SequenceShard>),
 }
 
@@ -95,7 +97,7 @@ impl OwnedAttentionContext {
 }
 
 impl AttentionContext<'_> {
-    /// Returns the owned context, or `None` with a cache, because a cache has no backward.
+    /// Returns the owned context. Returns `None` for a KV cache, which does not support a backward pass.
     pub fn to_owned_context(&self) -> Option<OwnedAttentionContext> {
         match self {
             Self::Rows => Some(OwnedAttentionContext::Rows),
@@ -107,14 +109,16 @@ impl AttentionContext<'_> {
         }
     }
 
-    /// Returns the rows of `table` for the tokens. `seq` is the number of tokens in each row of the batch.
+    /// Returns the row of the rotary table `table` for each token. `seq` is the number of tokens in each row of the
+    /// batch.
     ///
-    /// The length of a sequence determines its rows ([`RopeTable::first_row`]). A sequence is a row of the batch, a
-    /// document without its padding, or the text so far.
+    /// The rows of the table depend on the length of the sequence ([`RopeTable::first_row`]). A sequence is a row of
+    /// the batch, a document without its padding, or the text generated so far.
     ///
     /// # Panics
     ///
-    /// With a cache: if the new length of a text requires other rows and [`KvCache::begin`] was not called.
+    /// With a KV cache: if the new length of a text requires other rows of the table and [`KvCache::begin`] was not
+    /// called.
     pub(super) fn positions(&self, table: &RopeTable, seq: usize, device: &Device) -> Positions {
         match self {
             Self::Rows => Positions::From(table.first_row(seq)),
@@ -125,8 +129,8 @@ impl AttentionContext<'_> {
     }
 }
 
-/// Packed documents in the rows of a batch `[batch, seq]`. Attention does not cross documents. Each document starts
-/// at position 0.
+/// The boundaries of documents that are packed into the rows of a batch `[batch, seq]`. Tokens attend only to tokens of
+/// the same document. The positions of each document start at 0.
 ///
 /// ```
 /// use burn::tensor::Device;
@@ -153,23 +157,23 @@ pub struct PackedSequences {
     ends: Arc<[usize]>,
     /// The tokens that are not padding. `None` if there is no padding.
     real: Option<Arc<RealTokens>>,
-    /// Rows of rotary tables that have different rows for short sequences, keyed by the range of these rows.
+    /// The rows of rotary tables that have separate rows for short sequences, keyed by the range of the separate rows.
     rows: Arc<Mutex<HashMap<Range<usize>, Tensor<2, Int>>>>,
     /// `[batch, 1, seq, 1]`: true for padding. `None` if there is no padding.
     padding: Option<Tensor<4, Bool>>,
 }
 
-/// Invalid document boundaries.
+/// The error for invalid boundaries of packed documents.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum PackedSequencesError {
-    /// The boundaries do not cover the batch.
+    /// The boundaries do not start at 0, or do not end at the last token of the batch.
     #[error(
         "invalid document boundaries {bounds:?} for {rows} rows of {seq} tokens: expected boundaries from \
          0 to {}",
         rows * seq
     )]
     Bounds {
-        /// The first and the last boundary; empty if there are no boundaries.
+        /// The first and the last boundary. Empty if there are no boundaries.
         bounds: Vec<i32>,
         /// The number of rows of the batch.
         rows: usize,
@@ -179,17 +183,17 @@ pub enum PackedSequencesError {
     /// A document ends before it begins.
     #[error("invalid document from {begin} to {end}: expected increasing boundaries")]
     Order {
-        /// The first token.
+        /// The index of the first token of the document.
         begin: i32,
-        /// The end of the document.
+        /// The index after the last token of the document.
         end: i32,
     },
     /// A document crosses the end of a row.
     #[error("invalid document from {begin} to {end}: it crosses the end of a row of {seq} tokens")]
     Row {
-        /// The first token.
+        /// The index of the first token of the document.
         begin: i32,
-        /// The end of the document.
+        /// The index after the last token of the document.
         end: i32,
         /// The number of tokens per row.
         seq: usize,
@@ -200,8 +204,8 @@ pub enum PackedSequencesError {
 }
 
 impl PackedSequences {
-    /// Describes the documents of a batch `[batch, seq]`. `starts` are the offsets of the documents in the
-    /// concatenated rows, followed by the end of the last document: `0, ..., batch * seq`.
+    /// Creates the description of the documents of a batch `[batch, seq]`. `starts` holds the offsets of the documents
+    /// in the concatenated rows, followed by the end of the last document: `0, ..., batch * seq`.
     ///
     /// # Errors
     ///
@@ -214,8 +218,9 @@ impl PackedSequences {
         Self::with_padding(starts, None, shape, device)
     }
 
-    /// Describes documents in which some tokens are padding. Padding attends to nothing, so it does not affect
-    /// attention statistics. See [`new`](Self::new).
+    /// Creates the description of documents in which some tokens are padding. `real` marks the tokens that are not
+    /// padding. Padding tokens attend to no token, so they do not affect attention statistics. See [`new`](Self::new)
+    /// for the other arguments.
     ///
     /// # Errors
     ///
@@ -289,7 +294,7 @@ impl PackedSequences {
         &self.positions
     }
 
-    /// Returns the sorted lookups of the positions of this part of each row.
+    /// Returns the positions in `part` of each row as sorted embedding lookups.
     pub(super) fn sorted_positions(&self, part: Range<usize>) -> SortedLookups {
         let rows = self.position_numbers.chunks(self.shape[1].max(1));
         let numbers: Vec<i32> = rows
@@ -327,7 +332,8 @@ impl PackedSequences {
     }
 }
 
-/// Returns the document of each real token, given the ends of all documents. The range of a padding token is empty.
+/// Returns the token range of the document of each real token, given the ends of all documents. The range of a padding
+/// token is empty.
 fn ranges_of_real(ends: &[usize], real: &RealTokens) -> Vec<Range<usize>> {
     let mut start = 0;
     let of_document = |&end: &usize| {

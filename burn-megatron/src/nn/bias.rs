@@ -1,4 +1,4 @@
-//! The bias of a linear layer, for an operation that adds it later.
+//! The bias of a linear layer, for a later operation that adds the bias.
 
 use burn::module::Param;
 use burn::tensor::Tensor;
@@ -8,7 +8,8 @@ use super::anchored_value;
 use super::hook::{fused_parameter, gradient_parameter};
 use super::residual::BranchBias;
 
-/// A bias `[out]` that has not been added to the product of its layer yet. If it is dropped, no bias is added.
+/// A bias `[out]` that has not been added to the output of its linear layer yet. If the value is dropped, the bias is
+/// never added.
 #[derive(Clone, Debug)]
 pub struct Bias {
     param: Param<Tensor<1>>,
@@ -16,7 +17,7 @@ pub struct Bias {
 }
 
 impl Bias {
-    /// Wraps the bias of a layer with this product.
+    /// Wraps the bias of a layer whose output without the bias is `product`.
     pub(super) fn new(param: &Param<Tensor<1>>, product: &Tensor<3>) -> Self {
         Self {
             param: param.clone(),
@@ -24,12 +25,12 @@ impl Bias {
         }
     }
 
-    /// Returns the values. Their gradient goes through the autodiff graph.
+    /// Returns the bias as a tensor. Its gradient is computed by the autodiff graph.
     pub fn into_tensor(self) -> Tensor<1> {
         anchored_value(&self.param, &self.product)
     }
 
-    /// Returns the values for a fused operation on the product, which handles the gradient.
+    /// Returns the bias for a fused operation that adds it to `product` and computes its gradient.
     pub(super) fn into_parameter(self) -> Parameter {
         fused_parameter(&self.param, &self.product)
     }

@@ -1,4 +1,4 @@
-//! Errors of building a model.
+//! The error type of building a model.
 
 use super::fp8::Fp8Error;
 use super::{RecomputeError, TableError};
@@ -12,7 +12,7 @@ pub enum BuildError {
     /// A size cannot be split over the mesh.
     #[error(transparent)]
     Mesh(#[from] MeshError),
-    /// An invalid configuration of a layer.
+    /// The configuration of a layer is invalid.
     #[error("{path}: {message}")]
     Config {
         /// The path of the layer.
@@ -23,10 +23,10 @@ pub enum BuildError {
     /// A requested kernel is not available.
     #[error(transparent)]
     Kernels(#[from] KernelChoiceError),
-    /// An error of the FP8 layers.
+    /// The FP8 layers could not be built.
     #[error(transparent)]
     Fp8(#[from] Fp8Error),
-    /// Invalid settings of recomputation.
+    /// The settings of activation recomputation are invalid.
     #[error(transparent)]
     Recompute(#[from] RecomputeError),
     /// The declared parameters do not match the module.

@@ -25,24 +25,25 @@ pub struct ColumnParallelLinearConfig {
     pub input: usize,
     /// The number of output features, over all ranks.
     pub output: usize,
-    /// The output sections that are split separately. By default the output is one section.
+    /// The sections of the output features. Each section is split over the ranks separately. By default the output is
+    /// one section.
     #[config(default = "vec![]")]
     pub sections: Vec<OutputSection>,
-    /// The initial values of the weight. The bias is initialized to 0.
+    /// The initializer of the weight. The bias is initialized to 0.
     #[config(default = "Init::Normal(0.02)")]
     pub init: Init,
     /// Whether the layer has a bias.
     #[config(default = true)]
     pub bias: bool,
-    /// Whether the output is all-gathered. Otherwise each rank returns its part.
+    /// Whether the output is all-gathered over the tensor axis. Otherwise each rank returns its part of the output.
     #[config(default = false)]
     pub gather_output: bool,
-    /// The LoRA target of each section, if the layer may have adapters.
+    /// The LoRA target of each section. Empty if the layer cannot have adapters.
     #[config(default = "vec![]")]
     pub targets: Vec<LoraTarget>,
 }
 
-/// A part of the output features that is split separately, such as the queries of a QKV projection.
+/// A section of the output features that is split over the ranks separately, such as the queries of a QKV projection.
 ///
 /// ```
 /// use burn::tensor::Device;
@@ -66,7 +67,7 @@ pub struct ColumnParallelLinearConfig {
 pub struct OutputSection {
     /// The name of the units in error messages, such as "heads".
     pub unit: String,
-    /// The number of units. A unit is never split.
+    /// The number of units, such as heads. A unit is never split between ranks.
     pub units: usize,
     /// The number of features per unit.
     pub width: usize,
@@ -83,8 +84,8 @@ impl ColumnParallelLinearConfig {
     /// [`BuildError`] in these cases:
     ///
     /// - a section cannot be split over the tensor axis;
-    /// - the sections do not add up to the output;
-    /// - `gather_output` is set and there are several sections, whose parts would be out of order;
+    /// - the sizes of the sections do not add up to `output`;
+    /// - `gather_output` is set and there are several sections, because the gathered features would be out of order;
     /// - an FP8 layer with this path exists.
     pub fn init(&self, builder: &ModelBuilder) -> Result<ColumnParallelLinear, BuildError> {
         let ranks = builder.place().size;
@@ -156,8 +157,8 @@ impl OutputSection {
 
 /// A linear layer `y = x W + b` with the columns of `W` split over the tensor axis.
 ///
-/// The input gradient is all-reduced while the weight gradient is computed. On one rank this is an ordinary linear
-/// layer.
+/// In the backward pass, the all-reduce of the input gradient overlaps with the computation of the weight gradient. On
+/// one rank this is an ordinary linear layer.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
@@ -176,7 +177,7 @@ impl OutputSection {
 /// ```
 #[derive(Module, Debug)]
 pub struct ColumnParallelLinear {
-    /// This rank's columns: `[in, out / tensor]`.
+    /// This rank's columns of the weight: `[in, out / tensor]`.
     pub weight: Param<Tensor<2>>,
     /// This rank's part of the bias: `[out / tensor]`.
     pub bias: Option<Param<Tensor<1>>>,
@@ -208,8 +209,8 @@ impl ColumnParallelLinear {
         }
     }
 
-    /// Returns this rank's part of the output before the bias, and its part of the bias. The caller adds the bias in
-    /// a fused operation.
+    /// Returns this rank's part of the output without the bias, and this rank's part of the bias. The caller adds the
+    /// bias in a fused operation.
     ///
     /// # Panics
     ///
@@ -221,19 +222,20 @@ impl ColumnParallelLinear {
         (y, bias)
     }
 
-    /// Returns this rank's part of the output with the bias, together with its GELU (tanh).
+    /// Returns this rank's part of the output with the bias, and GELU (tanh approximation) of this output.
     pub fn forward_to_gelu(&self, x: Tensor<3>) -> GeluInput {
         let bias = self.fused_bias(&x);
         GeluInput::of(x, self.operands(bias))
     }
 
-    /// Returns the property that prevents a GELU epilogue of the product, or `None` if an epilogue is possible.
+    /// Returns the property that prevents fusing GELU into the epilogue of the matmul, or `None` if this is possible.
     pub(super) fn epilogue_obstacle(&self) -> Option<&'static str> {
         let operands = self.operands(None);
         operands.epilogue_obstacle(self.lora.is_some())
     }
 
-    /// Applies [`forward`](Self::forward) to a normalized residual stream. Also returns the sum of the stream.
+    /// Applies `norm` to a residual stream, and [`forward`](Self::forward) to the result. Also returns the summed
+    /// residual stream.
     ///
     /// # Panics
     ///
@@ -242,8 +244,8 @@ impl ColumnParallelLinear {
         self.product_of_norm(norm, x, true)
     }
 
-    /// Applies [`forward_without_bias`](Self::forward_without_bias) to a normalized residual stream. Also returns the
-    /// sum of the stream.
+    /// Applies `norm` to a residual stream, and [`forward_without_bias`](Self::forward_without_bias) to the result.
+    /// Also returns the summed residual stream.
     pub(super) fn forward_normalized_without_bias(
         &self,
         norm: &Norm,
@@ -254,7 +256,7 @@ impl ColumnParallelLinear {
         ((y, bias), stream)
     }
 
-    /// Returns the product of a normalized residual stream, with or without the bias, and the sum of the stream.
+    /// Returns the matmul of a normalized residual stream, with or without the bias, and the summed residual stream.
     fn product_of_norm(&self, norm: &Norm, x: Residual, has_bias: bool) -> (Tensor<3>, Tensor<3>) {
         self.expect_split();
         let bias_for = |x: &Tensor<3>| has_bias.then(|| self.fused_bias(x)).flatten();
@@ -291,12 +293,12 @@ impl ColumnParallelLinear {
         }
     }
 
-    /// Returns the bias for the product of `x`, which adds it.
+    /// Returns the bias for the matmul of `x`, which adds the bias.
     fn fused_bias(&self, x: &Tensor<3>) -> Option<Parameter> {
         self.bias.as_ref().map(|bias| fused_parameter(bias, x))
     }
 
-    /// Returns the bias of this product.
+    /// Returns the bias for the output `y`, to which it has not been added.
     fn bias_of(&self, y: &Tensor<3>) -> Option<Bias> {
         self.bias.as_ref().map(|bias| Bias::new(bias, y))
     }

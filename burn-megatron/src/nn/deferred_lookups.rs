@@ -1,8 +1,8 @@
-//! Gradients of embedding lookups that are added to their rows after the backward.
+//! Gradients of embedding lookups that are added to the embedding rows after the backward pass.
 //!
-//! The host determines the order of the lookups, and it differs between micro-batches. A CUDA graph of a backward
-//! therefore ends with the gradient of the rows that were looked up. After each replay this gradient is added to the
-//! rows of the tokens of that micro-batch.
+//! The host sorts the lookups, and their order differs between micro-batches. The CUDA graph of a backward pass
+//! therefore ends with the gradient of the features that were looked up. After each replay this gradient is added to
+//! the embedding rows of the tokens in the micro-batch.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use super::forward_context;
 use super::hook::HookHandle;
 use super::wide::wide;
 
-/// The gradient of a lookup.
+/// The gradient of an embedding lookup that has not been added to the embedding rows yet.
 #[derive(Clone, Debug)]
 pub struct DeferredLookup {
     pub(super) handle: HookHandle,
@@ -27,7 +27,7 @@ pub struct DeferredLookup {
 }
 
 impl DeferredLookup {
-    /// Adds the gradient to the rows of these lookups.
+    /// Adds the gradient to the embedding rows that the lookups `sorted` refer to.
     pub fn accumulate(&self, sorted: &Arc<SortedLookups>) {
         let HookHandle { index, sink } = &self.handle;
         sink.accumulate_into(&[*index], &mut |target| {
@@ -37,14 +37,15 @@ impl DeferredLookup {
     }
 }
 
-/// The lookups that a backward defers, and the gradients deferred so far.
+/// The lookups whose gradients a backward pass defers, and the gradients deferred so far.
 #[derive(Clone)]
 pub(super) struct DeferredLookups {
     of: Arc<SortedLookups>,
     so_far: Arc<Mutex<Vec<DeferredLookup>>>,
 }
 
-/// Runs `backward` without adding the gradients of the lookups `of`. Returns these gradients, in order.
+/// Runs `backward` and defers the gradients of the lookups `of`: they are not added to the embedding rows. Returns the
+/// result of `backward` and the deferred gradients, in order.
 pub fn defer<T>(of: &Arc<SortedLookups>, backward: impl FnOnce() -> T) -> (T, Vec<DeferredLookup>) {
     let lookups = DeferredLookups {
         of: of.clone(),

@@ -1,4 +1,4 @@
-//! The current step and sample, for the random streams of dropout.
+//! The current training step and sample, which determine the dropout masks.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,8 +10,8 @@ use super::context::SequenceShard;
 /// The step and the tokens of the current micro-batch, shared by all modules of a model.
 ///
 /// A dropout mask is a function of the seed, the module path, the step, and the index of each element in the *global*
-/// batch. The mask is therefore the same in every layout, and a repeated forward (recomputation, resume) draws it
-/// again.
+/// batch. The mask is therefore the same in every layout. A forward pass that is repeated for recomputation or after a
+/// resume draws the same mask again.
 #[derive(Clone, Debug, Default)]
 pub struct DropoutPosition {
     current: Arc<Mutex<BatchPosition>>,
@@ -24,14 +24,14 @@ pub struct DropoutPosition {
 pub struct BatchPosition {
     /// The training step.
     pub step: u64,
-    /// The index of row 0 in the global batch.
+    /// The index in the global batch of the first sample of the micro-batch.
     pub first_sample: u64,
-    /// The tokens of each row on this rank. `None` without context parallelism: rows have all tokens.
+    /// The tokens that this rank holds of each row under context parallelism. `None` if this rank holds complete rows.
     pub shard: Option<Arc<SequenceShard>>,
 }
 
 impl BatchPosition {
-    /// Creates the position of rows that have all their tokens.
+    /// Creates the position of a micro-batch with complete rows, without context parallelism.
     pub fn new(step: u64, first_sample: u64) -> Self {
         Self {
             step,
@@ -42,7 +42,8 @@ impl BatchPosition {
 }
 
 impl DropoutPosition {
-    /// Sets the step and the index of row 0 of the next input in the global batch. The rows have all their tokens.
+    /// Sets the position of the next input, which has complete rows. `first_sample` is the index in the global batch of
+    /// the first sample of the input.
     pub fn set(&self, step: u64, first_sample: u64) {
         self.set_batch(BatchPosition::new(step, first_sample));
     }
@@ -67,8 +68,8 @@ impl DropoutPosition {
         self.is_used.load(Ordering::Relaxed)
     }
 
-    /// Runs `body` at another position, as returned by [`get`](Self::get). Restores the current position afterwards,
-    /// even if `body` panics.
+    /// Runs `body` at `position`, for example a position that [`get`](Self::get) returned earlier. Restores the current
+    /// position afterwards, even if `body` panics.
     pub fn at<T>(&self, position: BatchPosition, body: impl FnOnce() -> T) -> T {
         let _restore = RestorePosition(self, self.get());
         self.set_batch(position);

@@ -5,14 +5,14 @@
 pub(super) struct RowRun {
     /// The first draw of the first row.
     pub first: u64,
-    /// The distance between the first draws of adjacent rows; 1 for a single row.
+    /// The distance between the first draws of adjacent rows. The distance is 1 for a single row.
     pub step: u64,
     /// The number of rows.
     pub count: usize,
 }
 
-/// Groups rows, given by their first draws, into runs. A row of `None` may use any draws and continues the current
-/// run.
+/// Groups rows into runs, given the first draw of each row. A row with `None` may use any draws and continues the
+/// current run.
 pub(super) fn row_runs(rows: &[Option<u64>]) -> Vec<RowRun> {
     let mut runs: Vec<RowRun> = vec![];
     for &row in rows {

@@ -1,4 +1,4 @@
-//! Token embeddings split over the vocabulary, learned positions, and the output layer.
+//! Token embeddings that are split over the vocabulary, learned position embeddings, and the output layer.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use super::{
 use crate::collective::{self, Comm};
 use crate::mesh::{Axis, split_evenly};
 
-/// The size of a vocabulary, and its padding.
+/// The number of tokens of a vocabulary, without and with padding.
 ///
 /// ```
 /// use burn_megatron::nn::{AxisRank, Vocabulary};
@@ -32,14 +32,14 @@ use crate::mesh::{Axis, split_evenly};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Vocabulary {
-    /// The number of tokens.
+    /// The number of tokens, without padding.
     pub tokens: usize,
-    /// The number of entries including padding. Padded entries have probability 0.
+    /// The number of entries, including padding. Padding entries have probability 0.
     pub padded: usize,
 }
 
 impl Vocabulary {
-    /// Creates a vocabulary of `tokens` entries, padded to a multiple of `divisible_by * ranks`.
+    /// Creates a vocabulary of `tokens` tokens, padded to a multiple of `divisible_by * ranks` entries.
     pub fn padded(tokens: usize, divisible_by: usize, ranks: usize) -> Self {
         Self {
             tokens,
@@ -47,7 +47,7 @@ impl Vocabulary {
         }
     }
 
-    /// Returns the first entry and the number of entries of the rank at `place`.
+    /// Returns the index of the first entry and the number of entries of the rank at `place` on the tensor axis.
     pub fn part(&self, place: AxisRank) -> (usize, usize) {
         let len = self.padded / place.size;
         (place.index * len, len)
@@ -70,7 +70,8 @@ impl Vocabulary {
 
 /// A token embedding. The rows of its weight `[vocabulary, hidden]` are split over the tensor axis.
 ///
-/// A rank returns zeros for the tokens of other ranks. The sum over the axis is the embedding.
+/// Each rank looks up the tokens whose rows it holds, and uses zeros for the other tokens. The sum over the tensor axis
+/// is the embedding.
 ///
 /// ```
 /// use burn::tensor::Device;
@@ -91,7 +92,7 @@ impl Vocabulary {
 /// ```
 #[derive(Module, Debug)]
 pub struct VocabParallelEmbedding {
-    /// This rank's rows: `[padded vocabulary / tensor, hidden]`.
+    /// This rank's rows of the weight: `[padded vocabulary / tensor, hidden]`.
     pub weight: Param<Tensor<2>>,
     #[module(skip)]
     comm: Comm,
@@ -108,12 +109,13 @@ pub struct VocabParallelEmbedding {
 pub struct VocabParallelEmbeddingConfig {
     /// The vocabulary.
     pub vocabulary: Vocabulary,
-    /// The number of features.
+    /// The hidden size: the number of features per token.
     pub hidden: usize,
-    /// The initial values.
+    /// The initializer of the weight.
     #[config(default = "Init::Normal(0.02)")]
     pub init: Init,
-    /// The factor of the features, rounded to their type. `None`: the features are not scaled.
+    /// The embeddings are multiplied by this factor, which is rounded to the dtype of the embeddings. `None` does not
+    /// scale the embeddings.
     pub scale: Option<f64>,
 }
 
@@ -137,11 +139,11 @@ impl VocabParallelEmbeddingConfig {
 }
 
 impl VocabParallelEmbedding {
-    /// Looks up `[batch, seq]` tokens. Returns `[batch, seq, hidden]`, or `[batch, seq / tensor, hidden]` under
-    /// sequence parallelism.
+    /// Looks up the embeddings of `[batch, seq]` tokens. Returns `[batch, seq, hidden]`, or `[batch, seq / tensor,
+    /// hidden]` under sequence parallelism.
     ///
-    /// Pass [`Tokens`] with their [sorted lookups](Tokens::sorted), as the trainer does. With token ids only, the
-    /// backward updates all rows of the weight instead of only the rows of these tokens.
+    /// Pass [`Tokens`] with their [sorted lookups](Tokens::sorted), as the trainer does. If only token ids are passed,
+    /// the backward pass accumulates into all rows of the weight gradient instead of only the rows of these tokens.
     pub fn forward(&self, tokens: impl Into<Tokens>) -> Tensor<3> {
         let features = tracked(self.features(tokens));
         match self.scale {
@@ -183,7 +185,7 @@ impl VocabParallelEmbedding {
     }
 }
 
-/// Rounds to the nearest value of a type.
+/// Rounds to the nearest value of a dtype.
 fn rounded(value: f64, dtype: DType) -> f64 {
     match dtype {
         DType::F64 => value,
@@ -220,9 +222,9 @@ pub struct LearnedPositions {
 pub struct LearnedPositionsConfig {
     /// The number of positions.
     pub max_positions: usize,
-    /// The number of features.
+    /// The hidden size: the number of features per token.
     pub hidden: usize,
-    /// The initial values.
+    /// The initializer of the weight.
     #[config(default = "Init::Normal(0.02)")]
     pub init: Init,
 }
@@ -243,17 +245,17 @@ impl LearnedPositionsConfig {
 }
 
 impl LearnedPositions {
-    /// Adds the position embeddings to `[batch, seq, hidden]`. Under sequence parallelism the input is this rank's
-    /// part `[batch, seq / tensor, hidden]`. Each row begins at position 0.
+    /// Adds the position embeddings to `[batch, seq, hidden]`. Under sequence parallelism the input is this rank's part
+    /// `[batch, seq / tensor, hidden]`. The positions of each row start at 0.
     pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
         self.forward_with_format(x, &BatchFormat::Rows)
     }
 
-    /// Adds the position embeddings to a batch in this format.
+    /// Adds the position embeddings to the features of a batch with the given format.
     ///
     /// # Panics
     ///
-    /// If a row or a document is longer than the number of positions.
+    /// If a row or a document has more tokens than there are positions.
     pub fn forward_with_format(&self, x: Tensor<3>, format: &BatchFormat<'_>) -> Tensor<3> {
         let [batch, len, _] = x.dims();
         let start = if self.sequence_parallel {
@@ -301,7 +303,8 @@ impl LearnedPositions {
 
 /// The output layer, which projects hidden features to logits. It is split over the vocabulary.
 ///
-/// Its weight `[vocabulary, hidden]` has the same layout as the embedding, so that the two can be tied.
+/// Its weight `[vocabulary, hidden]` has the same layout as the weight of the embedding, so that the two weights can be
+/// tied.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
@@ -322,7 +325,8 @@ impl LearnedPositions {
 /// ```
 #[derive(Module, Debug)]
 pub struct OutputLayer {
-    /// This rank's rows: `[padded vocabulary / tensor, hidden]`. `None` if tied to the embedding.
+    /// This rank's rows of the weight: `[padded vocabulary / tensor, hidden]`. `None` if the weight is tied to the
+    /// embedding.
     pub weight: Option<Param<Tensor<2>>>,
     #[module(skip)]
     comm: Comm,
@@ -337,9 +341,9 @@ pub struct OutputLayer {
 pub struct OutputLayerConfig {
     /// The vocabulary.
     pub vocabulary: Vocabulary,
-    /// The number of features.
+    /// The hidden size: the number of features per token.
     pub hidden: usize,
-    /// The initial values.
+    /// The initializer of the weight.
     #[config(default = "Init::Normal(0.02)")]
     pub init: Init,
     /// Whether the layer uses the weight of the embedding and has no weight itself.
@@ -348,7 +352,7 @@ pub struct OutputLayerConfig {
 }
 
 impl OutputLayerConfig {
-    /// Builds this rank's rows, or no rows if the weight is tied to the embedding.
+    /// Builds this rank's rows of the weight, or no weight if it is tied to the embedding.
     ///
     /// # Errors
     ///
@@ -369,7 +373,7 @@ impl OutputLayer {
     /// Projects `[batch, seq, hidden]` (`[batch, seq / tensor, hidden]` under sequence parallelism) to this rank's
     /// logits `[batch, seq, padded vocabulary / tensor]`.
     ///
-    /// `embedding` supplies the weight of a tied layer. Otherwise it is ignored.
+    /// `embedding` supplies the weight if the layer is tied. Otherwise `embedding` is ignored.
     ///
     /// # Panics
     ///
@@ -399,7 +403,7 @@ impl OutputLayer {
         weight
     }
 
-    /// Returns the distribution of the input.
+    /// Returns the layout of the input over the tensor ranks.
     pub(super) fn input(&self) -> InputLayout {
         InputLayout::whole(&self.comm, self.sequence_parallel)
     }

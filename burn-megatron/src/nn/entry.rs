@@ -6,40 +6,41 @@ use serde::{Deserialize, Serialize};
 use super::{Placement, Placements, TableError};
 use crate::mesh::{Axis, AxisRank, AxisSet, Grid, Mesh, MeshRank};
 
-/// The properties of one parameter. They are the same on every rank that holds the parameter.
+/// The properties of one parameter of a model. They are the same on every rank that holds the parameter.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ParameterEntry {
     /// The path of the parameter in the module, such as `blocks.0.mlp.up.weight`.
     pub path: String,
     /// The shape of the full parameter, without padding.
     pub shape: Vec<usize>,
-    /// The grid on whose axes the parameter is placed: the expert grid for the weights of experts.
+    /// The grid on whose axes the parameter is placed. This is the expert grid for the weights of experts, and the
+    /// dense grid for all other parameters.
     pub grid: Grid,
     /// The placement of the parameter on the axes of the grid.
     pub placements: Placements,
-    /// The axes of the grid over which the gradient is a partial sum. These are the [data axes](Grid::data_axes), and
+    /// The axes of the grid over which the gradient must be summed. These are the [data axes](Grid::data_axes), and
     /// each axis whose ranks apply a replicated parameter to different parts of the sequence.
     pub sum_over: AxisSet,
     /// Whether the optimizer applies weight decay to the parameter.
     pub decay: bool,
-    /// Whether the parameter is a matrix of a hidden layer, or a stack of such matrices. Muon updates these
-    /// parameters. False for embeddings, output weights, norms and biases.
+    /// Whether the parameter is a matrix of a hidden layer, or a stack of such matrices. The Muon optimizer updates
+    /// these parameters. The field is false for embeddings, output weights, norms and biases.
     #[serde(default)]
     pub hidden: bool,
-    /// The pipeline stage of the parameter on this rank; 0 if there is only one stage.
+    /// The pipeline stage on this rank that holds the parameter. The stage is 0 if there is only one stage.
     pub stage: usize,
-    /// The ranks of the pipeline axis that hold a copy of the parameter (a tied embedding), in ascending order. Empty
-    /// if there is only one copy. The gradient is summed over the copies. Norms and counts include only the first
-    /// copy.
+    /// The ranks of the pipeline axis that hold a copy of the parameter, in ascending order. Empty if there is only one
+    /// copy. A tied embedding has several copies. The gradient is summed over the copies. Gradient norms and parameter
+    /// counts include only the first copy.
     pub pipeline_copies: Vec<usize>,
-    /// Whether the parameter is frozen: it has no gradient, bucket or optimizer state.
+    /// Whether the parameter is frozen. A frozen parameter has no gradient, gradient bucket or optimizer state.
     #[serde(default)]
     pub frozen: bool,
 }
 
 impl ParameterEntry {
-    /// Creates the entry of a parameter of the dense grid that is replicated on every axis. Weight decay applies if
-    /// the parameter has two or more dimensions.
+    /// Creates the entry of a parameter that is replicated on every axis of the dense grid. Weight decay applies if the
+    /// parameter has two or more dimensions.
     pub fn replicated(path: impl Into<String>, shape: Vec<usize>) -> Self {
         Self {
             path: path.into(),
@@ -65,18 +66,19 @@ impl ParameterEntry {
         self.len() == 0
     }
 
-    /// Returns the shape of the part on `rank`.
+    /// Returns the shape of the part of the parameter on `rank`.
     pub fn local_shape(&self, rank: &MeshRank) -> Vec<usize> {
         self.placements.local_shape(&self.shape, self.on(rank))
     }
 
-    /// Returns the elements of the full parameter on `rank`. Padding is zero.
+    /// Selects the elements of the part on `rank` from the elements `whole` of the full parameter. Padding elements are
+    /// zero.
     pub fn part<T: Copy + Default>(&self, whole: &[T], rank: &MeshRank) -> Vec<T> {
         self.placements.part(&self.shape, whole, self.on(rank))
     }
 
-    /// Assembles the parameter from the parts of ranks that together hold it, such as all ranks of a group over the
-    /// [model axes](Grid::model_axes). The elements of a part are in row-major order.
+    /// Assembles the full parameter from the parts of several ranks. The ranks must together hold the parameter, such
+    /// as all ranks of a group over the [model axes](Grid::model_axes). The elements of a part are in row-major order.
     pub fn assemble<'a, T: Copy + Default + 'a>(
         &self,
         parts: impl IntoIterator<Item = (MeshRank, &'a [T])>,
@@ -95,34 +97,34 @@ impl ParameterEntry {
         move |axis| rank.on(grid, axis)
     }
 
-    /// Returns whether each rank of `axis` holds the same part.
+    /// Returns whether all ranks of `axis` hold the same part of the parameter.
     pub fn is_replicated_over(&self, axis: Axis) -> bool {
         *self.placements.on(axis) == Placement::Replicated
     }
 
-    /// Returns the axes over which each rank holds the same part, without the pipeline axis.
+    /// Returns the axes over which all ranks hold the same part of the parameter. The pipeline axis is not included.
     pub fn replicated_axes(&self) -> AxisSet {
         let split = self.placements.split_axes();
         self.grid.axes().without(Axis::Pipeline).difference(split)
     }
 
-    /// Returns the [model axes](Grid::model_axes) over which each rank holds the same part.
+    /// Returns the [model axes](Grid::model_axes) over which all ranks hold the same part of the parameter.
     pub fn replicated_model_axes(&self) -> AxisSet {
         let axes = self.grid.model_axes();
         axes.difference(self.placements.split_axes())
     }
 
-    /// Returns the [model axes](Grid::model_axes) over which the gradient is a partial sum.
+    /// Returns the [model axes](Grid::model_axes) over which the gradient must be summed.
     pub fn summed_model_axes(&self) -> AxisSet {
         self.sum_over.intersection(self.grid.model_axes())
     }
 
-    /// Returns whether several ranks of the pipeline hold the parameter.
+    /// Returns whether several ranks of the pipeline axis hold a copy of the parameter.
     pub fn is_tied(&self) -> bool {
         !self.pipeline_copies.is_empty()
     }
 
-    /// Returns whether `rank` holds the first copy of the pipeline.
+    /// Returns whether `rank` holds the first of the pipeline copies.
     pub fn is_first_copy(&self, rank: &MeshRank) -> bool {
         let own = rank.on(self.grid, Axis::Pipeline).index;
         self.pipeline_copies
@@ -130,23 +132,24 @@ impl ParameterEntry {
             .is_none_or(|first| *first == own)
     }
 
-    /// Returns whether norms and counts include the part on `rank`. The part must be the first of the pipeline
-    /// copies, and the first on each model axis over which the parameter is replicated. Sections with fewer parts
-    /// than ranks are filtered separately by [`Section::is_first_replica`](super::Section::is_first_replica).
+    /// Returns whether gradient norms and parameter counts include the part on `rank`, so that each element is counted
+    /// once. The part must be the first of the pipeline copies, and the first on each model axis over which the
+    /// parameter is replicated. Sections with fewer parts than ranks are filtered separately by
+    /// [`Section::is_first_replica`](super::Section::is_first_replica).
     pub fn counts_on(&self, rank: &MeshRank) -> bool {
         let mut axes = self.replicated_model_axes().iter();
         self.is_first_copy(rank) && axes.all(|axis| rank.on(self.grid, axis).index == 0)
     }
 
-    /// Checks that the declaration is consistent and fits the mesh.
+    /// Checks that the entry is consistent and fits the mesh.
     ///
     /// # Errors
     ///
     /// [`TableError::Invalid`] for an invalid split or an invalid `sum_over`. A split is invalid if
     ///
     /// - its axis is not a [model axis](Grid::model_axes) of the grid;
-    /// - its dimension does not exist, or another axis splits it;
-    /// - the number of parts does not divide the section and the number of ranks.
+    /// - its dimension does not exist, or another axis splits the same dimension;
+    /// - the size of a section, or the number of ranks, is not a multiple of the number of parts.
     ///
     /// `sum_over` must contain the data axes, and must not contain the pipeline axis, axes of the other grid or split
     /// axes.
@@ -315,7 +318,7 @@ mod tests {
             let counts = ranks.iter().map(|rank| entry.counts_on(rank));
             counts.map(u8::from).collect::<Vec<_>>()
         };
-        // On the data axis each rank counts its partition.
+        // Each rank of the data axis counts its own partition.
         assert_eq!(counting(&entry), [1, 0, 0, 0, 1, 0, 0, 0]);
         entry.placements = (Axis::Expert, Placement::split(0, 4, 2)).into();
         assert_eq!(counting(&entry), [1, 0, 1, 0, 1, 0, 1, 0]);

@@ -1,4 +1,4 @@
-//! Thread-local context that determines how parameters enter the autodiff graph in the current forward.
+//! Thread-local context that determines how parameters enter the autodiff graph in the current forward pass.
 //!
 //! A layer reads its parameters with [`Param::val`](burn::module::Param::val), which takes no arguments. The
 //! parameter hook reads its other inputs from the [`ForwardContext`] of the thread. Only a [`ForwardContextGuard`]
@@ -6,23 +6,23 @@
 //!
 //! | entered by | changes |
 //! |---|---|
-//! | the data-parallel wrapper and the pipeline engine, for each forward | the anchor |
+//! | the data-parallel wrapper and the pipeline engine, for each forward pass | the anchor |
 //! | a layer, for its own parameters ([`with_anchor`]) | the anchor |
 //! | the first pass of a recomputed block ([`recompute_first_pass`]) | the anchor (none) and the mode |
-//! | the second pass of a recomputed block, in the backward ([`recompute_second_pass`]) | the anchor and the mode |
+//! | the second pass of a recomputed block, in the backward pass ([`recompute_second_pass`]) | the anchor and the mode |
 //! | an operation whose backward does not need the value ([`without_saving`]) | whether it is saved |
-//! | a backward that leaves the gradients of lookups to its caller ([`deferring_lookups`]) | the deferred lookups |
+//! | a backward pass that leaves the gradients of lookups to its caller ([`deferring_lookups`]) | the deferred lookups |
 //! | the removal of the hooks of a module ([`detaching`]) | whether hooks supply values |
 //!
-//! A backward that runs [during](outside_forward) a forward has its own context, [`ForwardContext::NONE`]. When a
-//! [node](super::schedule_nodes) of the forward ends, the anchor becomes the anchor of the next node for the rest of
-//! the current scope ([`set_anchor`]).
+//! A backward pass that runs [during](outside_forward) a forward pass has its own context, [`ForwardContext::NONE`].
+//! When a [node](super::schedule_nodes) of the forward pass ends, the anchor becomes the anchor of the next node for
+//! the rest of the current scope ([`set_anchor`]).
 //!
 //! - **Lifetime**: each of these functions enters the context, calls its body, and restores the outer context when
 //!   the body returns or unwinds. Outside all of them the context is [`ForwardContext::NONE`].
 //! - **Nesting**: the inner context inherits the fields of the outer context, except for the fields that it changes.
 //! - **Threads**: each rank is a thread with its own context. A thread that a body starts begins with
-//!   [`ForwardContext::NONE`]. A backward may run on any thread, because it takes no anchor from the context. The
+//!   [`ForwardContext::NONE`]. A backward pass may run on any thread, because it takes no anchor from the context. The
 //!   second pass of a recomputed block enters its own context.
 
 use std::cell::RefCell;
@@ -33,23 +33,23 @@ use burn_megatron_kernels::record;
 
 use super::deferred_lookups::DeferredLookups;
 
-/// The direction in which a model runs. It determines which parameters are needed next.
+/// The direction of a pass through a model. The direction determines which parameters are needed next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pass {
-    /// From the input to the loss.
+    /// The forward pass, from the input to the loss.
     Forward,
-    /// From the loss to the input.
+    /// The backward pass, from the loss to the input.
     Backward,
 }
 
-/// The recording mode of a forward. It determines when a parameter hook announces a gradient to its sink.
+/// The recording mode of a forward pass. It determines when a parameter hook announces a gradient to its sink.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ForwardMode {
-    /// The forward is recorded on the graph. A gradient follows if there is an anchor.
+    /// The forward pass is recorded on the graph. A gradient follows if there is an anchor.
     Recorded,
     /// The first pass of a recomputed block, which is not recorded. The gradient follows from the second pass.
     FirstPass,
-    /// The second pass of a recomputed block, inside the backward. Its gradients have already been announced.
+    /// The second pass of a recomputed block, inside the backward pass. Its gradients have already been announced.
     SecondPass,
 }
 
@@ -58,7 +58,7 @@ pub(super) enum ForwardMode {
 struct ForwardContext {
     /// The tracked tensor to which parameters are anchored.
     anchor: Option<DispatchTensor>,
-    /// Whether the operation that uses a parameter saves it for its backward.
+    /// Whether the operation that uses a parameter saves it for its backward pass.
     saved: bool,
     mode: ForwardMode,
     /// Whether hooks are being removed.
@@ -68,7 +68,7 @@ struct ForwardContext {
 }
 
 impl ForwardContext {
-    /// The context outside any forward: nothing is anchored.
+    /// The context outside any forward pass, in which no parameter is anchored.
     const NONE: Self = Self {
         anchor: None,
         saved: true,
@@ -106,8 +106,8 @@ impl Drop for ForwardContextGuard {
     }
 }
 
-/// Returns whether operations on `x` are recorded for a backward. They are recorded by autodiff, or on the device of
-/// a [recording](burn_megatron_kernels::record), which has no autodiff.
+/// Returns whether operations on `x` are recorded for a backward pass. They are recorded by autodiff, or on the device
+/// of a [recording](burn_megatron_kernels::record), which has no autodiff.
 pub(crate) fn is_tracked<const D: usize>(x: &Tensor<D>) -> bool {
     (x.is_autodiff() && x.is_tracked()) || record::is_recording_calls()
 }
@@ -117,7 +117,7 @@ pub(crate) fn is_training<const D: usize>(x: &Tensor<D>) -> bool {
     x.is_autodiff() || record::is_recording()
 }
 
-/// Converts a plain tensor to a constant of a training forward.
+/// Converts a tensor without autodiff to a constant of a training forward pass.
 pub(crate) fn constant<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     if record::is_recording() {
         x
@@ -126,7 +126,7 @@ pub(crate) fn constant<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     }
 }
 
-/// Runs `body` with parameters anchored to `anchor`.
+/// Runs `body` with its parameters anchored to `anchor`: in the autodiff graph, the parameters depend on this tensor.
 ///
 /// The loss must depend on `anchor`. If `anchor` is not tracked, the outer anchor stays in place.
 pub fn with_anchor<const D: usize, T>(anchor: &Tensor<D>, body: impl FnOnce() -> T) -> T {
@@ -138,7 +138,7 @@ pub fn with_anchor<const D: usize, T>(anchor: &Tensor<D>, body: impl FnOnce() ->
     body()
 }
 
-/// Runs `body` in the context outside any forward. An example is a backward that runs during another forward.
+/// Runs `body` in the context outside any forward pass, for example a backward pass that runs during a forward pass.
 pub(super) fn outside_forward<T>(body: impl FnOnce() -> T) -> T {
     let _guard = ForwardContextGuard::enter(|context| *context = ForwardContext::NONE);
     body()
@@ -152,8 +152,8 @@ pub(super) fn set_anchor<const D: usize>(anchor: &Tensor<D>) {
 }
 
 /// Runs the first pass of a recomputed block, which is not recorded and [runs again](recompute_second_pass) in the
-/// backward. Announces the gradients of the parameters that the block uses. Inside a second pass, the gradients have
-/// already been announced.
+/// backward pass. Announces the gradients of the parameters that the block uses. Inside a second pass, the gradients
+/// have already been announced.
 pub(super) fn recompute_first_pass<T>(body: impl FnOnce() -> T) -> T {
     let _guard = ForwardContextGuard::enter(|context| {
         context.anchor = None;
@@ -165,7 +165,7 @@ pub(super) fn recompute_first_pass<T>(body: impl FnOnce() -> T) -> T {
     body()
 }
 
-/// Runs the second pass of a recomputed block, inside the backward, with parameters anchored to `anchor`.
+/// Runs the second pass of a recomputed block, inside the backward pass, with parameters anchored to `anchor`.
 pub(super) fn recompute_second_pass<const D: usize, T>(
     anchor: &Tensor<D>,
     body: impl FnOnce() -> T,
@@ -175,7 +175,7 @@ pub(super) fn recompute_second_pass<const D: usize, T>(
 }
 
 /// Runs `body`, an operation whose backward does not need the values of its parameters, such as a lookup. The values
-/// are not kept alive until the backward.
+/// are not kept alive until the backward pass.
 pub(super) fn without_saving<T>(body: impl FnOnce() -> T) -> T {
     let _guard = ForwardContextGuard::enter(|context| context.saved = false);
     body()
@@ -204,17 +204,17 @@ pub(super) fn deferred_lookups() -> Option<DeferredLookups> {
     CURRENT.with_borrow(|context| context.deferred_lookups.clone())
 }
 
-/// Returns the current anchor, inside a recorded forward.
+/// Returns the current anchor, inside a recorded forward pass.
 pub(super) fn anchor() -> Option<DispatchTensor> {
     CURRENT.with_borrow(|context| context.anchor.clone())
 }
 
-/// Returns whether the operation that uses a parameter saves it for its backward.
+/// Returns whether the operation that uses a parameter saves it for its backward pass.
 pub(super) fn saved() -> bool {
     CURRENT.with_borrow(|context| context.saved)
 }
 
-/// Returns the recording mode of the current forward.
+/// Returns the recording mode of the current forward pass.
 pub(super) fn mode() -> ForwardMode {
     CURRENT.with_borrow(|context| context.mode)
 }

@@ -1,8 +1,8 @@
-//! GELU (tanh) of an MLP as an epilogue of the surrounding matrix products.
+//! GELU (tanh approximation) of an MLP, fused into the epilogues of the surrounding matmuls.
 //!
-//! The first product returns the input of GELU and its output. The autodiff graph continues from the input. The
-//! second product reads the output of GELU. Its backward returns the gradient of the input of GELU, and the gradient
-//! of the first bias. The activation itself therefore launches no kernels.
+//! The first matmul returns the input and the output of GELU. The autodiff graph continues from the input. The second
+//! matmul reads the output of GELU. Its backward pass returns the gradient of the input of GELU, and the gradient of
+//! the bias of the first linear layer. The activation itself therefore launches no kernels.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
@@ -16,19 +16,19 @@ use super::linear::LinearOperands;
 use super::linear_function::{LinearFunction, tensor};
 use super::product_span::product_span;
 
-/// The input and the output of GELU, computed by a matrix product. It is the input of the next product.
+/// The input and the output of GELU, which one matmul computes. They are the input of the next linear layer.
 #[derive(Clone, Debug)]
 pub struct GeluInput {
     /// The input of GELU: `[batch, seq, in]`.
     input: Tensor<3>,
-    /// The output of GELU `[batch, seq, in]`, which is not tracked.
+    /// The output of GELU `[batch, seq, in]`, which autodiff does not track.
     activated: Tensor<3>,
-    /// The bias in the input. The next product computes its gradient.
+    /// The bias that was added to the input. The next matmul computes the gradient of this bias.
     bias: Option<Parameter>,
 }
 
 impl GeluInput {
-    /// Computes `x weight + bias` as the input of GELU, and its GELU.
+    /// Computes the input of GELU, `x weight + bias`, and the output of GELU.
     pub(super) fn of(x: Tensor<3>, mut operands: LinearOperands<'_>) -> Self {
         let bias = operands.bias.take();
         let constant = |bias: &Parameter| bias.value.clone().inner().into();
@@ -43,7 +43,7 @@ impl GeluInput {
         }
     }
 
-    /// Replaces the destination of the gradient of the bias.
+    /// Replaces the destination to which the gradient of the bias is written.
     pub fn map_bias_destination(self, map: impl FnOnce(Destination) -> Destination) -> Self {
         let bias = self.bias.map(|Parameter { value, destination }| {
             let destination = destination.map(map);
@@ -52,7 +52,7 @@ impl GeluInput {
         Self { bias, ..self }
     }
 
-    /// Returns the product `gelu(input) weight`.
+    /// Returns the matmul `gelu(input) weight`.
     pub(super) fn product(self, operands: LinearOperands<'_>) -> Tensor<3> {
         let (product, others) = operands.into_function(&self.input, false);
         let inputs = [self.input, self.activated].map(Tensor::into_dispatch);
@@ -65,8 +65,8 @@ impl GeluInput {
     }
 }
 
-/// The first product. Inputs: the inputs of the product. Outputs: the input of GELU, and its GELU, which passes on no
-/// gradient.
+/// The first matmul. Inputs: the inputs of the matmul. Outputs: the input of GELU, and the output of GELU, which passes
+/// on no gradient.
 #[derive(Debug)]
 struct LinearToGelu(LinearFunction);
 
@@ -102,12 +102,13 @@ impl MultiFunction for LinearToGelu {
     }
 }
 
-/// The second product. Inputs: the input of GELU, its GELU as a constant, the weight, and the bias in the input, if
-/// any.
+/// The second matmul. Inputs: the input of GELU, the output of GELU as a constant, the weight, and the bias that was
+/// added to the input, if any.
 #[derive(Debug)]
 struct GeluToLinear {
     product: LinearFunction,
-    /// The destination of the gradient of the bias, if there is a bias. `Some(None)`: the gradient goes to the graph.
+    /// The destination of the gradient of the bias, if there is a bias. With `Some(None)` the autodiff graph receives
+    /// the gradient.
     bias: Option<Option<Destination>>,
 }
 

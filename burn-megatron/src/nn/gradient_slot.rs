@@ -1,4 +1,4 @@
-//! Backward passes that start from gradients supplied after the forward.
+//! Backward passes that start from gradients that are supplied after the forward pass.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,12 +9,12 @@ use parking_lot::Mutex;
 
 use super::unsaved::unsaved;
 
-/// Holds the gradient of an output until its backward.
+/// Holds the gradient of an output until the backward pass of this output.
 #[derive(Clone, Default)]
 pub(crate) struct GradientSlot(Arc<Mutex<Option<DispatchTensor>>>);
 
 impl GradientSlot {
-    /// Returns a scalar whose backward passes the gradient in this slot to `output`. See [`backward_root`].
+    /// Returns a scalar. Its backward pass sends the gradient in this slot to `output`. See [`backward_root`].
     pub fn backward_root<const D: usize>(&self, output: Tensor<D>, anchor: Tensor<1>) -> Tensor<1> {
         backward_root(
             vec![Some(self.clone())],
@@ -40,11 +40,11 @@ impl fmt::Debug for GradientSlot {
     }
 }
 
-/// Returns a scalar whose backward passes the gradients in the slots to `outputs`, in order. An output without a slot
-/// gets no gradient.
+/// Returns a scalar. Its backward pass sends the gradients in the slots to `outputs`, in order. An output without a
+/// slot gets no gradient.
 ///
-/// Only the graph of the outputs is kept, not their data. `anchor` `[1]` is tracked, so that there is a backward even
-/// if no output is tracked.
+/// Only the graph of the outputs is kept, not their data. `anchor` `[1]` is tracked, so that there is a backward pass
+/// even if no output is tracked.
 pub(crate) fn backward_root(
     slots: Vec<Option<GradientSlot>>,
     outputs: Vec<DispatchTensor>,

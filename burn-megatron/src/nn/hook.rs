@@ -1,16 +1,18 @@
-//! Parameter hooks, which control how a parameter enters the autodiff graph and where its gradient goes.
+//! Parameter hooks. A hook controls how a parameter enters the autodiff graph, and which object receives its gradient.
 //!
-//! Under a [`DistributedDataParallel`](crate::data_parallel::DistributedDataParallel) a parameter is a plain tensor.
-//! It enters the graph through an operation that is anchored to the input of the layer (the *anchor*). The backward
-//! of this operation runs right after the backward of the last use of the parameter, when the gradient is final. It
-//! passes the gradient to a [`GradientSink`], and Burn's `Gradients` do not contain it. A bucket can therefore be
-//! reduced while the backward continues, and no autodiff leaf is shared.
+//! Under a [`DistributedDataParallel`](crate::data_parallel::DistributedDataParallel) a parameter is not an autodiff
+//! leaf. It enters the autodiff graph through an operation that depends on the input of the layer (the *anchor*). The
+//! backward of this operation runs as soon as the gradient is final: right after the backward of the operation that
+//! used the parameter last. It passes the gradient to a [`GradientSink`], and Burn's `Gradients` do not contain this
+//! gradient. A gradient bucket can therefore be reduced while the backward pass continues.
 //!
-//! The hook also supplies the value. A sink may hold the parameters in another form (sharded, in another type, or not
-//! gathered yet); it returns the value from [`GradientSink::value`]. The module then holds only the shape.
+//! The hook also supplies the value of the parameter. A sink may hold the parameters in a different form: sharded, in a
+//! different dtype, or not gathered yet. [`GradientSink::value`] then returns the value, and the module holds only the
+//! shape.
 //!
-//! The layers of this crate set the anchor with [`anchored_value`]. Other modules use the anchor of the wrapper, set
-//! with [`with_anchor`], and may set closer anchors at block boundaries. Without a wrapper a module has no hooks.
+//! The layers of this crate set the anchor with [`anchored_value`]. Other modules use the anchor that the data-parallel
+//! wrapper sets with [`with_anchor`]. They may set anchors that are closer to their parameters at block boundaries.
+//! Without a wrapper a module has no hooks.
 
 use std::any::Any;
 use std::fmt;
@@ -28,89 +30,92 @@ use crate::fingerprint;
 
 pub use super::forward_context::{Pass, with_anchor};
 
-/// The flat value of a parameter, as returned by its sink.
+/// The flattened value of a parameter, which [`GradientSink::value`] returns.
 pub struct ParameterValue {
-    /// The elements of the parameter, flat.
+    /// The elements of the parameter as a 1-D tensor, in row-major order.
     pub flat: Tensor<1>,
-    /// A handle that is kept alive while the value is in use.
+    /// A handle that the user of the value keeps until the value is no longer in use.
     pub keep: KeepAlive,
 }
 
-/// A handle that lives as long as a value is in use.
+/// A handle that is dropped when a parameter value is no longer in use, so that its memory can be released.
 pub type KeepAlive = Option<Arc<dyn Any + Send + Sync>>;
 
-/// Supplies the values of parameters and receives their gradients, one per use.
+/// An object that supplies the values of parameters and receives their gradients, one gradient per use of a parameter.
 pub trait GradientSink: Send + Sync + 'static {
-    /// Returns the value of parameter `index` of the table, or `None` if the module holds the value.
+    /// Returns the value of parameter `index` of the parameter table, or `None` if the module holds the value.
     fn value(&self, index: usize, pass: Pass) -> Option<ParameterValue> {
         let _ = (index, pass);
         None
     }
 
-    /// Returns a weight that the sink holds in 8 bits. [`value`](Self::value) returns it as floats.
+    /// Returns the FP8 copies of a weight that the sink holds in FP8, or `None` for other parameters.
+    /// [`value`](Self::value) returns the same weight as floats.
     fn quantized(&self, index: usize, pass: Pass) -> Option<Arc<QuantizedWeight>> {
         let _ = (index, pass);
         None
     }
 
-    /// Returns the path of parameter `index` of the table for reports, if it is available.
+    /// Returns the path of parameter `index` of the parameter table for reports, or `None` if the sink has no paths.
     fn path(&self, index: usize) -> Option<String> {
         let _ = index;
         None
     }
 
-    /// Announces that parameter `index` of the table has entered a graph, so that one more gradient follows.
+    /// Announces that parameter `index` of the parameter table has entered an autodiff graph, so that the sink will
+    /// receive one more gradient for the parameter.
     fn expect(&self, index: usize);
 
-    /// Receives the flat gradient of one use, as a plain tensor.
+    /// Receives the flattened gradient of one use of a parameter. The tensor is not tracked by autodiff.
     fn accumulate(&self, index: usize, gradient: Tensor<1>);
 
-    /// Receives the gradients of several parameters that one operation computes together, one use of each parameter.
-    /// See [`GradientBuffer::accumulate`].
+    /// Receives the gradients of several parameters that one operation computes together. Each gradient belongs to one
+    /// use of its parameter. See [`GradientBuffer::accumulate`].
     fn accumulate_into(&self, parameters: &[usize], compute: ComputeGradients<'_>) {
         for (index, gradient) in parameters.iter().zip(compute(None)) {
             self.accumulate(*index, gradient);
         }
     }
 
-    /// Receives a weight gradient that has not been computed yet. A [`DeferringSink`] stores it while deferring is
-    /// on. Another sink computes it immediately, flat.
+    /// Receives a weight gradient that has not been computed yet. While deferring is on, a [`DeferringSink`] stores the
+    /// function that computes the gradient. Other sinks compute the gradient immediately.
     fn accumulate_later(&self, index: usize, gradient: WeightGradientFn) {
         self.accumulate(index, gradient(None));
     }
 }
 
-/// A deferred weight gradient, with the index of its parameter.
+/// The index of a parameter, and the function that computes its deferred weight gradient.
 pub type Deferred = (usize, WeightGradientFn);
 
-/// A sink that can defer weight gradients, so that a backward computes only input gradients.
+/// A sink that can defer weight gradients, so that a backward pass computes only input gradients.
 pub trait DeferringSink: GradientSink {
-    /// Turns deferring on or off. While it is off, weight gradients are computed immediately.
+    /// Turns deferring on or off. While deferring is off, weight gradients are computed immediately.
     fn set_deferring(&self, deferring: bool);
 
-    /// Returns the gradients deferred since the last call.
+    /// Returns the weight gradients that were deferred since the last call.
     fn take_deferred(&self) -> Vec<Deferred>;
 
-    /// Assigns parameters that enter a graph from now on to this pipeline stage.
+    /// Begins pipeline stage `stage`: parameters that enter an autodiff graph from now on belong to this stage.
     fn begin_stage(&self, stage: usize) {
         let _ = stage;
     }
 
-    /// Ends the forwards of this stage for the current step. A gradient with no outstanding use is then final, and
-    /// its reduction can start. The pipeline engine calls this when the schedule [reduces the stage's
-    /// gradients](crate::pipeline::schedule::ActionKind::ReduceGradients).
+    /// Announces that this stage has no more forward passes in the current step. A parameter gradient is then final
+    /// when no further use of the parameter is outstanding, and its reduction can start. The pipeline engine calls this
+    /// when the schedule [reduces the stage's gradients](crate::pipeline::schedule::ActionKind::ReduceGradients).
     fn close_stage(&self, stage: usize) {
         let _ = stage;
     }
 }
 
-/// Returns the value of `param` for an operation whose backward does not need it, such as a lookup. The value is not
-/// kept alive until the backward.
+/// Returns the value of `param` for an operation whose backward does not need the value, such as a lookup. The value is
+/// not kept alive until the backward pass.
 pub(crate) fn forward_only_value<const D: usize>(param: &Param<Tensor<D>>) -> Tensor<D> {
     without_saving(|| param.val())
 }
 
-/// Returns the value of `param` for a layer with the input `x`, anchored to `x`.
+/// Returns the value of `param` for a layer with the input `x`. In the autodiff graph the value is anchored to `x`. See
+/// the [module](self) documentation.
 pub fn anchored_value<const D: usize, const E: usize>(
     param: &Param<Tensor<D>>,
     x: &Tensor<E>,
@@ -143,8 +148,8 @@ pub(super) fn gradient_parameter<const E: usize>(
     })
 }
 
-/// Returns `x` as a tracked tensor in a recorded forward, even if it depends only on frozen parameters. Recomputed
-/// blocks and products of trained parameters expect tracked inputs.
+/// Returns `x` as a tracked tensor in a recorded forward pass, even if it depends only on frozen parameters. Recomputed
+/// blocks and matmuls with trained parameters expect tracked inputs.
 pub(super) fn tracked<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     match forward_context::anchor() {
         Some(anchor) if !forward_context::is_tracked(&x) => {
@@ -191,8 +196,8 @@ impl GradientBuffer for SinkBuffer {
     }
 }
 
-/// The hook of one parameter, attached by [`Module::apply_reparameterization`]. The hook of a frozen parameter only
-/// supplies the value: the parameter is a constant of the graph.
+/// The hook of one parameter, which [`Module::apply_reparameterization`] attaches. The hook of a frozen parameter only
+/// supplies the value, and the parameter is a constant in the autodiff graph.
 #[derive(Module, Debug)]
 pub struct ParameterHook {
     #[module(skip)]
@@ -262,7 +267,7 @@ impl fmt::Debug for HookHandle {
 }
 
 impl ParameterHook {
-    /// Creates the hook of parameter `index`.
+    /// Creates the hook of the trained parameter `index` of `sink`.
     pub fn new(index: usize, sink: Arc<dyn GradientSink>) -> Self {
         Self {
             exit: HookHandle { index, sink },
@@ -270,7 +275,7 @@ impl ParameterHook {
         }
     }
 
-    /// Creates the hook of parameter `index` of a sink of frozen parameters.
+    /// Creates the hook of the frozen parameter `index` of `sink`.
     pub fn frozen(index: usize, sink: Arc<dyn GradientSink>) -> Self {
         Self {
             frozen: true,
@@ -308,13 +313,14 @@ pub(crate) fn attach_hooks<M: Module>(module: M, sink: Arc<dyn GradientSink>) ->
     attach_each(module, hook)
 }
 
-/// Attaches the hook returned by `next` to each parameter of a module, in module order.
+/// Attaches a hook to each parameter of a module. `next` is called once per parameter, in module order, and returns the
+/// hook.
 pub fn attach_each<M: Module>(module: M, next: impl FnMut() -> ParameterHook) -> M {
     module.apply_reparameterization(HookAttacher(next))
 }
 
-/// Removes the hooks of a module. Its parameters become the tensors that the module holds, which are placeholders if
-/// the sink has the values. Burn's mappers keep the hook of a parameter that they replace.
+/// Removes the hooks of a module. The parameters then have the values that the module holds. These are placeholders if
+/// the sink supplies the values. Without this removal, Burn's mappers keep the hook of a parameter that they replace.
 pub(crate) fn detach_hooks<M: Module>(module: M) -> M {
     forward_context::detaching(|| module.materialize())
 }
@@ -360,7 +366,7 @@ impl Reparameterization for ParameterHook {
             "HookFunction",
             vec![value.into_dispatch(), anchor],
             move |gradient| {
-                // Keeps the value alive until the backward.
+                // Keeps the value alive until the backward pass.
                 let _kept = &keep;
                 let gradient = Tensor::<D>::from_dispatch(gradient);
                 let len = gradient.shape().num_elements();

@@ -1,7 +1,7 @@
-//! Initial values that do not depend on the parallel layout.
+//! Initializers whose values do not depend on the parallel layout.
 //!
-//! Element `i` of a parameter is draw `i` of the random stream of its path. A rank computes only its own part, and
-//! the full parameter is bit-identical in every layout.
+//! Element `i` of a parameter is random number `i` of a random stream that is determined by the seed and the path of
+//! the parameter. A rank computes only its own part, and the full parameter is bit-identical in every layout.
 
 use std::mem;
 
@@ -11,25 +11,25 @@ use serde::{Deserialize, Serialize};
 
 use super::{MeshRank, ParameterEntry};
 
-/// The number of elements that a thread draws at a time.
+/// The number of random numbers that a thread draws at a time.
 const BLOCK: usize = 1 << 14;
 
-/// The distribution of a parameter's initial values.
+/// The initializer of a parameter: the distribution from which its initial values are drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Init {
-    /// The same value for every element.
+    /// All elements have this value.
     Constant(f64),
-    /// Normal distribution with mean 0 and this standard deviation.
+    /// Normal distribution with mean 0 and the given standard deviation.
     Normal(f64),
-    /// Uniform distribution between `-bound` and `bound`.
+    /// Uniform distribution between `-b` and `b`, where `b` is the given bound.
     Uniform(f64),
 }
 
 impl Init {
     /// Returns the elements of `rank`, in row-major order. Padding is zero.
     ///
-    /// The threads of the current pool draw blocks of elements. A draw depends only on its position, so the values do
-    /// not depend on the number of threads.
+    /// The threads of the current pool draw blocks of elements. A random number depends only on the index of its
+    /// element, so the values do not depend on the number of threads.
     pub(super) fn values(&self, entry: &ParameterEntry, rank: &MeshRank, key: u64) -> Vec<f64> {
         let mut values = vec![0.0; entry.local_shape(rank).iter().product()];
         let mut rest = &mut values[..];
@@ -117,7 +117,7 @@ mod tests {
         let mut normals = vec![];
         let mut uniforms = vec![];
         for row in 0..3 {
-            // The second half of the row starts at an index that is not a multiple of four draws.
+            // The second half of the row starts at an index that is not a multiple of four.
             let (start, len) = ((row * (2 * BLOCK + 6) + BLOCK + 3) as u64, BLOCK + 3);
             Stream::new(9, 0).normals(start, len, |_, x| normals.push(0.02 * x));
             Stream::new(9, 0).words(start, len, |_, word| {

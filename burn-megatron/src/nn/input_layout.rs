@@ -1,4 +1,4 @@
-//! The distribution of a linear layer's input over the ranks of its group, and its communication.
+//! The layout of a linear layer's input over the ranks of its group, and the communication that the layout requires.
 
 use burn::tensor::Tensor;
 
@@ -8,28 +8,30 @@ use crate::collective::{
 };
 use crate::comm::ReduceOp;
 
-/// The dimension of the sequence in `[batch, seq, hidden]`.
+/// The index of the sequence dimension in `[batch, seq, hidden]`.
 pub const SEQUENCE_DIM: usize = 1;
 
-/// The distribution of a linear layer's input over the ranks of its group.
+/// The layout of a linear layer's input over the ranks of its group.
 #[derive(Clone, Debug)]
 pub enum InputLayout {
     /// Each rank has its own input. There is no communication.
     Local,
-    /// Every rank has the same input. The backward all-reduces its gradient.
+    /// Every rank has the same input. The backward pass all-reduces the gradient of the input.
     Replicated(Comm),
-    /// Each rank has a part of the sequence. The forward all-gathers the input, and the backward reduce-scatters its
-    /// gradient.
+    /// Each rank has a part of the sequence. The forward pass all-gathers the input, and the backward pass
+    /// reduce-scatters the gradient of the input.
     SplitSequence(Comm),
-    /// Like `SplitSequence`, with exchanges in chunks that overlap the products of other chunks.
+    /// The same as `SplitSequence`, but the collectives are split into chunks that overlap with the matmuls of other
+    /// chunks.
     SplitSequenceInChunks(TpCommOverlapGroup),
-    /// Each rank has a part of the features of every token, and the output is a sum over the ranks. The forward
-    /// reduce-scatters the output along the sequence. The backward all-gathers its gradient. Both use chunks.
+    /// Each rank has a part of the features of every token, and the output is a sum over the ranks. The forward pass
+    /// reduce-scatters the output along the sequence. The backward pass all-gathers the gradient of the output. Both
+    /// collectives are split into chunks.
     SplitFeatures(TpCommOverlapGroup),
 }
 
 impl InputLayout {
-    /// Returns the input layout of a column-parallel layer whose exchanges are not split into chunks.
+    /// Returns the input layout of a column-parallel layer whose collectives are not split into chunks.
     pub(super) fn whole(comm: &Comm, sequence_parallel: bool) -> Self {
         match (comm.size(), sequence_parallel) {
             (1, _) => Self::Local,
@@ -55,7 +57,7 @@ impl InputLayout {
         }
     }
 
-    /// Returns the group for exchanges in chunks, and whether the exchange sums the output.
+    /// Returns the group for collectives in chunks, and whether the collective is a sum of the output.
     pub(super) fn in_chunks(&self) -> Option<(&TpCommOverlapGroup, bool)> {
         match self {
             Self::SplitSequenceInChunks(group) => Some((group, false)),

@@ -2,11 +2,11 @@
 
 use burn::tensor::Tensor;
 
-/// The number of tokens that a cache without a window adds when it grows.
+/// The number of tokens that are added when a cache without a window grows.
 const GROWTH_TOKENS: usize = 256;
 
-/// The granularity of the first token of a cache with a window, in tokens. It is a multiple of the tile size of the
-/// CPU attention, so that the CPU attention sums the same scores as over the full text.
+/// The granularity of the first token of a cache with a window, in tokens. The granularity is a multiple of the tile
+/// size of attention on the CPU. Attention on the CPU therefore sums the same tiles of scores as over the full text.
 const WINDOW_STEP: usize = 64;
 
 /// The ranges of new and visible tokens, as indices of this rank's tokens of the sequence.
@@ -27,8 +27,8 @@ pub(super) struct Extent {
 }
 
 impl Extent {
-    /// Returns the first token that this forward reads from the cache, and the first token that the next forward will
-    /// read.
+    /// Returns the first token that this forward pass reads from the cache, and the first token that the next forward
+    /// pass will read.
     fn starts(&self) -> [usize; 2] {
         match self.window {
             None => [0, 0],
@@ -50,7 +50,7 @@ impl Extent {
 /// The tensors that a layer keeps for the tokens of a sequence, such as keys and values.
 #[derive(Clone, Debug, Default)]
 pub(super) struct KvBuffer {
-    /// `[1, allocated, groups, width]` each; empty before the first token.
+    /// Tensors of shape `[1, allocated, groups, width]`. Empty before the first token.
     tensors: Vec<Tensor<4>>,
     /// The index of the first token in the tensors.
     start: usize,

@@ -1,4 +1,4 @@
-//! Cache of keys and values for generation.
+//! The KV cache for generation.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -12,15 +12,20 @@ use super::moe::{RoutedTokens, TokenPositions};
 use super::real_tokens::RealTokens;
 use crate::collective::Comm;
 
-/// Keys and values of the layers of one rank, for sequences of any length.
+/// The KV cache of the attention layers of one rank, for several sequences of different lengths.
 ///
-/// Each sequence has its own buffers, so that results do not depend on other sequences. Buffers grow up to the
-/// maximum sequence length of the model. A layer with a window keeps the tokens in the window, and at most 191 tokens
-/// before it.
+/// Each sequence has its own buffers, so that results do not depend on other sequences. Buffers grow up to the capacity
+/// of the cache. A layer with a sliding window keeps the tokens in the window, and at most 191 tokens before the
+/// window.
 ///
-/// A forward reads new tokens of some sequences. [`read`](Self::read) names them, the layers append them after the
-/// first [`len`](Self::len) tokens of each sequence, and [`set_len`](Self::set_len) sets the new lengths. If the keys
-/// depend on the text length, as in LongRoPE, [`begin`](Self::begin) must announce the length first.
+/// Each forward pass processes new tokens of some of the sequences, in these steps:
+///
+/// 1. Call [`read`](Self::read) with the number of new tokens per sequence.
+/// 2. Run the forward pass. Each layer appends the new tokens after the first [`len`](Self::len) tokens of the
+///    sequence.
+/// 3. Call [`set_len`](Self::set_len) to set the new length of each sequence.
+///
+/// If the keys depend on the length of the text, as in LongRoPE, call [`begin`](Self::begin) first to set this length.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
@@ -45,7 +50,7 @@ use crate::collective::Comm;
 #[derive(Debug)]
 pub struct KvCache {
     sequences: BTreeMap<usize, CachedSequence>,
-    /// The number of visible tokens before each token, per layer. `None`: all tokens.
+    /// The number of visible tokens before each token, per layer. `None` if all earlier tokens are visible.
     windows: Vec<Option<usize>>,
     capacity: usize,
     /// The length of a text above which its keys change.
@@ -63,29 +68,29 @@ struct CachedSequence {
     layers: Vec<KvBuffer>,
 }
 
-/// New tokens of sequences, `[1, tokens]`: the tokens of each sequence in order, followed by padding.
+/// The new tokens of one or more sequences, concatenated to one row `[1, tokens]` and followed by padding.
 #[derive(Clone, Debug)]
 pub struct NewTokens {
     /// The token ids: `[1, tokens]`.
     pub ids: Tensor<2, Int>,
-    /// The parts of the sequences. Each sequence occurs once.
+    /// The number of new tokens of each sequence, in the order of `ids`. Each sequence occurs at most once.
     pub parts: Vec<SequencePart>,
 }
 
-/// New tokens of one sequence.
+/// The number of new tokens of one sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SequencePart {
-    /// The number of the sequence, chosen by the caller.
+    /// The id of the sequence, which the caller chooses.
     pub sequence: usize,
-    /// The number of tokens.
+    /// The number of new tokens.
     pub count: usize,
 }
 
-/// The tokens that a forward reads.
+/// The tokens that a forward pass reads.
 #[derive(Clone, Debug, Default)]
 struct Reading {
     parts: Vec<SequencePart>,
-    /// The positions of the tokens that this rank reads; 0 for padding.
+    /// The positions of the tokens that this rank reads. The position of padding is 0.
     positions: Vec<i32>,
     /// Whether the logits are not needed.
     is_prefill: bool,
@@ -94,13 +99,14 @@ struct Reading {
 }
 
 impl KvCache {
-    /// Creates an empty cache for `layers` layers and up to `capacity` tokens per sequence.
+    /// Creates an empty cache for `layers` attention layers without sliding windows, with up to `capacity` tokens per
+    /// sequence.
     pub fn new(layers: usize, capacity: usize) -> Self {
         Self::with_windows(vec![None; layers], capacity)
     }
 
-    /// Creates an empty cache with a window per layer: the number of visible tokens before each token. `None`: all
-    /// tokens.
+    /// Creates an empty cache for layers with sliding windows, with up to `capacity` tokens per sequence. `windows` has
+    /// one element per layer: the number of earlier tokens that a token attends to, or `None` for all earlier tokens.
     pub fn with_windows(windows: Vec<Option<usize>>, capacity: usize) -> Self {
         Self {
             sequences: BTreeMap::new(),
@@ -112,14 +118,15 @@ impl KvCache {
         }
     }
 
-    /// Sets the text length above which all keys change. A text that grows beyond `length` is read again.
+    /// Sets the text length above which the keys of all tokens change, as in LongRoPE. When a text grows beyond
+    /// `length`, the cache drops its tokens, and the complete text must be processed again.
     pub fn with_rereads_after(mut self, length: Option<usize>) -> Self {
         self.rereads_after = length;
         self
     }
 
-    /// Splits the cache over the ranks of a context group. Each rank holds every `context`-th token. All ranks of the
-    /// group must make the same calls.
+    /// Splits the cache over the `n` ranks of a context group. Each rank holds every `n`-th token of a sequence. All
+    /// ranks of the group must make the same calls.
     pub fn over_context(mut self, context: &Comm) -> Self {
         self.split = (context.size() > 1).then(|| CacheSplit {
             comm: context.clone(),
@@ -127,16 +134,17 @@ impl KvCache {
         self
     }
 
-    /// Returns the number of ranks that share a text.
+    /// Returns the number of ranks over which the cache is split, or 1 if the cache is not split.
     pub fn ranks(&self) -> usize {
         self.split.as_ref().map_or(1, |split| split.comm.size())
     }
 
-    /// Sets the new tokens of the next forward. `tokens` is their number including padding.
+    /// Sets the new tokens of the next forward pass. `parts` contains the number of new tokens per sequence, and
+    /// `tokens` is the total number of tokens, including padding.
     ///
     /// # Panics
     ///
-    /// If `parts` have more than `tokens` tokens, or if the capacity is exceeded.
+    /// If `parts` has more than `tokens` tokens in total, or if a sequence exceeds the capacity of the cache.
     pub fn read(&mut self, parts: &[SequencePart], tokens: usize) {
         let mut positions = vec![];
         for part in parts {
@@ -224,8 +232,8 @@ impl KvCache {
         self.capacity
     }
 
-    /// Sets the length of a sequence: to a larger value after a forward, or to a smaller value to drop the last
-    /// tokens.
+    /// Sets the length of a sequence. Set a larger length after a forward pass has appended tokens, or a smaller length
+    /// to drop the last tokens.
     pub fn set_len(&mut self, sequence: usize, len: usize) {
         let cached = self.sequence(sequence);
         cached.len = len;
@@ -234,11 +242,11 @@ impl KvCache {
         }
     }
 
-    /// Begins to read a text of `text` tokens. The cache may hold the first `same` tokens. Keeps these tokens and
-    /// returns `same`, or keeps nothing and returns 0 in two cases:
+    /// Prepares the cache for a text of `text` tokens whose first `same` tokens may already be in the cache. Returns
+    /// the number of tokens that stay in the cache. This number is `same`, or 0 in these cases:
     ///
-    /// - a layer has dropped tokens that are in its window;
-    /// - the text has grown or shrunk across [the length that changes its keys](Self::with_rereads_after).
+    /// - a layer has already dropped tokens that its sliding window needs;
+    /// - the length of the text has crossed [the length above which the keys change](Self::with_rereads_after).
     pub fn begin(&mut self, sequence: usize, same: usize, text: usize) -> usize {
         let is_long = |text: usize| self.rereads_after.is_some_and(|length| text > length);
         let has_same_keys = is_long(self.text(sequence)) == is_long(text);
@@ -252,7 +260,7 @@ impl KvCache {
         kept
     }
 
-    /// Returns the longest text that is [read again](Self::with_rereads_after) when it grows.
+    /// Returns the text length above which a text must be [processed again](Self::with_rereads_after).
     pub(crate) fn rereads_after(&self) -> Option<usize> {
         self.rereads_after
     }
@@ -279,7 +287,7 @@ impl KvCache {
         }
     }
 
-    /// Returns how many of the first `len` tokens this rank holds.
+    /// Returns the number of tokens that this rank holds among the first `len` tokens.
     fn own(&self, len: usize) -> usize {
         self.split.as_ref().map_or(len, |split| split.own(len))
     }
@@ -290,11 +298,12 @@ impl KvCache {
         layers.map(KvBuffer::bytes).sum()
     }
 
-    /// Returns the cache of layer `index` of this rank.
+    /// Returns the cache of an attention layer. `index` is the index of the layer among the attention layers of this
+    /// rank.
     ///
     /// # Panics
     ///
-    /// If there is no such layer.
+    /// If the cache has no layer with this index.
     pub fn layer(&mut self, index: usize) -> LayerKvCache<'_> {
         assert!(
             index < self.windows.len(),
@@ -320,7 +329,7 @@ fn first_seen(position: usize, window: Option<usize>) -> usize {
     window.map_or(0, |window| position.saturating_sub(window))
 }
 
-/// The cached tensors of one layer: keys and values, or the latents that they are computed from.
+/// The KV cache of one layer. It holds keys and values, or the latents from which keys and values are computed.
 #[derive(Debug)]
 pub struct LayerKvCache<'a> {
     cache: &'a mut KvCache,
@@ -370,8 +379,9 @@ impl LayerKvCache<'_> {
         row
     }
 
-    /// Attends sequence by sequence. `attend` gets the part `[1, count, ..]` of the inputs of one sequence and
-    /// returns `[1, count, features]`. The outputs are concatenated in input order. Padding gives zeros.
+    /// Computes the attention of each sequence separately. `attend` gets the inputs `[1, count, ..]` of one sequence
+    /// and returns `[1, count, features]`. The outputs are concatenated in input order. The outputs of padding are
+    /// zeros.
     pub(super) fn each_sequence<const N: usize>(
         mut self,
         inputs: [Tensor<3>; N],

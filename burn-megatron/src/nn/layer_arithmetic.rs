@@ -1,4 +1,4 @@
-//! The arithmetic of a linear layer: in the type of its input, or in FP8.
+//! The arithmetic of a linear layer: in the dtype of its input, or in FP8.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
@@ -10,9 +10,10 @@ use super::arithmetic::{
 use super::fp8::{Fp8Arithmetic, Fp8Gradient};
 use super::hook::Pass;
 
-/// The three products of a linear layer, or of one expert.
+/// The three matmuls of a linear layer or of one expert.
 ///
-/// All tensors are plain. Inputs and output gradients are `[rows, width]`, and weights are `[in, out]`.
+/// No tensor is tracked by autodiff. Inputs and output gradients have the shape `[rows, width]`, and weights have the
+/// shape `[in, out]`.
 #[derive(Clone, Debug)]
 pub(super) enum LayerArithmetic {
     Float(FloatArithmetic),
@@ -20,7 +21,7 @@ pub(super) enum LayerArithmetic {
 }
 
 impl LayerArithmetic {
-    /// Returns `x weight + bias`, and the tensors that the backward needs.
+    /// Returns `x weight + bias`, and the tensors that the backward pass needs.
     pub fn output(
         &self,
         x: Tensor<2>,
@@ -41,13 +42,13 @@ impl LayerArithmetic {
         matches!(self, Self::Fp8(_))
     }
 
-    /// Returns whether the forward saves [codes](SavedTensors::input_codes) in place of the input.
+    /// Returns whether the forward pass saves [codes](SavedTensors::input_codes) in place of the input.
     pub fn saves_codes(&self) -> bool {
         matches!(self, Self::Fp8(fp8) if fp8.saves_codes())
     }
 
-    /// Returns the number of tensors that a forward saves in addition to the input. `has_copies` is true if both 8-bit
-    /// copies of the weight were available.
+    /// Returns the number of tensors that a forward pass saves in addition to the input. `has_copies` is true if both
+    /// FP8 copies of the weight were available.
     pub fn saved_extras(&self, has_copies: bool) -> usize {
         match self {
             Self::Float(_) => 0,
@@ -64,14 +65,14 @@ impl LayerArithmetic {
     }
 }
 
-/// The gradient of an output, in the form that the other two products read.
+/// The gradient of an output, in the form that the two matmuls of the backward pass read.
 pub(super) enum OutputGradient {
     Float(FloatArithmetic, Tensor<2>),
     Fp8(Fp8Arithmetic, Box<Fp8Gradient>),
 }
 
 impl OutputGradient {
-    /// Returns `dy weight^T`. `extra` are the tensors that the forward saved in addition to the input.
+    /// Returns `dy weight^T`. `extra` are the tensors that the forward pass saved in addition to the input.
     pub fn input(&self, weight: WeightSource<'_>, extra: &[DispatchTensor]) -> Tensor<2> {
         match self {
             Self::Float(float, dy) => {
@@ -81,7 +82,8 @@ impl OutputGradient {
         }
     }
 
-    /// Computes the flat weight gradient `x^T dy`, in the single place of `target` if there is a target.
+    /// Computes the flattened weight gradient `x^T dy`. If `target` is given, the gradient is written to its only
+    /// place.
     pub fn weight(
         self,
         x: SavedInput,

@@ -1,4 +1,4 @@
-//! The matrix product of the parallel layers.
+//! The matmul of the parallel linear layers.
 
 use burn::backend::DispatchTensor;
 use burn::module::Param;
@@ -18,27 +18,27 @@ use super::recompute::apply_discarding;
 use super::weight::Weight;
 use super::{Activation, Bias};
 
-/// The operands of a product other than its input, and its settings.
+/// The settings of the matmul of a linear layer, and its operands except for the input.
 pub struct LinearOperands<'a> {
     /// The weight: `[in, out]`, or `[out, in]` if `transposed` is set.
     pub(super) weight: &'a Param<Tensor<2>>,
     pub(super) transposed: bool,
     /// The bias: `[out]`.
     pub(super) bias: Option<Parameter>,
-    /// The distribution of the input, which determines the communication.
+    /// The layout of the input, which determines the communication.
     pub(super) input: InputLayout,
     /// An additional term of the output, `[batch, seq, out]`, if the output is a sum over the ranks
     /// ([`InputLayout::SplitFeatures`]).
     pub(super) addend: Option<Tensor<3>>,
-    /// The FP8 layer, if the product uses FP8.
+    /// The FP8 layer, if the matmul uses FP8.
     pub(super) fp8: Option<&'a Fp8Layer>,
-    /// The settings of a product that does not use FP8.
+    /// The settings of a matmul that does not use FP8.
     pub(super) kernels: LinearKernels,
 }
 
 impl<'a> LinearOperands<'a> {
-    /// Returns the operands of a product in the type of the input, without a bias. `kernels` is `true` for fused
-    /// products with the default engine.
+    /// Creates the operands of a matmul in the dtype of the input, without a bias. Pass `true` as `kernels` for fused
+    /// kernels without a BLAS library.
     pub fn new(
         weight: &'a Param<Tensor<2>>,
         input: InputLayout,
@@ -55,8 +55,8 @@ impl<'a> LinearOperands<'a> {
         }
     }
 
-    /// Returns the product and its inputs other than `x`. `anchor` is `x`, or the tensor from which `x` is computed.
-    /// `may_save_codes` is true if `x` is the first input, so that its 8-bit codes may be saved.
+    /// Returns the differentiable function and its inputs other than `x`. `anchor` is `x`, or the tensor from which `x`
+    /// is computed. `may_save_codes` is true if `x` is the first input, so that its FP8 codes may be saved.
     pub(super) fn into_function(
         self,
         anchor: &Tensor<3>,
@@ -101,8 +101,8 @@ impl<'a> LinearOperands<'a> {
         (function, others)
     }
 
-    /// Returns the property that prevents a GELU epilogue of the product, or a GELU input from another product. Returns
-    /// `None` if both are possible.
+    /// Returns the property that prevents fusing GELU with this matmul, in its epilogue or as its input. Returns `None`
+    /// if both are possible.
     pub(super) fn epilogue_obstacle(&self, has_adapter: bool) -> Option<&'static str> {
         let obstacles = [
             (self.fp8.is_some(), "layers in 8 bits (fp8)"),
@@ -123,14 +123,15 @@ impl<'a> LinearOperands<'a> {
     }
 }
 
-/// Computes `x weight + bias`: `[batch, seq, in]`, `[in, out]`, `[out]` to `[batch, seq, out]`.
+/// Computes `x weight + bias` for `x` of shape `[batch, seq, in]`, with `weight` `[in, out]` and `bias` `[out]`.
+/// Returns `[batch, seq, out]`.
 ///
-/// If the input gradient is summed over ranks, the collective overlaps the computation of the weight gradient. For a
-/// split sequence only this rank's part is saved. The backward gathers the sequence again while it computes the input
-/// gradient (Korthikanti et al. 2022, arXiv:2205.05198).
+/// If the input gradient is summed over ranks, the collective overlaps with the computation of the weight gradient. If
+/// the sequence is split over the ranks, only this rank's part is saved. The backward pass gathers the complete
+/// sequence again while it computes the input gradient (Korthikanti et al. 2022, arXiv:2205.05198).
 pub fn linear(x: impl Into<LinearInput>, operands: LinearOperands<'_>) -> Tensor<3> {
     let x = match x.into() {
-        // An MLP with this input has no FP8 layers and no exchanges in chunks. The bias is added later.
+        // An MLP with this input has no FP8 layers and no collectives in chunks. The bias is added later.
         LinearInput::Gelu(gelu) => return gelu.product(operands),
         LinearInput::Activation {
             x,
@@ -154,7 +155,7 @@ pub fn linear(x: impl Into<LinearInput>, operands: LinearOperands<'_>) -> Tensor
     apply([vec![x.into_dispatch()], others].concat(), product)
 }
 
-/// Returns the product of an activation that is recomputed in the backward.
+/// Returns the matmul of an activation that is recomputed in the backward pass.
 fn recomputed_activation(
     x: Tensor<3>,
     bias: Option<Bias>,
@@ -174,7 +175,7 @@ fn recomputed_activation(
     y
 }
 
-/// Returns the FP8 product of an activation that the quantizer computes.
+/// Returns the FP8 matmul of an activation that the quantizer computes.
 fn quantized_activation(
     x: Tensor<3>,
     bias: Option<Bias>,

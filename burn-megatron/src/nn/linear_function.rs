@@ -1,4 +1,4 @@
-//! The matrix product of a linear layer as a differentiable operation, with its communication.
+//! The matmul of a linear layer as a differentiable operation that includes the communication.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
@@ -14,15 +14,16 @@ use super::recompute::SavesInput;
 use super::weight::HookedWeight;
 use crate::collective::PendingTensor;
 
-/// The differentiable product with any arithmetic: its communication, saved tensors and gradient destinations.
+/// The differentiable matmul of a linear layer, in any arithmetic. It handles the communication, the saved tensors and
+/// the destinations of the gradients.
 ///
 /// Inputs: `x`, the weight, and the bias or the addend, if any.
 #[derive(Clone, Debug)]
 pub(super) struct LinearFunction {
     pub input: InputLayout,
-    /// The hook that supplies the weight and takes its gradient. `None`: both go through the graph.
+    /// The hook that supplies the weight and receives its gradient. With `None` the autodiff graph does both.
     pub hooked: Option<HookedWeight>,
-    /// The destination of the gradient of the bias. `None`: the graph.
+    /// The destination of the gradient of the bias. With `None` the autodiff graph receives the gradient.
     pub bias: Option<Destination>,
     pub arithmetic: LayerArithmetic,
 }
@@ -103,7 +104,7 @@ impl SavesInput for LinearFunction {
 }
 
 impl LinearFunction {
-    /// Returns the inputs and results of the product that the backward needs.
+    /// Returns the inputs and results of the matmul that the backward pass needs.
     pub(super) fn saved(
         &self,
         inputs: Vec<DispatchTensor>,
@@ -141,7 +142,7 @@ impl LinearFunction {
         (x, rest)
     }
 
-    /// Returns the hooked weight that the backward fetches, or `None` if the graph holds the value.
+    /// Returns the hooked weight that the backward pass fetches, or `None` if the autodiff graph holds the value.
     fn fetched_weight(&self) -> Option<&HookedWeight> {
         let fetches = self.arithmetic.fetches_weight();
         let hooked = self.hooked.as_ref();

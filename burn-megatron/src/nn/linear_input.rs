@@ -1,4 +1,4 @@
-//! Inputs of linear layers: values, or an activation that the layer may compute while it reads its input.
+//! Inputs of linear layers. An input is a tensor, or an activation that the layer may compute while it reads its input.
 
 use burn::tensor::Tensor;
 
@@ -8,27 +8,28 @@ use super::{Activation, Bias};
 /// The input of a linear layer, `[batch, seq, in]`.
 #[derive(Clone, Debug)]
 pub enum LinearInput {
-    /// The values, unchanged.
+    /// A tensor that is used unchanged.
     Values(Tensor<3>),
-    /// An activation of `x + bias`.
+    /// An activation function of `x + bias`.
     Activation {
-        /// `[batch, seq, in]`, or `[batch, seq, 2 in]` for a gated activation.
+        /// The input of the activation function: `[batch, seq, in]`, or `[batch, seq, 2 in]` for a gated activation.
         x: Tensor<3>,
-        /// The bias, or `None` without a bias.
+        /// The bias that is added to `x`, or `None` without a bias.
         bias: Option<Bias>,
         /// The activation function.
         activation: Activation,
-        /// Whether the activation may be fused into one operation.
+        /// Whether the fused kernel of the activation function is used.
         fused: bool,
-        /// Whether the layer recomputes the activation in the backward instead of keeping it. Requires `fused`.
+        /// Whether the layer recomputes the activation in the backward pass instead of saving it. This requires
+        /// `fused`.
         recomputed: bool,
     },
-    /// The output of GELU, computed by the previous product.
+    /// The output of GELU, which the matmul of the previous layer has computed.
     Gelu(GeluInput),
 }
 
 impl LinearInput {
-    /// Returns the values, and computes the activation if needed.
+    /// Returns the input as a tensor. Computes the activation if needed.
     pub fn into_values(self) -> Tensor<3> {
         match self {
             Self::Values(x) => x,

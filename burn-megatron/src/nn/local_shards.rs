@@ -1,4 +1,4 @@
-//! The slices of a parameter that a rank holds, and their places in its local tensor.
+//! The slices of a parameter that a rank holds, and their positions in the local tensor of the rank.
 
 use std::ops::Range;
 
@@ -7,15 +7,16 @@ use super::{MeshRank, ParameterEntry, TensorSlice};
 /// A slice of a parameter that a rank holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalShard {
-    /// The place of the slice in the full parameter.
+    /// The position of the slice in the full parameter.
     pub global: TensorSlice,
-    /// The place of the slice in the local tensor of the rank.
+    /// The position of the slice in the local tensor of the rank.
     pub local: TensorSlice,
-    /// Whether this rank is the first holder of the slice on each axis that splits the parameter.
+    /// Whether this rank holds the first replica of the slice on each axis that splits the parameter.
     pub is_first: bool,
 }
 
-/// Returns the slices of a parameter in a flat range of the local tensor of `rank`. Padding is in no slice.
+/// Returns the slices of a parameter that are in the range `range` of the flattened local tensor of `rank`. The slices
+/// do not contain padding.
 pub fn local_shards(
     entry: &ParameterEntry,
     rank: &MeshRank,
@@ -75,7 +76,7 @@ mod tests {
             dim in 0usize..3, ranks in prop::sample::select(vec![1usize, 2, 4]), cuts in 1usize..5,
         ) {
             let mut shape = [3, 2, 5];
-            // Queries and two groups of keys and values, or a padded vocabulary.
+            // The parameters are a QKV weight with two key-value heads, and a padded vocabulary.
             let sections = [(8, ranks), (4, ranks.min(2)), (4, ranks.min(2))]
                 .map(|(size, parts)| Section { size, parts })
                 .to_vec();

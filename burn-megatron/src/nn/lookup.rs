@@ -17,17 +17,17 @@ use super::wide::wide;
 pub(super) struct LookupIds {
     /// The rows of the weight to look up: `[ids]`.
     pub rows: Tensor<1, Int>,
-    /// The sorted lookups of the ids, if the host has the ids, and the first row of the weight. The lookups may refer
-    /// to a larger table. The weight then holds the rows of the table from this row on, and ids of other rows have no
-    /// gradient.
+    /// The sorted lookups of the ids, and the index of the first row of the weight. `None` if the ids are only on the
+    /// device. The lookups may refer to a larger table. The weight then holds the rows of the table that start at this
+    /// index, and ids of other rows have no gradient.
     pub sorted: Option<(Arc<SortedLookups>, usize)>,
 }
 
 /// Looks up the rows `ids` of a weight `[rows, width]`. Returns `[ids, width]`.
 ///
-/// The gradient of a row is the sum over all its lookups. A 16-bit sum would stop growing at a few hundred times a
-/// single gradient, so with a [`ParameterHook`] the gradient is accumulated in f32. With sorted lookups, only the
-/// rows of the ids are updated, in lookup order.
+/// The gradient of a row is the sum over all its lookups. A 16-bit sum would stop growing when it is a few hundred
+/// times larger than a single gradient. With a [`ParameterHook`] the gradient is therefore accumulated in f32. With
+/// sorted lookups, only the rows of the ids are updated, in lookup order.
 pub(super) fn lookup(param: &Param<Tensor<2>>, ids: LookupIds) -> Tensor<2> {
     let hook = ParameterHook::of(param);
     let (Some(hook), Some(anchor)) = (hook, forward_context::anchor()) else {

@@ -1,4 +1,4 @@
-//! The MLP, with its width split over the tensor axis.
+//! The MLP, whose intermediate features are split over the tensor axis.
 
 use burn::config::Config;
 use burn::module::Module;
@@ -16,24 +16,25 @@ use crate::kernel_selection::{EpilogueShape, Operation};
 /// Configuration of a [`ParallelMlp`].
 #[derive(Config, Debug)]
 pub struct ParallelMlpConfig {
-    /// The number of features of the residual stream.
+    /// The hidden size: the number of features of the input and the output.
     pub hidden: usize,
-    /// The number of intermediate features, after the activation.
+    /// The number of intermediate features, counted after the activation.
     pub width: usize,
-    /// The activation function. A gated activation doubles the output of the first layer.
+    /// The activation function. With a gated activation the first layer has `2 width` output features.
     pub activation: Activation,
     /// Whether the linear layers have biases.
     #[config(default = true)]
     pub bias: bool,
-    /// Initial values of the first weight.
+    /// The initializer of the weight of the first layer.
     #[config(default = "Init::Normal(0.02)")]
     pub init: Init,
-    /// Initial values of the second weight.
+    /// The initializer of the weight of the second layer.
     #[config(default = "Init::Normal(0.02)")]
     pub output_init: Init,
 }
 
-/// Two linear layers with an activation between them. The forward and the backward have one collective each.
+/// An MLP with tensor parallelism: two linear layers with an activation between them. The forward pass and the backward
+/// pass have one collective each.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
@@ -48,7 +49,7 @@ pub struct ParallelMlpConfig {
 ///     let y = mlp.forward(Tensor::ones([1, 4, 8], &Device::flex()));
 ///     Ok::<_, AnyError>((mlp.up.weight.val().dims(), mlp.down.weight.val().dims(), y.dims()))
 /// })?;
-/// // The gate and the value have 6 columns each on a rank.
+/// // Each rank has 6 columns of the gate and 6 columns of the value.
 /// assert_eq!(shapes, [([8, 12], [6, 8], [1, 4, 8]); 2]);
 /// # Ok::<(), AnyError>(())
 /// ```
@@ -62,7 +63,7 @@ pub struct ParallelMlp {
     activation: Activation,
     #[module(skip)]
     fused: bool,
-    /// Whether GELU is computed as an epilogue of the products.
+    /// Whether GELU is fused into the epilogues of the matmuls.
     #[module(skip)]
     pub(super) epilogues: bool,
     #[module(skip)]
@@ -83,7 +84,7 @@ impl ParallelMlpConfig {
         self.init_in(region, builder)
     }
 
-    /// Builds this rank's part of the layer with the given recompute region.
+    /// Builds this rank's part of the layer with the given region of activation recomputation.
     pub(super) fn init_in(
         &self,
         region: RecomputeRegion,
@@ -136,14 +137,15 @@ impl ParallelMlp {
         self.down.with_bias(y)
     }
 
-    /// Returns the output before the last bias, and the last bias. The caller adds the bias in a fused operation.
+    /// Returns the output without the bias of the second layer, and this bias. The caller adds the bias in a fused
+    /// operation.
     pub fn forward_without_bias(&self, x: Tensor<3>) -> (Tensor<3>, Option<Bias>) {
         let y = self.product(x);
         let bias = self.down.bias_of(&y);
         (y, bias)
     }
 
-    /// Returns the output before the last bias.
+    /// Returns the output without the bias of the second layer.
     fn product(&self, x: Tensor<3>) -> Tensor<3> {
         if !self.region.is_active() {
             return self.down.product(self.activated(x));
@@ -157,8 +159,8 @@ impl ParallelMlp {
         move |x| mlp.down.partial(mlp.activated(x))
     }
 
-    /// Applies [`forward_without_bias`](Self::forward_without_bias) to a normalized residual stream. Also returns the
-    /// sum of the stream. `norm` must be built with
+    /// Applies `norm` to the residual stream, and [`forward_without_bias`](Self::forward_without_bias) to the result.
+    /// Also returns the summed residual stream. `norm` must be built with
     /// [`NormConfig::init_for_linear`](super::NormConfig::init_for_linear).
     pub fn forward_normalized(
         &self,
@@ -224,20 +226,20 @@ fn has_epilogues(
     };
     if activation != Activation::GeluTanh {
         return Err(refused(format!(
-            "it needs the activation GeluTanh, and this MLP has {activation:?}: use a model with gelu-tanh"
+            "it requires the activation GeluTanh, but this MLP has {activation:?}: use a model with gelu-tanh"
         )));
     }
     if let Some(obstacle) = up.epilogue_obstacle().or(down.epilogue_obstacle()) {
         return Err(refused(format!(
-            "it is not for {obstacle}: remove one of the two"
+            "it conflicts with {obstacle}: remove one of the two"
         )));
     }
     for module in [RecomputeModule::Activation, RecomputeModule::Norm] {
         if builder.recompute_part(module).is_on() {
             let name = module.name();
             return Err(refused(format!(
-                "the products keep the input of GELU and GELU, and cannot recompute {name:?}: recompute \"mlp\", or \
-                 whole layers"
+                "the fused products keep the input and the output of GELU, and cannot recompute {name:?}: recompute \
+                 \"mlp\", or whole layers"
             )));
         }
     }

@@ -1,31 +1,31 @@
-//! Parallel layers as Burn modules.
+//! Layers with tensor, sequence, context and expert parallelism, as Burn modules.
 //!
-//! A layer is built from a [`ModelBuilder`]. It declares the placement of each parameter on the tensor axis to the
-//! builder. These declarations form the [`ParameterTable`] of the model. On one rank each layer is an ordinary layer.
+//! Each layer is built with a [`ModelBuilder`], to which it declares how each parameter is split over the ranks. These
+//! declarations form the [`ParameterTable`] of the model. On a single rank each layer is an ordinary layer.
 //!
-//! Activations are `[batch, seq, hidden]`. Under sequence parallelism (Korthikanti et al. 2022) activations between the
-//! blocks are `[batch, seq / tensor, hidden]`. [`ModelBuilder::sequence_parallel`] returns whether sequence parallelism
-//! is enabled.
+//! Activations have the shape `[batch, seq, hidden]`. Under sequence parallelism (Korthikanti et al. 2022) the
+//! activations between the blocks have the shape `[batch, seq / tensor, hidden]`. [`ModelBuilder::sequence_parallel`]
+//! returns whether sequence parallelism is enabled.
 //!
-//! | layer | split |
+//! | layer | split over the ranks |
 //! |---|---|
 //! | [`ColumnParallelLinear`] | output features |
 //! | [`RowParallelLinear`] | input features |
 //! | [`VocabParallelEmbedding`], [`OutputLayer`], [`VocabParallelCrossEntropy`], [`LinearCrossEntropy`] | the vocabulary |
 //! | [`ParallelAttention`], [`MultiLatentAttention`] | heads |
-//! | [`ParallelMlp`] | width |
-//! | [`moe::MoeMlp`] | experts, and the width of each |
-//! | [`Norm`], [`LearnedPositions`], [`ReplicatedLinear`] | nothing; the sequence under sequence parallelism |
+//! | [`ParallelMlp`] | intermediate features |
+//! | [`moe::MoeMlp`] | experts, and the intermediate features of each expert |
+//! | [`Norm`], [`LearnedPositions`], [`ReplicatedLinear`] | no parameter; under sequence parallelism the input is split along the sequence |
 //!
-//! [`ColumnParallelLinear`] and [`RowParallelLinear`] can use FP8 arithmetic: see [`fp8`].
+//! [`ColumnParallelLinear`] and [`RowParallelLinear`] can compute in FP8: see [`fp8`].
 //!
-//! Attention and positions support packed documents ([`PackedSequences`]) and cached generation ([`KvCache`]), which
-//! are selected by [`BatchFormat`] and [`AttentionContext`].
+//! Attention and position embeddings support packed documents ([`PackedSequences`]) and generation with a KV cache
+//! ([`KvCache`]). [`BatchFormat`] and [`AttentionContext`] select between them.
 //!
-//! Weights can be frozen, and low-rank adapters trained instead: see [`lora`].
+//! The weights of a model can be frozen, and low-rank adapters can be trained instead: see [`lora`].
 //!
-//! The activations of any block can be recomputed in the backward, whether it uses these layers or burn-nn layers:
-//! see [`recompute`].
+//! The activations of any block can be recomputed in the backward pass. The block may use these layers or burn-nn
+//! layers. See [`recompute`].
 
 mod activation;
 mod arithmetic;

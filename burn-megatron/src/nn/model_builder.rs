@@ -23,10 +23,11 @@ use super::{
 use crate::comm::ParallelContext;
 use crate::kernel_selection::{KernelChoices, KernelSelection};
 
-/// Builds the parameters of a model. [`ModelBuilder::child`] returns the builder of a submodule.
+/// A builder for the parameters of a model. Layers use it to create their parameters. [`ModelBuilder::child`] returns
+/// the builder of a submodule.
 ///
-/// A layer declares the placement of a parameter in the call that creates the parameter. The parameter table of the
-/// model ([`ModelBuilder::finish`]) is therefore always complete.
+/// A layer declares how a parameter is split over the ranks in the call that creates the parameter. The parameter table
+/// of the model ([`ModelBuilder::finish`]) is therefore always complete.
 ///
 /// ```
 /// use burn::nn::LinearConfig;
@@ -40,7 +41,7 @@ use crate::kernel_selection::{KernelChoices, KernelSelection};
 /// let model = builder.finish(linear)?;
 /// assert_eq!(model.table.num_elements(), 4 * 2 + 2);
 ///
-/// // A parameter that was not created by the builder is an error.
+/// // `finish` returns an error if a parameter was not created by the builder.
 /// let builder = ModelBuilder::new(&ParallelContext::single(), &Device::flex());
 /// let error = builder.finish(config.init(&Device::flex())).unwrap_err();
 /// assert!(error.to_string().contains("weight, bias"));
@@ -55,17 +56,17 @@ pub struct ModelBuilder {
     pub(super) pipeline_copies: Vec<usize>,
     /// The pipeline stage of the parameters.
     pub(super) stage: usize,
-    /// The data type in which the model computes.
+    /// The dtype in which the model computes.
     compute: DType,
     /// Whether layers may use their FP8 recipe.
     allows_fp8: bool,
     /// Whether the activations between the layers are split along the sequence.
     sequence_parallel: bool,
-    /// Whether parameters are placeholders without memory.
+    /// Whether parameters are placeholders that use no memory.
     is_outline: bool,
     /// See [`with_composed_epilogues`](Self::with_composed_epilogues).
     pub(super) composes_epilogues: bool,
-    /// Whether parameters are trained even in a model with adapters.
+    /// Whether parameters are trained even in a model with LoRA adapters.
     is_adapter: bool,
 }
 
@@ -89,8 +90,8 @@ struct BuilderShared {
     declared: Mutex<Vec<ParameterEntry>>,
 }
 
-/// Creates a tensor of this shape that uses the memory of one element. The element is NaN, so that reading the
-/// placeholder instead of the parameter is noticed.
+/// Creates a tensor of this shape that uses the memory of a single element. The element is NaN, so that accidental
+/// reads of a placeholder are visible.
 pub(crate) fn placeholder<const D: usize>(
     shape: [usize; D],
     options: (&Device, DType),
@@ -102,26 +103,26 @@ pub(crate) fn placeholder<const D: usize>(
     one.reshape([1; D]).expand(shape)
 }
 
-/// A module with its parameter table and the settings and registries of its layers.
+/// A Burn module together with its parameter table, and the settings and registries of its layers.
 #[derive(Clone, Debug)]
 pub struct ParallelModule<M> {
     /// The module, with this rank's part of each parameter.
     pub module: M,
     /// The parameter table.
     pub table: ParameterTable,
-    /// The position of the dropout streams.
+    /// The current step and sample, which determine the dropout masks.
     pub position: DropoutPosition,
-    /// The selection of fused and unfused operations.
+    /// The selection of a fused or unfused implementation for each operation.
     pub kernels: KernelSelection,
     /// The layers that use FP8.
     pub fp8: Fp8,
-    /// The layers that are recomputed in the backward.
+    /// The layers whose activations are recomputed in the backward pass.
     pub recompute: Recompute,
     /// The routers of MoE layers.
     pub routers: Routers,
     /// The attention layers, and their largest logits.
     pub attention_logits: AttentionLogits,
-    /// The adapters, if the other parameters of the model are frozen.
+    /// The LoRA adapters of the model. `None` if the model has no LoRA adapters.
     pub lora: Option<LoraLayers>,
 }
 
@@ -144,8 +145,8 @@ impl<M: Module> ParallelModule<M> {
         }
     }
 
-    /// Sets the FP8 layers of a module with [`Fp8Linear`](super::fp8::Fp8Linear)s. Their paths must be the paths in
-    /// the module. A [`ModelBuilder`] sets the FP8 layers automatically.
+    /// Sets the FP8 layers of a module that contains [`Fp8Linear`](super::fp8::Fp8Linear) layers. The path of each
+    /// layer must be its path in the module. A [`ModelBuilder`] sets the FP8 layers automatically.
     pub fn with_fp8(mut self, fp8: &Fp8) -> Self {
         self.fp8 = fp8.clone();
         self
@@ -166,7 +167,7 @@ impl ModelBuilder {
         Self::with(groups, device, 0, DType::F32)
     }
 
-    /// Creates the builder of a model with this seed and parameter type.
+    /// Creates the builder of a model with the given seed, whose parameters have the dtype `dtype`.
     pub fn with(groups: &ParallelContext, device: &Device, seed: u64, dtype: DType) -> Self {
         let shared = BuilderShared {
             device: device.clone(),
@@ -199,16 +200,16 @@ impl ModelBuilder {
         }
     }
 
-    /// Sets the data type in which the model computes, if it differs from the parameter type. Call it on the root
-    /// builder, before [`with_kernels`](Self::with_kernels).
+    /// Sets the dtype in which the model computes, if it differs from the dtype of the parameters. Call this method on
+    /// the root builder, before [`with_kernels`](Self::with_kernels).
     pub fn with_compute_dtype(mut self, dtype: DType) -> Self {
         self.compute = dtype;
         *self.shared.kernels.lock() = automatic_kernels(self.device(), dtype);
         self
     }
 
-    /// Makes the parameters placeholders: they have shapes but no values or memory, like tensors on PyTorch's meta
-    /// device. Call it on the root builder.
+    /// Makes the parameters placeholders, which have shapes but no values or memory, like tensors on PyTorch's meta
+    /// device. Call this method on the root builder.
     pub fn outline(self) -> Self {
         Self {
             is_outline: true,
@@ -216,7 +217,7 @@ impl ModelBuilder {
         }
     }
 
-    /// Returns the data type in which the model computes.
+    /// Returns the dtype in which the model computes.
     pub fn compute_dtype(&self) -> DType {
         self.compute
     }
@@ -226,7 +227,7 @@ impl ModelBuilder {
         self.is_outline
     }
 
-    /// Returns the builder of the field or list element `name`.
+    /// Returns the builder of the submodule in the field or list element `name`.
     pub fn child(&self, name: impl Display) -> Self {
         Self {
             path: self.join(name),
@@ -234,7 +235,7 @@ impl ModelBuilder {
         }
     }
 
-    /// Returns this builder with other process groups.
+    /// Returns a copy of this builder that uses the process groups `groups`.
     pub fn with_groups(&self, groups: ParallelContext) -> Self {
         Self {
             groups,
@@ -242,8 +243,8 @@ impl ModelBuilder {
         }
     }
 
-    /// Returns this builder for parameters with a copy on each of these ranks of the pipeline axis. `ranks` must
-    /// include this rank. See [`ParameterEntry::pipeline_copies`].
+    /// Returns a copy of this builder for parameters that have a copy on each of the pipeline ranks `ranks`, such as a
+    /// tied embedding. `ranks` must include this rank. See [`ParameterEntry::pipeline_copies`].
     pub fn with_pipeline_copies(&self, ranks: impl IntoIterator<Item = usize>) -> Self {
         let mut ranks: Vec<_> = ranks.into_iter().collect();
         ranks.sort_unstable();
@@ -256,7 +257,7 @@ impl ModelBuilder {
         }
     }
 
-    /// Returns this builder for the parameters of a pipeline stage.
+    /// Returns a copy of this builder for the parameters of pipeline stage `stage`.
     pub fn in_stage(&self, stage: usize) -> Self {
         Self {
             stage,
@@ -274,7 +275,7 @@ impl ModelBuilder {
         &self.shared.device
     }
 
-    /// Returns the data type of the parameters.
+    /// Returns the dtype of the parameters.
     pub fn dtype(&self) -> DType {
         self.shared.dtype
     }
@@ -284,12 +285,12 @@ impl ModelBuilder {
         self.groups.place()
     }
 
-    /// Returns the path of the module.
+    /// Returns the path in the model of the module that this builder builds.
     pub fn path(&self) -> &str {
         &self.path
     }
 
-    /// Returns the position of the dropout streams.
+    /// Returns the current step and sample, which determine the dropout masks.
     pub fn position(&self) -> &DropoutPosition {
         &self.shared.position
     }
@@ -299,12 +300,12 @@ impl ModelBuilder {
         self.shared.seed
     }
 
-    /// Returns the key of the random stream of the module.
+    /// Returns the key of the random numbers of the module, which is computed from the seed and the path.
     pub fn stream_key(&self) -> u64 {
         stream_key(self.shared.seed, &self.path)
     }
 
-    /// Creates a configuration error of the module.
+    /// Creates a [`BuildError::Config`] with the path of the module.
     pub fn error(&self, message: impl Into<String>) -> BuildError {
         BuildError::Config {
             path: self.path.clone(),
@@ -312,7 +313,7 @@ impl ModelBuilder {
         }
     }
 
-    /// Creates and declares the parameter in the field `name`.
+    /// Creates the parameter in the field `name` of the module, and declares it in the parameter table.
     pub fn parameter<const D: usize>(
         &self,
         name: &str,
@@ -356,7 +357,8 @@ impl ModelBuilder {
         self.shared.declared.lock().push(entry);
     }
 
-    /// Finishes the model. Checks that the declared parameters are the parameters of the module.
+    /// Finishes the model: checks that the declared parameters are the parameters of `module`, and adds the parameter
+    /// table and the registries of the layers.
     ///
     /// # Errors
     ///

@@ -35,14 +35,14 @@ pub struct NormConfig {
     pub kind: NormKind,
     /// The number of features.
     pub hidden: usize,
-    /// The constant that is added to the variance.
+    /// The constant that is added to the variance (LayerNorm) or to the mean square (RMSNorm).
     pub epsilon: f64,
-    /// Whether the weight is stored as its difference from 1, so that weight decay pulls the factor towards 1.
+    /// Whether the weight is stored as its difference from 1. Weight decay then pulls the factor towards 1.
     #[config(default = false)]
     pub zero_centered: bool,
 }
 
-/// LayerNorm or RMSNorm of `[batch, seq, hidden]`.
+/// LayerNorm or RMSNorm over the last dimension of `[batch, seq, hidden]`.
 ///
 /// Under sequence parallelism each rank normalizes its part of the sequence, so the gradients of the weight and the
 /// bias are summed over the tensor axis.
@@ -60,9 +60,9 @@ pub struct NormConfig {
 /// ```
 #[derive(Module, Debug)]
 pub struct Norm {
-    /// The weight `[hidden]`, initialized to a factor of 1.
+    /// The weight `[hidden]`, which is initialized so that the factor is 1.
     pub weight: Param<Tensor<1>>,
-    /// The bias `[hidden]`, initialized to 0. LayerNorm only.
+    /// The bias `[hidden]`, initialized to 0. `None` for RMSNorm.
     pub bias: Option<Param<Tensor<1>>>,
     #[module(skip)]
     options: NormOptions,
@@ -73,7 +73,7 @@ pub struct Norm {
 }
 
 impl NormConfig {
-    /// Builds the norm, replicated on every rank.
+    /// Builds the norm, which is replicated on every rank.
     pub fn init(&self, builder: &ModelBuilder) -> Norm {
         let sum_over = builder.sequence_parallel().then_some(Axis::Tensor);
         self.init_with(|spec| spec.with_sum_over(sum_over), builder)
@@ -104,14 +104,14 @@ impl NormConfig {
         }
     }
 
-    /// Builds a norm of a residual stream whose output is the input of a linear layer. See
+    /// Builds a norm that normalizes a residual stream, and whose output is the input of a linear layer. See
     /// [`ParallelAttention::forward_normalized`](super::ParallelAttention::forward_normalized) and
-    /// [`ParallelMlp::forward_normalized`](super::ParallelMlp::forward_normalized). The norm is recomputed in the
-    /// backward if the recompute settings contain [`RecomputeModule::Norm`].
+    /// [`ParallelMlp::forward_normalized`](super::ParallelMlp::forward_normalized). The output of the norm is
+    /// recomputed in the backward pass if the recomputation settings contain [`RecomputeModule::Norm`].
     ///
     /// # Errors
     ///
-    /// [`BuildError::Config`] if the norm is to be recomputed but is not fused.
+    /// [`BuildError::Config`] if the settings request recomputation of the norm, but the norm is not fused.
     pub fn init_for_linear(&self, builder: &ModelBuilder) -> Result<Norm, BuildError> {
         let region = builder.recompute_fused(RecomputeModule::Norm, Operation::Norm)?;
         Ok(Norm {
@@ -139,7 +139,8 @@ impl Norm {
         }
     }
 
-    /// Adds the branch to the residual stream. Returns the normalized sum, and the sum.
+    /// Adds the output of the pending branch to the residual stream, and normalizes the sum. Returns the normalized sum
+    /// and the sum.
     pub fn forward_add(&self, x: Residual) -> (Tensor<3>, Tensor<3>) {
         if !self.fused {
             let sum = x.sum();
@@ -150,8 +151,9 @@ impl Norm {
         stream.normalise(self.kind(), weight, bias, self.options)
     }
 
-    /// Applies `body` to the normalized stream in `region`. Returns its output and the sum of the stream. If the norm
-    /// is [recomputed](NormConfig::init_for_linear) too, it is part of the region, which then keeps only the stream.
+    /// Applies `body` to the normalized residual stream in `region`. Returns the output of `body` and the summed
+    /// residual stream. If the norm is also [recomputed](NormConfig::init_for_linear), it is part of the region, which
+    /// then keeps only the residual stream.
     pub(super) fn run_in(
         &self,
         region: &RecomputeRegion,
@@ -170,13 +172,13 @@ impl Norm {
         (y, stream)
     }
 
-    /// Returns whether the norm is recomputed in the backward of the current micro-batch.
+    /// Returns whether the norm is recomputed in the backward pass of the current micro-batch.
     pub(super) fn is_recomputed(&self) -> bool {
         self.region.is_active()
     }
 
-    /// Returns a matrix product of the normalized stream, and the sum of the stream. The normalized stream is not
-    /// kept for the backward. `operands` gets the tensor to which parameters are anchored.
+    /// Returns a matmul of the normalized residual stream, and the summed residual stream. The normalized residual
+    /// stream is not kept for the backward pass. `operands` gets the tensor to which parameters are anchored.
     pub(super) fn product<'a>(
         &self,
         x: Residual,

@@ -5,7 +5,7 @@ use serde::de::DeserializeOwned;
 
 use crate::comm::{CommError, ParallelContext, all_gather_bytes};
 
-/// Gathers the entries of all pipeline ranks, sorted by stage. Collective over the pipeline axis.
+/// Gathers the entries of all pipeline ranks, sorted by stage. This call is collective over the pipeline axis.
 pub(super) fn of_all_stages<T: Serialize + DeserializeOwned>(
     own: &[T],
     stage: impl Fn(&T) -> usize,

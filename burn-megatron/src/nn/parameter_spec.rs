@@ -1,11 +1,11 @@
-//! The declaration of a parameter by the layer that creates it.
+//! The specification with which a layer creates and declares a parameter.
 
 #[cfg(doc)]
 use super::ParameterEntry;
 use super::{Init, Placement, Placements};
 use crate::mesh::{Axis, AxisSet, Grid};
 
-/// The specification of a parameter.
+/// The specification of a parameter, from which [`ModelBuilder::parameter`](super::ModelBuilder::parameter) creates it.
 ///
 /// ```
 /// use burn::module::{Module, Param};
@@ -35,22 +35,24 @@ use crate::mesh::{Axis, AxisSet, Grid};
 pub struct ParameterSpec<const D: usize> {
     /// The shape of the full parameter.
     pub shape: [usize; D],
-    /// See [`ParameterEntry::grid`].
+    /// The grid on whose axes the parameter is placed. See [`ParameterEntry::grid`].
     pub grid: Grid,
-    /// See [`ParameterEntry::placements`].
+    /// The placement of the parameter on the axes of the grid. See [`ParameterEntry::placements`].
     pub placements: Placements,
-    /// The initial values of the parameter.
+    /// The initializer of the parameter.
     pub init: Init,
-    /// The axes of [`ParameterEntry::sum_over`] in addition to the data axes of the grid.
+    /// The axes over which the gradient must be summed, in addition to the data axes of the grid. See
+    /// [`ParameterEntry::sum_over`].
     pub sum_over: AxisSet,
-    /// See [`ParameterEntry::decay`].
+    /// Whether weight decay applies to the parameter. See [`ParameterEntry::decay`].
     pub decay: bool,
-    /// See [`ParameterEntry::hidden`].
+    /// Whether the parameter is a matrix of a hidden layer. See [`ParameterEntry::hidden`].
     pub hidden: bool,
 }
 
 impl<const D: usize> ParameterSpec<D> {
-    /// Creates a replicated parameter of the dense grid. Weight decay applies if it has two or more dimensions.
+    /// Creates the specification of a parameter that is replicated on the dense grid. Weight decay applies if the
+    /// parameter has two or more dimensions.
     pub fn new(shape: [usize; D], init: Init) -> Self {
         Self {
             shape,
@@ -63,19 +65,20 @@ impl<const D: usize> ParameterSpec<D> {
         }
     }
 
-    /// Declares that the parameter is not a matrix of a hidden layer, such as an embedding or an output weight.
+    /// Declares that the parameter is not a matrix of a hidden layer. Use this method for embeddings and output
+    /// weights.
     pub fn not_hidden(mut self) -> Self {
         self.hidden = false;
         self
     }
 
-    /// Sets the grid, for the weights of experts.
+    /// Sets the grid. The weights of experts use the expert grid.
     pub fn in_grid(mut self, grid: Grid) -> Self {
         self.grid = grid;
         self
     }
 
-    /// Sets the placement on an axis of the grid.
+    /// Sets the placement of the parameter on an axis of the grid.
     pub fn with_placement(mut self, axis: Axis, placement: Placement) -> Self {
         self.placements = self.placements.with(axis, placement);
         self

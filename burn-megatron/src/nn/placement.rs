@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::mesh::{Axis, AxisRank, AxisSet};
 
-/// The placement of a parameter on one axis.
+/// The placement of a parameter on one axis: replicated, or split along a dimension.
 ///
 /// ```
 /// use burn_megatron::nn::{AxisRank, Placement};
@@ -19,9 +19,9 @@ use crate::mesh::{Axis, AxisRank, AxisSet};
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Placement {
-    /// Every rank has the full parameter.
+    /// Every rank of the axis has the full parameter.
     Replicated,
-    /// Each rank has a part of each section of `dim`.
+    /// The parameter is split along dimension `dim`. Each rank has a part of each section of this dimension.
     Split {
         /// The split dimension.
         dim: usize,
@@ -30,30 +30,30 @@ pub enum Placement {
     },
 }
 
-/// A range of a split dimension, such as the queries, the keys or the values of a fused QKV weight.
+/// A section of a split dimension, such as the queries, the keys or the values of a fused QKV weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Section {
     /// The size of the section in the full parameter.
     pub size: usize,
-    /// The number of parts. If there are fewer parts than ranks, adjacent ranks hold replicas of the same part. This
-    /// happens to the keys and values of grouped-query attention with few groups.
+    /// The number of parts into which the section is split. If there are fewer parts than ranks, adjacent ranks hold
+    /// replicas of the same part. An example is grouped-query attention with fewer key-value heads than ranks.
     pub parts: usize,
 }
 
 impl Section {
-    /// Returns the part of this section on the rank at `place`, relative to the section.
+    /// Returns the range of the part that the rank at `place` holds, relative to the beginning of the section.
     pub fn range(&self, place: AxisRank) -> Range<usize> {
         let len = self.size / self.parts;
         let part = place.index * self.parts / place.size;
         part * len..(part + 1) * len
     }
 
-    /// Returns the number of ranks that hold the same part.
+    /// Returns the number of ranks that hold each part, if the axis has `ranks` ranks.
     pub fn replicas(&self, ranks: usize) -> usize {
         ranks / self.parts
     }
 
-    /// Returns whether the rank at `place` is the first rank with its part.
+    /// Returns whether the rank at `place` is the first rank that holds its part.
     pub fn is_first_replica(&self, place: AxisRank) -> bool {
         place.index.is_multiple_of(self.replicas(place.size))
     }
@@ -62,16 +62,17 @@ impl Section {
 /// The part of a section on one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalSection {
-    /// The range of the part in the full dimension. It may end beyond a padded parameter.
+    /// The range of the part in the dimension of the full parameter. With padding the range may extend beyond the
+    /// parameter.
     pub whole: Range<usize>,
-    /// The range of the part in the local dimension of the rank.
+    /// The range of the part in the dimension of the rank's local tensor.
     pub local: Range<usize>,
-    /// The section.
+    /// The section that contains the part.
     pub section: Section,
 }
 
 impl Placement {
-    /// Splits a single section along `dim` over all ranks.
+    /// Creates a placement that splits dimension `dim` of size `size` evenly over `ranks` ranks, as a single section.
     pub fn split(dim: usize, size: usize, ranks: usize) -> Self {
         Self::Split {
             dim,
@@ -79,7 +80,8 @@ impl Placement {
         }
     }
 
-    /// Returns the parts of the sections on the rank at `place`, in order. Empty for a replicated parameter.
+    /// Returns the parts of all sections on the rank at `place`, in order. The list is empty for a replicated
+    /// parameter.
     pub fn local_sections(&self, place: AxisRank) -> Vec<LocalSection> {
         let Self::Split { sections, .. } = self else {
             return vec![];
@@ -100,9 +102,10 @@ impl Placement {
     }
 }
 
-/// The placement of a parameter on each axis. It is replicated on axes that are not listed.
+/// The placements of a parameter on the axes of its grid. The parameter is replicated on axes that are not listed.
 ///
-/// Example: `Placements::from((Axis::Tensor, Placement::split(1, 8, 2)))`. Axes must split different dimensions.
+/// Each dimension can be split by only one axis. Example: `Placements::from((Axis::Tensor, Placement::split(1, 8,
+/// 2)))`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Placements(BTreeMap<Axis, Placement>);
 
@@ -121,7 +124,8 @@ impl Placements {
         self.0.get(&axis).unwrap_or(&Placement::Replicated)
     }
 
-    /// Returns the axes along which the parameter is split, each with the dimension and its sections.
+    /// Returns the axes over which the parameter is split, each with the dimension that it splits and the sections of
+    /// this dimension.
     pub fn splits(&self) -> impl Iterator<Item = (Axis, usize, &[Section])> {
         self.0
             .iter()
@@ -131,12 +135,13 @@ impl Placements {
             })
     }
 
-    /// Returns the axes along which the parameter is split.
+    /// Returns the axes over which the parameter is split.
     pub fn split_axes(&self) -> AxisSet {
         self.splits().map(|(axis, ..)| axis).collect()
     }
 
-    /// Returns the local shape of a parameter of `shape`. `on(axis)` is the position of the rank on an axis.
+    /// Returns the shape of the part that a rank holds of a parameter with the shape `shape`. `on(axis)` returns the
+    /// position of the rank on an axis.
     ///
     /// With padding, the sections are longer than the parameter: see
     /// [`ParameterEntry::shape`](super::ParameterEntry::shape).
@@ -146,8 +151,8 @@ impl Placements {
         ranges.iter().map(len).collect()
     }
 
-    /// Returns the elements of a full parameter on a rank. `on(axis)` is the position of the rank on an axis. Padding
-    /// is zero.
+    /// Selects the elements of a rank's part from the elements of a full parameter. `on(axis)` returns the position of
+    /// the rank on an axis. Padding elements are zero.
     pub fn part<T: Copy + Default>(
         &self,
         shape: &[usize],
@@ -163,9 +168,9 @@ impl Placements {
         part
     }
 
-    /// Assembles a parameter from the parts of the ranks that differ on the split axes. Each part comes with the
-    /// position of its rank on an axis. Padding beyond `shape` is dropped. For a replicated parameter the first part
-    /// is used.
+    /// Assembles a full parameter from the parts of ranks with different positions on the split axes. Each part comes
+    /// with a function that returns the position of its rank on an axis. Padding beyond `shape` is dropped. For a
+    /// replicated parameter the first part is used.
     pub fn assemble<'a, T: Copy + Default + 'a, F: Fn(Axis) -> AxisRank>(
         &self,
         shape: &[usize],
@@ -233,7 +238,7 @@ impl From<(Axis, Placement)> for Placements {
 /// Elements that are contiguous both in the whole parameter and in a rank's part.
 #[derive(Debug, PartialEq)]
 pub(super) struct ContiguousRun {
-    /// The offset of the run in the full parameter; `None` if the run is only padding.
+    /// The offset of the run in the full parameter. `None` if the run is only padding.
     pub at: Option<usize>,
     /// The number of elements in the full parameter.
     pub len: usize,
@@ -281,7 +286,7 @@ impl Walk<'_> {
 mod tests {
     use super::*;
 
-    /// Returns the parts of 0, 1, 2, ... on each rank.
+    /// Returns the part on each rank of a parameter with the elements 0, 1, 2, ...
     fn parts(placements: &Placements, shape: &[usize], ranks: usize) -> Vec<Vec<i32>> {
         let whole: Vec<i32> = (0..shape.iter().product::<usize>() as i32).collect();
         let part = |index| placements.part(shape, &whole, |_| AxisRank { index, size: ranks });
@@ -313,7 +318,7 @@ mod tests {
 
     #[test]
     fn sections_are_split_one_by_one_and_can_be_replicated() {
-        // Four query heads, and two groups of keys and values, over four ranks.
+        // Four query heads and two key-value heads over four ranks.
         let q = Section { size: 4, parts: 4 };
         let kv = Section { size: 2, parts: 2 };
         let placements = on_tensor(Placement::Split {

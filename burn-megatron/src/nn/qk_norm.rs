@@ -11,17 +11,17 @@ use super::{
 };
 use crate::collective::{self, Comm};
 
-/// The features over which queries and keys are normalized.
+/// The features over which the norm of queries and keys is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum QkNorm {
-    /// Each head separately, with one weight for all heads, as in Qwen 3.
+    /// Each head is normalized separately. All heads share one weight, as in Qwen 3.
     Heads,
-    /// All heads of a token together, as in OLMoE. The mean square is computed over all tensor ranks.
+    /// All heads of a token are normalized together, as in OLMoE. The mean square is computed over all tensor ranks.
     Whole,
 }
 
-/// Configuration of the RMSNorm of queries and keys, before rotary positions.
+/// Configuration of the RMSNorm of queries and keys, which is applied before the rotary embedding.
 ///
 /// ```
 /// use burn::tensor::Device;
@@ -43,7 +43,7 @@ pub struct QkNormConfig {
     pub kind: QkNorm,
     /// The constant that is added to the mean square.
     pub epsilon: f64,
-    /// Whether the weight is stored as its difference from 1.
+    /// Whether the weight is stored as its difference from 1. Weight decay then pulls the factor towards 1.
     #[config(default = false)]
     pub zero_centered: bool,
 }
@@ -108,11 +108,12 @@ pub(super) struct WholeNorm {
 }
 
 impl WholeNorm {
-    /// Computes `x / sqrt(mean of x^2 + epsilon) * weight` for this rank's queries and keys, each
-    /// `[batch, seq, features]`. The means are computed over all ranks. The forward and the backward have one
-    /// collective each.
+    /// Computes `x / sqrt(mean of x^2 + epsilon) * weight` for this rank's queries and keys, each `[batch, seq,
+    /// features]`. The means are computed over all ranks. The forward pass and the backward pass have one collective
+    /// each.
     ///
-    /// The gradients of the means on a rank only cover its heads, so they are summed over the ranks too.
+    /// On each rank the gradients of the means only cover the heads of the rank, so these gradients are also summed
+    /// over the ranks.
     pub fn forward(&self, parts: [Tensor<3>; 2], norms: [&Norm; 2]) -> [Tensor<3>; 2] {
         let dtype = parts[0].dtype();
         let wide = wide(dtype);

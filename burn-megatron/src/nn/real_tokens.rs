@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use super::context::SequenceShard;
 
-/// The real tokens of a batch with padding.
+/// The mask of the real tokens of a batch with padding.
 ///
-/// Padding has no loss, and no real token attends to it. Expert routers ignore it: see
+/// Padding tokens do not count in the loss, and no real token attends to padding. Expert routers ignore padding: see
 /// [`RoutedTokens`](super::moe::RoutedTokens).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RealTokens {
@@ -17,11 +17,12 @@ pub struct RealTokens {
 }
 
 impl RealTokens {
-    /// Returns the real tokens of `rows` complete rows, or `None` if no token is padding.
+    /// Creates the mask for `rows` complete rows, or returns `None` if no token is padding. `is_real` has one element
+    /// per token, in row-major order.
     ///
     /// # Panics
     ///
-    /// If `rows` does not divide the number of tokens.
+    /// If the number of tokens is not a multiple of `rows`.
     pub fn new(is_real: Vec<bool>, rows: usize) -> Option<Arc<Self>> {
         if is_real.iter().all(|real| *real) {
             return None;
@@ -36,7 +37,7 @@ impl RealTokens {
         Some(Arc::new(Self { is_real, in_rows }))
     }
 
-    /// Returns the part of this rank of a context group.
+    /// Returns the part of the mask for the tokens that this rank holds in `shard`.
     pub fn part(&self, shard: &SequenceShard) -> Arc<Self> {
         Arc::new(Self {
             is_real: shard.part(&self.is_real),
@@ -44,7 +45,7 @@ impl RealTokens {
         })
     }
 
-    /// Returns whether each token of this rank is real, row by row.
+    /// Returns whether each token of this rank is real, in row-major order.
     pub fn is_real(&self) -> &[bool] {
         &self.is_real
     }

@@ -1,5 +1,5 @@
-//! Burn modules in a model. They are replicated on every rank of their stage, with the same initial values in every
-//! layout.
+//! Burn modules of other crates in a model. They are replicated on every rank of their stage, with the same initial
+//! values in every layout.
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Device, Tensor};
@@ -17,10 +17,11 @@ impl ModelBuilder {
     /// Builds a module of another crate, such as burn-nn, and declares its parameters. The parameters are replicated
     /// on every rank of the pipeline stage. Weight decay applies to parameters with two or more dimensions.
     ///
-    /// The initializers of the module supply the values. Burn's generator is seeded for each parameter from the model
-    /// seed and the parameter path, so that the values do not depend on the layout or the rank. The forward of the
-    /// module must not draw random numbers (use the [`Dropout`](super::Dropout) of this crate). Running states, such
-    /// as the mean of a batch norm, are averaged over the data axis when they are saved.
+    /// The initial values come from the initializers of the module. Burn's random generator is seeded for each
+    /// parameter with the seed of the model and the path of the parameter. The values therefore do not depend on the
+    /// layout or the rank. The forward pass of the module must not draw random numbers. Use the
+    /// [`Dropout`](super::Dropout) of this crate instead of burn-nn's dropout. Running states, such as the mean of a
+    /// batch norm, are averaged over the data axis when they are saved.
     ///
     /// ```
     /// # use burn::nn::LayerNormConfig;

@@ -18,7 +18,7 @@ pub struct ReplicatedLinearConfig {
     pub input: usize,
     /// The number of output features.
     pub output: usize,
-    /// The initial values of the weight.
+    /// The initializer of the weight.
     #[config(default = "Init::Normal(0.02)")]
     pub init: Init,
 }
@@ -44,11 +44,12 @@ impl ReplicatedLinearConfig {
     }
 }
 
-/// A linear layer `y = x W` with the same `W` on every rank of the tensor axis.
+/// A linear layer `y = x W` without a bias. The weight `W` is replicated on every rank of the tensor axis.
 ///
-/// Under sequence parallelism each rank multiplies its part of the sequence, and the gradient of the weight is summed
-/// over the tensor axis. Otherwise every rank has the same input. The next operation must then give every rank the
-/// gradient of the full output, as [`collective::copy`](crate::collective::copy) does.
+/// Under sequence parallelism each rank applies the layer to its part of the sequence, and the gradient of the weight
+/// is summed over the tensor axis. Without sequence parallelism every rank has the same input. The operation after this
+/// layer must then pass the gradient of the full output to every rank, as [`collective::copy`](crate::collective::copy)
+/// does.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
@@ -70,7 +71,8 @@ pub struct ReplicatedLinear {
 }
 
 impl ReplicatedLinear {
-    /// Maps `[batch, seq, in]` to `[batch, seq, out]`. Under sequence parallelism there are `seq / tensor` tokens.
+    /// Applies the layer to `[batch, seq, in]`. Returns `[batch, seq, out]`. Under sequence parallelism the sequence
+    /// dimension is `seq / tensor`.
     pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
         let operands = LinearOperands {
             fp8: self.fp8.as_ref(),

@@ -1,4 +1,4 @@
-//! A residual stream whose last addition is fused into the following norm.
+//! A residual stream whose last addition is fused into the next norm.
 
 use burn::tensor::Tensor;
 use burn_megatron_kernels::column_sum::bias_gradient;
@@ -9,11 +9,13 @@ use burn_megatron_kernels::norm::StreamNorm;
 use super::forward_context::is_tracked;
 use super::unsaved::identity;
 
-/// A residual stream `[batch, seq, hidden]` with the output and the bias of a branch that is still to be added.
+/// A residual stream `[batch, seq, hidden]`, together with the output and the bias of a branch that have not been added
+/// yet.
 ///
-/// [`Dropout::forward_add`](super::Dropout::forward_add) returns a `Residual` at the end of a branch.
-/// [`Norm::forward_add`](super::Norm::forward_add), which may be in the next block, adds and normalizes in one
-/// operation. If no norm follows, as at the end of a pipeline stage, call [`sum`](Self::sum).
+/// [`Dropout::forward_add`](super::Dropout::forward_add) returns a `Residual` at the end of a branch. The next norm,
+/// which may be in the next block, adds the branch and normalizes the sum in one operation
+/// ([`Norm::forward_add`](super::Norm::forward_add)). If no norm follows, for example at the end of a pipeline stage,
+/// call [`sum`](Self::sum).
 ///
 /// ```
 /// use burn::tensor::Tensor;
@@ -27,7 +29,7 @@ use super::unsaved::identity;
 /// }
 /// ```
 ///
-/// If a `Residual` is dropped, the branch is lost and its bias has no gradient.
+/// If a `Residual` value is dropped, the output of its branch is lost, and the bias of the branch gets no gradient.
 #[derive(Debug)]
 #[must_use]
 pub struct Residual {
@@ -50,8 +52,8 @@ pub(super) struct Branch {
 #[derive(Debug)]
 pub(super) struct BranchBias {
     pub parameter: Parameter,
-    /// The bias for the operation that computes its gradient after the addition. It does not keep the value alive.
-    /// `None`: the gradient goes through the graph.
+    /// The bias for the operation that computes its gradient after the addition. It does not keep the value alive. With
+    /// `None` the autodiff graph computes the gradient.
     pub of_gradient: Option<Parameter>,
 }
 
@@ -62,7 +64,8 @@ impl From<Tensor<3>> for Residual {
 }
 
 impl Residual {
-    /// Returns the stream with the branch added: `(output + bias) + stream`.
+    /// Adds the output and the bias of the branch to the residual stream, and returns the sum: `(output + bias) +
+    /// stream`.
     pub fn sum(self) -> Tensor<3> {
         let stream = self.stream;
         match (self.branch, self.added_bias) {

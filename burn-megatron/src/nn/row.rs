@@ -22,16 +22,16 @@ pub struct RowParallelLinearConfig {
     pub input: usize,
     /// The number of output features.
     pub output: usize,
-    /// The initial values of the weight. The bias is initialized to 0.
+    /// The initializer of the weight. The bias is initialized to 0.
     #[config(default = "Init::Normal(0.02)")]
     pub init: Init,
     /// Whether the layer has a bias.
     #[config(default = true)]
     pub bias: bool,
-    /// Whether the input is already split over the ranks. Otherwise it is replicated.
+    /// Whether the input is already split over the ranks. Otherwise every rank has the full input.
     #[config(default = true)]
     pub input_is_split: bool,
-    /// The LoRA target of the layer, if it may have an adapter.
+    /// The LoRA target of the layer. `None` if the layer cannot have an adapter.
     pub target: Option<LoraTarget>,
 }
 
@@ -48,8 +48,8 @@ impl RowParallelLinearConfig {
         let lora = row_adapters(builder, [self.input, self.output], self.target)?;
         let weight = ParameterSpec::new([self.input, self.output], self.init)
             .with_placement(Axis::Tensor, Placement::split(0, self.input, ranks));
-        // The bias is added after the reduction, so under sequence parallelism only to this rank's part of the
-        // sequence.
+        // The bias is added after the reduction. Under sequence parallelism it is therefore only added to this rank's
+        // part of the sequence.
         let bias = ParameterSpec::new([self.output], Init::Constant(0.0))
             .with_sum_over(builder.sequence_parallel().then_some(Axis::Tensor));
         let fp8 = builder.fp8_layer(SplitOperands {
@@ -70,7 +70,8 @@ impl RowParallelLinearConfig {
     }
 }
 
-/// A linear layer `y = x W + b` with the rows of `W` split over the tensor axis. `b` is added after the reduction.
+/// A linear layer `y = x W + b` with the rows of `W` split over the tensor axis. The outputs of the ranks are summed,
+/// and `b` is added to the sum.
 ///
 /// On one rank this is an ordinary linear layer.
 ///
@@ -92,11 +93,11 @@ impl RowParallelLinearConfig {
 /// ```
 #[derive(Module, Debug)]
 pub struct RowParallelLinear {
-    /// This rank's rows: `[in / tensor, out]`.
+    /// This rank's rows of the weight: `[in / tensor, out]`.
     pub weight: Param<Tensor<2>>,
     /// The bias `[out]`, which is the same on every rank.
     pub bias: Option<Param<Tensor<1>>>,
-    /// The LoRA adapter of the layer.
+    /// The LoRA adapter of the layer. `None` if the layer has no adapter.
     pub lora: Option<LoraAdapters>,
     fp8: Option<Fp8Layer>,
     #[module(skip)]
@@ -119,14 +120,14 @@ impl RowParallelLinear {
         self.with_bias(self.product(x))
     }
 
-    /// Returns the property that prevents the product from reading a GELU of another product, or `None` if it is
-    /// possible.
+    /// Returns the property that prevents the matmul from reading the GELU output of another matmul, or `None` if this
+    /// is possible.
     pub(super) fn epilogue_obstacle(&self) -> Option<&'static str> {
         let operands = self.operands(self.overlapped.clone());
         operands.epilogue_obstacle(self.lora.is_some())
     }
 
-    /// Adds the bias to the product.
+    /// Adds the bias to the output of the matmul.
     pub(super) fn with_bias(&self, y: Tensor<3>) -> Tensor<3> {
         let bias = self.bias_of(&y);
         match (y, bias) {
@@ -138,19 +139,19 @@ impl RowParallelLinear {
         }
     }
 
-    /// Returns the output before the bias, and the bias. The caller adds the bias in a fused operation.
+    /// Returns the output without the bias, and the bias. The caller adds the bias in a fused operation.
     pub fn forward_without_bias(&self, x: impl Into<LinearInput>) -> (Tensor<3>, Option<Bias>) {
         let y = self.product(x);
         let bias = self.bias_of(&y);
         (y, bias)
     }
 
-    /// Returns the bias of this product.
+    /// Returns the bias for the output `y`, to which it has not been added.
     pub(super) fn bias_of(&self, y: &Tensor<3>) -> Option<Bias> {
         self.bias.as_ref().map(|bias| Bias::new(bias, y))
     }
 
-    /// Returns the output before the bias.
+    /// Returns the output without the bias.
     pub(super) fn product(&self, x: impl Into<LinearInput>) -> Tensor<3> {
         match &self.overlapped {
             Some(group) => self.product_in(x.into(), Some(group.clone())),
@@ -167,7 +168,7 @@ impl RowParallelLinear {
         self.product_in(x.into(), group)
     }
 
-    /// Returns the output before the bias if `group` sums it, or else this rank's term.
+    /// Returns the output without the bias if `group` sums the output. Otherwise returns this rank's term.
     fn product_in(&self, x: LinearInput, group: Option<TpCommOverlapGroup>) -> Tensor<3> {
         let x = if self.input_is_split {
             x
@@ -179,7 +180,7 @@ impl RowParallelLinear {
         let Some(lora) = &self.lora else {
             return linear(x, operands);
         };
-        // Both products read the values.
+        // The matmul of the layer and the matmul of its adapter both read the values.
         let x = x.into_values();
         if !is_sum {
             return linear(x.clone(), operands) + lora.delta(x);
@@ -199,7 +200,7 @@ impl RowParallelLinear {
         }
     }
 
-    /// Returns the sum of the [terms](Self::partial) of the ranks, which is the output before the bias.
+    /// Returns the sum of the [terms](Self::partial) of the ranks, which is the output without the bias.
     pub(super) fn reduced(&self, partial: Tensor<3>) -> Tensor<3> {
         if self.overlapped.is_some() {
             partial

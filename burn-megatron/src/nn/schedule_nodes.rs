@@ -1,24 +1,27 @@
-//! The forward of a micro-batch in nodes, which are separated by exchanges between ranks.
+//! Schedule nodes: the parts of the forward pass of a micro-batch, which are separated by exchanges between ranks.
 //!
-//! A layer whose ranks exchange rows splits its forward into nodes. The forward of a [`MoeMlp`](super::moe::MoeMlp)
-//! ends a node when rows are sent, and begins a node when they arrive. The autodiff graph is cut there, as between
-//! pipeline stages, so that the backward of a micro-batch also runs node by node. Between the start and the end of
-//! each exchange the engine runs a node of the other pass. The forward of one micro-batch and the backward of another
-//! hide each other's exchanges (Megatron-LM's combined 1F1B; DualPipe, arXiv:2412.19437). In the diagram, `A` is
-//! attention, router and permutation, `E` are the experts, and `D` and `C` are dispatch and combine. A prime marks
-//! the backward:
+//! A layer whose ranks exchange rows splits its forward pass into nodes. The forward pass of a
+//! [`MoeMlp`](super::moe::MoeMlp) ends a node when rows are sent, and begins a node when rows arrive. The autodiff
+//! graph is cut at these points, as between pipeline stages, so that the backward pass of a micro-batch also runs node
+//! by node.
+//!
+//! The forward pass of one micro-batch runs together with the backward pass of another micro-batch. During each
+//! exchange of one pass, the engine runs a node of the other pass. Each pass therefore hides the exchanges of the other
+//! pass (Megatron-LM's combined 1F1B; DualPipe, arXiv:2412.19437). In the diagram, `A` is attention, router and
+//! permutation, `E` are the experts, and `D` and `C` are dispatch and combine. A prime marks the backward pass:
 //!
 //! ```text
 //! compute   A     E' W'    E     A' W'
 //! exchange    C'  D     D'    C     C' of the layer before
 //! ```
 //!
-//! `W'` are the weight gradients of linear layers and experts. They are computed after the exchange that follows the
-//! input gradients has started. In the last node, which has the loss, they are computed before the exchange. The
-//! first weight gradient after `A'` is held until the row counts of the next dispatch are exchanged. If no weight
-//! gradient is held, as in the first layer, the row counts are exchanged during `E'`, and only `W'` overlaps the
-//! rows. Doing this in all layers would delay the rows unnecessarily. All other operations, such as dense layers or
-//! burn-nn modules, belong to the surrounding node.
+//! `W'` are the weight gradients of linear layers and experts. The input gradients of a node are computed first, and
+//! the exchange of these gradients is started. The weight gradients of the node are computed during this exchange. In
+//! the last node, which has the loss, weight gradients are computed before the exchange. The first weight gradient
+//! after `A'` is held back until the row counts of the next dispatch are exchanged. If no weight gradient is held back,
+//! as in the first layer, the row counts are exchanged during `E'`, and only `W'` overlaps with the exchange of the
+//! rows. Doing this in all layers would delay the exchange of the rows unnecessarily. All other operations, such as
+//! dense layers or burn-nn modules, belong to the surrounding node.
 
 use std::fmt;
 use std::mem;
@@ -33,9 +36,9 @@ use super::gradient_slot::{GradientSlot, backward_root};
 use super::hook::{Deferred, DeferringSink};
 use super::unsaved::identity;
 
-/// Rows that the ranks of a group exchange, and their gradients in the backward.
+/// An exchange of rows between the ranks of a group. The backward pass exchanges the gradients of the rows.
 pub(crate) trait Exchange: fmt::Debug + Send + Sync + 'static {
-    /// Starts to send the rows, which are plain tensors. The handle returns the rows that arrive.
+    /// Starts to send the rows, which are not tracked by autodiff. The handle returns the rows that arrive.
     fn start(&self, rows: Vec<Tensor<2>>) -> PendingExchange;
 
     /// Starts to send back the gradients of the rows that have arrived. Rows without a gradient are not sent.
@@ -48,11 +51,11 @@ pub(crate) trait Exchange: fmt::Debug + Send + Sync + 'static {
 /// Waits for an exchange that has started.
 pub(crate) type PendingExchange = Box<dyn FnOnce() -> Vec<Option<Tensor<2>>> + Send>;
 
-/// The nodes of the forward of a micro-batch that have run so far.
+/// The schedule nodes of the forward pass of a micro-batch that have run so far.
 ///
-/// The engine passes it to [`Stage::forward_nodes`](crate::pipeline::engine::Stage::forward_nodes), and a model
-/// passes it to its MoE layers in [`Tokens`](super::Tokens). After such a layer, a model may use the output of the
-/// layer, but no tensor that autodiff has tracked before the layer.
+/// The pipeline engine passes this value to [`Stage::forward_nodes`](crate::pipeline::engine::Stage::forward_nodes).
+/// The model passes the value to its MoE layers, in [`Tokens`](super::Tokens). After such a layer, the model may use
+/// the output of the layer. It must not use tensors that autodiff tracked before the layer.
 #[derive(Clone)]
 pub struct ScheduleNodes(Arc<Mutex<NodesSoFar>>);
 
@@ -60,7 +63,7 @@ struct NodesSoFar {
     cuts: Vec<Cut>,
     /// The anchor of the current node.
     anchor: Tensor<1>,
-    /// The backward of another micro-batch. One of its nodes runs in each exchange.
+    /// The backward pass of another micro-batch. One of its nodes runs during each exchange.
     beside: Option<BackwardNodes>,
 }
 
@@ -97,8 +100,8 @@ impl Crossing {
 }
 
 impl ScheduleNodes {
-    /// Starts the first node, whose parameters are anchored to `anchor`. `beside` is the backward whose nodes run during
-    /// exchanges.
+    /// Starts the first node, whose parameters are anchored to `anchor`. `beside` is the backward pass whose nodes run
+    /// during exchanges.
     pub(crate) fn new(anchor: Tensor<1>, beside: Option<BackwardNodes>) -> Self {
         Self(Arc::new(Mutex::new(NodesSoFar {
             cuts: vec![],
@@ -107,7 +110,8 @@ impl ScheduleNodes {
         })))
     }
 
-    /// Ends the last node. Returns its anchor, the cuts before it, and the remaining backward.
+    /// Ends the last node. Returns the anchor of the last node, the cuts before the node, and the rest of the other
+    /// backward pass.
     pub(crate) fn finish(&self) -> (Tensor<1>, Vec<Cut>, Option<BackwardNodes>) {
         let mut so_far = self.0.lock();
         let cuts = mem::take(&mut so_far.cuts);
@@ -167,12 +171,12 @@ impl ScheduleNodes {
         self.0.lock().anchor.clone()
     }
 
-    /// Runs a part of the other backward while the row counts of the next [`cross`](Self::cross) are exchanged.
+    /// Runs a part of the other backward pass while the row counts of the next [`cross`](Self::cross) are exchanged.
     pub(crate) fn cover_counts(&self) {
         self.with_beside(BackwardNodes::cover_counts);
     }
 
-    /// Runs a part of the other backward, without holding the lock.
+    /// Runs a part of the other backward pass, without holding the lock.
     fn with_beside(&self, run: impl FnOnce(&mut BackwardNodes)) {
         let beside = self.0.lock().beside.take();
         if let Some(mut beside) = beside {
@@ -182,12 +186,12 @@ impl ScheduleNodes {
     }
 }
 
-/// Returns a tracked scalar to which the parameters of a node are anchored.
+/// Returns a new tracked scalar to which the parameters of a schedule node can be anchored.
 pub fn new_anchor(device: &Device) -> Tensor<1> {
     Tensor::zeros([1], &device.clone().inner().autodiff()).require_grad()
 }
 
-/// Converts a plain tensor to a tensor in the graph of the node of this anchor.
+/// Converts a tensor without autodiff to a tensor in the graph of the node with this anchor.
 fn entered<const D: usize>(
     x: Tensor<D>,
     crossing: Option<&Crossing>,
@@ -195,7 +199,7 @@ fn entered<const D: usize>(
 ) -> Tensor<D> {
     match crossing {
         Some(crossing) => {
-            // Unlike a leaf, this operation does not keep its tensor until the backward.
+            // Unlike a leaf, this operation does not keep its tensor until the backward pass.
             let inputs = vec![x.into_dispatch(), anchor.clone().into_dispatch()];
             let slot = crossing.after.clone();
             identity("NodeInput", inputs, move |gradient| {
@@ -207,7 +211,7 @@ fn entered<const D: usize>(
     }
 }
 
-/// The weight gradients that a backward leaves to its caller.
+/// The weight gradients that a backward pass leaves to its caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LeftWgrads {
     None,
@@ -216,7 +220,7 @@ pub(crate) enum LeftWgrads {
     All,
 }
 
-/// The backward of a micro-batch, which runs node by node, starting with the last node.
+/// The backward pass of a micro-batch, which runs node by node, starting with the last node.
 pub(crate) struct BackwardNodes {
     cuts: Vec<Cut>,
     /// The root of the next node.
@@ -240,17 +244,17 @@ pub(crate) struct BackwardNodes {
 /// The start and the end of nodes that ran without interruption.
 pub(crate) type NodeRun = [Instant; 2];
 
-/// The results of the end of a backward.
+/// The results of a finished backward pass.
 pub(crate) struct BackwardEnd {
     /// The gradients of the leaves of the first node.
     pub gradients: Gradients,
     pub left: Vec<Deferred>,
-    /// The runs of nodes, in order. The forward ran between them.
+    /// The runs of nodes, in order. The forward pass ran between them.
     pub runs: Vec<NodeRun>,
 }
 
 impl BackwardNodes {
-    /// Creates the backward from `root`, the root of the last node.
+    /// Creates the backward pass that starts at `root`, the root of the last node.
     pub fn new(
         root: Tensor<1>,
         cuts: Vec<Cut>,
@@ -336,7 +340,8 @@ impl BackwardNodes {
         }
     }
 
-    /// Waits for the gradients of the next node and runs its backward without weight gradients, unless it has begun.
+    /// Waits for the gradients of the next node and runs its backward pass without weight gradients, unless it has
+    /// begun.
     fn begin(&mut self) {
         let Some(root) = self.root.take() else {
             return;
@@ -405,7 +410,7 @@ impl BackwardNodes {
     }
 }
 
-/// Defers weight gradients until it is dropped, even if a backward panics.
+/// Defers weight gradients until it is dropped, even if a backward pass panics.
 struct DeferGuard<'a>(&'a dyn DeferringSink);
 
 impl<'a> DeferGuard<'a> {

@@ -5,11 +5,11 @@ use burn_megatron_kernels::attention::{AttentionOptions, KeyRanges, Window};
 /// Options of attention scores: the visible keys, the scale and the soft cap.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ScoreOptions {
-    /// The sliding window. `None`: a query attends to all earlier tokens.
+    /// The sliding window. With `None` a query attends to all earlier tokens.
     pub window: Option<Window>,
-    /// The factor of the scores. `None`: `1 / sqrt(width)`.
+    /// The scale of the scores. `None` uses `1 / sqrt(width)`.
     pub scale: Option<f64>,
-    /// The soft cap `c`: a scaled score `s` becomes `c tanh(s / c)`.
+    /// The soft cap `c`: a scaled score `s` is replaced by `c tanh(s / c)`.
     pub soft_cap: Option<f64>,
 }
 

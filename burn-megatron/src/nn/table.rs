@@ -1,7 +1,7 @@
 //! The parameter table of a model: the shape, placement and gradient reduction of each parameter.
 //!
-//! The layers fill the table through [`ModelBuilder::parameter`](super::ModelBuilder::parameter). The data-parallel
-//! wrapper, the gradient norm, the optimizer and `verify` all read the same table.
+//! The layers add entries to the table with [`ModelBuilder::parameter`](super::ModelBuilder::parameter). The
+//! data-parallel wrapper, the gradient norm, the optimizer and `verify` read the table.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,8 @@ use serde::{Deserialize, Serialize};
 use super::ParameterEntry;
 use crate::mesh::MeshRank;
 
-/// The parameters of one model, in the order of Burn's module visitors.
+/// The parameter table of one model. It has one entry per parameter, in the order in which Burn's module visitors visit
+/// the parameters.
 ///
 /// ```
 /// use burn::nn::LinearConfig;
@@ -33,7 +34,7 @@ pub struct ParameterTable {
     entries: Vec<ParameterEntry>,
 }
 
-/// An error of a parameter table that does not fit its module.
+/// The error of a parameter table that does not match its module.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TableError {
     /// The module has parameters that no layer declared.
@@ -50,7 +51,7 @@ pub enum TableError {
     Invalid {
         /// The path of the parameter.
         path: String,
-        /// The given value and the expected value.
+        /// The reason, with the given value and the expected value.
         reason: String,
     },
     /// The shape of a parameter differs from its declaration.
@@ -60,7 +61,7 @@ pub enum TableError {
         path: String,
         /// The shape of the parameter in the module.
         found: Vec<usize>,
-        /// The local shape in its declaration.
+        /// The local shape according to the declaration of the parameter.
         declared: Vec<usize>,
     },
 }
@@ -70,8 +71,12 @@ impl ParameterTable {
     ///
     /// # Errors
     ///
-    /// [`TableError`] if a parameter was not declared, was declared twice, or is not in the module. Also if its
-    /// declaration has another shape or is [inconsistent](ParameterEntry::check).
+    /// [`TableError`] in these cases:
+    ///
+    /// - a parameter of the module was not declared, or was declared twice;
+    /// - a declared parameter is not in the module;
+    /// - the declared shape differs from the shape of the parameter;
+    /// - a declaration is [inconsistent](ParameterEntry::check).
     pub fn new<M: Module>(
         module: &M,
         declared: Vec<ParameterEntry>,
@@ -135,12 +140,13 @@ impl ParameterTable {
         &self.entries
     }
 
-    /// Returns mutable entries, for a model that overrides the declarations of its layers.
+    /// Returns the entries for modification, for a model that overrides the declarations of its layers.
     pub fn entries_mut(&mut self) -> &mut [ParameterEntry] {
         &mut self.entries
     }
 
-    /// Returns the table of the [frozen](ParameterEntry::frozen) parameters, or of all other parameters.
+    /// Returns the table of the [frozen](ParameterEntry::frozen) parameters if `frozen` is true. Otherwise returns the
+    /// table of the parameters that are not frozen.
     pub fn filtered(&self, frozen: bool) -> Self {
         let own = |entry: &&ParameterEntry| entry.frozen == frozen;
         Self {
@@ -148,17 +154,18 @@ impl ParameterTable {
         }
     }
 
-    /// Returns the index of the parameter with this path.
+    /// Returns the index of the parameter with this path, or `None` if the table has no such parameter.
     pub fn index(&self, path: &str) -> Option<usize> {
         self.entries.iter().position(|entry| entry.path == path)
     }
 
-    /// Returns the number of elements of the full model. Each parameter is counted once.
+    /// Returns the total number of elements of the parameters in the table. The full size of each parameter is counted
+    /// once.
     pub fn num_elements(&self) -> usize {
         self.entries.iter().map(ParameterEntry::len).sum()
     }
 
-    /// Returns the number of elements on `rank`.
+    /// Returns the number of parameter elements that `rank` holds.
     pub fn local_elements(&self, rank: &MeshRank) -> usize {
         let local = |entry: &ParameterEntry| entry.local_shape(rank).iter().product::<usize>();
         self.entries.iter().map(local).sum()

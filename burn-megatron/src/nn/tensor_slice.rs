@@ -5,7 +5,8 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-/// A rectangular slice of a tensor: `shape[d]` elements from `offset[d]` on, for every dim `d`.
+/// A rectangular slice of a tensor. In each dimension `d` the slice has `shape[d]` elements and starts at index
+/// `offset[d]`.
 ///
 /// ```
 /// use burn_megatron::nn::TensorSlice;
@@ -17,13 +18,13 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TensorSlice {
-    /// The first index in each dim.
+    /// The first index in each dimension.
     pub offset: Vec<usize>,
-    /// The number of elements in each dim.
+    /// The number of elements in each dimension.
     pub shape: Vec<usize>,
 }
 
-/// Elements that are contiguous both in a slice and in its tensor.
+/// A run of elements that are contiguous both in a slice and in the tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ContiguousRun {
     /// The flat, row-major index of the first element in the tensor.
@@ -35,7 +36,7 @@ pub struct ContiguousRun {
 }
 
 impl TensorSlice {
-    /// Returns the slice that covers a tensor of this shape.
+    /// Returns the slice that covers a complete tensor of this shape.
     pub fn whole(shape: &[usize]) -> Self {
         Self {
             offset: vec![0; shape.len()],
@@ -48,12 +49,12 @@ impl TensorSlice {
         self.shape.iter().product()
     }
 
-    /// Returns whether there are no elements.
+    /// Returns whether the slice has no elements.
     pub fn is_empty(&self) -> bool {
         self.shape.contains(&0)
     }
 
-    /// Returns the index range of a dim.
+    /// Returns the index range of the slice in dimension `dim`.
     pub fn range(&self, dim: usize) -> Range<usize> {
         self.offset[dim]..self.offset[dim] + self.shape[dim]
     }
@@ -68,7 +69,7 @@ impl TensorSlice {
         dims == [shape.len(); 2] && (0..shape.len()).all(ends_in)
     }
 
-    /// Returns the intersection, or `None` if it is empty.
+    /// Returns the intersection of two slices of the same tensor, or `None` if it is empty.
     pub fn intersection(&self, other: &Self) -> Option<Self> {
         let dims = 0..self.shape.len();
         let both: Vec<_> = dims
@@ -83,7 +84,7 @@ impl TensorSlice {
         })
     }
 
-    /// Returns the slice relative to `outer`, which must contain it.
+    /// Returns the same slice with offsets relative to `outer`, which must contain the slice.
     pub fn within(&self, outer: &Self) -> Self {
         let offset = self.offset.iter().zip(&outer.offset);
         Self {
@@ -92,8 +93,8 @@ impl TensorSlice {
         }
     }
 
-    /// Returns the contiguous runs of the slice in a tensor of this `shape`, in row-major order. Empty if the slice
-    /// is empty.
+    /// Splits the slice into runs that are contiguous in a tensor of this `shape`, in row-major order. The list is
+    /// empty if the slice is empty.
     pub fn runs(&self, shape: &[usize]) -> Vec<ContiguousRun> {
         if self.is_empty() {
             return vec![];
@@ -127,8 +128,8 @@ impl TensorSlice {
         (0..count).map(run).collect()
     }
 
-    /// Splits a flat range of a tensor of this `shape` into slices, in row-major order. There are at most
-    /// `2 dims - 1` slices.
+    /// Splits a range of row-major element indices of a tensor of this `shape` into slices, in row-major order. For a
+    /// tensor with `d` dimensions there are at most `2 d - 1` slices.
     pub fn from_flat_range(shape: &[usize], range: Range<usize>) -> Vec<Self> {
         let mut slices = vec![];
         cut(shape, range, &mut vec![], &mut slices);
@@ -136,7 +137,7 @@ impl TensorSlice {
     }
 }
 
-/// Writes the ranges: `[0..4, 8..16]`.
+/// Writes the index ranges of all dimensions, such as `[0..4, 8..16]`.
 impl fmt::Display for TensorSlice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let dims = self.offset.iter().zip(&self.shape);

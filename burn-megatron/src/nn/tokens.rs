@@ -1,4 +1,4 @@
-//! Input tokens of a decoder.
+//! The input tokens of a decoder.
 
 use std::sync::Arc;
 
@@ -9,38 +9,38 @@ use super::context::SequenceShard;
 use super::moe::RouterStep;
 use super::{BatchFormat, PackedSequences, RealTokens, ScheduleNodes};
 
-/// The input of a decoder.
+/// The input of a decoder: token ids and the properties of the batch.
 #[derive(Clone, Debug)]
 pub struct Tokens {
     /// The token ids: `[batch, seq]`.
     pub ids: Tensor<2, Int>,
-    /// The offsets of packed documents in the concatenated rows, followed by the end of the last document:
-    /// `0, ..., batch * seq`. `None` if every row is one sequence.
+    /// The offsets of packed documents in the concatenated rows, followed by the end of the last document: `0, ...,
+    /// batch * seq`. `None` if each row is one sequence.
     pub documents: Option<Arc<[i32]>>,
-    /// The sorted lookups of `ids`, row by row. With them, the embedding gradient is only added to the rows of these
-    /// tokens. `None`, for example if the ids are only on the device, computes the gradient of the full embedding,
-    /// which is slow on GPUs.
+    /// The sorted embedding lookups of `ids`, in row-major order. With sorted lookups, the gradient is only added to
+    /// the embedding rows of these tokens. With `None`, for example if the ids are only on the device, the gradient of
+    /// the full embedding is computed, which is slow on GPUs.
     pub sorted: Option<Arc<SortedLookups>>,
-    /// The receiver of router reports in a training step: an argument of
+    /// The state to which MoE routers add their losses and loads in a training step. See
     /// [`MoeMlp::forward_with`](super::moe::MoeMlp::forward_with).
     pub router_step: Option<RouterStep>,
-    /// The nodes of a forward that overlaps the backward of another micro-batch: an argument of
-    /// [`MoeMlp::forward_normalized`](super::moe::MoeMlp::forward_normalized). A model that ignores it runs as a
-    /// single node.
+    /// The schedule nodes of a forward pass that overlaps with the backward pass of another micro-batch. A model passes
+    /// this value to [`MoeMlp::forward_normalized`](super::moe::MoeMlp::forward_normalized). A model that ignores this
+    /// field runs as a single node.
     pub nodes: Option<ScheduleNodes>,
-    /// The tokens of each row on this rank, under context parallelism. `documents` is then `None`, because the shard
-    /// holds the documents.
+    /// The description of the tokens that this rank holds of each row under context parallelism. `documents` is then
+    /// `None`, because the shard contains the document boundaries.
     pub shard: Option<Arc<SequenceShard>>,
-    /// The real tokens. `None` if no token is padding.
+    /// The mask of the real tokens. `None` if no token is padding.
     pub real: Option<Arc<RealTokens>>,
-    /// The inputs of each depth of multi-token prediction. Depth `k`, from 1 on, reads the ids `k` tokens later, in
-    /// the same rows. Only ids, lookups and real tokens are read. Empty without multi-token prediction, and for
-    /// generation.
+    /// The inputs of the depths of multi-token prediction. The input of depth `k` (`k >= 1`) has the ids that are `k`
+    /// tokens later in the same rows. Only the fields `ids`, `sorted` and `real` are read. The list is empty without
+    /// multi-token prediction and in generation.
     pub further: Vec<Tokens>,
 }
 
 impl Tokens {
-    /// Creates tokens `[batch, seq]` from ids on the host, row by row. Each row is one sequence.
+    /// Creates tokens `[batch, seq]` from row-major ids on the host. Each row is one sequence.
     ///
     /// # Panics
     ///

@@ -1,4 +1,4 @@
-//! Differentiable operations that save nothing, given as two closures.
+//! Differentiable operations that are given as two closures and save no tensors.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
 use burn_megatron_kernels::{MultiFunction, apply_multi};
 
-/// Applies `forward` to the inputs. In the backward, `backward` maps the output gradient to the input gradients.
+/// Applies `forward` to the inputs. In the backward pass, `backward` maps the output gradient to the input gradients.
 ///
 /// `name` is the name of the operation in reports.
 pub(super) fn unsaved<const D: usize>(
@@ -24,7 +24,8 @@ pub(super) fn unsaved<const D: usize>(
     output
 }
 
-/// Returns the first input, with a backward like [`unsaved`].
+/// Returns the first input. In the backward pass, `backward` maps the output gradient to the input gradients, as in
+/// [`unsaved`].
 pub(super) fn identity<const D: usize>(
     name: &'static str,
     inputs: Vec<DispatchTensor>,

@@ -19,8 +19,8 @@ pub(super) struct HookedWeight {
     pub handle: HookHandle,
     /// The tensor that the module holds.
     base: Tensor<2>,
-    /// Whether the product passes the gradient to the hook. The graph then does not hold the value, which may be
-    /// gathered again for the backward.
+    /// Whether the matmul passes the gradient to the hook. The autodiff graph then does not hold the value, which may
+    /// be gathered again for the backward pass.
     pub(super) takes_gradient: bool,
     /// Whether the weight is frozen. The graph does not hold the value of a frozen weight either.
     pub(super) is_frozen: bool,
@@ -39,7 +39,7 @@ impl HookedWeight {
         }
     }
 
-    /// Returns the hook that takes the gradient, or `None` if the graph takes it.
+    /// Returns the hook that receives the gradient, or `None` if the autodiff graph receives it.
     pub fn taking(&self) -> Option<&HookHandle> {
         Some(&self.handle).filter(|_| self.takes_gradient)
     }
@@ -48,7 +48,8 @@ impl HookedWeight {
 impl Weight {
     /// Returns the weight `[in, out]` of a layer with the input `x`.
     ///
-    /// With a [`ParameterHook`] the product passes the gradient directly to the sink, so that it can be deferred.
+    /// With a [`ParameterHook`] the matmul passes the gradient directly to the sink, so that the computation of the
+    /// gradient can be deferred.
     pub fn of(param: &Param<Tensor<2>>, x: &Tensor<3>) -> Self {
         let hooked = match (ParameterHook::of(param), ParameterHook::of_frozen(param)) {
             (Some(hook), _) if is_tracked(x) => HookedWeight::taking_gradient(hook, param),
@@ -61,8 +62,8 @@ impl Weight {
         }
     }
 
-    /// Returns the weight for a product that reads the value directly from the hook, which may hold it only in 8
-    /// bits.
+    /// Returns the weight for a matmul that reads the value directly from the hook, which may hold the value only in
+    /// FP8.
     pub(super) fn unfetched(param: &Param<Tensor<2>>, x: &Tensor<3>) -> Self {
         if let Some(hook) = ParameterHook::of_frozen(param) {
             hook.handle().note();
@@ -126,7 +127,7 @@ impl Weight {
 }
 
 impl HookedWeight {
-    /// Creates a weight whose gradient the product passes to the hook, and announces this gradient.
+    /// Creates a weight whose gradient the matmul passes to the hook, and announces this gradient.
     fn taking_gradient(hook: &ParameterHook, param: &Param<Tensor<2>>) -> Self {
         hook.handle().expect();
         Self {
@@ -135,7 +136,7 @@ impl HookedWeight {
         }
     }
 
-    /// Creates a weight whose gradient, if any, goes through the graph.
+    /// Creates a weight whose gradient, if any, is computed by the autodiff graph.
     fn new(hook: &ParameterHook, param: &Param<Tensor<2>>, is_frozen: bool) -> Self {
         Self {
             handle: hook.handle().clone(),

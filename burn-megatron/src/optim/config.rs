@@ -88,9 +88,9 @@ impl<'de> Deserialize<'de> for OptimizerConfig {
 fn unknown(name: &str) -> String {
     let reason = match name {
         "lamb" | "adafactor" => {
-            "it needs norms or means of whole tensors, of which a rank has a shard; "
+            "it requires norms or means of whole tensors, but a rank has only a shard; "
         }
-        "lbfgs" => "it needs several evaluations of the loss in a step; ",
+        "lbfgs" => "it requires several evaluations of the loss in a step; ",
         _ => "",
     };
     format!("invalid optimizer name {name:?}: {reason}expected {NAMES}")

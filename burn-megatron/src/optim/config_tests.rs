@@ -35,7 +35,7 @@ fn the_name_says_which_settings_there_are() {
     );
     assert_snapshot!(
         error("name = 'lamb'"),
-        @"invalid optimizer name \"lamb\": it needs norms or means of whole tensors, of which a rank has a shard; \
+        @"invalid optimizer name \"lamb\": it requires norms or means of whole tensors, but a rank has only a shard; \
           expected adamw, muon, sgd, adam, adan, lion, rmsprop or adagrad"
     );
     assert!(

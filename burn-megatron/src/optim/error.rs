@@ -25,7 +25,7 @@ pub enum OptimizerError {
     QkClip(#[from] QkClipError),
     /// A setting requires attention logits, but the model has no attention.
     #[error(
-        "{setting} needs the logits of attention, and this model has no attention layer of this library; remove {setting}"
+        "{setting} requires attention logits, but this model has no attention layer of this library: remove {setting}"
     )]
     NoAttention {
         /// The name of the setting.
@@ -33,14 +33,14 @@ pub enum OptimizerError {
     },
     /// 16-bit moments were requested for an optimizer that stores moments in the dtype of the master weights.
     #[error(
-        "moments = bf16 requires the fused AdamW, but the optimizer of this run is another one, or unfused; fuse \
-         AdamW, or use moments = f32"
+        "moments = bf16 requires the fused AdamW, but this run uses another optimizer, or an unfused one; fuse AdamW, \
+         or use moments = f32"
     )]
     Moments,
     /// Optimizer state in host memory was requested, but the optimizer supports only state on the device.
     #[error(
         "offload.optimizer = {0} requires the fused AdamW, which steps a bucket at once on the device or the host, but \
-         the optimizer of this run is another one, or unfused; fuse AdamW, or use offload.optimizer = 0"
+         this run uses another optimizer, or an unfused one; fuse AdamW, or use offload.optimizer = 0"
     )]
     Offload(f64),
     /// A collective failed.

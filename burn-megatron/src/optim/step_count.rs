@@ -35,9 +35,10 @@ fn is_zero(count: &u64) -> bool {
 /// The error for too many consecutive skipped steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the last {} steps were all skipped, after {} that were taken, as in each of them the loss or a gradient was \
-     not finite, or a spike; the limit is {limit}: lower the learning rate, or start with a lower loss \
-     scale if there is one", .count.consecutive_skips, .count.taken
+    "the last {} steps were all skipped, after {} that were taken, because the loss or a gradient was not finite, or a \
+     spike; the limit is {limit}: lower the learning rate or the initial loss scale",
+    .count.consecutive_skips,
+    .count.taken
 )]
 pub struct TooManySkips {
     /// The numbers of taken and skipped steps of the run.
@@ -179,9 +180,8 @@ mod tests {
         let error = count.check(limit(3)).expect_err("three in a row");
         insta::assert_snapshot!(
             error,
-            @"the last 3 steps were all skipped, after 2 that were taken, as in each of them the loss \
-              or a gradient was not finite, or a spike; the limit is 3: lower the learning rate, or start with a \
-              lower loss scale if there is one"
+            @"the last 3 steps were all skipped, after 2 that were taken, because the loss or a gradient was not \
+              finite, or a spike; the limit is 3: lower the learning rate or the initial loss scale"
         );
         count.record(true);
         assert_eq!(count.check(limit(1)), Ok(()));

@@ -43,8 +43,8 @@ pub enum LayoutScheduleError {
     /// Overlap of expert communication was requested, but the schedule in the file has no pairs of a forward and a
     /// backward.
     #[error(
-        "the schedule {path} has no pairs of a forward and a backward (FB) for overlap_moe_expert_parallel_comm; add some, or \
-         turn it off"
+        "overlap_moe_expert_parallel_comm requires pairs of a forward and a backward (FB), and the schedule {path} has \
+         none: add pairs, or remove overlap_moe_expert_parallel_comm"
     )]
     NoPairs {
         /// The path of the file.

@@ -50,7 +50,7 @@ fn text(checkpoint: &Checkpoint, with_tensors: bool) -> String {
     ];
     let others = others(checkpoint);
     if !others.is_empty() {
-        lines.push(format!("beside it   step {}", others.join(", ")));
+        lines.push(format!("next to it  step {}", others.join(", ")));
     }
     let aside = aside(checkpoint).into_iter();
     lines.extend(aside.map(|aside| format!("aside       {}", describe_aside(&aside))));

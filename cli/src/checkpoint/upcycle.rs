@@ -50,15 +50,15 @@ pub fn run(args: &UpcycleArgs, families: &Families) -> Result<ExitCode, Error> {
         HumanBytes(total(&upcycled)),
     );
     match config.difference() {
-        None => println!("its outputs equal those of {name}"),
-        Some(difference) => println!("its outputs differ from those of {name}: {difference}"),
+        None => println!("its outputs equal the outputs of {name}"),
+        Some(difference) => println!("its outputs differ from the outputs of {name}: {difference}"),
     }
     if let Err(error) = HfConfig::<ModelFamily>::of(model) {
         println!("convert cannot export it: {error}");
     }
     println!(
-        "it has weights only: start a run with pretrain --load {}, and in the recipe, beside the other settings of \
-         the model:\n\n{}",
+        "it has weights only: start a run with pretrain --load {}, and add to the settings of the model in the \
+         recipe:\n\n{}",
         args.to.display(),
         recipe(model)?
     );

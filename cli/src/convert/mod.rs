@@ -202,7 +202,7 @@ fn from_checkpoint(args: &ConvertArgs, families: &Families) -> Result<(), Error>
     let average = average.map(|average| {
         average.ok_or_else(|| {
             let name = checkpoint.name();
-            format!("--ema: {name} has no average of the weights, as its run had no train.ema; remove the flag")
+            format!("--ema: {name} has no average of the weights, because its run had no train.ema; remove the flag")
         })
     });
     let average = average.transpose()?;
@@ -228,7 +228,7 @@ fn from_checkpoint(args: &ConvertArgs, families: &Families) -> Result<(), Error>
     );
     report(&what, summary.bytes, args.target.display());
     if !exported.has_files {
-        println!("it has no tokenizer; --like DIR copies that of another folder");
+        println!("it has no tokenizer; --like DIR copies the tokenizer of another folder");
     }
     Ok(())
 }

@@ -72,7 +72,8 @@ impl ChatConfig {
             );
         }
         if self.held_out.is_some() && !self.held_out_files.is_empty() {
-            return Err("data.chat.held_out (a share) and data.chat.held_out_files exclude each other: give one of them".into());
+            return Err("data.chat.held_out (a share) conflicts with data.chat.held_out_files: remove one of \
+                        them".into());
         }
         self.date().map(drop)
     }

@@ -164,8 +164,8 @@ pub fn sample_tokenizer(recipe: &Recipe) -> Result<Option<Tokenizer>, Error> {
     }
     let Some(tokenizer) = tokenizer(recipe)? else {
         return Err(format!(
-            "sample.tokens = {} needs a tokenizer, and that of the token files is not known or missing; \
-             set data.tokenizer (--tokenizer) to it, or sample.tokens to 0",
+            "sample.tokens = {} requires a tokenizer, and the tokenizer of the token files is unknown or missing; set \
+             data.tokenizer (--tokenizer), or set sample.tokens to 0",
             sample.tokens
         )
         .into());
@@ -217,7 +217,7 @@ fn check_vocabulary(
         )
         .into()),
         (false, false) => Err(format!(
-            "invalid model.vocabulary = {model}: expected at least {needed}, as the tokens of the data are below \
+            "invalid model.vocabulary = {model}: expected at least {needed}, because the tokens of the data are below \
              {needed}"
         )
         .into()),

@@ -166,8 +166,7 @@ impl DataConfig {
     pub fn check(&self) -> Result<(), Error> {
         if self.path.is_some() && !self.files.is_empty() {
             return Err(
-                "data.path (text) and data.files (tokens) exclude each other: give one of them"
-                    .into(),
+                "data.path (text) conflicts with data.files (tokens): remove one of them".into(),
             );
         }
         let of_text = [
@@ -200,7 +199,8 @@ impl DataConfig {
         ];
         if let Some(chat) = &self.chat {
             if self.path.is_some() || !self.files.is_empty() {
-                return Err("[data.chat] (conversations) excludes data.path (text) and data.files (tokens): give one of them".into());
+                return Err("[data.chat] (conversations) conflicts with data.path (text) and data.files (tokens): keep \
+                            only one of them".into());
             }
             let reset = ("reset_attention", self.reset_attention);
             if let Some((name, _)) = given.iter().chain([&reset]).find(|(_, given)| *given) {
@@ -238,8 +238,8 @@ impl DataConfig {
     pub fn check_tokens(&self) -> Result<(), Error> {
         match self.reset_attention {
             true => Err(
-                "data.reset_attention of a text applies to bytes, and data.tokenizer makes tokens of it; convert it with \
-                 `burn-megatron preprocess`, and set data.files"
+                "data.reset_attention of a text conflicts with data.tokenizer, because it applies to bytes only; \
+                 convert the text with `burn-megatron preprocess`, and set data.files"
                     .into(),
             ),
             false => Ok(()),

@@ -225,7 +225,7 @@ fn what_stands_beside_token_files_is_heeded() {
     let error = error(&folder.recipe(399, files));
     assert_snapshot!(
         error,
-        @"invalid model.vocabulary = 399: expected at least 400, as the tokens of the data are below 400"
+        @"invalid model.vocabulary = 399: expected at least 400, because the tokens of the data are below 400"
     );
     let other = folder.recipe(400, &format!("{files}\ntokenizer = 'bytes'"));
     let error = self::error(&other);
@@ -269,7 +269,7 @@ fn the_text_at_the_end_needs_a_tokenizer() {
     assert!(unknown.sample.tokens > 0);
     let error = of(&unknown).unwrap_err();
     assert!(
-        error.contains("set data.tokenizer (--tokenizer) to it, or sample.tokens to 0"),
+        error.contains("set data.tokenizer (--tokenizer), or set sample.tokens to 0"),
         "{error}"
     );
     unknown.sample.tokens = 0;
@@ -303,7 +303,10 @@ fn settings_that_do_nothing_or_do_not_fit_are_errors() {
             "cache = 'x'",
             "data.cache (--data.cache) applies to token files",
         ),
-        ("path = 'x'\nfiles = ['y']", "give one of them"),
+        (
+            "path = 'x'\nfiles = ['y']",
+            "conflicts with data.files (tokens)",
+        ),
         ("files = ['DIR/none']", "there is no"),
         ("files = ['DIR/tokens']\nsplit = '1,x'", "1,x"),
         (

@@ -131,7 +131,7 @@ fn open(
         }
         FileKind::Text => Ok((None, from)),
         FileKind::Table(format) => {
-            let advice = "it has a compression of its own: decompress the file";
+            let advice = "it has its own compression: decompress the file";
             Err(not_text(path, format.name(), advice))
         }
         FileKind::Gzip | FileKind::Zstd => Err(not_text(

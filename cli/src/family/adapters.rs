@@ -91,14 +91,15 @@ impl Families {
         let path = path.display();
         let Some(base) = base else {
             return Err(format!(
-                "{path} has adapters only, and names no model that they are of: a run that starts from random weights \
-                 has none that could be read"
+                "{path} has adapters only and names no base model: a run that starts from random weights has no base \
+                 model that could be read"
             )
             .into());
         };
         if !base.exists() {
             return Err(format!(
-                "{path} has adapters of the model {}, which is not there: expected a folder or a checkpoint at that path",
+                "{path} has adapters of the model {}, which does not exist: expected a folder or a checkpoint at that \
+                 path",
                 base.display()
             )
             .into());

@@ -115,7 +115,7 @@ impl Families {
             Error::from(format!("{path}: invalid model in its recipe: {error}"))
         };
         let Some(settings) = checkpoint.metadata().config.get("model") else {
-            return Err(invalid(&"there is none"));
+            return Err(invalid(&"the recipe has no model"));
         };
         let model = self.model_of_json(settings);
         let model = model.map_err(|error| invalid(&error))?;

@@ -80,8 +80,8 @@ pub fn check_flags(recipe: &Recipe, report: bool, flags: &SettingFlags) -> Resul
 
 fn no_fp8_layers(name: &str) -> Error {
     format!(
-        "{name} applies to 8-bit layers, and this run has none; set a scaling recipe (--fp8 delayed, current, \
-         blockwise or mxfp8), or remove {name}"
+        "{name} requires 8-bit layers, and this run has none; set a scaling recipe (--fp8 delayed, current, blockwise \
+         or mxfp8), or remove {name}"
     )
     .into()
 }

@@ -80,7 +80,7 @@ fn what_would_do_nothing_is_refused() {
         ),
     ] {
         let error = refusal(flags);
-        let start = format!("{name} applies to 8-bit layers, and this run has none");
+        let start = format!("{name} requires 8-bit layers, and this run has none");
         assert!(error.starts_with(&start), "{error}");
     }
     for (flags, report, name) in [

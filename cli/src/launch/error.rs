@@ -21,13 +21,13 @@ pub enum LaunchError {
     #[error("invalid --ranks {0}: expected at most {MAX_RANKS} on one machine")]
     TooManyRanks(usize),
     #[error(
-        "--engine threads needs no launcher: its ranks are threads of one process; leave `launch --ranks \
-         N --` out and set the sizes, as in `burn-megatron pretrain --tp 2`"
+        "--engine threads conflicts with `launch`, because its ranks are threads of one process; remove `launch \
+         --ranks N --` and set the sizes, as in `burn-megatron pretrain --tp 2`"
     )]
     Threads,
     #[error(
-        "{variable}={value} is set: this process is a rank already, and a rank cannot start ranks; run \
-         `launch` outside of it, or unset {variable}"
+        "{variable}={value} is set: this process is already a rank, and a rank cannot start ranks; run `launch` in \
+         another process, or unset {variable}"
     )]
     Nested {
         variable: &'static str,
@@ -69,7 +69,7 @@ pub enum LaunchError {
     #[error("the output folder {} cannot be used: {source}", path.display())]
     OutputFolder { path: PathBuf, source: io::Error },
     #[error(
-        "--restart-delay applies to a job that is started again; add --max-restarts N, or remove it"
+        "--restart-delay requires --max-restarts; add --max-restarts N, or remove --restart-delay"
     )]
     DelayWithoutRestarts,
     #[error("{0}")]

@@ -49,7 +49,7 @@ pub fn run(args: &PlanArgs, families: &Families, default_recipe: &str) -> Result
         let error = LayoutError::HybridContext {
             setting: "plan".into(),
             expected:
-                "no such layout, as its micro-batches depend on the lengths of documents; remove it"
+                "no such layout, because its micro-batches depend on the lengths of documents; remove it"
                     .into(),
         };
         return Err(error.into());
@@ -224,7 +224,7 @@ fn hardware(args: &PlanArgs, model: &RecipeModel) -> Result<(usize, Hardware), E
     let hardware = match (&args.hardware, name) {
         (Some(_), Some(name)) => {
             return Err(format!(
-                "--hardware says what a device is: expected --devices {number}, not {number}x{name}"
+                "--hardware already defines the device: expected --devices {number}, not {number}x{name}"
             )
             .into());
         }
@@ -236,7 +236,7 @@ fn hardware(args: &PlanArgs, model: &RecipeModel) -> Result<(usize, Hardware), E
         (None, Some(name)) => Hardware::named(name)?,
         (None, None) => {
             return Err(format!(
-                "--devices \"{}\" does not say which: expected {number}xH100, or --hardware FILE",
+                "--devices \"{}\" does not name the device: expected {number}xH100, or --hardware FILE",
                 args.devices
             )
             .into());

@@ -40,7 +40,7 @@ impl RecipeModel {
         }
         let config = config_of::<TransformerConfig>(&*recipe.model).ok_or_else(|| {
             format!(
-                "cannot plan a model of the family {:?}: expected one of those of burn-megatron-models",
+                "cannot plan a model of the family {:?}: expected a family of burn-megatron-models",
                 recipe.model.family()
             )
         })?;

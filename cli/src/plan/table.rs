@@ -165,7 +165,7 @@ pub fn details(plan: &Plan) -> String {
 pub fn counts(report: &SearchReport) -> String {
     let counts = &report.counts;
     let candidates = grouped(counts.candidates as usize);
-    let mut text = format!("{candidates} candidates, of which\n");
+    let mut text = format!("{candidates} candidates:\n");
     let mut line = |number: u64, what: &str| {
         let _ = writeln!(text, "{:>12}  {what}", grouped(number as usize));
     };

@@ -350,7 +350,7 @@ fn a_wrong_flag_is_an_error() {
         ),
         (
             "--devices 8",
-            "--devices \"8\" does not say which: expected 8xH100, or --hardware FILE",
+            "--devices \"8\" does not name the device: expected 8xH100, or --hardware FILE",
         ),
         (
             "--devices 8xH100 --hardware x",

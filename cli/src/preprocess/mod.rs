@@ -97,7 +97,7 @@ impl PreprocessSummary {
             }
             if info.documents == 1 {
                 eprintln!(
-                    "warning: {} is 1 document, and a split never cuts one, so that nothing can be held out of it: \
+                    "warning: {} is 1 document, and a split never divides a document, so nothing can be held out: \
                      preprocess with --lines or --separator, or train with --data.split 100,0,0",
                     prefix.display()
                 );

@@ -78,7 +78,7 @@ pub fn finish(
         let Padding { added, all } = outcome.padding;
         let share = 100.0 * added as f64 / all.max(1) as f64;
         println!(
-            "padding of documents, each of which is split: {} of {}, {share:.1} %",
+            "padding of split documents: {} of {}, {share:.1} %",
             grouped(added as usize),
             count(all as usize, "token")
         );
@@ -119,14 +119,14 @@ pub fn finish(
 fn print_skipped(recipe: &Recipe, outcome: &TrainOutcome) {
     if outcome.without_targets > 0 {
         println!(
-            "{} of {} were skipped, as all of their targets are masked",
+            "{} of {} were skipped, because all of their targets are masked",
             outcome.without_targets,
             count(outcome.steps, "step"),
         );
     }
     if outcome.spikes > 0 {
         println!(
-            "{} of {} were skipped, as a loss or gradient norm was a spike",
+            "{} of {} were skipped, because a loss or gradient norm was a spike",
             outcome.spikes,
             count(outcome.steps, "step"),
         );
@@ -139,7 +139,7 @@ fn print_skipped(recipe: &Recipe, outcome: &TrainOutcome) {
             "try a lower --lr"
         };
         println!(
-            "{not_finite} of {} were skipped, as a loss or a gradient was not finite: {helps}",
+            "{not_finite} of {} were skipped, because a loss or a gradient was not finite: {helps}",
             count(outcome.steps, "step"),
         );
     }
@@ -194,10 +194,10 @@ fn check_outcome(outcome: &TrainOutcome) -> Result<ExitCode, Error> {
 /// Describes the last held-out loss and the other terms of the objective.
 fn describe_held_out(held_out: Option<&HeldOutMetrics>, unit: LossUnit, steps: usize) -> String {
     let Some(held_out) = held_out else {
-        return "held-out loss: none, as nothing was evaluated".into();
+        return "held-out loss: none, because nothing was evaluated".into();
     };
     if held_out.tokens == 0 {
-        return "held-out loss: none, as all held-out targets are masked".into();
+        return "held-out loss: none, because all held-out targets are masked".into();
     }
     let loss = unit.show(held_out.loss, held_out.bits_per_byte);
     let (steps, tokens) = (
@@ -276,9 +276,9 @@ mod tests {
             )
         );
         (held_out.tokens, held_out.loss) = (0, f64::NAN);
-        let none = "held-out loss: none, as all held-out targets are masked";
+        let none = "held-out loss: none, because all held-out targets are masked";
         assert_eq!(describe(&held_out), none);
-        let none = "held-out loss: none, as nothing was evaluated";
+        let none = "held-out loss: none, because nothing was evaluated";
         assert_eq!(describe_held_out(None, LossUnit::Byte, 3), none);
     }
 }

@@ -281,8 +281,8 @@ mod tests {
             ),
             (
                 "--inject never-starts@rank=1",
-                "never-starts@rank=1 applies to ranks that are processes, and all ranks are threads of this \
-                 one; start processes with `burn-megatron launch` or mpirun",
+                "never-starts@rank=1 requires ranks that are processes, and all ranks are threads of this process; \
+                 start processes with `burn-megatron launch` or mpirun",
             ),
         ] {
             assert_eq!(pretrain(flags).unwrap_err().to_string(), wanted);

@@ -154,16 +154,16 @@ fn check_choices(choices: &[String]) -> Result<(), Error> {
 fn data_ranks(parallel: &ParallelConfig, started: Option<usize>) -> Result<usize, Error> {
     let Some(started) = started else {
         return Err(
-            "--dp auto follows from the number of ranks that a launcher started, and there is none; give a \
-             number"
+            "--dp auto requires a launcher, which sets the number of ranks: start the run with a launcher, or set --dp \
+             to a number"
                 .into(),
         );
     };
     let replica = replica(parallel);
     if replica == 0 || !started.is_multiple_of(replica) {
         return Err(format!(
-            "--dp auto: {started} ranks were started, which is no multiple of {replica}, the ranks of tensor \
-             x context x pipeline"
+            "--dp auto: {started} ranks were started, which is not a multiple of {replica}, the ranks of tensor x \
+             context x pipeline"
         )
         .into());
     }
@@ -255,8 +255,8 @@ mod tests {
         let parallel = ParallelConfig::new().with_tensor(2).with_pipeline(2);
         assert_eq!(data_ranks(&parallel, Some(12)).unwrap(), 3);
         let error = |started| data_ranks(&parallel, started).unwrap_err().to_string();
-        assert!(error(Some(6)).contains("6 ranks were started, which is no multiple of 4"));
-        assert!(error(None).ends_with("there is none; give a number"));
+        assert!(error(Some(6)).contains("6 ranks were started, which is not a multiple of 4"));
+        assert!(error(None).ends_with("or set --dp to a number"));
     }
 
     #[test]

@@ -413,7 +413,7 @@ fn flags_of_tensor_parallel_overlap_fit_the_recipe() {
         ),
         (
             "--fp8 current",
-            "tp_comm_overlap = bulk multiplies the tokens of a sequence in chunks",
+            "tp_comm_overlap = bulk conflicts with 8-bit layers",
         ),
         (
             "--parallel.tp_comm_overlap chain",
@@ -425,7 +425,7 @@ fn flags_of_tensor_parallel_overlap_fit_the_recipe() {
     }
     let found = error("--parallel.tp_comm_overlap ring");
     assert!(
-        found.contains("tp_comm_overlap splits the exchanges of sequence parallelism"),
+        found.contains("tp_comm_overlap requires sequence parallelism"),
         "{found}"
     );
 }

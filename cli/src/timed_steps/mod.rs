@@ -137,8 +137,8 @@ impl Observer for StepTimer<'_> {
             if metrics.skipped {
                 let step = metrics.step;
                 return Err(format!(
-                    "step {step} was skipped, and its time is not that of a step: use --precision bf16, or more \
-                     --warm-up steps"
+                    "step {step} was skipped, so its time is not the time of a full step: use --precision bf16, or \
+                     more --warm-up steps"
                 )
                 .into());
             }

@@ -61,7 +61,7 @@ pub fn run(folder: &Path, tolerance: Option<f64>, families: &Families) -> Result
     let (other, gradients) = families.hf(&gradients)?.open(&gradients)?;
     if !model.equals(&*other) {
         return Err(format!(
-            "{}: the config.json beside the gradients describes another model",
+            "{}: the config.json next to the gradients describes another model",
             folder.display()
         )
         .into());
@@ -158,7 +158,7 @@ impl Step {
         let all = self.tokens.iter().chain(&self.targets);
         if self.targets.len() != rows || all.clone().any(|row| row.len() != seq) {
             return wrong(format!(
-                "expected {rows} rows of {seq} tokens and as many targets"
+                "expected {rows} rows of {seq} tokens and the same number of targets"
             ));
         }
         let vocabulary = model.vocabulary();

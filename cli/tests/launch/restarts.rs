@@ -42,7 +42,7 @@ fn a_job_that_a_signal_ended_is_started_again() {
         assert_eq!(second[0], format!("{id}.1"));
         for line in [
             "rank 1 ended by signal 9 (SIGKILL) after ",
-            "a process was ended by a signal, which may pass\n",
+            "a process was ended by a signal, which may be transient\n",
             "restart 1 of 2 in 0.1 s\n",
         ] {
             assert!(ended.err.contains(line), "{line}: {}", ended.err);
@@ -59,7 +59,7 @@ fn a_job_that_a_signal_ended_is_started_again() {
 fn what_would_occur_again_is_not_started_again() {
     for (script, code, why) in [
         ("exit 1", 1, "an error of a rank, which would occur again"),
-        ("exit 2", 2, "wrong usage, which would be the same again"),
+        ("exit 2", 2, "wrong usage, which would fail again"),
         ("exit 130", 130, "interrupted"),
     ] {
         let ended = launch(Way::Own, 1, &restarts("3"), script).end();

@@ -71,7 +71,7 @@ impl TransformerConfig {
         }
         if windows > 0 && self.window.is_some() {
             return Err(refused(
-                "window beside layer_windows: expected one of the two".into(),
+                "window conflicts with layer_windows: remove one of them".into(),
             ));
         }
         let is_rotary = matches!(self.positions, Positions::Rotary { .. });
@@ -83,7 +83,8 @@ impl TransformerConfig {
             }
             if !is_rotary {
                 return Err(refused(
-                    "local_base beside learned positions: expected rotary ones".into(),
+                    "local_base requires rotary positions, but the model has learned positions: remove \
+                     local_base".into(),
                 ));
             }
         }
@@ -101,7 +102,7 @@ impl TransformerConfig {
         }
         if self.qk_norm_zero_centered && self.qk_norm.is_none() {
             return Err(refused(
-                "qk_norm_zero_centered without qk_norm: expected qk_norm".into(),
+                "qk_norm_zero_centered requires qk_norm: set qk_norm, or remove qk_norm_zero_centered".into(),
             ));
         }
         Ok(())

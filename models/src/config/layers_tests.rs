@@ -54,7 +54,7 @@ fn settings_of_layers_that_do_not_fit_are_refused() {
     );
     assert_snapshot!(
         refused(|config| (config.window, config.layer_windows) = (Some(4), vec![4, 0, 4, 0])),
-        @"model: window beside layer_windows: expected one of the two"
+        @"model: window conflicts with layer_windows: remove one of them"
     );
     assert_snapshot!(
         refused(|config| config.local_base = Some(1.0)),
@@ -64,7 +64,7 @@ fn settings_of_layers_that_do_not_fit_are_refused() {
         refused(|config| {
             (config.local_base, config.positions) = (Some(10.0), Positions::Learned)
         }),
-        @"model: local_base beside learned positions: expected rotary ones"
+        @"model: local_base requires rotary positions, but the model has learned positions: remove local_base"
     );
     assert_snapshot!(
         refused(|config| config.logit_soft_cap = Some(f64::NAN)),

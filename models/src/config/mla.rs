@@ -60,12 +60,12 @@ impl MlaConfig {
             ("positions", "rotary ones", is_rotary),
             (
                 "groups",
-                "none, as each head has keys and values of its own",
+                "none, because each head has its own keys and values",
                 model.groups.is_none_or(|groups| groups == model.heads),
             ),
             (
                 "head_width",
-                "none, as mla.nope_width and mla.rope_width are its parts",
+                "none, because mla.nope_width and mla.rope_width are its parts",
                 model.head_width.is_none(),
             ),
             (
@@ -77,7 +77,7 @@ impl MlaConfig {
             ("sinks", "false", !model.sinks),
             (
                 "attention_scale and attention_soft_cap",
-                "none, as the scale follows from the widths and YaRN",
+                "none, because the scale follows from the widths and YaRN",
                 model.attention_scale.is_none() && model.attention_soft_cap.is_none(),
             ),
             ("local_base", "none", model.local_base.is_none()),

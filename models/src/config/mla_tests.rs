@@ -136,7 +136,7 @@ fn what_latent_attention_has_not_is_refused() {
         error(&|model| model.groups = Some(2)),
         with(
             "groups",
-            "none, as each head has keys and values of its own"
+            "none, because each head has its own keys and values"
         )
     );
     assert_eq!(

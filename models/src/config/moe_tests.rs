@@ -149,8 +149,8 @@ fn a_layout_that_does_not_fit_says_what_would() {
         refused(odd, layout().with_tensor(2)),
         @"context 9 cannot be split over tensor = 2; 1, 3, 9 can"
     );
-    let dense = "model: invalid expert or expert_tensor: expected expert = 1 and no expert_tensor, as this model has \
-                 no experts";
+    let dense = "model: invalid expert or expert_tensor: expected expert = 1 and no expert_tensor, because this model \
+                 has no experts";
     assert_eq!(
         refused(TransformerConfig::llama(), layout().with_expert(2)),
         dense

@@ -61,7 +61,8 @@ impl MtpConfig {
         match model.positions {
             Positions::Rotary { .. } => Ok(()),
             Positions::Learned => Err(refused(
-                "mtp beside learned positions: expected rotary ones".into(),
+                "mtp requires rotary positions, but the model has learned positions: remove mtp"
+                    .into(),
             )),
         }
     }

@@ -101,7 +101,7 @@ fn blocks(keys: &mut ConfigKeys, layers: usize) -> Result<(usize, usize), HfConf
     if dense.is_array() && (first..layers).step_by(every).eq(sparse.iter().copied()) {
         return Ok((every, first));
     }
-    let fits = "layers after which every so many layers have experts";
+    let fits = "layers after which the layers with experts are evenly spaced";
     Err(keys.refused("mlp_only_layers", &dense, fits))
 }
 

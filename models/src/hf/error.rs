@@ -27,7 +27,7 @@ pub enum HfConfigError {
         key: String,
     },
     /// Unknown key, which may change what the model computes.
-    #[error("unknown {key} = {value} for {family}, which could change what the model computes")]
+    #[error("unknown {key} = {value} for {family}, which could change the results of the model")]
     Unknown {
         /// The `model_type`.
         family: &'static str,

@@ -118,7 +118,7 @@ impl<F: HfFamily> HfFolder<F> {
         if let Some((model, what)) = missing {
             self.config.model = model;
             self.left_out = Some(format!(
-                "without {what}, as the files have none of its tensors"
+                "without {what}, because the files have none of its tensors"
             ));
         }
     }

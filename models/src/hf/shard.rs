@@ -139,7 +139,7 @@ impl ShardIndex {
         match index.weight_map.iter().find(|(_, file)| !is_beside(file)) {
             None => Ok(index),
             Some((tensor, file)) => Err(format!(
-                "{tensor} is in {file:?}: expected the name of a file beside the index"
+                "{tensor} is in {file:?}: expected the name of a file next to the index"
             )),
         }
     }

@@ -1,4 +1,4 @@
-//! Mutations of valid inputs.
+//! Generates mutations of valid inputs.
 
 use burn_megatron::kernels::philox::Stream;
 
@@ -16,7 +16,7 @@ const EDGES: [u64; 10] = [
     u64::MAX,
 ];
 
-/// An endless iterator of mutations of some inputs, deterministic for a seed.
+/// An endless iterator over mutations of some inputs. It is deterministic for a given seed.
 pub struct Mutations {
     seeds: Vec<Vec<u8>>,
     stream: Stream,
@@ -24,7 +24,7 @@ pub struct Mutations {
 }
 
 impl Mutations {
-    /// Mutations of `seeds`, which must not be empty.
+    /// Creates mutations of `seeds`, which must not be empty.
     pub fn new(seeds: Vec<Vec<u8>>, seed: u64) -> Self {
         assert!(!seeds.is_empty(), "no inputs to mutate");
         Self {
@@ -34,7 +34,7 @@ impl Mutations {
         }
     }
 
-    /// A number below `below`, or 0.
+    /// Returns a random number below `below`, or 0.
     fn draw(&mut self, below: usize) -> usize {
         let mut drawn = 0;
         self.stream.words(self.drawn, 1, |_, word| drawn = word);
@@ -46,7 +46,7 @@ impl Mutations {
         EDGES[self.draw(EDGES.len())]
     }
 
-    /// A random range of an input of this length.
+    /// Returns a random range of an input of this length.
     fn range(&mut self, len: usize) -> std::ops::Range<usize> {
         let start = self.draw(len + 1);
         let most = (len - start).min(1 + self.draw(32));
@@ -93,7 +93,7 @@ impl Mutations {
         }
     }
 
-    /// Replaces a number in the text by another one.
+    /// Replaces a number in the text by another number.
     fn change_number(&mut self, input: &mut Vec<u8>) {
         let from = self.draw(input.len() + 1);
         let Some(start) = input[from..].iter().position(u8::is_ascii_digit) else {

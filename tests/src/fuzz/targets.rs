@@ -20,14 +20,14 @@ use super::Target;
 const TINY: &str = include_str!("../../../cli/src/tiny.toml");
 const GPT2: &str = include_str!("../../../examples/recipes/gpt2.toml");
 
-/// A file of the fixtures of `burn-megatron-models`.
+/// Reads a fixture file of `burn-megatron-models`.
 macro_rules! hf {
     ($name:literal) => {
         include_bytes!(concat!("../../../models/tests/fixtures/hf/", $name)).to_vec()
     };
 }
 
-/// A file of the fixtures of `burn-megatron`.
+/// Reads a fixture file of `burn-megatron`.
 macro_rules! data {
     ($name:literal) => {
         include_bytes!(concat!(
@@ -38,7 +38,7 @@ macro_rules! data {
     };
 }
 
-/// The bytes of a .bin file, more than an index of the seeds needs.
+/// The size of a .bin file in bytes. It is larger than the indices of the seeds need.
 const BIN_BYTES: u64 = 1 << 14;
 
 /// All targets.
@@ -136,7 +136,7 @@ fn texts(texts: &[&str]) -> Vec<Vec<u8>> {
     texts.iter().map(|text| text.as_bytes().to_vec()).collect()
 }
 
-/// The messages of a rank of two at the rendezvous, one per line, after the hello.
+/// Returns the messages of a rank of two at the rendezvous after the hello, one per line.
 fn sessions() -> Vec<Vec<u8>> {
     let hello = json!({
         "version": env!("CARGO_PKG_VERSION"), "rank": 1, "size": 2, "world": 0,
@@ -187,14 +187,14 @@ fn schedules() -> Vec<Vec<u8>> {
     kinds.into_iter().map(csv).collect()
 }
 
-/// A manifest without its checksum: with it every mutation would be rejected.
+/// Returns a manifest without its checksum. With the checksum, every mutation would be rejected.
 fn without_checksum(manifest: &Manifest) -> Vec<u8> {
     let mut bytes = manifest.to_bytes();
     bytes.truncate(bytes.len() - with_checksum(b"").len());
     bytes
 }
 
-/// A manifest body with its checksum appended.
+/// Returns a manifest body with its checksum appended.
 fn with_checksum(body: &[u8]) -> Vec<u8> {
     let end = format!("\"checksum\": \"{}\"\n}}\n", Checksum::of(body));
     [body, end.as_bytes()].concat()
@@ -210,7 +210,7 @@ fn manifest(bytes: &[u8]) -> bool {
     true
 }
 
-/// Two files: a tensor in two slices, one per file, an unsplit tensor, and an object.
+/// Returns a manifest of two files: a tensor in two slices, one per file, an unsplit tensor, and an object.
 fn small_manifest() -> Manifest {
     let checksums = || vec![Checksum::of(b"some bytes")];
     let file = |name: &str, size| FileEntry {
@@ -270,7 +270,7 @@ fn small_manifest() -> Manifest {
     }
 }
 
-/// A complete file of three tensors.
+/// Returns a complete file of three tensors.
 fn small_safetensors() -> Vec<u8> {
     let header = json!({
         "__metadata__": { "format": "pt" },
@@ -283,7 +283,7 @@ fn small_safetensors() -> Vec<u8> {
     [&length[..], &header, &[7; 32]].concat()
 }
 
-/// The sidecar of a token file of bytes.
+/// Returns the sidecar of a token file of bytes.
 fn sidecars() -> Vec<Vec<u8>> {
     let mut info = TokenFileInfo::new(&Tokenizer::bytes());
     (info.tokens, info.bytes, info.documents) = (120, 300, 4);

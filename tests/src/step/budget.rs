@@ -1,4 +1,4 @@
-//! The budgets of a step, and the budgets that a step exceeds.
+//! The budgets of a step, and checks for steps that exceed them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Display};
@@ -12,45 +12,45 @@ use serde::Deserialize;
 use super::StepReport;
 use super::counts::Launch;
 
-/// More instructions of one warp than a launch may have that does not fill the GPU.
+/// The number of instructions of a warp from which a launch must fill the GPU.
 const LONG: f64 = 1e4;
 
-/// More time of scalar units than of memory: the products that this takes belong on matrix units.
+/// The ratio of scalar time to memory time from which a launch should use tensor cores.
 const SCALAR: f64 = 2.0;
 
 /// The file of budgets.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Budgets {
-    /// Burn's kernels that may grow with the tokens, without types and sizes.
+    /// Burn's kernels whose work may grow with the tokens, without types and sizes.
     pub allowed: BTreeSet<String>,
-    /// By the name of the model.
+    /// The budgets by model name.
     pub models: BTreeMap<String, Budget>,
 }
 
-/// The most that a step of a model may do.
+/// The limits of a step of a model.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Budget {
-    /// Launches of a layer, without products.
+    /// Launches per layer, without products.
     pub launches_per_layer: f64,
-    /// Bytes of a layer, without products, in `[tokens, hidden]` of 16 bits.
+    /// Bytes per layer, without products, in units of `[tokens, hidden]` with 16 bits.
     pub passes_per_layer: f64,
-    /// Copies to the host.
+    /// The number of copies to the host.
     pub copies_to_host: usize,
-    /// Copies to the device.
+    /// The number of copies to the device.
     pub copies_to_device: usize,
-    /// Calls by which the host waits.
+    /// The number of calls in which the host waits.
     pub waits: usize,
-    /// Failures, by their names, that are known: each must still occur.
+    /// The names of known failures. Each of them must still occur.
     #[serde(default)]
     pub known: BTreeSet<String>,
 }
 
-/// Something that a step must not do.
+/// A violated limit.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Failure {
-    /// The name without numbers, as in a list of known names.
+    /// The name without numbers, as in the list of known failures.
     pub name: String,
     /// The found value and the expected value.
     pub message: String,
@@ -67,17 +67,17 @@ impl Budgets {
     ///
     /// # Errors
     ///
-    /// A file that cannot be read, or is no list of budgets.
+    /// Returns an error if the text is not a valid list of budgets.
     pub fn parse(text: &str) -> Result<Self, String> {
         toml::from_str(text).map_err(|error| format!("invalid budgets: {error}"))
     }
 
-    /// All that is wrong with a step, but for what is known; and what is known and does not occur. `ours` are
-    /// the names of this project's kernels.
+    /// Returns the failures of a step that are not known, and the known failures that no longer occur. `ours`
+    /// contains the names of this project's kernels.
     ///
     /// # Errors
     ///
-    /// A model without a budget.
+    /// Returns an error if the model has no budget.
     pub fn failures(
         &self,
         step: &StepReport,
@@ -99,7 +99,7 @@ impl Budgets {
         Ok(new.cloned().chain(mended).collect())
     }
 
-    /// All that is wrong with a step, each name once.
+    /// Returns all failures of a step, each name once.
     pub fn all_failures(
         &self,
         step: &StepReport,
@@ -135,7 +135,7 @@ fn failure(what: &str, launch: &Launch, message: String) -> Failure {
     }
 }
 
-/// Numbers over their budgets.
+/// Returns the numbers that exceed their budgets.
 fn over_budget(step: &StepReport, budget: &Budget) -> Vec<Failure> {
     let (layer, counted) = (step.layer(), &step.counted[0]);
     let waits: usize = counted.waits.values().sum();
@@ -158,7 +158,7 @@ fn over_budget(step: &StepReport, budget: &Budget) -> Vec<Failure> {
         ),
         ("waits", waits as f64, budget.waits as f64),
     ];
-    // Passes are written with one decimal.
+    // Passes are written with one decimal place.
     let over = numbers
         .into_iter()
         .filter(|(_, found, most)| *found > most + 0.05);
@@ -169,7 +169,7 @@ fn over_budget(step: &StepReport, budget: &Budget) -> Vec<Failure> {
     .collect()
 }
 
-/// A launch that leaves multiprocessors idle, for long.
+/// Returns a failure if a long launch leaves multiprocessors idle.
 fn idle(launch: &Launch) -> Option<Failure> {
     let (cubes, longest) = (launch.counts.cubes, launch.counts.longest_plane);
     let most = H100.multiprocessors;
@@ -185,7 +185,7 @@ fn idle(launch: &Launch) -> Option<Failure> {
     })
 }
 
-/// A launch that computes products without matrix units.
+/// Returns a failure if a launch computes products without tensor cores.
 fn scalar(launch: &Launch) -> Option<Failure> {
     let of = |wanted| {
         let mut limits = limits(&launch.counts, &H100).into_iter();
@@ -208,23 +208,23 @@ fn scalar(launch: &Launch) -> Option<Failure> {
     })
 }
 
-/// Whether a kernel is the one of this name: CubeCL appends types and sizes, `name_x_bf16_n_8`.
+/// Returns whether a kernel has this name. CubeCL appends types and sizes, as in `name_x_bf16_n_8`.
 fn is_instance(kernel: &str, name: &str) -> bool {
     let rest = kernel.strip_prefix(name);
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))
 }
 
-/// Whether a launch does more for two rows than for one.
+/// Returns whether a launch does more work for two rows than for one.
 fn grows(one: &Launch, two: &Launch) -> bool {
     let more = |of: fn(&Launch) -> f64| of(two) > 1.01 * of(one);
     more(|launch| launch.instructions) || more(|launch| launch.counts.bytes)
 }
 
-/// The names of the kernels in the sources of a crate: each function behind `#[cube(launch..)]`.
+/// Returns the names of the kernels in the sources of a crate: each function behind `#[cube(launch..)]`.
 ///
 /// # Errors
 ///
-/// A folder or file that cannot be read, or no kernel at all.
+/// Returns an error if a folder or file cannot be read, or if there is no kernel.
 pub fn kernels_of(sources: &Path) -> Result<BTreeSet<String>, String> {
     let mut kernels = BTreeSet::new();
     let mut left = vec![sources.to_path_buf()];

@@ -1,47 +1,47 @@
-//! The requests of a step to the device, read from the lines that the emulated GPU writes.
+//! Reads the device operations of a step from the lines that the emulated GPU writes.
 
 use std::collections::BTreeMap;
 
 use burn_megatron_kernel_check::bound::launch::{LaunchCounts, ProductCounts};
 use serde_json::Value;
 
-/// Bytes of a sector, the unit of memory transfers.
+/// The size of a sector in bytes. A sector is the unit of memory transfers.
 const SECTOR: f64 = 32.0;
 
-/// Instructions that machine code keeps, by the emulator's names of their kinds.
+/// The emulator's names of the instruction kinds that machine code keeps.
 const ISSUED: [&str; 7] = [
     "float", "special", "global", "shared", "atomic", "lanes", "matrix",
 ];
 
-/// One launch of a kernel, or what it would be for another number of rows.
+/// A launch of a kernel, or its extrapolation to another number of rows.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Launch {
-    /// Its name, without the hash that CubeCL appends.
+    /// The name of the kernel, without the hash that CubeCL appends.
     pub kernel: String,
     /// The counts that bound its time.
     pub counts: LaunchCounts,
-    /// Warps.
+    /// The number of warps.
     pub warps: f64,
-    /// Instructions of all warps.
+    /// The number of instructions of all warps.
     pub instructions: f64,
-    /// Instructions of matrix units.
+    /// The number of tensor core instructions.
     pub matrix: f64,
-    /// Bytes of the sectors that each instruction touches by itself.
+    /// Bytes of the sectors that the instructions access, counted for each instruction separately.
     pub accessed: f64,
 }
 
-/// The requests of a step to the device, in order.
+/// The device operations of a step, in order.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepCounts {
-    /// The kernels.
+    /// The launches of kernels.
     pub launches: Vec<Launch>,
     /// The products of cuBLASLt.
     pub products: Vec<ProductCounts>,
-    /// Copies to the host.
+    /// The number of copies to the host.
     pub to_host: usize,
-    /// Copies to the device.
+    /// The number of copies to the device.
     pub to_device: usize,
-    /// Calls by which the host waits for the device.
+    /// The numbers of calls in which the host waits for the device, by name.
     pub waits: BTreeMap<String, usize>,
 }
 
@@ -50,7 +50,7 @@ impl StepCounts {
     ///
     /// # Errors
     ///
-    /// The first line that is none of those.
+    /// Returns an error for the first line that is not valid.
     pub fn parse(lines: &str) -> Result<Self, String> {
         let mut step = Self::default();
         for line in lines.lines() {
@@ -81,12 +81,13 @@ impl StepCounts {
         Some(())
     }
 
-    /// The step `one` of one row, with the launches that only `two`, of two rows, has: such as a sum over rows.
-    /// They count as half of what they are there.
+    /// Returns the step `one` of one row, extended by the launches that only the step `two` of two rows has, such as
+    /// a sum over rows. These launches get half of their counts in `two`.
     ///
     /// # Errors
     ///
-    /// The first launch of one row that is not in its place with two, and another number of products.
+    /// Returns an error if a launch of one row is not in order in the step of two rows, or if the numbers of products
+    /// differ.
     pub fn align(one: &Self, two: &Self) -> Result<Self, String> {
         let mut left = one.launches.iter().peekable();
         let launches = two.launches.iter().map(|launch| {
@@ -109,8 +110,8 @@ impl StepCounts {
         })
     }
 
-    /// The step at another number of rows, each number on the line through those of `one` and `two`, with
-    /// one and two rows and the same launches.
+    /// Extrapolates a step linearly to another number of rows. `one` and `two` are the steps of one and two rows,
+    /// with the same launches.
     pub fn at_rows(one: &Self, two: &Self, rows: f64) -> Self {
         let launches = one.launches.iter().zip(&two.launches);
         let products = one.products.iter().zip(&two.products);
@@ -123,13 +124,13 @@ impl StepCounts {
     }
 }
 
-/// On the line through the numbers of one and two rows; nothing is less than none.
+/// Extrapolates linearly from the numbers of one and two rows. The result is at least 0.
 fn line(one: f64, two: f64, rows: f64) -> f64 {
     (one + (two - one) * (rows - 1.0)).max(0.0)
 }
 
 impl Launch {
-    /// With each number made of those of both.
+    /// Returns a launch whose numbers are `make` of the numbers of both launches.
     fn zip(&self, other: &Self, make: impl Fn(f64, f64) -> f64) -> Self {
         let number = |of: fn(&Self) -> f64| make(of(self), of(other));
         Self {
@@ -193,7 +194,7 @@ fn launch(line: &Value) -> Option<Launch> {
     })
 }
 
-/// `name_0123abcd` as `name`.
+/// Returns `name_0123abcd` as `name`.
 fn without_hash(kernel: &str) -> &str {
     let is_hash = |text: &str| text.len() == 8 && text.chars().all(|c| c.is_ascii_hexdigit());
     match kernel.rsplit_once('_') {

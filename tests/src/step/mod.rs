@@ -1,7 +1,7 @@
-//! The launches, copies and waits of a training step, and the least time that it takes on a GPU: from [counts] of the
-//! emulated GPU for one and two rows and one and two layers, which are linear in both.
+//! The launches, copies and waits of a training step, and its minimum time on a GPU. The [counts] of the emulated GPU
+//! for one and two rows and one and two layers are extrapolated linearly.
 //!
-//! The [report] shows it, the [budget] fails a step that does more than it may.
+//! The [report] prints the step. The [budget] rejects a step that exceeds its limits.
 
 pub mod budget;
 pub mod counts;
@@ -16,28 +16,28 @@ pub use report::StepReport;
 use burn_megatron::nn::fp8::{DelayedScaling, Fp8Config, Fp8Recipe};
 use burn_megatron_models::TransformerConfig;
 
-/// Tokens of a row.
+/// The number of tokens per row.
 pub const ROW: usize = 1024;
 
-/// Rows of the reported step: 65,536 tokens.
+/// The number of rows of the reported step: 65,536 tokens.
 pub const ROWS: f64 = 64.0;
 
-/// A model that is counted.
+/// A model whose step is counted.
 #[derive(Clone, Debug)]
 pub struct StepCase {
-    /// Its name in the budgets.
+    /// The name of the model in the budgets.
     pub name: &'static str,
-    /// Its layers; two of them are counted.
+    /// The number of layers of the model. Two layers are counted.
     pub layers: usize,
-    /// Its configuration, of one layer.
+    /// The configuration of the model with one layer.
     pub config: TransformerConfig,
-    /// The 8-bit settings of its layers.
+    /// The FP8 settings of the layers.
     pub fp8: Fp8Config,
 }
 
 impl StepCase {
-    /// GPT-2 of 124M and 1.5B parameters, and Llamas of the same widths whose queries share keys and
-    /// values by three and by five; the smaller GPT-2 in 8 bits too, with delayed scales.
+    /// Returns GPT-2 with 124M and 1.5B parameters, and Llamas of the same widths in which three and five queries
+    /// share keys and values. The smaller GPT-2 is also returned in FP8 with delayed scaling.
     pub fn all() -> [Self; 5] {
         let gpt = |name, hidden, heads, layers| Self {
             name,
@@ -82,6 +82,6 @@ impl StepCase {
     }
 }
 
-/// The counts of a step: by layers, one and two, and by rows, one and two.
+/// The counts of a step, by the number of layers (one and two) and by the number of rows (one and two).
 #[derive(Clone, Debug)]
 pub struct StepRuns(pub [[StepCounts; 2]; 2]);

@@ -1,4 +1,4 @@
-//! The table of a step: what each kernel does in a layer and outside of layers, and the least time.
+//! The table of a step: the work of each kernel per layer and outside of layers, and the minimum time.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
@@ -9,37 +9,37 @@ use burn_megatron_kernel_check::bound::{GpuSpec, H100, H200};
 use super::counts::Launch;
 use super::{ROW, ROWS, StepCase, StepCounts, StepRuns};
 
-/// The sum of some launches.
+/// The sum of several launches.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LaunchSum {
     /// The number of launches.
     pub launches: f64,
-    /// Bytes that memory moves.
+    /// Bytes moved from and to memory.
     pub bytes: f64,
-    /// The bytes that grow with the tokens, in passes over `[tokens, hidden]` of 16 bits.
+    /// The bytes that grow with the tokens, in passes over `[tokens, hidden]` with 16 bits.
     pub passes: f64,
-    /// The least seconds on an H100.
+    /// The minimum time on an H100, in seconds.
     pub seconds: f64,
 }
 
-/// The launches of one kernel in a step, or all products.
+/// The launches of a kernel in a step, or all products.
 #[derive(Clone, Debug)]
 pub struct KernelRow {
-    /// Its name.
+    /// The name of the kernel.
     pub kernel: String,
-    /// In each layer.
+    /// The launches per layer.
     pub layer: LaunchSum,
-    /// Outside of layers.
+    /// The launches outside of layers.
     pub rest: LaunchSum,
-    /// The fewest cubes of a launch.
+    /// The minimum number of cubes of a launch.
     pub cubes: f64,
-    /// The most instructions of a warp.
+    /// The maximum number of instructions of a warp.
     pub longest: f64,
-    /// Bytes that instructions access, over those that memory moves.
+    /// The ratio of the bytes that instructions access to the bytes that memory moves.
     pub accessed: f64,
-    /// The share of instructions that are matrix units'.
+    /// The fraction of tensor core instructions.
     pub matrix: f64,
-    /// The resource that limits the launch that takes the longest.
+    /// The resource that limits the longest launch.
     pub limit: &'static str,
 }
 
@@ -48,17 +48,17 @@ pub struct KernelRow {
 pub struct StepReport {
     /// The model.
     pub case: StepCase,
-    /// A step of two layers.
+    /// The step with two layers.
     pub two_layers: StepCounts,
-    /// The same with one row and with two.
+    /// The step with two layers, with one row and with two rows.
     pub counted: [StepCounts; 2],
-    /// By kernel, those that take the longest first; products last.
+    /// The rows by kernel, longest time first. Products are last.
     pub rows: Vec<KernelRow>,
-    /// The least seconds on an H200.
+    /// The minimum time on an H200, in seconds.
     pub h200_seconds: f64,
 }
 
-/// The row of products.
+/// The name of the row of products.
 pub const PRODUCTS: &str = "cuBLASLt";
 
 /// Sums and extremes of the launches of a kernel in a step.
@@ -75,11 +75,11 @@ struct Group {
 }
 
 impl StepReport {
-    /// Computes it.
+    /// Computes the report.
     ///
     /// # Errors
     ///
-    /// See [`StepCounts::align`].
+    /// Returns the errors of [`StepCounts::align`].
     pub fn new(case: &StepCase, runs: &StepRuns) -> Result<Self, String> {
         let pass = (2 * ROW * case.config.hidden) as f64;
         let mut steps = vec![];
@@ -112,13 +112,13 @@ impl StepReport {
         })
     }
 
-    /// Of all kernels, without products, in a layer.
+    /// Returns the sum of all kernels in a layer, without products.
     pub fn layer(&self) -> LaunchSum {
         let kernels = self.rows.iter().filter(|row| row.kernel != PRODUCTS);
         kernels.fold(LaunchSum::default(), |sum, row| sum.plus(&row.layer, 1.0))
     }
 
-    /// The least seconds of the step on an H100.
+    /// Returns the minimum time of the step on an H100, in seconds.
     pub fn seconds(&self) -> f64 {
         self.rows
             .iter()
@@ -134,7 +134,7 @@ impl KernelRow {
 }
 
 impl LaunchSum {
-    /// The sum with `factor` times another.
+    /// Returns the sum of this and `factor` times `other`.
     fn plus(&self, other: &Self, factor: f64) -> Self {
         Self {
             launches: self.launches + factor * other.launches,
@@ -168,7 +168,7 @@ impl Group {
     }
 }
 
-/// By kernel.
+/// Groups the launches by kernel.
 fn groups(
     [one, two]: &[StepCounts; 2],
     many: &StepCounts,
@@ -210,7 +210,7 @@ fn seconds(step: &StepCounts, machine: &GpuSpec) -> f64 {
     launches.chain(products).sum()
 }
 
-/// Returns the row of a kernel: the difference of two layers and one layer is a layer's.
+/// Returns the row of a kernel. The launches per layer are the difference between two layers and one layer.
 fn row(kernel: &str, one: Option<&Group>, two: Group) -> KernelRow {
     let one = one.map(|group| group.sum).unwrap_or_default();
     let layer = two.sum.plus(&one, -1.0);

@@ -1,4 +1,4 @@
-//! Reports and budgets of steps whose numbers are made up.
+//! Tests of reports and budgets with artificial steps.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use super::budget::{Budgets, Failure};
 use super::counts::Launch;
 use super::{ROW, StepCase, StepCounts, StepReport, StepRuns};
 
-/// Bytes of `[ROW, 768]` of 16 bits.
+/// The bytes of `[ROW, 768]` with 16 bits.
 const PASS: f64 = (ROW * 768 * 2) as f64;
 
 fn launch(kernel: &str, counts: LaunchCounts) -> Launch {
@@ -23,8 +23,8 @@ fn launch(kernel: &str, counts: LaunchCounts) -> Launch {
     }
 }
 
-/// A layer reads and writes once, by `norm_x_bf16`, and adds with an atomic operation, by `add`, twice; behind the layers
-/// is `sum`, of one cube. Each layer has a product.
+/// Returns an artificial step. A layer runs `norm_x_bf16` once and the atomic addition `add` twice, and has one
+/// product. Behind the layers is `sum` with one cube.
 fn step(layers: usize, rows: usize) -> StepCounts {
     let rows = rows as f64;
     let norm = LaunchCounts {
@@ -100,7 +100,7 @@ fn layers_are_told_from_the_rest() {
     assert_near(norm.layer.seconds, 128.0 * PASS / H100.copy);
     assert_eq!(report.layer().launches, 3.0);
     assert_near(report.layer().passes, 2.0);
-    // Products stand last, whatever they take.
+    // Products are last, independent of their time.
     let last = report.rows.last().unwrap();
     assert_eq!((&*last.kernel, last.layer.launches), ("cuBLASLt", 1.0));
     let product = 2.0 * 65_536.0 * 768.0 * 768.0 / 989.4e12;
@@ -135,7 +135,7 @@ fn names(failures: &[Failure]) -> Vec<&str> {
     failures.iter().map(|failure| &*failure.name).collect()
 }
 
-/// What fails of a step with the budgets, of which some text is replaced.
+/// Returns the failures of a step after a replacement in the text of the budgets.
 fn failures(runs: &StepRuns, [from, to]: [&str; 2]) -> Vec<Failure> {
     assert!(BUDGETS.contains(from));
     let budgets = Budgets::parse(&BUDGETS.replace(from, to)).unwrap();
@@ -161,7 +161,7 @@ fn each_budget_is_kept() {
     ] {
         assert_eq!(names(&failures(&runs(), [from, to])), [name]);
     }
-    // Less is no failure, and what does not grow with the tokens may be anybody's.
+    // A lower number is not a failure. Kernels that do not grow with the tokens may belong to any crate.
     assert_eq!(failures(&runs(), ["layer = 3", "layer = 4"]), []);
     let text = failures(&runs(), ["'idle: sum'", ""])[0].to_string();
     assert!(
@@ -184,7 +184,7 @@ fn what_is_known_to_fail_must_fail() {
     assert!(Budgets::parse(&unknown).unwrap_err().contains("unknown"));
 }
 
-/// 1024 rows with 1000 floating-point instructions for each 16 bits.
+/// 1024 rows with 1000 floating-point instructions per 16-bit number.
 #[test]
 fn products_belong_on_matrix_units() {
     let with = |matrix_flops| {

@@ -5,30 +5,30 @@ use std::path::Path;
 
 use tempfile::TempDir;
 
-/// A new, empty folder in the system's temporary folder; removed on drop.
+/// A new, empty folder in the system's temporary folder. It is removed when it is dropped.
 pub struct TestFolder(TempDir);
 
 impl TestFolder {
-    /// Makes the folder.
+    /// Creates the folder.
     ///
     /// # Panics
     ///
-    /// If the temporary folder of the system is not writable.
+    /// Panics if the temporary folder of the system is not writable.
     #[expect(clippy::new_without_default, reason = "it makes a folder")]
     pub fn new() -> Self {
         Self(tempfile::tempdir().expect("the temporary folder is writable"))
     }
 
-    /// Where it is.
+    /// Returns the path of the folder.
     pub fn path(&self) -> &Path {
         self.0.path()
     }
 
-    /// Writes a file, and creates its folders.
+    /// Writes a file, and creates its parent folders.
     ///
     /// # Panics
     ///
-    /// If that fails.
+    /// Panics if the file cannot be written.
     pub fn write(&self, name: &str, content: impl AsRef<[u8]>) {
         let path = self.0.path().join(name);
         fs::create_dir_all(path.parent().expect("a file has a parent")).expect("writable");

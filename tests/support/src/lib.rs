@@ -1,4 +1,4 @@
-//! What the tests of several crates share: temporary folders, waits, and tests that say that they could not run.
+//! Helpers for the tests of several crates: temporary folders, waits, and messages of skipped tests.
 
 mod folder;
 mod skip;

@@ -1,5 +1,5 @@
-//! Marks tests as skipped at run time. The harness of `cargo test` does not support that and counts them as
-//! passed; `cargo xtask test` parses the lines printed here, and counts and lists the tests as skipped.
+//! Marks tests as skipped at run time. The harness of `cargo test` does not support skipping and counts these tests
+//! as passed. `cargo xtask test` parses the lines that are printed here, and lists and counts the tests as skipped.
 
 use std::fmt::Display;
 use std::io::Write;
@@ -28,7 +28,7 @@ pub enum Skip {
 }
 
 impl Skip {
-    /// Parses a line; `None` if it is not a skip line.
+    /// Parses a line. Returns `None` if it is not a skip line.
     pub fn parse(line: &str) -> Option<Self> {
         let line = line.trim_end();
         let whole = line
@@ -38,8 +38,8 @@ impl Skip {
     }
 }
 
-/// Prints directly to standard output: the harness captures the output of macros if the test passes. Starts
-/// with a line break, as the harness may have printed the start of a line.
+/// Prints directly to standard output, since the harness captures the output of macros in tests that pass. The text
+/// starts with a line break, since the harness may have printed the start of a line.
 fn print(kind: &str, reason: impl Display) {
     let thread = thread::current();
     let line = line(kind, thread.name().unwrap_or("a test"), reason);
@@ -48,7 +48,7 @@ fn print(kind: &str, reason: impl Display) {
     let _ = write!(out, "\n{line}\n").and_then(|()| out.flush());
 }
 
-/// Formats one line; line breaks in the reason are replaced.
+/// Formats a single line. Line breaks in the reason are replaced.
 fn line(kind: &str, test: &str, reason: impl Display) -> String {
     format!("{kind}{test}: {reason}").replace(['\n', '\r'], " ")
 }
@@ -71,7 +71,7 @@ mod tests {
         assert_eq!(Skip::parse("test disk::full ... ok"), None);
     }
 
-    /// The line passes the harness, which captures what a passing test prints.
+    /// Checks that the line is printed even though the harness captures the output of tests that pass.
     #[test]
     fn the_line_comes_through_the_harness() {
         const CHILD: &str = "BURN_MEGATRON_TEST_SKIP_CHILD";

@@ -1,16 +1,16 @@
-//! Waiting in tests, without a verdict that depends on how busy a machine is.
+//! Waits in tests. The result of a test does not depend on the load of the machine.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long [`wait_until`] waits: longer than any machine is busy.
+/// The timeout of [`wait_until`]. It is long enough for a busy machine.
 pub const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Returns as soon as the condition holds.
 ///
 /// # Panics
 ///
-/// If it does not hold within [`TIMEOUT`]; `what` names it in the message.
+/// Panics if the condition does not hold within [`TIMEOUT`]. The message contains `what`.
 #[track_caller]
 pub fn wait_until(what: &str, holds: impl Fn() -> bool) {
     let start = Instant::now();

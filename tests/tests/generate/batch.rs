@@ -1,4 +1,5 @@
-//! Batches: each text is that of its prompt alone, bit for bit, and has the log-probabilities of the training forward.
+//! Tests of batches. Each text equals the text of its prompt alone, bit for bit, and has the log-probabilities of the
+//! training forward pass.
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_megatron::comm::{ParallelContext, World};
@@ -16,7 +17,7 @@ use burn_megatron_tests::tolerance::assert_all_near;
 
 use super::{ALONE, AnyError, TestLayout, layouts, models};
 
-/// Models of bytes with logits that differ, whose attention is fused.
+/// Returns models of bytes with fused attention and distinct logits.
 fn of_bytes() -> impl Iterator<Item = (&'static str, TransformerConfig)> {
     models().into_iter().map(|(name, config)| {
         let config = TransformerConfig {
@@ -42,7 +43,7 @@ fn settings() -> GenerateConfig {
     }
 }
 
-/// Of several lengths; the longest outgrows the context.
+/// Returns prompts of several lengths. The longest prompt exceeds the context.
 fn prompts() -> Vec<Vec<u32>> {
     let byte = |i: usize, by: usize| ((i * i * 7 + by * 31 + 5) % 256) as u32;
     [3, 1, 17, 26, 9]
@@ -50,7 +51,7 @@ fn prompts() -> Vec<Vec<u32>> {
         .to_vec()
 }
 
-/// The texts on every rank, in batches of each size.
+/// Returns the generated texts on every rank, in batches of each size.
 fn written(
     config: &TransformerConfig,
     settings: &GenerateConfig,
@@ -103,7 +104,7 @@ fn a_text_of_a_batch_is_that_of_its_prompt_alone() {
         let first = written(&config, &settings(), ALONE, &[1])
             .swap_remove(0)
             .swap_remove(0);
-        // Each layout with some of the models.
+        // Each layout is tested with some of the models.
         let layouts = layouts().enumerate();
         let own = layouts.filter(|(layout, _)| (layout + number).is_multiple_of(4));
         for (_, layout) in own {
@@ -123,7 +124,7 @@ fn a_text_of_a_batch_is_that_of_its_prompt_alone() {
     }
 }
 
-/// Experts in turn depend only on the position of a token in its text, in training too.
+/// Experts that are selected in turn depend only on the position of a token in its text, also in training.
 #[test]
 fn experts_in_turn_do_not_depend_on_the_batch_or_the_layout() {
     let moe = MoeConfig {
@@ -172,7 +173,7 @@ fn experts_in_turn_do_not_depend_on_the_batch_or_the_layout() {
     }
 }
 
-/// The setting `num_return_sequences` of `transformers`.
+/// Tests the setting `num_return_sequences` of `transformers`.
 #[test]
 fn samples_of_a_prompt_depend_on_the_seed_alone() {
     let (_, config) = of_bytes().next().unwrap();
@@ -195,7 +196,7 @@ fn samples_of_a_prompt_depend_on_the_seed_alone() {
             assert_eq!(text.tokens, first.tokens, "{layout:?}");
         }
     }
-    // Of each prompt in turn; a sample does not depend on how many there are.
+    // Samples are listed prompt by prompt. A sample does not depend on the number of samples.
     let one = of(1, 5, ALONE, &[2]).swap_remove(0);
     let five = of(5, 5, ALONE, &[2]).swap_remove(0);
     assert_eq!([one.len(), three.len(), five.len()], [5, 15, 25]);
@@ -210,14 +211,14 @@ fn samples_of_a_prompt_depend_on_the_seed_alone() {
     assert_ne!(other[1].tokens, three[1].tokens);
 }
 
-/// Those that end leave, and others take their place.
+/// Texts that end leave the batch, and other texts take their place.
 #[test]
 fn texts_of_a_batch_stop_by_themselves() {
     let (_, config) = of_bytes().nth(1).unwrap();
     let all = written(&config, &settings(), ALONE, &[1])
         .swap_remove(0)
         .swap_remove(0);
-    // Two characters in the middle of some texts, which the others hardly have.
+    // Two characters from the middle of some texts. The other texts hardly contain them.
     let pair = |i: usize| {
         let characters: Vec<char> = all[i].text.chars().collect();
         let mut pairs = characters.windows(2).skip(2 * i);
@@ -244,7 +245,7 @@ fn row(tokens: &[u32]) -> Tensor<2, Int> {
     Tensor::from_data(TensorData::new(ids, [1, tokens.len()]), &Device::flex())
 }
 
-/// The loss that training has for the same tokens.
+/// Compares with the loss of training on the same tokens.
 #[test]
 fn log_probabilities_are_those_of_the_training_forward() {
     let tensor = |tensor, sequence_parallel| TestLayout {
@@ -258,7 +259,7 @@ fn log_probabilities_are_those_of_the_training_forward() {
     };
     for (name, mut config) in of_bytes() {
         if matches!(name, "Llama" | "DeepSeek") {
-            // With LongRoPE the length of a row of training chooses the factors of all of its tokens.
+            // With LongRoPE, the length of a training row selects the factors of all of its tokens.
             config.positions = small_llama().config.positions;
         }
         for dtype in [DType::F32, DType::F64] {
@@ -279,7 +280,7 @@ fn log_probabilities_are_those_of_the_training_forward() {
                     for ((text, other), prompt) in texts.iter().zip(&others).zip(&prompts) {
                         let all = [&prompt[..], &text.tokens].concat();
                         let multiple = model.sequence_multiple();
-                        // Padding is after the tokens that are compared.
+                        // Padding is behind the tokens that are compared.
                         let padded = |tokens: &[u32]| {
                             let mut tokens = tokens.to_vec();
                             tokens.resize(tokens.len().next_multiple_of(multiple), 0);
@@ -292,7 +293,7 @@ fn log_probabilities_are_those_of_the_training_forward() {
                         assert_eq!(other.tokens, text.tokens, "{what}");
                         assert_eq!(other.logprobs, expected, "{what}, without a cache");
                         if name == "DeepSeek" {
-                            // A cache of latents multiplies in another order.
+                            // A cache of latents multiplies in a different order.
                             assert_all_near(&what, &text.logprobs, &expected, 1e-5);
                         } else {
                             assert_eq!(text.logprobs, expected, "{what}");
@@ -306,7 +307,7 @@ fn log_probabilities_are_those_of_the_training_forward() {
     }
 }
 
-/// A layer with a window keeps no more than the window and some tokens before it, and adds up the same.
+/// The cache of a layer with a window is limited to the window and some tokens before it. The results are the same.
 #[test]
 fn a_window_bounds_the_cache() {
     let (_, config) = of_bytes().nth(3).unwrap();
@@ -327,7 +328,8 @@ fn a_window_bounds_the_cache() {
             let mut generator = Generator::new(model, groups, &Device::flex());
             let text =
                 generator.generate(&prompt, &settings, &Tokenizer::bytes(), &mut |_| Ok(()))?;
-            // 99 tokens before one: two steps of 64 and two more. The other layers have two steps of 256.
+            // There are 99 tokens before the new token: two steps of 64 and two more. The other layers have two steps
+            // of 256.
             let tokens = match layout.context {
                 1 => 2 * 256 + 2 * 512,
                 _ => 2 * (64 + 2 * 64) + 2 * 256,
@@ -343,7 +345,7 @@ fn a_window_bounds_the_cache() {
                 let expected: Vec<f64> = new.iter().map(|loss| -loss).collect();
                 assert_eq!(text.logprobs, expected);
             }
-            // What it has dropped it reads again.
+            // Tokens that the cache has dropped are read again.
             let before = &prompt[..250];
             let found = generator.logits_after(before)?.unwrap();
             let mut fresh = Generator::new(model, groups, &Device::flex());
@@ -357,7 +359,7 @@ fn a_window_bounds_the_cache() {
     }
 }
 
-/// Experts of other ranks, for tokens that these ranks have as well: the text is that of one rank.
+/// Experts are on other ranks, and these ranks have the same tokens. The text equals the text of one rank.
 #[test]
 fn experts_are_split_over_ranks() {
     let (_, config) = of_bytes().nth(4).unwrap();

@@ -1,4 +1,4 @@
-//! Text generation with a KV cache, in any layout.
+//! Tests of text generation with a KV cache, in any layout.
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_megatron::comm::{ParallelContext, World};
@@ -23,7 +23,7 @@ type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
 const LAYERS: usize = 4;
 
-/// A layout, and how many stages each rank of its pipeline has.
+/// A layout, and the number of stages per pipeline rank.
 #[derive(Clone, Copy, Debug)]
 struct TestLayout {
     tensor: usize,
@@ -41,7 +41,7 @@ const ALONE: TestLayout = TestLayout {
     stages: 1,
 };
 
-/// Tensor, sequence parallel, context, pipeline, stages of a rank.
+/// Tensor, sequence parallel, context, pipeline, stages per rank.
 const PLACES: [(usize, bool, usize, usize, usize); 12] = [
     (1, false, 1, 1, 1),
     (2, false, 1, 1, 1),
@@ -70,7 +70,7 @@ fn layouts() -> impl Iterator<Item = TestLayout> {
 }
 
 impl TestLayout {
-    /// Runs `body` with each rank's part of the model, and the ranks of its stages.
+    /// Runs `body` with each rank's part of the model, and with the ranks of its stages.
     fn run<T: Send>(
         self,
         config: &TransformerConfig,
@@ -99,7 +99,7 @@ impl TestLayout {
     }
 }
 
-/// The same with as many layers, with a window in every second one.
+/// Returns the configuration with `LAYERS` layers, and a window in every second layer.
 fn with_layers(config: TransformerConfig) -> TransformerConfig {
     TransformerConfig {
         layers: LAYERS,
@@ -113,7 +113,7 @@ fn models() -> [(&'static str, TransformerConfig); 5] {
         layers: LAYERS,
         ..small_gpt().config
     };
-    // Texts grow beyond the original context, from which on they have other positions.
+    // Texts grow beyond the original context. Longer texts use different positions.
     let llama = TransformerConfig {
         layers: LAYERS,
         positions: long_rope(4, 5),
@@ -153,7 +153,7 @@ fn models() -> [(&'static str, TransformerConfig); 5] {
     ]
 }
 
-/// Token `i` of the text that is read.
+/// Returns token `i` of the text that is read.
 fn token(i: usize) -> u32 {
     (i * i * 5 + 2 * i + 1) as u32 % 21
 }
@@ -167,7 +167,7 @@ fn ids(tokens: &[u32]) -> Tensor<2, Int> {
     Tensor::from_data(TensorData::new(ids, [1, tokens.len()]), &Device::flex())
 }
 
-/// The logits after 1, 2, ... tokens, on one rank and without a cache.
+/// Returns the logits after 1, 2, ... tokens, on one rank and without a cache.
 fn expected(config: &TransformerConfig, choices: &KernelChoices, dtype: DType) -> Vec<Vec<f64>> {
     let lengths = 1..config.context + 4;
     let rows = ALONE.run(config, choices, dtype, |model, _, _| {
@@ -196,7 +196,7 @@ fn logits_of_each_step_equal_those_of_the_full_text() {
                         let mut generator = Generator::new(model, groups, &Device::flex())
                             .with_placement(placement);
                         for (i, expected) in expected.iter().enumerate() {
-                            // The prompt is of three tokens; the text outgrows the context.
+                            // The prompt has three tokens. The text exceeds the context.
                             let len = i + 1;
                             if len < 3 {
                                 continue;
@@ -217,7 +217,7 @@ fn logits_of_each_step_equal_those_of_the_full_text() {
     }
 }
 
-/// A text with the same prefix, a shorter one, and one without a common prefix.
+/// Reads a text with the same prefix, a shorter text, and a text without a common prefix.
 #[test]
 fn the_cache_is_reused_for_texts_with_the_same_prefix() {
     let (_, config) = models()[1].clone();
@@ -263,7 +263,7 @@ fn the_cache_is_reused_for_texts_with_the_same_prefix() {
     }
 }
 
-/// Sequences of several lengths in one cache, which join and end, and padding.
+/// Reads sequences of several lengths with one cache. Sequences join and end, and there is padding.
 #[test]
 fn sequences_of_any_lengths_are_read_together() {
     for (name, config) in models() {
@@ -276,7 +276,7 @@ fn sequences_of_any_lengths_are_read_together() {
                     [0, 4, 9].map(|by| (0..8).map(|i| token(i + by)).collect());
                 let expected = rows.each_ref().map(|row| model.logits(ids(row)));
                 let mut cache = KvCache::with_windows(model.attention_windows(), config.context);
-                // The first new token of each sequence, and their number.
+                // The first new token of each sequence, and the number of new tokens.
                 for parts in [
                     vec![(0, 0, 3)],
                     vec![(0, 3, 1), (2, 0, 5)],
@@ -315,7 +315,7 @@ fn sequences_of_any_lengths_are_read_together() {
     }
 }
 
-/// A prompt is read in chunks, none of which may be lost.
+/// A long prompt is read in chunks. No chunk may be lost.
 #[test]
 fn a_long_prompt_is_read_in_chunks() {
     let config = TransformerConfig {
@@ -338,7 +338,8 @@ fn a_long_prompt_is_read_in_chunks() {
             if let Some(logits) = generator.logits_after(&tokens)? {
                 assert_all_near(&format!("{layout:?}"), &logits, &whole, 1e-12);
             }
-            // A capacity of 1280 tokens does not fit, one of 1200 does. A rank of a context group has a part of them.
+            // A capacity of 1280 tokens does not fit, but 1200 tokens do. A rank of a context group has a part of the
+            // tokens.
             let width = config.hidden / config.heads;
             let heads = config.heads / layout.tensor;
             let layers = LAYERS / layout.pipeline;

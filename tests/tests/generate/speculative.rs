@@ -1,4 +1,4 @@
-//! Speculative generation: the text without it, in fewer forwards.
+//! Tests of speculative generation: the same text as without it, in fewer forward passes.
 
 use burn::tensor::{DType, Device};
 use burn_megatron::kernel_selection::KernelChoices;
@@ -9,7 +9,7 @@ use burn_megatron_models::{MtpConfig, TransformerConfig};
 use super::batch::assert_same;
 use super::{ALONE, AnyError, TestLayout, layouts, models};
 
-/// Models of few tokens, so that some drafts are right without any training.
+/// Returns models with few tokens, so that some drafts are correct without training.
 fn drafting() -> impl Iterator<Item = (&'static str, TransformerConfig)> {
     models().into_iter().skip(1).map(|(name, config)| {
         let config = TransformerConfig {
@@ -28,14 +28,14 @@ fn drafting() -> impl Iterator<Item = (&'static str, TransformerConfig)> {
     })
 }
 
-/// Of several lengths; the longest outgrows the context.
+/// Returns prompts of several lengths. The longest prompt exceeds the context.
 fn prompts() -> Vec<Vec<u32>> {
     [3, 1, 17, 26]
         .map(|len| (0..len).map(|i| (i * i + len) % 5).collect())
         .to_vec()
 }
 
-/// The texts on every rank.
+/// Returns the generated texts on every rank.
 fn written(
     config: &TransformerConfig,
     speculative: bool,
@@ -59,7 +59,7 @@ fn written(
         let mut write =
             || generator.generate_batch(&prompts(), batch_size, &settings, &bytes, on_text);
         write()?;
-        // From the cache of other texts.
+        // Uses the cache of the previous texts.
         Ok::<_, AnyError>(write()?)
     });
     run.unwrap()
@@ -68,7 +68,7 @@ fn written(
 #[test]
 fn a_speculative_text_is_the_text_without() {
     for (number, (name, config)) in drafting().enumerate() {
-        // Each layout with some of the models.
+        // Each layout is tested with some of the models.
         let layouts = layouts().enumerate();
         let own = layouts.filter(|(layout, _)| (layout + number).is_multiple_of(4));
         for (_, layout) in own {

@@ -1,4 +1,4 @@
-//! Texts, and where they end.
+//! Tests of generated texts and their ends.
 
 use burn::tensor::{DType, Device};
 use burn_megatron::comm::{ParallelContext, World};
@@ -15,7 +15,7 @@ use burn_megatron_train::{TrainConfig, Trainer};
 
 use super::{ALONE, AnyError, TestLayout, layouts, models};
 
-/// A model of bytes, so that there is text.
+/// Returns a model of bytes, so that it generates text.
 fn of_bytes() -> TransformerConfig {
     TransformerConfig {
         vocabulary: 256,
@@ -83,7 +83,7 @@ fn every_layout_writes_the_same_text() {
     assert_ne!(with_seed(Some(8)), alone.text);
     assert_eq!(with_seed(None), with_seed(Some(0)));
 
-    // It stops before two characters of it, which are two tokens or more.
+    // Generation stops before these two characters, which are at least two tokens.
     let stop: String = alone.text.chars().skip(9).take(2).collect();
     let begins = alone.text[..alone.text.find(&stop).unwrap()].to_string();
     let stopping = GenerateConfig {
@@ -129,7 +129,7 @@ fn invalid_settings_are_an_error_on_every_rank() {
     }
 }
 
-/// With full sharding every rank of the data axis gathers, so all of them generate.
+/// With full sharding, every rank of the data axis gathers parameters, so all of them generate.
 #[test]
 fn a_trainer_writes_in_every_sharding() {
     let write = |data: usize, stage: ZeroStage| {
@@ -202,7 +202,7 @@ fn a_token_that_ends_texts_ends_them() {
                 let text: Vec<_> = others.iter().map(|token| format!(" w{token}")).collect();
                 assert_eq!(written.text, text.concat());
 
-                // From within one word into the next.
+                // The stop sequence spans two words.
                 let (second, third) = (&text[1], &text[2]);
                 let stop = format!("{}{}", &second[2..], &third[..2]);
                 let config = GenerateConfig {
@@ -213,13 +213,13 @@ fn a_token_that_ends_texts_ends_them() {
                 assert_eq!(stopped.finish_reason, FinishReason::Stop);
                 let begins = &written.text[..written.text.find(&stop).unwrap()];
                 assert_eq!(stopped.text, begins);
-                // Text held back for a possible stop sequence is returned at the end.
+                // Text that is held back for a possible stop sequence is returned at the end.
                 let config = GenerateConfig {
                     stop: vec![format!("{} and more", &text[text.len() - 1])],
                     ..config
                 };
                 assert_eq!(write(&config)?.text, written.text);
-                // An empty prompt is the token that ends the text before it.
+                // An empty prompt is replaced by the token that ends the text before it.
                 let config = GenerateConfig::default();
                 let empty = GenerateConfig {
                     prompt: String::new(),

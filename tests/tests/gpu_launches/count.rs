@@ -1,4 +1,4 @@
-//! Counts the launches of CubeCL.
+//! Counts the kernel launches of CubeCL.
 
 use std::cell::Cell;
 use std::sync::Once;
@@ -14,7 +14,7 @@ thread_local! {
     static LAUNCHED: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Counts the spans of CubeCL's launches, each on its thread.
+/// Counts the spans of CubeCL's launches, separately for each thread.
 struct Launches;
 
 impl<S: tracing::Subscriber> Layer<S> for Launches {
@@ -25,8 +25,8 @@ impl<S: tracing::Subscriber> Layer<S> for Launches {
     }
 }
 
-/// Returns the result of some work, and the number of its launches. Waits for the device: a process that ends while its
-/// driver compiles a kernel may be ended by a signal.
+/// Returns the result of some work, and the number of its launches. Waits for the device: a process that exits while
+/// its driver compiles a kernel may be killed by a signal.
 pub fn count<T>(work: impl FnOnce() -> T) -> (T, usize) {
     let before = LAUNCHED.get();
     let result = work();
@@ -35,7 +35,7 @@ pub fn count<T>(work: impl FnOnce() -> T) -> (T, usize) {
     (result, launched)
 }
 
-/// The device. A global subscriber is set before the first launch: tracing caches at the first use of a span
+/// Returns the device. A global subscriber is set before the first launch. tracing caches at the first use of a span
 /// whether it is enabled, so a subscriber per test would race with other threads.
 pub fn device() -> Device {
     static LISTENING: Once = Once::new();
@@ -73,7 +73,7 @@ pub fn flat<const D: usize>(x: Tensor<D>) -> Tensor<1> {
     x.reshape([len])
 }
 
-/// Launches of the forward and of the backward of an operation on leaves of these sizes.
+/// Returns the numbers of launches of the forward and backward pass of an operation on leaves of these sizes.
 pub fn launches(sizes: &[usize], operation: impl Fn(&[Tensor<1>]) -> Tensor<1>) -> [usize; 2] {
     launches_in(DType::F32, sizes, operation)
 }
@@ -90,6 +90,6 @@ pub fn launches_in(
     let seed = Seed(output.clone().inner().ones_like());
     let loss: Tensor<1> = apply(vec![output.into_dispatch()], seed);
     let (_, backward) = count(|| loss.backward());
-    // Burn starts every backward with a scalar of 1.
+    // Burn starts every backward pass with a scalar of 1.
     [forward, backward - 1]
 }

@@ -1,4 +1,5 @@
-//! Kernel launches of operations and layers. The counts are exact: a change that lowers one updates it here.
+//! Tests the numbers of kernel launches of operations and layers. The counts are exact. A change that lowers a count
+//! must update it here.
 #![cfg(all(
     any(feature = "cuda", feature = "wgpu"),
     feature = "tracing",
@@ -72,7 +73,7 @@ fn each_operation_launches_as_few_kernels_as_it_can() {
         pitch: n as u64,
     };
     let counted = [
-        // A backward over rows has a second kernel that sums the results of the cubes.
+        // A backward pass over rows has a second kernel, which sums the results of the cubes.
         (
             "layer norm",
             launches(&[n, w, w], |x| {
@@ -184,7 +185,7 @@ fn each_operation_launches_as_few_kernels_as_it_can() {
     }
 }
 
-/// By the engine that a model selects: on CUDA that of the matrix units.
+/// Uses the engine that a model selects. On CUDA this is the tensor core engine.
 #[test]
 fn attention_in_16_bits_launches_as_few_kernels_as_it_can() {
     let (dtype, expected) = if cfg!(feature = "cuda") {
@@ -234,11 +235,11 @@ fn the_optimizer_launches_one_kernel() {
     let (_, launched) = count(|| adamw(buffers, gradient, &Decay::All, &step, None));
     assert_eq!(launched, 1, "AdamW");
     let (_, launched) = count(|| sum_of_squares(ones()));
-    // One fills the buffer.
+    // One launch fills the buffer.
     assert_eq!(launched, 1 + 2, "the sum of squares, without the fill");
 }
 
-/// A model of so many layers.
+/// Returns a model with this number of layers.
 fn model(
     config: &TransformerConfig,
     kernels: &KernelChoices,
@@ -256,7 +257,7 @@ fn model(
     config.init_with(scope).unwrap()
 }
 
-/// Launches of a training step's forward and backward over a model of so many layers.
+/// Returns the launches of the forward and backward pass of a training step with this number of layers.
 fn of_model(config: &TransformerConfig, kernels: &KernelChoices, layers: usize) -> usize {
     let model = model(config, kernels, layers).module;
     let device = device().autodiff();
@@ -265,19 +266,19 @@ fn of_model(config: &TransformerConfig, kernels: &KernelChoices, layers: usize) 
         let loss = model.losses(tokens.clone(), tokens.clone()).sum();
         loss.backward()
     };
-    // The first one tunes the products.
+    // The first step tunes the products.
     step();
     count(step).1
 }
 
-/// The launches of one more layer.
+/// Returns the launches of one additional layer.
 fn of_layer(config: &TransformerConfig, choice: KernelChoice) -> usize {
     let kernels = KernelChoices::all(choice);
     of_model(config, &kernels, 3) - of_model(config, &kernels, 2)
 }
 
-/// GELU and its derivative, with the gradient of its bias, are epilogues of products: three launches less, of which one
-/// comes back where that gradient is added to a bucket.
+/// GELU and its derivative, with the gradient of its bias, are epilogues of products. This saves three launches.
+/// Adding the bias gradient to a bucket needs one of them again.
 #[cfg(feature = "cuda")]
 #[test]
 fn an_epilogue_launches_nothing_for_an_activation() {
@@ -305,8 +306,8 @@ fn a_layer_launches_as_few_kernels_as_it_can() {
         of_layer(&llama, KernelChoice::Fused),
         of_layer(&llama, KernelChoice::Unfused),
     ];
-    // On CUDA products are cuBLASLt's, with their biases and sums, and do not count; narrow matrices
-    // have gaps between their rows there, which take copies.
+    // On CUDA, cuBLASLt computes products with their biases and sums, and its launches are not counted. Narrow
+    // matrices have gaps between their rows on CUDA, which need copies.
     let expected = if cfg!(feature = "cuda") {
         [19, 197, 22, 201]
     } else {
@@ -318,7 +319,7 @@ fn a_layer_launches_as_few_kernels_as_it_can() {
     );
 }
 
-/// The same under data parallelism, of a micro-batch after the first one.
+/// Returns the launches of a model under data parallelism, in a micro-batch after the first one.
 fn of_wrapped_model(config: &TransformerConfig, kernels: &KernelChoices, layers: usize) -> usize {
     use burn_megatron::data_parallel::DistributedDataParallel;
     use burn_megatron::model::Tokens;
@@ -333,7 +334,7 @@ fn of_wrapped_model(config: &TransformerConfig, kernels: &KernelChoices, layers:
         let loss = ddp.forward(&device, |model| model.losses(tokens.clone(), targets).sum());
         ddp.backward(loss)
     };
-    // The first one tunes the products, and fills the buckets.
+    // The first step tunes the products and fills the buckets.
     step();
     count(step).1
 }
@@ -346,7 +347,7 @@ fn a_layer_under_data_parallelism_launches_nothing_to_accumulate_its_sums() {
         let of_model = |layers| of_wrapped_model(&config, &kernels, layers);
         of_model(3) - of_model(2)
     });
-    // 12 are products, and 4 add a product to its bucket; cuBLASLt does both outside of CubeCL.
+    // 12 launches are products, and 4 add a product to its bucket. cuBLASLt does both outside of CubeCL.
     assert_eq!(found, [32, 30], "GPT and Llama");
 }
 
@@ -375,7 +376,7 @@ fn a_sum_of_rows_and_the_gradient_of_an_embedding_are_two_launches() {
     }
 }
 
-/// The activation of an MLP is quantised by the launch that computes it.
+/// The launch that computes the activation of an MLP also quantizes it.
 #[test]
 fn an_activation_is_quantised_as_it_is_computed() {
     use burn_megatron::nn::fp8::Fp8Config;
@@ -407,7 +408,7 @@ fn an_activation_is_quantised_as_it_is_computed() {
     }
 }
 
-/// Of the scales of all layers.
+/// One launch computes the scales of all layers.
 #[test]
 fn a_step_in_8_bits_ends_with_one_launch() {
     use burn_megatron::nn::fp8::{Fp8, Fp8Config, Fp8LinearConfig};
@@ -419,7 +420,7 @@ fn a_step_in_8_bits_ends_with_one_launch() {
         let fp8 = Fp8::new(&config).expect("valid settings");
         let paths = ["up", "down"];
         let layers = paths.map(|path| {
-            // A bias would be drawn at random.
+            // A bias would be initialized at random.
             let layer = Fp8LinearConfig::new(32, 32).with_bias(false);
             let layer = layer.init(path, &fp8, device);
             let mut layer = layer.expect("another path");
@@ -444,7 +445,7 @@ fn a_step_in_8_bits_ends_with_one_launch() {
 #[test]
 fn a_matrix_is_quantised_in_two_launches() {
     use burn_megatron::kernels::fp8::{self, Format, QuantizerUsage};
-    // On CUDA rows of other widths have gaps between them, and are copied first.
+    // On CUDA, rows of other widths have gaps between them and are copied first.
     let x = Tensor::<2>::ones([200, 256], &device());
     let (amax, launched) = count(|| fp8::amax(x.clone()));
     assert_eq!(launched, 2);

@@ -1,4 +1,4 @@
-//! The memory that ranks report equals the heap of the process.
+//! Tests that the memory that ranks report equals the heap of the process.
 
 use std::sync::Mutex;
 
@@ -24,7 +24,7 @@ use burn_megatron_verify::memory_report::HeapCounter;
 use burn_megatron_tests::heap::{self, CountingAllocator, RankError, ThreadHeap};
 use burn_megatron_tests::{Text, small_llama};
 
-/// A report measures the heap of the whole process.
+/// A report measures the heap of the whole process, so the tests run one at a time.
 static ALONE: Mutex<()> = Mutex::new(());
 
 #[global_allocator]
@@ -32,7 +32,7 @@ static ALLOCATOR: CountingAllocator<HeapCounter> = CountingAllocator(HeapCounter
 
 const RANKS: usize = 4;
 
-/// About 3 million parameters.
+/// Returns a configuration with about 3 million parameters.
 fn config() -> TransformerConfig {
     TransformerConfig {
         vocabulary: 256,
@@ -43,7 +43,7 @@ fn config() -> TransformerConfig {
     }
 }
 
-/// The heap of the ranks between two steps, divided by the memory that they report.
+/// Returns the heap of the ranks between two steps, divided by the memory that they report.
 fn ratio(settings: &DataParallelConfig) -> f64 {
     let mesh = ParallelConfig::new().with_data(RANKS);
     let config = config();
@@ -77,8 +77,8 @@ fn ratio(settings: &DataParallelConfig) -> f64 {
     live as f64 / said as f64
 }
 
-/// The bytes by which the heap grows at most in the second step of a trainer with so many micro-batches, and chunks of
-/// so many tokens in the loss.
+/// Returns the maximum growth of the heap in bytes, in the second step of a trainer. `loss_chunk_size` is the number
+/// of tokens per chunk of the loss.
 fn peak_of_a_step(
     model: &TransformerConfig,
     micro_batches: usize,
@@ -109,7 +109,7 @@ fn peak_of_a_step(
     heap::on_ranks(1, run)[0]
 }
 
-/// A Llama whose activations outweigh its weights.
+/// Returns a Llama whose activations are larger than its weights.
 fn wide_batch(layers: usize) -> TransformerConfig {
     TransformerConfig {
         vocabulary: 32,
@@ -124,10 +124,10 @@ fn wide_batch(layers: usize) -> TransformerConfig {
     }
 }
 
-/// Samples of a micro-batch of it.
+/// The number of samples per micro-batch of this model.
 const SAMPLES: usize = 4;
 
-/// The bytes that a forward keeps for the backward.
+/// Returns the number of bytes that a forward pass keeps for the backward pass.
 fn kept(model: &TransformerConfig, kernels: &KernelChoices, recompute: &RecomputeConfig) -> usize {
     let run = |_, heap: ThreadHeap| {
         let (groups, device) = (ParallelContext::single(), Device::flex());
@@ -155,8 +155,8 @@ fn kept(model: &TransformerConfig, kernels: &KernelChoices, recompute: &Recomput
     heap::on_ranks(1, run)[0]
 }
 
-/// Numbers per token of a layer: `h` of a residual stream, `q` of queries, `kv` of keys, `f` of an MLP after its
-/// activation, which is gated.
+/// Numbers per token of a layer: `h` for a residual stream, `q` for queries, `kv` for keys, and `f` for a gated MLP
+/// after its activation.
 #[test]
 fn what_is_recomputed_is_not_kept() {
     let _alone = ALONE.lock();
@@ -186,7 +186,7 @@ fn what_is_recomputed_is_not_kept() {
             bytes(2 * h + 3 * f),
         ),
         ("full", uniform(1), bytes(whole)),
-        // The input of every second layer is not kept either.
+        // The inputs of every second layer are not kept either.
         ("runs of 2", uniform(2), bytes(whole) + bytes(h) / 2.0),
         (
             "2 of 4 layers",
@@ -213,8 +213,8 @@ fn what_is_recomputed_is_not_kept() {
     assert!(kept("full") < kept("mlp") && kept("mlp") < kept("both") && kept("both") < none);
 }
 
-/// Fused attention keeps one number per head beside its input and output; scores in memory are two per pair of
-/// tokens: before and after the softmax.
+/// Fused attention keeps one number per head in addition to its input and output. Unfused attention keeps two scores
+/// per pair of tokens: before and after the softmax.
 #[test]
 fn core_attention_frees_what_its_engine_keeps() {
     let _alone = ALONE.lock();
@@ -244,11 +244,11 @@ fn assert_near(what: &str, found: f64, expected: f64) {
     assert!(apart < 0.05, "{what}: {found} bytes, expected {expected}");
 }
 
-/// The graph of a micro-batch is freed before the next one goes forward.
+/// The graph of a micro-batch is freed before the next forward pass.
 #[test]
 fn more_micro_batches_need_no_more_memory() {
     let _alone = ALONE.lock();
-    // Small, so that activations outweigh parameters.
+    // The model is small, so that activations are larger than parameters.
     let model = TransformerConfig {
         context: 64,
         hidden: 64,
@@ -274,7 +274,7 @@ fn chunks_of_the_loss_bound_the_memory_of_logits() {
     let peak = |chunk_size| peak_of_a_step(&model, 1, chunk_size);
     let (whole, chunked) = (peak(0), peak(64));
     let logits = 2 * 256 * 8192 * 4;
-    // A chunk has an eighth, and the weight gradient 0.5 MiB.
+    // A chunk has an eighth of the logits, and the weight gradient has 0.5 MiB.
     assert!(
         whole > logits && chunked + 3 * logits / 4 < whole,
         "{whole} bytes with all logits, {chunked} in chunks"
@@ -302,13 +302,13 @@ fn the_heap_is_what_the_ranks_report() {
 
 /// The heap of all ranks of a context group, in bytes.
 struct ContextBytes {
-    /// Kept between the forward and the backward.
+    /// The bytes that are kept between the forward and the backward pass.
     kept: usize,
-    /// The sum of the peaks of all ranks in the backward.
+    /// The sum of the peaks of all ranks in the backward pass.
     peak: usize,
 }
 
-/// A forward and a backward of a Llama on a sequence of `LONG` tokens.
+/// Runs a forward and a backward pass of a Llama on a sequence of `LONG` tokens.
 fn context_bytes(ranks: usize, exchange: Option<ContextExchange>) -> ContextBytes {
     let mut mesh = ParallelConfig::new().with_context(ranks);
     mesh.context_exchange = exchange;
@@ -329,7 +329,7 @@ fn context_bytes(ranks: usize, exchange: Option<ContextExchange>) -> ContextByte
             Ok::<_, RankError>(live)
         };
         let mut seen = (0, 0);
-        // The first pass allocates what stays.
+        // The first pass allocates permanent memory.
         for _ in 0..2 {
             let ids = Tensor::<2, Int>::zeros(shape, &device);
             let tokens = Tokens {
@@ -358,7 +358,7 @@ fn context_bytes(ranks: usize, exchange: Option<ContextExchange>) -> ContextByte
 
 const LONG: usize = 512;
 
-/// Keys and values are a large part of it.
+/// Returns a model whose keys and values are a large part of its memory.
 fn long() -> TransformerConfig {
     TransformerConfig {
         context: LONG,
@@ -371,7 +371,7 @@ fn long() -> TransformerConfig {
     }
 }
 
-/// An all-to-all keeps the output of attention twice: that of a rank's heads, and that of its tokens.
+/// An all-to-all keeps the output of attention twice: for the heads of the rank, and for the tokens of the rank.
 #[test]
 fn ranks_of_a_context_group_keep_their_part_of_the_activations() {
     let _alone = ALONE.lock();
@@ -386,7 +386,7 @@ fn ranks_of_a_context_group_keep_their_part_of_the_activations() {
         for ranks in [2, 4] {
             let layout = ParallelConfig::new().with_context(ranks);
             let cost = ExchangeProblem::of_layout(&layout, heads, LONG, 4).cost(exchange);
-            // In the backward of a ring, gradients travel too.
+            // In the backward pass of a ring, gradients are transferred too.
             let (outputs, travelling) = match exchange {
                 ContextExchange::AllToAll => (config.layers * LONG * config.hidden * 4, 1.0),
                 _ => (0, 2.0),

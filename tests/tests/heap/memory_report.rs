@@ -1,4 +1,4 @@
-//! The report of memory counts what a step allocates, and names what grows.
+//! Tests that the memory report counts the allocations of a step, and names growing memory.
 
 use std::cell::RefCell;
 
@@ -57,7 +57,7 @@ fn a_step_is_measured_and_leaves_nothing() {
     assert_eq!(paths[1], ("layers.1.weight", weight));
     // The product and its tanh.
     assert_eq!(report.by_module()["layers.1"], [weight, 2 * activation]);
-    // An output or two of each layer.
+    // One or two outputs of each layer.
     let kept = report.kept as f64 / (LAYERS as u64 * activation) as f64;
     assert!((0.9..2.1).contains(&kept), "{kept}");
     assert!(report.forward_peak >= report.kept && report.backward_peak > report.kept);

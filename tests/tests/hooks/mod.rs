@@ -1,4 +1,5 @@
-//! The hooks of a step: each changes the run that uses its technique, and all points are called in the order of the docs.
+//! Tests the hooks of a step. Each hook changes the run of its technique, and all points are called in the documented
+//! order.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -63,21 +64,21 @@ fn hooks_are_in_the_documented_order() {
         "noted",
     ];
     assert_eq!(names(&case), expected);
-    // A run without techniques has no hook.
+    // A run without techniques has only this hook.
     assert_eq!(names(&llama("tp1", |_| ())), ["noted"]);
 }
 
-/// What is called, in order.
+/// The calls, in order.
 type Calls = Arc<Mutex<Vec<&'static str>>>;
 
-/// Notes the points at which it is called. `batches` is called whenever the plan is needed.
+/// Records the points at which the hook is called. `batches` is called whenever the plan is needed.
 #[derive(Default)]
 struct Noted {
     calls: Calls,
     batches: AtomicUsize,
-    /// Skips this step.
+    /// The step to skip.
     skips: Option<usize>,
-    /// The steps so far, as a state.
+    /// The number of steps so far, as the state of the hook.
     steps: u64,
 }
 
@@ -217,7 +218,7 @@ impl<M: LanguageModel> StepHook<M> for Noted {
     }
 }
 
-/// Notes when it gets the gradients.
+/// Records when the observer receives the gradients.
 struct NotedObserver(Calls);
 
 impl Observer for NotedObserver {

@@ -1,4 +1,4 @@
-//! A run with each technique, and the same run without its hook.
+//! Runs with each technique, and the same runs without its hook.
 
 use std::sync::Arc;
 
@@ -63,7 +63,7 @@ impl Dataset for Documents {
     }
 }
 
-/// All that an observer gets, as text, so that NaN equals itself.
+/// All values that an observer receives, as text, so that NaN equals itself.
 #[derive(Default)]
 pub struct Seen(pub Vec<String>);
 
@@ -98,7 +98,7 @@ pub fn llama(layout: &str, change: impl FnOnce(&mut Case)) -> Case {
     case
 }
 
-/// A run with each technique.
+/// Returns a run with each technique.
 pub fn techniques() -> Vec<(&'static str, Case)> {
     let same = |_: &mut Case| ();
     let experts = || short(Case::experts("tp1"));
@@ -110,7 +110,7 @@ pub fn techniques() -> Vec<(&'static str, Case)> {
         until_step: 2,
         length: 8,
     };
-    // So narrow that a larger loss or norm exceeds it.
+    // The limit is so narrow that a larger loss or norm exceeds it.
     let spikes = SpikeConfig {
         sigmas: 1e-3,
         window: 4,
@@ -164,7 +164,8 @@ pub fn techniques() -> Vec<(&'static str, Case)> {
     ]
 }
 
-/// The weights of the ranks differ where replicas are checked.
+/// Returns the trainer of a case. For the replica check, the learning rates of the ranks differ, so that their
+/// weights differ.
 pub fn trainer(
     name: &str,
     case: &Case,
@@ -179,7 +180,7 @@ pub fn trainer(
     Ok(trainer)
 }
 
-/// What a run of each rank shows, or its error.
+/// Returns the results of a run on each rank, or its error.
 pub fn result(name: &str, case: &Case, removes: bool) -> Result<Vec<String>, String> {
     case.on_ranks(|groups| {
         let mut trainer = trainer(name, case, groups)?;
@@ -209,7 +210,7 @@ pub fn result(name: &str, case: &Case, removes: bool) -> Result<Vec<String>, Str
 fn a_run_without_a_hook_is_a_run_without_its_technique() {
     let techniques = techniques();
     let named: Vec<_> = techniques.iter().map(|(name, _)| *name).collect();
-    // CUDA graphs need a GPU; a test beside them runs their hook on the CPU.
+    // CUDA graphs need a GPU. Another test runs their hook on the CPU.
     let on_cpu = ORDER
         .into_iter()
         .filter(|name| !["your own hooks", "cuda_graphs"].contains(name));

@@ -1,4 +1,4 @@
-//! The memory that is planned from shapes is what the heap of the process has.
+//! Tests that the memory planned from shapes equals the heap of the process.
 
 mod published;
 mod requests;
@@ -26,17 +26,17 @@ use requests::{ROWS, Settings};
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator(std::alloc::System);
 
-/// Bytes of one micro-batch on a rank, of one stage.
+/// The bytes of one micro-batch on a rank with one stage.
 #[derive(Clone, Copy, Debug)]
 struct MicroBatch {
-    /// Alive between the forward and the backward.
+    /// The bytes that are alive between the forward and the backward pass.
     kept: f64,
-    /// The most, above those before the forward.
+    /// The peak, in addition to the bytes before the forward pass.
     peak: f64,
 }
 
-/// Measures the sum over the ranks. The ranks wait for each other around the measurement, as a rank may free memory that
-/// another rank has allocated.
+/// Measures the sum over the ranks. The ranks synchronize before and after the measurement, since a rank may free
+/// memory that another rank has allocated.
 fn measured(config: &TransformerConfig, mesh: &ParallelConfig, ranks: usize) -> MicroBatch {
     let seq = config.context;
     let run = |rank, heap: ThreadHeap| {
@@ -51,7 +51,7 @@ fn measured(config: &TransformerConfig, mesh: &ParallelConfig, ranks: usize) -> 
             .map(|i| (i * 7919 % 509) as i32)
             .collect();
         let mut found = (0.0, 0.0);
-        // The first pass creates what stays: gradients and pools.
+        // The first pass creates permanent memory: gradients and pools.
         for _ in 0..2 {
             groups.world().barrier()?;
             let before = heap.live();
@@ -89,7 +89,7 @@ fn shard(groups: &ParallelContext, shape: [usize; 2]) -> Option<Arc<SequenceShar
     (place.1 > 1).then(|| SequenceShard::new(shape, None, split, place).unwrap())
 }
 
-/// Planned, the sum over the ranks.
+/// Returns the planned sum over the ranks.
 fn planned(config: &TransformerConfig, layout: &ParallelConfig, ranks: usize) -> MicroBatch {
     let mesh = Mesh::new(layout, ranks).unwrap();
     let of_rank = |rank| {
@@ -119,7 +119,7 @@ fn planned(config: &TransformerConfig, layout: &ParallelConfig, ranks: usize) ->
     }
 }
 
-/// Large enough that the nodes of a graph weigh little beside its tensors.
+/// Returns a model that is large enough to make the graph nodes small compared with the tensors.
 fn llama() -> TransformerConfig {
     TransformerConfig {
         vocabulary: 512,
@@ -156,7 +156,8 @@ fn close(planned: f64, measured: f64, tolerance: f64) -> bool {
     (planned - measured).abs() <= tolerance * measured
 }
 
-/// Of pipeline ranks with layers of the same kinds one is planned for all: each has the profile of its own layers.
+/// The plan computes one of several pipeline ranks with the same kinds of layers. Its profile must equal the profile
+/// of each rank.
 #[test]
 fn ranks_that_are_planned_once_are_alike() {
     let config = TransformerConfig {
@@ -181,13 +182,13 @@ fn ranks_that_are_planned_once_are_alike() {
         let own = profile_rank(&config, &request);
         assert_eq!(own.unwrap().stages, [(rank, planned.clone())]);
     }
-    // Dense; dense and experts; experts.
+    // The stages have dense layers, both kinds of layers, and experts.
     assert_ne!(report.stages[1], report.stages[2]);
     assert!(report.states[1].parameters < report.states[2].parameters);
 }
 
-/// Each stage of a V-shaped pipeline receives the rows that the stage before sends. The first rank has the last stage too,
-/// which has more rows with multi-token prediction.
+/// Each stage of a V-shaped pipeline receives the rows that the previous stage sends. The first rank also has the
+/// last stage, which has more rows with multi-token prediction.
 #[test]
 fn a_stage_receives_the_rows_of_the_stage_before() {
     let config = TransformerConfig {
@@ -213,7 +214,7 @@ fn a_stage_receives_the_rows_of_the_stage_before() {
     }
 }
 
-/// If layers repeat, a few of them are recorded. The plan equals the plan of a recording of all layers.
+/// If layers repeat, only a few of them are recorded. The plan equals the plan of a recording of all layers.
 #[test]
 fn layers_that_repeat_are_planned_as_if_all_were_recorded() {
     let config = TransformerConfig {
@@ -233,7 +234,7 @@ fn layers_that_repeat_are_planned_as_if_all_were_recorded() {
         let peaks = (stage.forward_bytes, stage.backward_bytes);
         (layers, peaks, stage.saved_bytes(), stage.deferred_bytes)
     };
-    // With a pattern, settings depend on the place of a layer, even if nothing matches the pattern.
+    // With a pattern, settings depend on the position of a layer, even if nothing matches the pattern.
     assert_eq!(profile(&[]), profile(&["none".into()]));
 }
 
@@ -247,7 +248,7 @@ fn a_thread_has_the_memory_of_its_tensors_alone() {
     let (matrix, slack) = (4 * 512 * 512, 1 << 16);
     assert!((matrix..matrix + slack).contains(&heap.live()), "{heap:?}");
     let product = x.matmul(other);
-    // At most its result and a copy of a factor.
+    // At most the result and a copy of a factor.
     let most = heap.peak();
     assert!((2 * matrix..3 * matrix + slack).contains(&most), "{most}");
     drop(product);
@@ -348,7 +349,7 @@ fn what_a_micro_batch_keeps_is_what_the_heap_has() {
             heap.peak,
             plan.peak / heap.peak,
         );
-        // The engine of threads has its own buffers, and copies what it sends.
+        // The threads engine has its own buffers, and copies the tensors that it sends.
         let of_peak = if ranks == 1 { 0.05 } else { 0.15 };
         if !close(plan.kept, heap.kept, 0.05) || !close(plan.peak, heap.peak, of_peak) {
             wrong.push(name);

@@ -1,4 +1,4 @@
-//! Planned memory against published figures.
+//! Compares planned memory with published figures.
 
 use burn::tensor::DType;
 use burn_megatron::comm::ParallelContext;
@@ -10,7 +10,7 @@ use burn_megatron_plan::recorded_step::{ProfileRequest, profile_rank};
 use super::llama;
 use super::requests::Settings;
 
-/// The bytes that a layer in the middle of a model keeps of each token on 8 tensor ranks, in bf16.
+/// Returns the number of bytes per token that a layer in the middle of a model keeps, on 8 tensor ranks in bf16.
 fn kept_of_a_token(config: &TransformerConfig, layout: ParallelConfig) -> f64 {
     let mesh = Mesh::new(&layout.with_tensor(8), 8).unwrap();
     let groups = ParallelContext::offline(mesh, 3).unwrap();
@@ -24,15 +24,16 @@ fn kept_of_a_token(config: &TransformerConfig, layout: ParallelConfig) -> f64 {
     let [(_, stage)] = &profile.stages[..] else {
         panic!("one stage")
     };
-    // The first layer has no addition before its norm, the last one the last norm.
+    // The first layer has no addition before its norm, and the last layer has the final norm.
     let (layer, count) = &stage.layers[1];
     assert_eq!(*count, 2);
     layer.saved_bytes() as f64 / config.context as f64
 }
 
-/// With flash attention, a gated MLP and sequence parallelism a layer of the 16-bit models keeps `(8h + 4q + 4kv + 6f) / t`
-/// bytes of a token (two norms and what is added before them, queries, keys and values, attention's output, gate and value,
-/// activation), and f32 statistics: one per norm, one per head. Here for the published sizes of Llama 3, to the byte.
+/// Tests the sizes of Llama 3 to the byte. A layer uses flash attention, a gated MLP and sequence parallelism. In 16
+/// bits, it keeps `(8h + 4q + 4kv + 6f) / t` bytes per token: two norms and the additions before them, queries, keys
+/// and values, the output of attention, gate and value, and the activation. It also keeps f32 statistics: one per
+/// norm, and one per head.
 #[test]
 fn a_layer_of_llama_3_keeps_the_published_bytes() {
     let sizes = [
@@ -58,10 +59,10 @@ fn a_layer_of_llama_3_keeps_the_published_bytes() {
     }
 }
 
-/// Korthikanti et al. 2022 (arXiv:2205.05198), table 2, for its four models: a layer with dropout keeps `34h / t` bytes of a
-/// token with sequence parallelism and selective recomputation, and `(10 + 24 / t) h` without sequence parallelism. Two of
-/// them are masks of dropout, which are not kept here but drawn again. Fused attention needs no recomputation for it, and
-/// keeps a number per head; a layer norm keeps three.
+/// Korthikanti et al. 2022 (arXiv:2205.05198), table 2, for its four models. A layer with dropout keeps `34h / t`
+/// bytes per token with sequence parallelism and selective recomputation, and `(10 + 24 / t) h` bytes without
+/// sequence parallelism. Two of these bytes are dropout masks, which this library draws again instead of keeping
+/// them. Fused attention needs no recomputation, and keeps one number per head. A layer norm keeps three numbers.
 #[test]
 fn a_layer_of_gpt_keeps_the_published_bytes() {
     for (name, hidden, heads) in [
@@ -93,8 +94,8 @@ fn a_layer_of_gpt_keeps_the_published_bytes() {
     }
 }
 
-/// Megatron-LM's estimate of weights and optimizer state (`theoretical_memory_usage.py`), which counts 18 bytes of a
-/// parameter in bf16, or `6 + 12 / data` with its distributed optimizer, for Llama 3 8B.
+/// Megatron-LM's estimate of weights and optimizer state (`theoretical_memory_usage.py`) for Llama 3 8B. It counts 18
+/// bytes per parameter in bf16, or `6 + 12 / data` bytes with its distributed optimizer.
 #[test]
 fn states_are_those_of_megatrons_estimate() {
     let config = TransformerConfig {
@@ -118,7 +119,7 @@ fn states_are_those_of_megatrons_estimate() {
         let state = &plan_memory(&config, &request).unwrap().states[0];
         let planned = state.parameters + state.gradients + state.optimizer;
         let apart = planned.abs_diff(published);
-        // Buckets are padded to multiples of the ranks.
+        // Buckets are padded to multiples of the number of ranks.
         assert!(apart < 100_000, "{planned} and {published}");
     }
 }

@@ -12,7 +12,7 @@ use burn_megatron_models::TransformerConfig;
 use burn_megatron_plan::memory::MemoryRequest;
 use burn_megatron_plan::recorded_step::ProfileRequest;
 
-/// Samples of a micro-batch.
+/// The number of samples per micro-batch.
 pub const ROWS: usize = 2;
 
 /// The settings of a request.
@@ -37,7 +37,7 @@ impl Settings {
         }
     }
 
-    /// The profile of a rank, in f32.
+    /// Returns the request for the profile of a rank, in f32.
     pub fn profile<'a>(
         &'a self,
         config: &TransformerConfig,
@@ -57,7 +57,7 @@ impl Settings {
         }
     }
 
-    /// The memory of a step of four micro-batches.
+    /// Returns the request for the memory of a step of four micro-batches.
     pub fn memory<'a>(
         &'a self,
         config: &TransformerConfig,

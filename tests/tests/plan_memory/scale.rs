@@ -1,4 +1,4 @@
-//! What a run of 16,384 ranks needs on one rank before it starts: its mesh, its groups, schedules and its plan.
+//! Tests the preparation of a run of 16,384 ranks on one rank: its mesh, its groups, its schedules and its plan.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,13 +16,13 @@ use super::requests::Settings;
 
 const RANKS: usize = 16_384;
 const MICRO_BATCHES: usize = 128;
-/// The most that all of it may need, in bytes.
+/// The maximum memory of the whole preparation, in bytes.
 const MEMORY: usize = 1 << 30;
-/// And the processor time. Measured: see the page on the number of ranks. Other machines are slower.
+/// The maximum CPU time. It was measured: see the page on the number of ranks. Other machines are slower.
 const TIME: Duration = Duration::from_secs(60);
 
-/// Llama 3.1 405B as it was trained on as many devices, with 128 layers in place of 126: tensor 8, pipeline 16, data 128. Its
-/// weights take 1.6 TB.
+/// Returns Llama 3.1 405B in the published layout for this number of devices, with 128 layers instead of 126: tensor
+/// 8, pipeline 16, data 128. Its weights take 1.6 TB.
 fn dense() -> (TransformerConfig, ParallelConfig) {
     let config = TransformerConfig {
         vocabulary: 128_256,
@@ -43,7 +43,7 @@ fn dense() -> (TransformerConfig, ParallelConfig) {
     (config, layout)
 }
 
-/// A model of the size of DeepSeek-V3: 256 experts on 64 ranks each.
+/// Returns a model of the size of DeepSeek-V3: 256 experts, each split over 64 ranks.
 fn experts() -> (TransformerConfig, ParallelConfig) {
     let config = TransformerConfig {
         context: 4096,
@@ -68,7 +68,7 @@ fn experts() -> (TransformerConfig, ParallelConfig) {
     (config, layout)
 }
 
-/// Returns the processor time of this thread. Other threads of the machine do not count.
+/// Returns the CPU time of this thread. Other threads of the machine do not count.
 fn processor_time() -> Duration {
     let mut time = libc::timespec {
         tv_sec: 0,
@@ -80,7 +80,7 @@ fn processor_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// The seconds and the bytes of a part, which are printed.
+/// Runs a part of the preparation, and prints its seconds and bytes.
 fn measure<T>(heap: ThreadHeap, what: &str, part: impl FnOnce() -> T) -> T {
     let (before, began) = (heap.live(), processor_time());
     heap.reset_peak();
@@ -91,7 +91,7 @@ fn measure<T>(heap: ThreadHeap, what: &str, part: impl FnOnce() -> T) -> T {
     result
 }
 
-/// The mesh, and each rank's place in it.
+/// Returns the mesh after looking up the coordinates of each rank.
 fn mesh(layout: &ParallelConfig) -> Mesh {
     let mesh = Mesh::new(layout, RANKS).unwrap();
     for rank in 0..RANKS {
@@ -101,7 +101,7 @@ fn mesh(layout: &ParallelConfig) -> Mesh {
     mesh
 }
 
-/// All groups that layers and the data axis use, as a rank of a running world makes them.
+/// Creates all groups of layers and of the data axis, as a rank of a running world does.
 fn groups(mesh: &Mesh, rank: usize) {
     let world = Arc::new(OfflineCommunicator::world(RANKS, rank));
     let groups = ParallelContext::from_mesh(mesh.clone(), world).unwrap();
@@ -121,7 +121,7 @@ fn groups(mesh: &Mesh, rank: usize) {
     }
 }
 
-/// Every schedule of the pipeline, generated, validated and simulated.
+/// Generates, validates and simulates every schedule of the pipeline.
 fn schedules(layout: &ParallelConfig) {
     for kind in ScheduleKind::ALL {
         let layout = layout.clone().with_schedule(kind);
@@ -157,7 +157,7 @@ fn a_rank_of_16384_needs_a_gibibyte_at_most_before_it_starts() {
         let mut own = None;
         part("mesh", &mut || own = Some(mesh(&layout)));
         let own = own.unwrap();
-        // The first, a middle and the last one.
+        // The first rank, a middle rank and the last rank.
         for rank in [0, RANKS / 2 + 3, RANKS - 1] {
             part("groups", &mut || groups(&own, rank));
         }

@@ -1,4 +1,4 @@
-//! The planned peak of a step of every rank is what the rank has on the heap.
+//! Tests that the planned peak of a step equals the heap of the rank, for every rank.
 
 use burn::tensor::{DType, Device};
 use burn_megatron::comm::ParallelContext;
@@ -26,7 +26,7 @@ struct Run {
     recompute: RecomputeConfig,
 }
 
-/// A small model whose activations outweigh its state.
+/// Returns a small model whose activations are larger than its state.
 fn small(model: TransformerConfig) -> TransformerConfig {
     TransformerConfig {
         hidden: 64,
@@ -53,7 +53,7 @@ impl Run {
         Self { model, ..self }
     }
 
-    /// Micro-batches of a rank in a step.
+    /// Returns the number of micro-batches of a rank in a step.
     fn micro_batches(&self) -> usize {
         2 * self.layout.pipeline
     }
@@ -74,15 +74,15 @@ impl Run {
         self
     }
 
-    /// With inputs of recomputed blocks on the host, as far as so many bytes have room.
+    /// Keeps inputs of recomputed blocks on the host, up to this number of bytes.
     fn with_offload(mut self, bytes: u64) -> Self {
         self.recompute.offload.bytes = bytes;
         self
     }
 
-    /// By rank.
+    /// Returns the planned memory by rank.
     fn planned(&self) -> Vec<Planned> {
-        // The engine of threads has no memory for a receive before its tensor is sent.
+        // The threads engine uses no memory for a receive before its tensor is sent.
         let layout = match self.layout.pipeline {
             1 => self.layout.clone(),
             _ => self.layout.clone().with_receives_ahead(0),
@@ -111,7 +111,7 @@ impl Run {
         (0..self.ranks).map(of).collect()
     }
 
-    /// By rank.
+    /// Returns the measured memory by rank.
     fn measured(&self) -> Vec<Measured> {
         let data = self.layout.data_size();
         let config = TrainConfig {
@@ -239,26 +239,28 @@ fn runs() -> Vec<Run> {
     ]
 }
 
-/// What a rank needs by the plan.
+/// The planned memory of a rank.
 struct Planned {
-    /// The most bytes on the device.
+    /// The maximum number of bytes on the device.
     most: u64,
-    /// The most bytes of inputs on the host.
+    /// The maximum number of bytes of inputs on the host.
     on_host: u64,
 }
 
-/// What a rank had on the heap in the second step.
+/// The measured heap of a rank in the second step.
 struct Measured {
-    /// The most bytes.
+    /// The maximum number of bytes.
     most: usize,
-    /// Those of them that the engine of threads keeps for its next calls. At the peak some may have been in use.
+    /// The part of these bytes that the threads engine keeps for its next calls. Some of them may have been in use at
+    /// the peak.
     free: usize,
-    /// The most bytes of inputs on the host, which another thread has copied.
+    /// The maximum number of bytes of inputs on the host. Another thread has copied them.
     on_host: u64,
 }
 
-/// A plan is at most a tenth below the heap and a tenth above it, and the plan of the host is exact. Products in 16 bits have
-/// copies of their factors in f32 on the CPU, which are not planned.
+/// Returns whether a plan is close to the heap. It must be at most 10 % above the heap, and at most 10 % below it in
+/// f32. The limit below is 20 % for 16-bit types, since their products copy factors to f32 on the CPU, which is not
+/// planned. The plan of the host must be exact.
 fn is_near(run: &Run, planned: &Planned, measured: &Measured) -> bool {
     let below = match run.sharding.precision {
         Precision::F32 => 0.10,
@@ -291,7 +293,7 @@ fn check(runs: impl IntoIterator<Item = Run>) {
     assert!(wrong.is_empty(), "planned and measured differ: {wrong:?}");
 }
 
-/// One of each kind.
+/// One run of each kind.
 const SHORT: [&str; 9] = [
     "one rank",
     "one rank, full, inputs on the host",

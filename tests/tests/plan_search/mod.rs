@@ -1,4 +1,4 @@
-//! The search of layouts for published models.
+//! Tests of the layout search for published models.
 
 mod models;
 mod profiles;
@@ -17,7 +17,7 @@ use burn_megatron_plan::{ModelProfile, Recompute};
 
 use models::{llama_8b, llama_70b, llama_405b, qwen_30b, qwen_235b};
 
-/// A model to plan, with checks of its sizes only.
+/// A model to plan. Only its sizes are checked.
 struct Planned {
     config: TransformerConfig,
     sequence: usize,
@@ -94,7 +94,7 @@ fn config(hardware: &Hardware, devices: usize, sequence: usize, batch: usize) ->
     }
 }
 
-/// The best layout and its time, and the time of the best with these sizes.
+/// Returns the best layout, and the best layout with these sizes.
 fn against(
     model: TransformerConfig,
     (devices, sequence, batch): (usize, usize, usize),
@@ -108,9 +108,9 @@ fn against(
     (best, given)
 }
 
-/// The published layouts of NVIDIA for H100 are not the best that is planned: they compute in 8 bits, and their activations
-/// too, which is not planned. They come within a few percent: behind others because of smaller products on more tensor
-/// ranks, the bubble, or exchanges of experts.
+/// Returns a published layout of NVIDIA for H100. These layouts are not the best planned layouts: they compute in
+/// FP8, and keep activations in FP8, which is not planned. Their planned times are within a few percent of the best.
+/// They are slower because of smaller products on more tensor ranks, the pipeline bubble, or exchanges of experts.
 fn published_layout(name: &str) -> (TransformerConfig, (usize, usize, usize), FixedSettings) {
     let fixed = |tensor, context, pipeline, expert| FixedSettings {
         tensor: Some(tensor),
@@ -147,7 +147,7 @@ fn the_published_layout_of_405b_is_near_the_best() {
     assert!((0.99..1.06).contains(&ratio), "{ratio}");
 }
 
-/// The published layout of Llama 3 70B on 64 devices.
+/// Returns the published layout of Llama 3 70B on 64 devices.
 fn layout_of_70b() -> FixedSettings {
     FixedSettings {
         tensor: Some(4),
@@ -161,7 +161,7 @@ fn layout_of_70b() -> FixedSettings {
     }
 }
 
-/// In 16 bits without recomputation it needs more than 80 GB.
+/// Without recomputation, the layout needs more than 80 GB in 16 bits.
 #[test]
 fn a_layout_that_does_not_fit_is_not_planned() {
     let h100 = Hardware::named("H100").unwrap();
@@ -175,7 +175,7 @@ fn a_layout_that_does_not_fit_is_not_planned() {
     let report = search(&planned(llama_70b(), 8192), &config).unwrap();
     assert!(report.best.is_empty());
     let nearest = report.nearest.unwrap();
-    // Of the first rank, 47 chunks of two layers.
+    // The first rank, 47 chunks of two layers.
     let gib = nearest.memory.activations as f64 / (1u64 << 30) as f64;
     assert!((gib / 49.2 - 1.0).abs() < 0.02, "{gib} GiB");
     let rejected: u64 = report
@@ -187,7 +187,8 @@ fn a_layout_that_does_not_fit_is_not_planned() {
     assert_eq!(rejected, report.counts.candidates);
 }
 
-/// The search puts as little of the optimizer state on the host as a plan needs to fit, because that makes a step longer.
+/// The search keeps as little optimizer state on the host as a plan needs to fit, because offloading makes a step
+/// longer.
 #[test]
 fn optimizer_state_is_on_the_host_where_it_must_be() {
     let h100 = Hardware::named("H100").unwrap();
@@ -207,7 +208,7 @@ fn optimizer_state_is_on_the_host_where_it_must_be() {
     );
     assert!(tight.memory.total() <= h100.memory);
     assert_eq!(4 * tight.memory.optimizer, loose.memory.optimizer);
-    // 28 bytes per element of the host's memory take longer than 4 of its link.
+    // 28 bytes per element in the host's memory take longer than 4 bytes over its link.
     let elements = loose.memory.optimizer as f64 / 12.0 * 0.75;
     let optimizer = |plan: &Plan| plan.step.parts[StepPart::Optimizer];
     let expected = 28.0 * elements / h100.host.unwrap().bandwidth;
@@ -244,14 +245,14 @@ fn inputs_of_recomputed_layers_are_on_the_host() {
         search(&model, &config).unwrap().best.swap_remove(0)
     };
     let [kept, offloaded] = [Recompute::Full, Recompute::FullOffloaded].map(best);
-    // 47 chunks of two layers in flight.
+    // 47 chunks of two layers are in flight.
     let input = 8192 * 8192 * 2 / 4;
     assert_eq!(
         kept.memory.activations - offloaded.memory.activations,
         47 * input
     );
     assert_eq!(offloaded.memory.transient - kept.memory.transient, input);
-    // A layer computes for longer than its input takes.
+    // The computation of a layer takes longer than the transfer of its input.
     assert_eq!(offloaded.step.parts[StepPart::Offload], 0.0);
     assert_eq!(offloaded.step.seconds, kept.step.seconds);
     let slow = Hardware {
@@ -271,7 +272,8 @@ fn inputs_of_recomputed_layers_are_on_the_host() {
     assert!(slow.step.parts[StepPart::Offload] > 0.0);
 }
 
-/// A step with pairs waits for fewer exchanges of experts, and has the activations of another micro-batch.
+/// A step with pairs waits less for exchanges of experts, and keeps the activations of twice the number of
+/// micro-batches.
 #[test]
 fn pairs_take_memory_and_save_time() {
     let h100 = Hardware::named("H100").unwrap();
@@ -303,10 +305,11 @@ fn pairs_take_memory_and_save_time() {
         assert!(waited(&pairs) < 0.2 * waited(&plain), "{pipeline}");
         assert!(pairs.step.seconds < plain.step.seconds, "{pipeline}");
         let more = pairs.memory.activations as f64 / plain.memory.activations as f64;
-        // Two micro-batches for one, and four for two.
+        // Two micro-batches instead of one, and four instead of two.
         assert!((more / 2.0 - 1.0).abs() < 0.05, "{pipeline}: {more}");
     }
-    // One micro-batch for each data rank, a schedule without pairs, and exchanges that are computed again.
+    // Cases without pairs: one micro-batch per data rank, a schedule without pairs, and exchanges that are
+    // recomputed.
     let gpipe = Some(ScheduleKind::GPipe);
     for (pipeline, batch, schedule, recompute) in [
         (1, 16, None, Recompute::None),
@@ -332,7 +335,7 @@ fn pairs_take_memory_and_save_time() {
     }
 }
 
-/// More memory never gives a slower plan, and a search gives the same plans again.
+/// More memory never gives a slower plan, and a repeated search gives the same plans.
 #[test]
 fn more_memory_is_never_worse() {
     let h100 = Hardware::named("H100").unwrap();
@@ -357,7 +360,7 @@ fn more_memory_is_never_worse() {
     }
 }
 
-/// Run it in release: each within 10 s.
+/// Run this test in release mode. Each search takes at most 10 s.
 #[test]
 #[ignore = "for release builds"]
 fn sixteen_thousand_devices_are_planned_in_seconds() {

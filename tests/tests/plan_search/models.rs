@@ -28,7 +28,7 @@ pub fn llama_405b() -> TransformerConfig {
     dense(16384, 126, 128, 53248)
 }
 
-/// Qwen3-MoE with 128 experts, 8 of them for a token.
+/// Returns a Qwen3-MoE model with 128 experts and 8 experts per token.
 fn qwen(hidden: usize, layers: usize, heads: usize, width: usize) -> TransformerConfig {
     TransformerConfig {
         groups: Some(4),
@@ -52,7 +52,7 @@ pub fn qwen_235b() -> TransformerConfig {
     qwen(4096, 94, 64, 1536)
 }
 
-/// DeepSeek-V3 without the prediction of several tokens.
+/// Returns DeepSeek-V3 without multi-token prediction.
 pub fn deepseek_v3() -> TransformerConfig {
     TransformerConfig {
         groups: None,
@@ -78,7 +78,7 @@ pub fn deepseek_v3() -> TransformerConfig {
     }
 }
 
-/// GPT without experts: layer norms, biases, tied output.
+/// Returns a GPT without experts: layer norms, biases, tied output.
 pub fn gpt(
     hidden: usize,
     layers: usize,

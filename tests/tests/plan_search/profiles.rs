@@ -1,4 +1,4 @@
-//! The profiles of published models, against published numbers.
+//! Compares the profiles of published models with published numbers.
 
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::mesh::stages::StageLayout;
@@ -31,7 +31,7 @@ fn parameters_are_the_published_ones() {
     assert_eq!(whole(&gpt(12288, 96, 96, 50257, 2048)), 174_604_259_328);
 }
 
-/// A layer's operations in the profile of a rank are its share of the model's.
+/// The operations of a layer in the profile of a rank are its share of the model's operations.
 #[test]
 fn the_products_of_all_ranks_are_those_of_the_model() {
     for (config, seq) in [
@@ -68,7 +68,7 @@ fn the_products_of_all_ranks_are_those_of_the_model() {
     }
 }
 
-/// Bytes of a token in a layer of Llama 3, and what each kind of recomputation keeps of them.
+/// Tests the bytes per token in a layer of Llama 3, and the bytes that remain with each kind of recomputation.
 #[test]
 fn activations_are_the_known_ones() {
     let kept = |config: &TransformerConfig, tensor, recompute| {
@@ -93,7 +93,8 @@ fn activations_are_the_known_ones() {
     assert_eq!(kept(&llama_8b(), 1, Recompute::Full) / 8192, 2 * h);
 }
 
-/// Llama 3 70B, tensor 4 and pipeline 8: the mean of the parameters of a rank, and what sequence parallelism sends forwards.
+/// Llama 3 70B with tensor 4 and pipeline 8: the mean number of parameters per rank, and the bytes that sequence
+/// parallelism sends in the forward pass.
 #[test]
 fn volumes_are_the_known_ones() {
     let layout = ParallelConfig::new()
@@ -113,7 +114,7 @@ fn volumes_are_the_known_ones() {
     assert_eq!((sent / 1e5).round() / 10.0, 402.7);
 }
 
-/// The bytes of the exchanges of experts that a rank sends, whole and between nodes, in each pass.
+/// Returns the bytes of the expert exchanges that a rank sends in each pass, in total and between nodes.
 fn sent_for_experts(
     dispatcher: DispatcherKind,
     fp8_dispatch: Option<Fp8DispatchScales>,
@@ -140,14 +141,15 @@ fn sent_for_experts(
     })
 }
 
-/// The formulas of the dispatchers have tests next to them. A token with 8 of 128 experts on 8 ranks goes to 5.339 ranks.
+/// The formulas of the dispatchers have their own tests. A token with 8 of 128 experts on 8 ranks is sent to 5.339
+/// ranks.
 #[test]
 fn dispatchers_send_what_their_formulas_say() {
     let (tokens, hidden) = (4096usize, 2048usize);
     let row = (2 * hidden) as f64;
     let all = tokens as f64 * 8.0 * 7.0 / 8.0 * 2.0 * row;
     for kind in [DispatcherKind::AllToAll, DispatcherKind::AllGather] {
-        // As many rows from k = R on.
+        // From k = R on, the number of rows is the same.
         assert_eq!(sent_for_experts(kind, None, None), [[all; 2]; 2]);
     }
     for (fp8, ranks_per_node) in [

@@ -1,9 +1,9 @@
-//! Published runs against the plan of their layouts.
+//! Compares published runs with the plans of their layouts.
 
 use super::models::gpt;
 use super::*;
 
-/// A published run: its settings, and the utilisation.
+/// A published run: its settings, and its utilization.
 struct Published {
     name: &'static str,
     device: &'static str,
@@ -17,7 +17,7 @@ struct Published {
     mfu: f64,
     /// The type of its products.
     dtype: &'static str,
-    /// Whether the source counts the whole square of attention.
+    /// Whether the source counts the full square of attention.
     square: bool,
 }
 
@@ -35,7 +35,8 @@ fn published() -> Vec<Published> {
         dtype: "bf16",
         square: false,
     };
-    // Figure of the README of Megatron-LM, "Training speed and scalability": sequences of 4096 tokens, 131,072 words.
+    // A figure in the README of Megatron-LM, "Training speed and scalability": sequences of 4096 tokens, 131,072
+    // words.
     let megatron =
         |name, heads, hidden, layers, sizes: [usize; 3], devices, batch, mfu| Published {
             model: gpt(hidden, layers, heads, 131_072, 4096),
@@ -80,7 +81,7 @@ fn published() -> Vec<Published> {
         megatron("GPT 177B", 96, 12288, 96, [8, 1, 6], 2304, 1152, 0.44),
         megatron("GPT 314B", 128, 16384, 96, [8, 1, 8], 3072, 1536, 0.48),
         megatron("GPT 462B", 144, 18432, 112, [8, 1, 16], 6144, 3072, 0.47),
-        // Performance summary of Megatron-Bridge 26.02: products in 8 bits, relative to the peak of 8 bits.
+        // The performance summary of Megatron-Bridge 26.02: products in FP8, relative to the FP8 peak.
         fp8(
             "Llama 3 70B in 8 bits",
             llama_70b(),
@@ -161,7 +162,7 @@ fn published() -> Vec<Published> {
     ]
 }
 
-/// The planned utilisation of a published run, counted as its source does.
+/// Returns the planned utilization of a published run, computed as in its source.
 fn planned_mfu(run: &Published) -> f64 {
     let hardware = Hardware::named(run.device).unwrap();
     let [tensor, context, pipeline] = run.sizes;
@@ -182,20 +183,20 @@ fn planned_mfu(run: &Published) -> f64 {
         ..config(&hardware, run.devices, run.sequence, run.batch)
     };
     let report = search(&planned(run.model.clone(), run.sequence), &config).unwrap();
-    // One that keeps activations in 8 bits needs less memory than is planned.
+    // A layout that keeps activations in FP8 needs less memory than the plan.
     let plan = report.best.first().or(report.nearest.as_ref()).unwrap();
     let counted = run.model.flops_per_token(run.sequence);
-    // Twice as long, half of the square is the whole of this one.
+    // With twice the length, half of the square equals the full square of this length.
     let square = run.model.flops_per_token(2 * run.sequence);
     let factor = if run.square { square / counted } else { 1.0 };
     plan.mfu * factor
 }
 
-/// The runs that the shares of products in `hardware/*.toml` were fitted on; the others only test them.
+/// The runs that were used to fit the product efficiencies in `hardware/*.toml`. The other runs only test them.
 const FITTED: [&str; 3] = ["Llama 3 405B, 8192", "GPT 16B", "GPT 175B"];
 
-/// The planned utilisation of published runs: within 20 % for all dense models. With experts it is too high: their routers wait
-/// for counts on the host, which is not planned.
+/// The planned utilization of published runs is within 20 % for all dense models. With experts it is too high: their
+/// routers wait for counts on the host, which is not planned.
 #[test]
 fn utilisation_is_near_the_published_one() {
     let (mut misses, mut table) = (vec![], String::new());

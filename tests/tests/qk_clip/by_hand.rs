@@ -1,11 +1,11 @@
-//! The largest attention logits of a GPT, as loops.
+//! Computes the largest attention logits of a GPT with loops.
 
 use burn_megatron_data::Batch;
 use burn_megatron_models::TransformerConfig;
 
 use super::Steps;
 
-/// A GPT of one layer with two groups of keys, as loops.
+/// A GPT of one layer with two groups of keys, computed with loops.
 pub struct ByHand<'a> {
     pub steps: &'a Steps,
     pub at: usize,
@@ -18,7 +18,7 @@ impl ByHand<'_> {
         &self.steps.parameters[self.at][index.unwrap_or_else(|| panic!("no {path}"))]
     }
 
-    /// The queries and keys of a token: all heads of the queries, then the groups.
+    /// Returns the queries and keys of a token: all query heads, then the key groups.
     fn projected(&self, token: usize, position: usize) -> Vec<f64> {
         let hidden = self.model.hidden;
         let (embedding, positions) = (
@@ -48,7 +48,7 @@ impl ByHand<'_> {
         (0..columns).map(column).collect()
     }
 
-    /// The largest logit of each head.
+    /// Returns the largest logit of each head.
     pub fn largest(&self, batch: &Batch) -> Vec<f64> {
         let (heads, groups) = (self.model.heads, self.model.groups.unwrap());
         let width = self.model.hidden / heads;

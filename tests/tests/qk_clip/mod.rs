@@ -1,4 +1,5 @@
-//! QK-Clip: the largest logits and the clipped weights by hand, the same in every layout.
+//! Tests of QK-Clip. The largest logits and the clipped weights are computed by hand and must be the same in every
+//! layout.
 
 use std::sync::Arc;
 
@@ -33,7 +34,7 @@ const CLIP: QkClipConfig = QkClipConfig {
     alpha: 0.3,
 };
 
-/// Latent attention, whose heads share the key with a position.
+/// Returns a model with latent attention, whose heads share the key with a position.
 fn small_deepseek() -> TransformerSubject {
     let llama = small_llama();
     let config = TransformerConfig {
@@ -51,7 +52,7 @@ fn small_deepseek() -> TransformerSubject {
     TransformerSubject { config, ..llama }
 }
 
-/// Samples of a few, again and again.
+/// Repeats a few samples.
 struct Again {
     samples: Arc<dyn Samples>,
     count: u64,
@@ -67,7 +68,7 @@ impl Samples for Again {
     }
 }
 
-/// Two micro-batches of two samples in f64.
+/// Returns a configuration with two micro-batches of two samples in f64.
 fn config(qk_clip: Option<QkClipConfig>) -> TrainConfig {
     let mut config = TrainConfig {
         steps: 2,
@@ -83,7 +84,7 @@ fn config(qk_clip: Option<QkClipConfig>) -> TrainConfig {
     config
 }
 
-/// The metrics of each step, and the parameters before the first and after each step.
+/// The metrics of each step, and the parameters before the first step and after each step.
 struct Steps {
     metrics: Vec<StepMetrics>,
     parameters: Vec<Vec<Vec<f64>>>,
@@ -156,7 +157,7 @@ fn logits_and_weights_are_those_of_loops() {
             assert_near("the largest logit", found, most, 1e-12);
             of_groups = [0, 1].map(|group| largest[2 * group].max(largest[2 * group + 1]));
         }
-        // Of the two groups one is clipped.
+        // One of the two groups is clipped.
         let clip = QkClipConfig {
             threshold: (of_groups[0] + of_groups[1]) / 2.0,
             alpha: 0.3,
@@ -191,7 +192,7 @@ fn logits_and_weights_are_those_of_loops() {
     }
 }
 
-/// After the clip, with weights that nothing else changes, the largest logit of the same samples is the threshold.
+/// After the clip, the largest logit of the same samples is the threshold. Nothing else changes the weights.
 #[test]
 fn the_largest_logit_becomes_the_threshold() {
     let models = [
@@ -380,7 +381,7 @@ fn a_run_goes_on_to_the_same_bits() {
     }
 }
 
-/// A skipped step clips nothing, whether the host knows that it is skipped or the device.
+/// A skipped step clips nothing, whether the skip is detected on the host or on the device.
 #[test]
 fn a_step_that_is_read_later_is_clipped_to_the_same_bits() {
     let text = Text::new();

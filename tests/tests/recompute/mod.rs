@@ -1,4 +1,4 @@
-//! Recomputation changes no bit: losses, gradients and weights are those of a run that keeps everything.
+//! Tests that recomputation changes no bit: losses, gradients and weights equal a run without recomputation.
 
 use std::collections::BTreeMap;
 
@@ -23,14 +23,14 @@ type AnyError = Box<dyn std::error::Error + Send + Sync>;
 const STEPS: usize = 3;
 pub const LAYERS: usize = 4;
 const MICRO_BATCHES: usize = 4;
-/// Of a micro-batch.
+/// The number of samples per micro-batch.
 const SAMPLES: usize = 1;
 
-/// What a rank has seen of a run, as text of the same bits.
+/// The results of a rank as text that has the same bits.
 #[derive(Debug, PartialEq)]
 struct Seen {
     steps: Vec<String>,
-    /// By step: the gradients, in the order of the table.
+    /// The gradients of each step, in the order of the table.
     gradients: Vec<Vec<Vec<u64>>>,
     weights: Vec<Vec<u64>>,
     experts: Vec<String>,
@@ -47,7 +47,7 @@ impl Case {
         ranks.map(|(seen, _)| seen).collect()
     }
 
-    /// What each rank has seen, and the bytes of its inputs of recomputed blocks.
+    /// Returns the results of each rank, and the bytes of its inputs of recomputed blocks.
     fn run(&self, recompute: &RecomputeConfig) -> Vec<(Seen, ActivationUsage)> {
         let (layout, model) = (self.layout(), self.model());
         let (precision, fp8) = match self.value("type") {
@@ -95,7 +95,7 @@ impl Case {
             for _ in 0..STEPS {
                 let metrics = trainer.step(&samples, &mut observer)?;
                 assert!(!metrics.skipped, "{metrics:?}");
-                // `Debug` prints the shortest text that reads back as the same bits.
+                // `Debug` prints the shortest text that parses to the same bits.
                 steps.push(format!("{metrics:?}"));
                 let router_step = trainer.router_step();
                 let loads = router_step.loads().into_iter().map(|(path, load)| {
@@ -137,7 +137,7 @@ fn check_usage(recompute: &Recompute) {
     assert_eq!(used.traffic.up, used.traffic.down, "{used:?}");
 }
 
-/// The gradients of each step, before they are clipped.
+/// The gradients of each step before clipping.
 #[derive(Default)]
 struct Gradients(Vec<Vec<Vec<u64>>>);
 
@@ -157,12 +157,12 @@ impl Observer for Gradients {
     }
 }
 
-/// Compares runs with those that keep everything, each of which is made once.
+/// Compares runs with runs without recomputation. Each run without recomputation is executed once.
 #[derive(Default)]
 struct Kept(BTreeMap<Vec<usize>, Vec<Seen>>);
 
 impl Kept {
-    /// What differs, if anything does.
+    /// Returns the first difference, or `None`.
     fn difference(&mut self, case: Case) -> Option<String> {
         let kept = self.0.entry(case.0[2..].to_vec());
         let kept = kept.or_insert_with(|| case.train(&RecomputeConfig::default()));
@@ -212,7 +212,8 @@ fn every_pair_of_settings_is_bit_equal_to_keeping_everything() {
     assert!(differences.is_empty(), "{}", differences.join("\n"));
 }
 
-/// The load so far is that of the order of forwards, whichever micro-batches go forward a second time.
+/// The accumulated load follows the order of the forward passes, independent of the micro-batches that are
+/// recomputed.
 #[test]
 fn a_global_loss_reads_the_same_loads_where_some_micro_batches_are_recomputed() {
     let case = case(&[
@@ -224,18 +225,18 @@ fn a_global_loss_reads_the_same_loads_where_some_micro_batches_are_recomputed() 
     assert_eq!(Kept::default().difference(case), None);
 }
 
-/// All inputs of a micro-batch but the last are on the host, of as many micro-batches as are in flight.
+/// All inputs of a micro-batch except the last one are on the host, for all micro-batches in flight.
 #[test]
 fn inputs_are_on_the_host_between_forward_and_backward() {
     for (layout, micro_batches) in [("tp2", 1), ("1f1b", 2)] {
         let case = case(&[("offload", "all, 1 ahead"), ("layout", layout)]);
         let (_, used) = case.run(&case.recompute()).swap_remove(0);
-        // [8 tokens, 16 features] in f32.
+        // Shape [8 tokens, 16 features] in f32.
         let input = 8 * 16 * 4;
         let of_stage = (LAYERS / case.stages()) as u64;
         let host = micro_batches * (of_stage - 1) * input;
         assert_eq!(used.host_peak, host, "{layout}");
-        // Those that stay, one on its way to the host, and one that returns.
+        // Inputs that stay, one input on its way to the host, and one input on its way back.
         let device = (micro_batches + 2) * input;
         assert!(used.device_peak <= device, "{layout}: {used:?}");
         let all = (STEPS * MICRO_BATCHES) as u64 * (of_stage - 1) * input;

@@ -1,4 +1,4 @@
-//! What is recomputed, in which layout, of which model.
+//! The settings of recomputation, layout and model.
 
 use burn_megatron::data_parallel::ZeroStage;
 use burn_megatron::mesh::{ContextExchange, ParallelConfig, TpCommOverlap};
@@ -13,7 +13,7 @@ use burn_megatron_tests::pairwise::{Row, Settings, value};
 
 use super::LAYERS;
 
-/// The values of each setting, by name.
+/// The name and the values of each setting.
 pub const SETTINGS: Settings<5> = [
     (
         "recompute",
@@ -58,7 +58,7 @@ pub const SETTINGS: Settings<5> = [
     ("type", &["f32", "bf16", "fp8"]),
 ];
 
-/// A row with names for its values.
+/// A row with access to its values by name.
 #[derive(Clone, Copy)]
 pub struct Case(pub Row<5>);
 
@@ -111,7 +111,7 @@ impl Case {
         }
     }
 
-    /// The stages of the layout.
+    /// Returns the number of stages of the layout.
     pub fn stages(&self) -> usize {
         match self.value("layout") {
             "interleaved" | "zb-v" | "dualpipe-v" => 4,
@@ -128,13 +128,13 @@ impl Case {
             !has_experts && self.value("layout") == "ep2",
             of_stage < 2 && mode == "uniform 2",
             mode == "some in flight" && self.stages() == 1,
-            // Both are computed from what is kept anyway.
+            // Both are recomputed from tensors that are kept anyway.
             mode == "norm, activation" && self.value("offload") != "none",
-            // The inputs of its projections are not those of a block.
+            // The inputs of its projections are not the inputs of a block.
             mode == "core attention" && model == "latent" && self.value("offload") != "none",
-            // Layers in 8 bits have no exchanges in chunks.
+            // FP8 layers have no chunked exchanges.
             self.value("layout") == "tp2 ring" && self.value("type") == "fp8",
-            // Dropout of the probabilities needs them in memory, which a ring has not.
+            // Dropout of the probabilities needs them in memory, which a ring does not have.
             self.value("layout") == "cp2" && model == "gpt dropout",
         ]
         .iter()
@@ -173,7 +173,7 @@ impl Case {
                 patterns: vec!["blocks.1".into(), path.into()],
                 ..RecomputeConfig::selective([])
             },
-            // One in the other.
+            // Nested modules.
             _ if has_experts => {
                 RecomputeConfig::selective([Norm, Activation, Moe, SharedExperts, attention])
             }
@@ -190,7 +190,7 @@ impl Case {
             "none" => (0, 1),
             "all, 1 ahead" => (1 << 30, 1),
             "all, when needed" => (1 << 30, 0),
-            // Inputs have 512 bytes or more.
+            // Inputs have at least 512 bytes.
             _ => (1024, 3),
         };
         ActivationOffload { bytes, prefetch }
@@ -227,7 +227,7 @@ impl Case {
             qk_norm: Some(QkNorm::Whole),
             post_norms: true,
             logit_soft_cap: Some(2.0),
-            // Of the streams alone: fused attention has none.
+            // Only dropout of the streams: fused attention has no dropout.
             dropout: 0.1,
             ..gpt
         };
@@ -279,7 +279,7 @@ impl Case {
     }
 }
 
-/// Settings of which only these differ from the first values.
+/// Returns the case with the given values. All other settings have their first value.
 pub fn case(values: &[(&str, &str)]) -> Case {
     let mut row = [0; SETTINGS.len()];
     for (setting, value) in values {

@@ -1,4 +1,4 @@
-//! Flips at random places.
+//! Tests of bit flips at random positions.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use burn_megatron_train::Verdict;
 
 use super::{RankEnd, Run, STEPS};
 
-/// Numbers that look random.
+/// A generator of pseudorandom numbers.
 struct Draws(u64);
 
 impl Draws {
@@ -21,7 +21,7 @@ impl Draws {
     }
 }
 
-/// 100 flips at random places, each of which must be attributed, and 100 runs without one, which must be silent. It takes
+/// 100 flips at random positions must each be attributed, and 100 runs without a flip must report nothing. It takes
 /// minutes: `cargo test -p burn-megatron-tests --test main a_hundred_flips -- --ignored --nocapture`.
 #[test]
 #[ignore = "takes minutes"]
@@ -42,7 +42,7 @@ fn a_hundred_flips_are_attributed_and_a_hundred_clean_runs_are_silent() {
     let mut draws = Draws(1);
     let mut counts = BTreeMap::new();
     for layout in all {
-        // Without a step that is computed twice, and with each.
+        // A run in which no step is computed twice, and a run in which each step is computed twice.
         let [once, twice] = [100, 1].map(|every| {
             let mut run = Run::new(layout);
             run.config.check_replay_every = Some(every);
@@ -51,7 +51,7 @@ fn a_hundred_flips_are_attributed_and_a_hundred_clean_runs_are_silent() {
         let of_rank = |(once, twice): (&RankEnd, &RankEnd)| {
             let steps = STEPS as u64;
             let more = |at: usize| twice.counted[at] - once.counted[at];
-            // A run more of each step, another one of the first, and a call that compares.
+            // One additional run per step, another run of the first step, and a call that compares.
             let [activations, gradients] = [0, 1].map(|at| more(at) / (steps + 1));
             [activations, gradients, (more(2) - steps) / (steps + 1)]
         };
@@ -62,7 +62,7 @@ fn a_hundred_flips_are_attributed_and_a_hundred_clean_runs_are_silent() {
     let mut found = BTreeMap::<String, usize>::new();
     for number in 0..100 {
         let target = FlipTarget::ALL[number % 5];
-        // Counts of the rows that experts exchange are no tensors, and are checked otherwise.
+        // The row counts that experts exchange are not tensors, and are checked in another way.
         let layouts = match target {
             FlipTarget::Collective => &all[..all.len() - experts],
             _ => &all[..],
@@ -70,11 +70,11 @@ fn a_hundred_flips_are_attributed_and_a_hundred_clean_runs_are_silent() {
         let layout = layouts[draws.below(layouts.len() as u64) as usize];
         let rank = draws.below(counts[layout].len() as u64) as usize;
         let [activations, gradients, calls] = counts[layout][rank];
-        // In the first run of the step or the second.
+        // In the first or the second run of the step.
         let call = match target {
             FlipTarget::Activation => draws.below(2 * activations),
             FlipTarget::Gradient => draws.below(2 * gradients),
-            // The first of a pipeline compares the shapes of its transfers, and is checked by that.
+            // The first call of a pipeline compares the shapes of its transfers, which checks the call.
             FlipTarget::Collective if layout.starts_with("pp") => 1 + draws.below(calls - 1),
             FlipTarget::Collective => draws.below(calls),
             FlipTarget::Weight | FlipTarget::Optimizer => draws.below(6),
@@ -86,7 +86,7 @@ fn a_hundred_flips_are_attributed_and_a_hundred_clean_runs_are_silent() {
         );
         let error = Run::new(layout).with_faults(&[&fault]).error(&text);
         println!("{layout} {fault}: {error}");
-        // A message that changes on its way is named by what its receiver got.
+        // A message that changes in transit is reported with its receiver.
         let names = [format!("on rank {rank} "), format!("from rank {rank} to ")];
         let on_rank = names.iter().any(|name| error.message.contains(name));
         let kind = match target {

@@ -1,4 +1,5 @@
-//! Steps that are computed twice: equal ones are silent, and a flipped bit is found, with its rank and its place.
+//! Tests of steps that are computed twice. Equal steps are silent. A flipped bit is found, with its rank and its
+//! position.
 
 mod hundred;
 
@@ -34,13 +35,13 @@ struct Run {
     device: Device,
 }
 
-/// What a rank has at the end.
+/// The final state of a rank.
 #[derive(Debug, PartialEq)]
 struct RankEnd {
     weights: Vec<Vec<u64>>,
     state: String,
     steps: Vec<String>,
-    /// How many activations, gradients and calls there were.
+    /// The numbers of activations, gradients and calls.
     counted: [u64; 3],
 }
 
@@ -60,7 +61,7 @@ impl Observer for Steps {
 }
 
 impl Run {
-    /// With every step checked.
+    /// Creates a run in which every step is checked.
     fn new(layout: &str) -> Self {
         let layout: Layout = layout.parse().unwrap();
         Self {
@@ -80,7 +81,7 @@ impl Run {
         }
     }
 
-    /// With experts where they are split.
+    /// Returns experts if the layout splits experts.
     fn moe(&self) -> Option<MoeConfig> {
         self.layout.parallel.splits_experts().then(|| MoeConfig {
             experts: 4,
@@ -139,7 +140,7 @@ impl Run {
         })
     }
 
-    /// The check that ends the run.
+    /// Returns the check error that ends the run.
     fn error(&self, text: &Text) -> ReplayError {
         match self.run(text) {
             Err(WorldError::RankFailed { source, .. }) => match source.downcast::<TrainError>() {
@@ -160,7 +161,7 @@ fn bits(tensor: Tensor<1>) -> Vec<u64> {
     values.iter::<f64>().map(f64::to_bits).collect()
 }
 
-/// How often a rank does this in a step of a run with checks, from the second step on.
+/// Returns the number of these events of a rank per step in a run with checks, from the second step on.
 fn per_step(run: &mut Run, target: FlipTarget, text: &Text) -> u64 {
     let number = match target {
         FlipTarget::Activation => 0,
@@ -175,7 +176,7 @@ fn per_step(run: &mut Run, target: FlipTarget, text: &Text) -> u64 {
     all - fewer
 }
 
-/// Returns the run with the check.
+/// Asserts that a run has the same bits with and without the check. Returns the run with the check.
 fn assert_same_bits(mut run: Run, text: &Text) -> Vec<RankEnd> {
     let checked = run.run(text).unwrap();
     run.config.check_replay_every = None;
@@ -207,7 +208,7 @@ fn a_run_has_the_same_bits_with_and_without_the_check() {
     delayed.fp8.recipe = Some("delayed".parse().unwrap());
     delayed.config.data_parallel.precision = Precision::Bf16;
     delayed.config.evaluate_every = Some(2);
-    // Steps that are skipped run on other ranks too, and leave nothing behind.
+    // Skipped steps also run on other ranks, and leave nothing behind.
     delayed.config.steps = 6;
     delayed.config.skip_spikes = Some(SpikeConfig {
         sigmas: 0.01,
@@ -248,7 +249,7 @@ fn a_flipped_bit_is_found_with_its_rank_and_its_place() {
             Verdict::Transient,
             &[
                 "on rank 1 call 0 all_reduce over ",
-                "returned something else",
+                "returned a different result",
             ],
         ),
         (
@@ -300,7 +301,7 @@ fn flips_in_the_first_step_and_where_micro_batches_overlap_are_found() {
     let text = Text::new();
     for (layout, step) in [("tp1", 1), ("ep2-epoverlap-dp2-mb1", 3)] {
         let calls = per_step(&mut Run::new(layout), FlipTarget::Activation, &text) / 2;
-        // In the middle of the second run of the step; the first step has another one before.
+        // In the middle of the second run of the step. The first step has one more run before it.
         let call = calls + calls / 2;
         let fault = format!("bit-flip:activation:7:3@rank=0,step={step},call={call}");
         let found = Run::new(layout).with_faults(&[&fault]).error(&text);
@@ -319,7 +320,7 @@ fn flips_in_the_first_step_and_where_micro_batches_overlap_are_found() {
 #[test]
 fn ranks_that_differ_in_what_they_have_in_common_are_found() {
     let text = Text::new();
-    // The last call of a step asks whether to stop; the one before gathers the stepped parameters of a bucket.
+    // The last call of a step asks whether to stop. The call before it gathers the updated parameters of a bucket.
     let gather = per_step(&mut Run::new("dp4-mb2-z1"), FlipTarget::Collective, &text) - 2;
     for (layout, every, call, message) in [
         ("dp4-mb2-z1", 1, gather, "on rank 1 the copy of "),
@@ -354,7 +355,7 @@ fn runs_that_all_differ_are_not_deterministic() {
         found.message.contains("on rank 0 the forward of "),
         "{found}"
     );
-    // Between the checks a fault has its effect.
+    // Between the checks, a fault takes effect.
     let mut run = Run::new("dp2-mb2").with_faults(&faults[..1]);
     run.config.check_replay_every = Some(3);
     run.run(&text).unwrap();
@@ -366,7 +367,7 @@ fn a_bad_loss_that_is_the_same_elsewhere_is_due_to_data_or_software() {
     for layout in ["dp2-mb2", "tp2-sp-dp2-mb2-z2", "dp2-mb2-z3", "ep2-dp4-mb1"] {
         let mut run = Run::new(layout);
         run.config.check_replay_every = Some(100);
-        // No gradient is below it.
+        // No gradient is below this limit.
         run.config.data_parallel.gradient_limit = Some(1e-9);
         run.config.skip_limit = 2.try_into().unwrap();
         let found = run.error(&text);
@@ -394,25 +395,25 @@ fn a_bad_loss_is_due_to_a_device_only_if_another_one_computes_a_good_one() {
             "dp2-mb2",
             FlipTarget::Activation,
             29,
-            "rank 0 has other losses than rank 1",
+            "rank 0 has different losses than rank 1",
         ),
         (
             "dp2-mb2",
             FlipTarget::Gradient,
             30,
-            "rank 0 has other gradients than rank 1",
+            "rank 0 has different gradients than rank 1",
         ),
-        // The two ranks with one replica of the experts move together.
+        // Both ranks of one replica of the experts change together.
         (
             "ep2-dp4-mb1",
             FlipTarget::Activation,
             29,
-            "rank 3 has other losses than rank 1",
+            "rank 3 has different losses than rank 1",
         ),
     ] {
         let calls = per_step(&mut with_spikes(layout, &[]), target, &text);
-        // The loss of the first micro-batch of rank 1, or the first gradient of its backward, gets a large exponent: in the
-        // step, and where it is computed again.
+        // The loss of the first micro-batch of rank 1, or the first gradient of its backward pass, gets a large
+        // exponent. The flip happens in the step, and also in its second computation.
         let first = match target {
             FlipTarget::Activation => calls / 2 - 1,
             _ => 0,

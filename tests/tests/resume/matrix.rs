@@ -1,4 +1,4 @@
-//! Saved under one layout, loaded under another: bit-equal tensors, and the same next loss.
+//! Tests runs that are saved in one layout and loaded in another layout: bit-equal tensors, and the same next loss.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,8 @@ use burn_megatron_tests::tolerance::{CLOSE, assert_near, assert_steps_near};
 
 use super::run::{Case, Folder, assert_same};
 
-/// Tensor, sequence, context, data and pipeline parallelism, every stage of ZeRO, hybrid sharding, virtual stages.
+/// Layouts with tensor, sequence, context, data and pipeline parallelism, every ZeRO stage, hybrid sharding, and
+/// virtual stages.
 const LAYOUTS: [&str; 11] = [
     "tp1-mb4",
     "tp4-mb4",
@@ -85,7 +86,7 @@ fn every_pair_of_layouts_of_experts_in_8_bits() {
     every_pair(&case, &layouts);
 }
 
-/// One layer on the first stage and three on the second, and vice versa.
+/// One layer on the first stage and three layers on the second stage, and vice versa.
 #[test]
 fn uneven_stages() {
     let split = |first, last| LayerSplit::Ends { first, last };
@@ -103,7 +104,7 @@ fn uneven_stages() {
     }
 }
 
-/// The next losses equal those of a run that was not saved.
+/// The next losses equal the losses of a run without a save.
 #[test]
 fn another_layout_goes_on_as_the_first_one_would() {
     let folder = Folder::new();

@@ -1,4 +1,4 @@
-//! A saved run resumes as if it had not stopped, also under another layout.
+//! Tests that a saved run resumes as if it had not stopped, also in another layout.
 
 mod matrix;
 pub mod run;

@@ -56,14 +56,14 @@ pub struct Case {
     pub layout: Layout,
     pub fp8: Fp8Config,
     pub kernels: KernelChoices,
-    /// Data parallelism is that of the layout, except for types.
+    /// The training configuration. Data parallelism is defined by the layout, except for types.
     pub train: TrainConfig,
     pub asynchronous: bool,
     pub every: Option<u64>,
 }
 
 impl Case {
-    /// Six steps of a small Llama: grouped queries, SwiGLU, an untied output weight, dropout.
+    /// Returns six steps of a small Llama: grouped queries, SwiGLU, an untied output weight, dropout.
     pub fn llama(layout: &str) -> Self {
         let model = TransformerConfig {
             context: 16,
@@ -97,7 +97,7 @@ impl Case {
         }
     }
 
-    /// The same with a GPT: learned positions, biases, tied weights, a padded vocabulary.
+    /// Returns the same run with a GPT: learned positions, biases, tied weights, a padded vocabulary.
     pub fn gpt(layout: &str) -> Self {
         let llama = Self::llama(layout);
         let model = TransformerConfig {
@@ -119,7 +119,7 @@ impl Case {
         }
     }
 
-    /// The same with experts in every other block, chosen with a bias.
+    /// Returns the same run with experts in every other block. The router uses a bias.
     pub fn experts(layout: &str) -> Self {
         let llama = Self::llama(layout);
         let moe = MoeConfig {
@@ -140,7 +140,7 @@ impl Case {
         }
     }
 
-    /// The same with another split of the layers over the stages.
+    /// Returns the same run with another split of the layers over the stages.
     pub fn split(&self, split: LayerSplit) -> Self {
         let mut case = self.clone();
         case.layout.parallel.split = split;
@@ -168,7 +168,7 @@ impl Case {
         self.layout.ranks()
     }
 
-    /// The trainer of a rank.
+    /// Returns the trainer of a rank.
     pub fn trainer(&self, groups: &ParallelContext) -> Result<Trainer<Transformer>, AnyError> {
         let (device, config) = (Device::flex(), self.config());
         let precision = config.data_parallel.precision;
@@ -181,7 +181,7 @@ impl Case {
         Ok(Trainer::new(model, groups, &device, &config)?)
     }
 
-    /// Runs something on every rank.
+    /// Runs a function on every rank.
     pub fn on_ranks<T: Send>(
         &self,
         run: impl Fn(&ParallelContext) -> Result<T, AnyError> + Sync,
@@ -233,7 +233,7 @@ impl Case {
         }
     }
 
-    /// Loads a checkpoint and saves it at once; the loss of the next step.
+    /// Loads a checkpoint and immediately saves it. Returns the loss of the next step.
     pub fn pass_on(&self, from: &Path, into: &Path) -> f64 {
         let text = Text::new();
         let text = text.open();
@@ -248,7 +248,7 @@ impl Case {
         self.on_ranks(run).unwrap()[0]
     }
 
-    /// The result of loading on every rank.
+    /// Returns the error of loading on every rank, or `None`.
     pub fn errors(&self, from: &Path, leniency: LoadTolerance) -> Vec<Option<String>> {
         let run = |groups: &ParallelContext| {
             let mut trainer = self.trainer(groups)?;
@@ -293,7 +293,7 @@ impl Observer for Seen {
     }
 }
 
-/// `Debug` prints the shortest text that reads back as the same bits.
+/// Returns the `Debug` text of each element. It is the shortest text that parses to the same bits.
 pub fn lines<T: std::fmt::Debug>(of: &[T]) -> Vec<String> {
     of.iter().map(|line| format!("{line:?}")).collect()
 }

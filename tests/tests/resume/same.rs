@@ -1,4 +1,4 @@
-//! Resuming in the same layout is bit-equal.
+//! Tests that resuming in the same layout is bit-equal.
 
 use burn_megatron::checkpoint::{Checkpoint, Retention};
 use burn_megatron::data_parallel::{Moments, Precision};
@@ -12,7 +12,7 @@ use burn_megatron_train::{BatchWarmup, Saver, SequenceWarmup, TrainConfig};
 
 use super::run::{Case, Folder, Seen, assert_same, lines};
 
-/// Six steps equal three, a checkpoint, and three.
+/// Compares six steps with three steps, a checkpoint, and three steps.
 fn goes_on(name: &str, case: &Case) {
     let folder = Folder::new();
     let [whole, half] = ["whole", "half"].map(|name| folder.join(name));
@@ -37,7 +37,7 @@ fn whatever_is_shared() {
     for layout in [
         "tp1",
         "tp2-sp-dp2-mb3",
-        // Ragged: no parameter is a multiple of three.
+        // Uneven shards: no parameter is a multiple of three.
         "dp3-mb2-z1",
         "dp2-mb2-z2",
         "dp3-mb2-z3",
@@ -54,7 +54,7 @@ fn whatever_is_shared() {
     goes_on("llama", &Case::llama("tp2-sp-dp2-mb3"));
 }
 
-/// Saved between two sizes of batches.
+/// The run is saved between two batch sizes.
 #[test]
 fn a_batch_size_warm_up() {
     let mut case = Case::gpt("pp2-dp2-mb1/1f1b");
@@ -66,7 +66,7 @@ fn a_batch_size_warm_up() {
     goes_on("warm-up", &case);
 }
 
-/// Saved between two lengths of rows.
+/// The run is saved between two sequence lengths.
 #[test]
 fn a_sequence_length_warm_up() {
     let mut case = Case::llama("tp2-sp-cp2-dp2-mb3");
@@ -115,7 +115,7 @@ fn sixteen_bits() {
     );
 }
 
-/// The scale falls before the checkpoint and after it, and grows.
+/// The scale falls before and after the checkpoint, and grows.
 #[test]
 fn a_dynamic_loss_scale() {
     let mut case = precision(Precision::F16, Moments::F32, "dp2-mb3-z1");
@@ -176,7 +176,7 @@ fn the_unfused_optimizer() {
     }
 }
 
-/// Fused and unfused have the same tensors.
+/// Fused and unfused optimizers have the same tensors.
 #[test]
 fn either_optimizer_loads_what_the_other_saved() {
     let folder = Folder::new();
@@ -195,7 +195,7 @@ fn either_optimizer_loads_what_the_other_saved() {
     }
 }
 
-/// With scales that a skipped step changed just before the checkpoint.
+/// A skipped step changes the scales just before the checkpoint.
 #[test]
 fn eight_bits_with_skipped_steps() {
     for (gather, initial) in [(false, 40), (true, 40), (false, 16), (true, 16)] {

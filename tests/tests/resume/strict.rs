@@ -1,4 +1,4 @@
-//! A checkpoint that does not fit is an error on every rank, unless leniency allows it.
+//! Tests that a checkpoint that does not match is an error on every rank, unless the load tolerance allows it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ fn saved(case: &Case, folder: &Folder) -> PathBuf {
     path
 }
 
-/// Asserts that loading fails on every rank, with these texts on some.
+/// Asserts that loading fails on every rank, and that some of the errors contain these texts.
 fn refused(case: &Case, from: &Path, leniency: LoadTolerance, says: &[&str]) {
     let errors = case.errors(from, leniency);
     assert!(errors.iter().all(Option::is_some), "{errors:?}");
@@ -78,7 +78,7 @@ fn tensors_that_are_missing_or_too_many() {
     allowed(&layers(2), &from, UNEXPECTED);
 }
 
-/// Only the ranks of one stage read it; all return the error.
+/// Only the ranks of one stage read the tensor. All ranks return the error.
 #[test]
 fn another_shape_is_never_allowed() {
     let folder = Folder::new();
@@ -125,7 +125,12 @@ fn the_other_state_of_a_run() {
     let strict = LoadTolerance::default();
     let mut seed = plain.clone();
     seed.train.seed = 7;
-    refused(&seed, &from, strict, &["the seed 1", "this one has 7"]);
+    refused(
+        &seed,
+        &from,
+        strict,
+        &["the seed 1", "this run has the seed 7"],
+    );
     let mut scaled = plain.clone();
     scaled.train.data_parallel.precision = Precision::F16;
     refused(&scaled, &from, strict, &["has no loss scale"]);
@@ -153,7 +158,7 @@ fn the_other_state_of_a_run() {
     allowed(&wide, &from, UNEXPECTED);
 }
 
-/// One rank reads the byte; all return the error, within the deadline.
+/// One rank reads the byte. All ranks return the error within the deadline.
 #[test]
 fn a_flipped_byte() {
     let folder = Folder::new();
@@ -175,7 +180,7 @@ fn a_flipped_byte() {
     );
 }
 
-/// Loading only weights does not change the optimizer and the steps.
+/// Loading only weights does not change the optimizer and the step count.
 #[test]
 fn weights_alone() {
     let folder = Folder::new();
@@ -210,11 +215,11 @@ fn weights_alone() {
         Ok(())
     };
     fewer.on_ranks(run).unwrap();
-    // The function works without a trainer.
+    // The function can be used without a trainer.
     let _ = load_weights::<burn_megatron_models::Transformer>;
 }
 
-/// A folder is written by one run at a time.
+/// Only one run at a time may write to a folder.
 #[test]
 fn a_second_run_is_refused_on_every_rank() {
     let folder = Folder::new();

@@ -1,8 +1,8 @@
-//! Types of floating point that libraries multiply and add, and their values as f64.
+//! The floating-point types of library products and sums, with values as f64.
 
 use half::{bf16, f16};
 
-/// A type of elements.
+/// The type of an element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Element {
     F64,
@@ -16,7 +16,7 @@ pub(crate) enum Element {
 use Element::{BF16, E4M3, E5M2, F16, F32, F64};
 
 impl Element {
-    /// Returns the element of a `cudaDataType_t`.
+    /// Returns the element type of a `cudaDataType_t`.
     pub(crate) fn of(number: i32) -> Option<Self> {
         match number {
             0 => Some(F32),
@@ -42,12 +42,12 @@ impl Element {
         self.bytes() == 1
     }
 
-    /// The value of the element at an address.
+    /// Returns the value of the element at an address.
     ///
     /// # Safety
-    /// So many bytes may be read there.
+    /// `address` must be valid for reading an element.
     pub(crate) unsafe fn load(self, address: u64) -> f64 {
-        // SAFETY: as of this function; no alignment is needed.
+        // SAFETY: guaranteed by the caller of this function. No alignment is needed.
         unsafe {
             match self {
                 F64 => (address as *const f64).read_unaligned(),
@@ -60,13 +60,13 @@ impl Element {
         }
     }
 
-    /// Rounds a value once, to the nearest and to even, and puts it at an address. 8-bit numbers take
-    /// their largest one for what is larger.
+    /// Rounds a value once, to nearest even, and stores it at an address. 8-bit types saturate to their largest
+    /// number.
     ///
     /// # Safety
-    /// So many bytes may be written there.
+    /// `address` must be valid for writing an element.
     pub(crate) unsafe fn store(self, address: u64, value: f64) {
-        // SAFETY: as of this function; no alignment is needed.
+        // SAFETY: guaranteed by the caller of this function. No alignment is needed.
         unsafe {
             match self {
                 F64 => (address as *mut f64).write_unaligned(value),
@@ -86,7 +86,8 @@ impl Element {
     }
 }
 
-/// To f32, with the last bit set if anything was lost: what is rounded from there is rounded once.
+/// Converts to f32 and sets the last bit if the conversion was inexact. A later rounding then acts as a single
+/// rounding.
 pub(crate) fn to_odd(value: f64) -> f32 {
     let near = value as f32;
     if f64::from(near) == value || value.is_nan() || near.to_bits() & 1 == 1 {
@@ -100,7 +101,7 @@ pub(crate) fn to_odd(value: f64) -> f32 {
     }
 }
 
-/// An 8-bit number with so many bits of exponent: 4 is E4M3, without infinities; 5 is E5M2.
+/// Decodes an 8-bit number with `EXPONENT` bits of exponent. 4 is E4M3, without infinities, and 5 is E5M2.
 pub(crate) fn decode<const EXPONENT: i32>(code: u8) -> f64 {
     let mantissa_bits = 7 - EXPONENT;
     let bias = (1 << (EXPONENT - 1)) - 1;
@@ -121,8 +122,8 @@ pub(crate) fn encode<const EXPONENT: i32>(value: f64) -> u8 {
     let magnitude = match value.abs() {
         magnitude if magnitude.is_nan() => 0x7f,
         magnitude if magnitude >= decode::<EXPONENT>(largest) => largest,
-        // Codes go up with their values: the nearest is one of the two around the value, and the even
-        // code is the even mantissa.
+        // Codes increase with their values. The nearest code is one of the two neighbours of the value. An even code
+        // has an even mantissa.
         magnitude => {
             let above = (1..largest).find(|code| decode::<EXPONENT>(*code) > magnitude);
             let above = above.unwrap_or(largest);
@@ -155,7 +156,7 @@ mod tests {
 
     #[test]
     fn codes_of_8_bits_are_those_of_the_formats() {
-        // By the tables of the OCP's "8-bit floating point specification".
+        // Values from the tables of the OCP's "8-bit floating point specification".
         for (code, value) in [
             (0x7e, 448.0),
             (0x08, 0.015625),
@@ -188,14 +189,14 @@ mod tests {
         assert_eq!(stored(E4M3, 1e9).1, 448.0);
         assert_eq!(stored(E5M2, -1e9).1, -57344.0);
         assert_eq!(stored(E4M3, f64::NAN).0, 0x7f);
-        // Halfway: to the even mantissa.
+        // Ties round to the even mantissa.
         assert_eq!(stored(E4M3, 17.0).1, 16.0);
         assert_eq!(stored(E4M3, 19.0).1, 20.0);
     }
 
     #[test]
     fn values_are_rounded_once() {
-        // A little above the middle of two numbers: nearer than f32 can tell.
+        // Slightly above the middle of two numbers. f32 cannot represent the difference.
         let middle = 1.0 + 2f64.powi(-8);
         assert_eq!(stored(BF16, middle).1, 1.0);
         assert_eq!(stored(BF16, middle + 2f64.powi(-40)).1, 1.0 + 2f64.powi(-7));

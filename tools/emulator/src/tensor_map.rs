@@ -1,84 +1,84 @@
-//! Descriptors of tensors in global memory, which copies of tiles read (`CUtensorMap`).
+//! Tensor maps (`CUtensorMap`): descriptors of tensors in global memory for bulk copies.
 //!
-//! Of their 128 bytes only the size is specified: the driver makes them, and instructions read
-//! them. This is the form that both use here.
+//! The specification defines only their size, 128 bytes. The driver encodes them and instructions read them. This
+//! module defines the format for both.
 
-/// Bytes of a descriptor.
+/// The size of a tensor map in bytes.
 pub const SIZE: usize = 128;
-/// The first bytes of the descriptor.
+/// The first bytes of a tensor map.
 const MARK: [u8; 4] = *b"TMap";
 
-/// A tensor in global memory, and the box of it that one instruction copies.
+/// A tensor in global memory, and the box that one instruction copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorMap {
-    /// Where it begins.
+    /// The address of the tensor.
     pub address: u64,
-    /// Dimensions that count, 1 to 5.
+    /// The number of dimensions, 1 to 5.
     pub rank: usize,
-    /// Bytes of an element.
+    /// The size of an element in bytes.
     pub element: usize,
-    /// Elements along each dimension, the one whose elements lie side by side first.
+    /// The number of elements in each dimension. The contiguous dimension is first.
     pub sizes: [u64; 5],
-    /// Bytes from one element to the next along each dimension.
+    /// The stride of each dimension in bytes.
     pub strides: [u64; 5],
-    /// Every how manyth element is copied along each dimension.
+    /// The element stride of each dimension: every `n`th element is copied.
     pub steps: [u64; 5],
-    /// The permutation of 16-byte pieces of a box in shared memory: over 1, 2, 4 or 8 of them.
+    /// The swizzle of 16-byte pieces of a box in shared memory: the number of pieces, 1, 2, 4 or 8.
     pub swizzle: u64,
-    /// Which elements are copied.
+    /// The elements that are copied.
     pub form: Form,
 }
 
-/// Which elements one instruction copies.
+/// Selects the elements that an instruction copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// A box of so many elements along each dimension.
+    /// A box with the given number of elements in each dimension.
     Tiled([u64; 5]),
-    /// Pixels in the order in which a convolution meets them.
+    /// Pixels in the order of a convolution.
     Im2col {
-        /// Where pixels begin along each of up to three dimensions, from the tensor's beginning.
+        /// The first pixel in each of up to three dimensions, relative to the beginning of the tensor.
         lower: [i64; 3],
-        /// Where they end, from the tensor's end.
+        /// The last pixel, relative to the end of the tensor.
         upper: [i64; 3],
-        /// Channels of each pixel.
+        /// The number of channels per pixel.
         channels: u64,
         /// The number of pixels.
         pixels: u64,
     },
 }
 
-/// An argument that the driver does not take.
+/// An argument that the driver does not accept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a tensor map's {0} is out of its range")]
 pub struct Invalid(pub &'static str);
 
-/// The common arguments of `cuTensorMapEncodeTiled` and `cuTensorMapEncodeIm2col`, as the driver is given them: numbers
-/// for the values of its enumerations.
+/// The common arguments of `cuTensorMapEncodeTiled` and `cuTensorMapEncodeIm2col`. Enumerators are numbers, as in the
+/// driver.
 #[derive(Clone, Copy, Debug)]
 pub struct Tensor<'a> {
-    /// `CUtensorMapDataType`
+    /// The element type, `CUtensorMapDataType`.
     pub data_type: u32,
-    /// Where it begins.
+    /// The address of the tensor.
     pub address: u64,
-    /// Elements along each dimension.
+    /// The number of elements in each dimension.
     pub sizes: &'a [u64],
-    /// Bytes between elements along each dimension but the first.
+    /// The strides in bytes of all dimensions except the first.
     pub strides: &'a [u64],
-    /// Every how manyth element is copied.
+    /// The element strides.
     pub steps: &'a [u32],
-    /// `CUtensorMapInterleave`: only none is known here.
+    /// `CUtensorMapInterleave`. Only no interleaving is supported.
     pub interleave: u32,
     /// `CUtensorMapSwizzle`: none, 32, 64 or 128 bytes.
     pub swizzle: u32,
-    /// `CUtensorMapFloatOOBfill`: only zeros are known here.
+    /// `CUtensorMapFloatOOBfill`. Only zeros are supported.
     pub fill: u32,
 }
 
-/// `cuTensorMapEncodeTiled`
+/// Encodes a tiled tensor map, as `cuTensorMapEncodeTiled` does.
 ///
 /// # Errors
 ///
-/// Encodes a tiled descriptor. Refuses the arguments that the driver refuses, and those that are not known here.
+/// Refuses arguments that the driver refuses, and arguments that are not supported.
 pub fn encode_tiled(tensor: &Tensor<'_>, lengths: &[u32]) -> Result<[u8; SIZE], Invalid> {
     let mut map = common(tensor)?;
     if lengths.len() != map.rank || lengths.iter().any(|length| !(1..=256).contains(length)) {
@@ -92,11 +92,11 @@ pub fn encode_tiled(tensor: &Tensor<'_>, lengths: &[u32]) -> Result<[u8; SIZE], 
     map.checked().map(|map| map.encode())
 }
 
-/// `cuTensorMapEncodeIm2col`
+/// Encodes an im2col tensor map, as `cuTensorMapEncodeIm2col` does.
 ///
 /// # Errors
 ///
-/// As [`encode_tiled`].
+/// The same as for [`encode_tiled`].
 pub fn encode_im2col(
     tensor: &Tensor<'_>,
     lower: &[i32],
@@ -111,7 +111,7 @@ pub fn encode_im2col(
         .filter(|count| *count > 0)
         .ok_or(Invalid("rank"))?;
     let corner = |from: &[i32]| {
-        // 16, 8 and 5 bits a dimension, for one, two and three of them.
+        // 16, 8 and 5 bits per dimension, for one, two and three dimensions.
         let limit = [1 << 15, 1 << 7, 1 << 4][spatial - 1];
         let fits =
             from.len() == spatial && from.iter().all(|value| (-limit..limit).contains(value));
@@ -146,8 +146,8 @@ fn common(tensor: &Tensor<'_>) -> Result<TensorMap, Invalid> {
     let element = match tensor.data_type {
         0 => 1,
         1 | 6 | 9 => 2,
-        // Numbers of tf32 are copied as they are: the products that read them cut them. What
-        // flushes subnormals (10 and 12) is not known here.
+        // TF32 numbers are copied unchanged, since the products that read them truncate them. The types that flush
+        // subnormal numbers (10 and 12) are not supported.
         2 | 3 | 7 | 11 => 4,
         4 | 5 | 8 => 8,
         _ => return Err(Invalid("data type")),
@@ -163,7 +163,7 @@ fn common(tensor: &Tensor<'_>) -> Result<TensorMap, Invalid> {
     for (stride, of) in strides[1..].iter_mut().zip(tensor.strides) {
         *stride = *of;
     }
-    // Along the first dimension nothing is left out.
+    // The first dimension has no element stride.
     for (step, of) in steps.iter_mut().zip(tensor.steps).skip(1) {
         *step = u64::from(*of);
     }
@@ -199,7 +199,7 @@ fn common(tensor: &Tensor<'_>) -> Result<TensorMap, Invalid> {
 }
 
 impl TensorMap {
-    /// Bytes of one line of the box, which lie side by side on both sides.
+    /// Returns the length of a line of the box in bytes. A line is contiguous in global and in shared memory.
     pub fn line(&self) -> u64 {
         let elements = match self.form {
             Form::Tiled(lengths) => lengths[0],
@@ -218,7 +218,7 @@ impl TensorMap {
         }
     }
 
-    /// The descriptor.
+    /// Encodes the tensor map.
     pub fn encode(&self) -> [u8; SIZE] {
         let mut bytes = [0; SIZE];
         let (lengths, corners, pixels) = match self.form {
@@ -245,7 +245,7 @@ impl TensorMap {
         self.strides
             .iter()
             .for_each(|stride| put(&stride.to_le_bytes()));
-        // A size of 2^32 does not fit; none is 0.
+        // A size of 2^32 does not fit. It is stored as 0, which no dimension has.
         self.sizes
             .iter()
             .for_each(|size| put(&((size - 1) as u32).to_le_bytes()));
@@ -261,7 +261,7 @@ impl TensorMap {
         bytes
     }
 
-    /// Reads a descriptor; `None` if it is none.
+    /// Decodes a tensor map. Returns `None` if the bytes are not a tensor map.
     pub fn decode(bytes: &[u8; SIZE]) -> Option<Self> {
         let mut rest = &bytes[..];
         if take::<4>(&mut rest) != MARK {

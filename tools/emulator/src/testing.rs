@@ -10,9 +10,9 @@ use crate::machine::{Action, Counts, Failure, Lanes, Launch, Program, run};
 use crate::memory::Memory;
 use crate::ptx::{Register, parse};
 
-/// The program of a kernel whose body is `body`, with parameters `.u64 data` and `.u32 count`, and
-/// registers `%p<16>`, `%h<32>` (16 bits), `%r<64>`, `%f<64>` (32 bits), `%d<64>` (64 bits of any
-/// type) and `%data`, which holds the address of the buffer.
+/// Returns the program of a kernel with this body. The parameters are `.u64 data` and `.u32 count`. The registers are
+/// `%p<16>`, `%h<32>` (16 bits), `%r<64>`, `%f<64>` (32 bits) and `%d<64>` (64 bits of any type). `%data` contains
+/// the address of the buffer.
 pub(crate) fn kernel(body: &str) -> Program {
     let text = format!(
         ".version 8.8\n.target sm_90a\n.address_size 64\n.visible .entry tested(.param .u64 data, .param .u32 count)\n{{\n\
@@ -23,7 +23,7 @@ pub(crate) fn kernel(body: &str) -> Program {
     lower(&module, &module.kernels[0], &HashMap::new()).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Runs one block of `threads` threads over a buffer that holds `bytes`, which it changes.
+/// Runs one block of `threads` threads on a buffer that contains `bytes`. Returns the changed bytes.
 pub(crate) fn run_on(
     program: &Program,
     threads: u32,
@@ -32,7 +32,7 @@ pub(crate) fn run_on(
     run_blocks(program, [1, 1, 1], [threads, 1, 1], bytes)
 }
 
-/// As [`run_on`], with a grid.
+/// Runs like [`run_on`], with a grid.
 pub(crate) fn run_blocks(
     program: &Program,
     grid: [u32; 3],
@@ -48,7 +48,7 @@ pub(crate) fn run_blocks(
     )
 }
 
-/// As [`run_blocks`], with options.
+/// Runs like [`run_blocks`], with options.
 pub(crate) fn run_with(
     program: &Program,
     grid: [u32; 3],
@@ -60,7 +60,7 @@ pub(crate) fn run_with(
     let data = memory
         .allocate(bytes.len(), u64::MAX)
         .expect("there is memory");
-    // SAFETY: just allocated with this length.
+    // SAFETY: the memory was just allocated with this length.
     let buffer = unsafe { std::slice::from_raw_parts_mut(data as *mut u8, bytes.len()) };
     buffer.copy_from_slice(bytes);
     let mut parameters = data.to_le_bytes().to_vec();
@@ -79,8 +79,8 @@ pub(crate) fn run_with(
     outcome
 }
 
-/// Checks that instructions compute `expected` of each case: its numbers go into the registers
-/// `inputs`, and the result is in `output`.
+/// Checks that instructions compute `expected` for each case. The numbers of a case are in the registers `inputs`,
+/// and the result is in `output`.
 #[track_caller]
 pub(crate) fn compare<const N: usize>(
     body: &str,
@@ -108,7 +108,7 @@ pub(crate) fn compare<const N: usize>(
     }
 }
 
-/// Why instructions are refused.
+/// Returns the reason why instructions are refused.
 pub(crate) fn refusal(body: &str) -> String {
     match lowered(body) {
         Ok(_) => panic!("{body} was lowered"),
@@ -116,7 +116,7 @@ pub(crate) fn refusal(body: &str) -> String {
     }
 }
 
-/// Every pair of these numbers, and `count` pairs by chance.
+/// Returns all pairs of these numbers, and `count` random pairs.
 pub(crate) fn pairs(numbers: &[u64], count: usize, random: &mut Random) -> Vec<[u64; 2]> {
     let all = numbers
         .iter()
@@ -125,9 +125,9 @@ pub(crate) fn pairs(numbers: &[u64], count: usize, random: &mut Random) -> Vec<[
     all.chain(more).collect()
 }
 
-/// Runs instructions on registers alone: each lane of the inputs goes into the register that is named,
-/// and the lanes of `outputs` come back, predicates as 0 and 1. The registers are those of
-/// [`kernel`] and `%q<4>` (128 bits, of which the lower half is seen).
+/// Runs instructions on registers only. The lanes of the inputs are written to the named registers, and the lanes of
+/// `outputs` are returned, with predicates as 0 and 1. The registers are the registers of [`kernel`], and `%q<4>` with
+/// 128 bits. Only the lower half of `%q` is returned.
 pub(crate) fn registers<'a, const N: usize>(
     body: &'a str,
     outputs: [&'a str; N],
@@ -180,7 +180,7 @@ pub(crate) fn registers<'a, const N: usize>(
     }
 }
 
-/// A program with a fence before and a fence behind: where values go in and come out.
+/// Returns a program with a fence before and a fence behind the body, where values are written and read.
 fn lowered(body: &str) -> Result<(Program, HashMap<String, Register>), Box<Unsupported>> {
     let text = format!(
         ".version 8.8\n.target sm_90a\n.address_size 64\n.visible .entry tested()\n{{\n\
@@ -193,7 +193,7 @@ fn lowered(body: &str) -> Result<(Program, HashMap<String, Register>), Box<Unsup
     Ok((program, kernel.registers.clone()))
 }
 
-/// The same numbers in each run.
+/// A generator of reproducible numbers.
 pub(crate) struct Random(u64);
 
 impl Random {
@@ -201,7 +201,7 @@ impl Random {
         Self(seed)
     }
 
-    /// SplitMix64.
+    /// Returns the next number of SplitMix64.
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -209,7 +209,7 @@ impl Random {
         mixed ^ mixed >> 31
     }
 
-    /// Any bits, exponents near one's more often than others.
+    /// Returns an f32 of random bits. Exponents near the exponent of 1 are more frequent.
     pub fn single(&mut self) -> f32 {
         let bits = self.next();
         let any = f32::from_bits(bits as u32);
@@ -219,7 +219,7 @@ impl Random {
         }
     }
 
-    /// As [`single`](Self::single): some beyond the range of f32, most within.
+    /// Returns an f64 like [`single`](Self::single). Most numbers are in the range of f32, and some are beyond it.
     pub fn double(&mut self) -> f64 {
         let bits = self.next();
         let any = f64::from_bits(bits);
@@ -232,7 +232,7 @@ impl Random {
     }
 }
 
-/// Numbers at which something happens, and their neighbours.
+/// Returns numbers at which behaviour changes, and their neighbours.
 pub(crate) fn singles() -> Vec<f32> {
     let mut all = vec![
         0.0,

@@ -3,17 +3,17 @@
     bash gpu-kit.sh            all steps
     bash gpu-kit.sh 1          the steps of call 1, in less than 10 minutes; then 2 and 3
 
-Each step has a time limit. The report (report.md) and the archive (gpu-kit-results.tar.gz) are renewed
-after each step, so that they hold what was done if the kit is killed. Both go to the folder OUT, or else
-to gpu-kit-results in the current folder.
+Each step has a time limit. The report (report.md) and the archive (gpu-kit-results.tar.gz) are updated
+after each step, so they contain the finished steps even if the kit is killed. Both are written to the
+folder OUT. The default is gpu-kit-results in the current folder.
 
 Variables:
     OUT                                folder for the report and the archive
     PYTHON                             Python with torch and NVIDIA's libraries
-    GPU_KIT_PROGRAM                    burn-megatron built for CUDA, with burn-megatron-bench next to it; by default
-                                       the programs of the kit
+    GPU_KIT_PROGRAM                    path to burn-megatron, built for CUDA, with burn-megatron-bench next to it
+                                       (default: the programs of the kit)
     GPU_KIT_WORK                       folder that keeps the steps between calls
-    GPU_KIT_LIMITS                     other limits of steps, as in step-124m=300,kernels=600
+    GPU_KIT_LIMITS                     time limits of steps in seconds, for example step-124m=300,kernels=600
     BURN_MEGATRON_UNCHECKED_DEVICE=1   run all steps although check-gpu failed, and mark the tables
 """
 
@@ -28,7 +28,7 @@ from report import renew
 from runner import Sampler, Stopped, limits, run_step
 from state import Kit, say
 
-# Seconds of a call, so that a machine that ends a command after 10 minutes does not cut off the archive.
+# Seconds of a call. The archive is complete before a machine that limits commands to 10 minutes ends the call.
 CALL_SECONDS = 560
 LEAST_SECONDS = 10
 
@@ -71,7 +71,7 @@ def main():
 
 
 def chosen(kit, call):
-    """The steps of a call. A later call first runs what it depends on, and last what the calls before it left out."""
+    """Returns the steps of a call. A later call first runs a missing check-gpu, and last the steps that had no time."""
     if call is None:
         return STEPS
     missing = [step for step in STEPS if step.name == "check-gpu" and step.name not in kit.steps]

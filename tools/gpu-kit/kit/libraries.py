@@ -1,4 +1,4 @@
-"""Finds NVIDIA's libraries and headers, and makes one folder of those that fit the driver."""
+"""Finds NVIDIA's libraries and headers, and links the ones that fit the driver into one folder."""
 
 import glob
 import os
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 NAMES = ["nvrtc", "cublasLt", "nccl", "cupti"]
-# Prints the number that a function of a library writes: its version.
+# Calls the version function of a library and prints the version.
 VERSION = """
 import ctypes, sys
 numbers = [ctypes.c_int() for _ in range(int(sys.argv[3]))]
@@ -20,7 +20,7 @@ PACKAGES = "import nvidia; print(*nvidia.__path__, sep='\\n')"
 
 
 class Libraries:
-    """The libraries of NVIDIA that the steps use."""
+    """NVIDIA's libraries that the steps use."""
 
     def __init__(self, work):
         self.work, self.chosen, self.found = work, {}, []
@@ -50,7 +50,7 @@ class Libraries:
                 return
 
     def choose(self, name, folders):
-        """Takes the newest NVRTC that the driver reads, and of the others the first one that suits it."""
+        """Chooses the newest NVRTC that the driver supports, and the first file that suits it of each other library."""
         found = files(f"lib{name}.so*", folders)
         self.found += [(name, path, self.cuda_of(name, path)) for path in found]
         own = [(path, cuda) for of, path, cuda in self.found if of == name]
@@ -65,7 +65,7 @@ class Libraries:
 
     @staticmethod
     def cuda_of(name, path):
-        """The version of CUDA of a library, as the driver counts: 12090 is 12.9."""
+        """Returns the CUDA version of a library in the format of the driver: 12090 is 12.9."""
         if name == "nvrtc":
             version = version_of(path, "nvrtcVersion", 2)
             return 1000 * version[0] + 10 * version[1] if version else None
@@ -73,7 +73,7 @@ class Libraries:
         return 1000 * int(number.group(1)) if number and name != "nccl" else None
 
     def link(self):
-        """Links the chosen libraries into a folder, so that no other one is found before them."""
+        """Links the chosen libraries into a folder, so that programs find these libraries first."""
         folder = self.work / "lib"
         renew(folder)
         for name, (path, _) in self.chosen.items():
@@ -86,7 +86,7 @@ class Libraries:
                 make_link(part, folder / os.path.basename(part))
 
     def find_headers(self, packages, roots):
-        """Links the headers of one version of CUDA into a folder. Wheels have them in several folders."""
+        """Links the headers of one CUDA version into a folder. In wheels, the headers are in several folders."""
         wheels = [Path(folder) for folder in packages]
         parts = [["cu13/include"], ["cuda_runtime/include", "cuda_nvcc/include"]]
         sets = [[Path(root) / "include"] for root in roots] + [
@@ -106,7 +106,7 @@ class Libraries:
         self.headers = sets[0][0]
 
     def environment(self):
-        """The variables by which a program finds what was chosen."""
+        """Returns the environment variables that let a program find the chosen libraries."""
         folders = [str(self.work / "lib")]
         folders += [os.path.dirname(os.path.realpath(path)) for path, _ in self.chosen.values()]
         folders += [self.driver_folder] if self.driver_folder else []
@@ -117,13 +117,13 @@ class Libraries:
         return environment
 
     def missing(self):
-        """What no kernel can be compiled without. Programs before `check-gpu` computed garbage without it."""
+        """Returns what kernels need and is missing. Programs from before `check-gpu` then computed garbage."""
         found = [("the driver", self.driver), ("NVRTC", "nvrtc" in self.chosen), ("the headers of CUDA", self.headers)]
         names = [name for name, there in found if not there]
         return f"not found: {', '.join(names)}" if names else None
 
     def lines(self):
-        """The table of what was found."""
+        """Yields a report line for each library."""
         driver = f"CUDA {version_text(self.driver)}" if self.driver else "**libcuda.so.1 was not found**"
         yield f"- driver: {driver}"
         for name in NAMES:
@@ -142,7 +142,7 @@ class Libraries:
 
 
 def candidates():
-    """Pythons that may have NVIDIA's packages."""
+    """Returns Python interpreters that may have NVIDIA's packages."""
     given = [os.environ.get("PYTHON"), sys.executable]
     folders = [os.environ.get("VIRTUAL_ENV"), "/opt/venv", "/opt/conda", ".venv", "/usr"]
     given += [f"{folder}/bin/python3" for folder in folders if folder]
@@ -187,7 +187,7 @@ def files(pattern, folders):
 
 
 def version_of(path, function, numbers):
-    """The version that a library tells, asked in another process."""
+    """Returns the version that a library reports. The library is loaded in a separate process."""
     command = [sys.executable, "-c", VERSION, path, function, str(numbers)]
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=20)
@@ -210,7 +210,7 @@ def version_text(cuda):
 
 
 def renew(folder):
-    """Makes a folder of links, without the links of an earlier call."""
+    """Creates a folder for links, and removes the links of an earlier call."""
     folder.mkdir(parents=True, exist_ok=True)
     for link in folder.iterdir():
         link.unlink()

@@ -1,4 +1,4 @@
-"""The steps, in the order of what they tell per minute."""
+"""The steps, ordered by the information that they give per minute."""
 
 import json
 import os
@@ -19,7 +19,7 @@ TINY = ["--model", "tiny", "--steps", "1", "--warm-up", "1"]
 
 @dataclass(frozen=True)
 class Step:
-    """One step: its call, its limit in seconds, what it tells, and whether it computes on the GPU."""
+    """A step: its call, its limit in seconds, a description of its result, and whether it computes on the GPU."""
 
     name: str
     call: int
@@ -74,7 +74,7 @@ def failed_checks(report):
 
 
 def obstacle(report):
-    """Why no step that computes can give a right result. Another failed check only marks the tables."""
+    """Returns why no computing step can give a correct result, or None. Other failed checks only mark the tables."""
     if report.get("obstacle"):
         return report["obstacle"]
     for check in failed_checks(report):
@@ -185,7 +185,7 @@ def losses(run):
     pairs = list(zip(found["cuda"], found["cpu"]))
     if not pairs or len(found["cuda"]) != len(found["cpu"]):
         raise Failed(f"the GPU trained {len(found['cuda'])} steps, the CPU {len(found['cpu'])}")
-    # A loss that is not finite is null in the file.
+    # A loss that is not finite is written as null.
     if not all(gpu and cpu and abs(gpu - cpu) <= 1e-4 * abs(cpu) for gpu, cpu in pairs):
         raise Failed(f"the losses differ: {found['cuda']} on the GPU, {found['cpu']} on the CPU")
 
@@ -216,7 +216,7 @@ def host(run):
 @step("ncu", 3, 150, "what limits attention and the norms")
 def ncu(run):
     kernels = "regex:mma_forward|mma_queries|mma_keys|norm_backward"
-    # The launches before these are of the check of `mma`, and the forward of the first layers.
+    # The skipped launches are the check of `mma` and the forward pass of the first layers.
     some = ["--launch-skip", "14", "--launch-count", "10"]
     options = ["--set", "full", "--kernel-name", kernels, *some, "--csv", "--page", "details"]
     small = ["--model", "124m", "--micro-batch-size", "16", "--steps", "1", "--warm-up", "1"]
@@ -255,7 +255,7 @@ def tests(run):
     binaries = sorted((HERE / "tests").glob("*")) if (HERE / "tests").is_dir() else []
     if not binaries:
         raise NotRun("this kit has no test binaries")
-    # All of them run before the first failure ends the step.
+    # All binaries run, and then the step fails if one of them failed.
     failures, env = [], {**run.kit.libraries.environment(), "BURN_MEGATRON_TEST_CUDA": "1", "INSTA_UPDATE": "no"}
     for binary in binaries:
         try:
@@ -267,7 +267,7 @@ def tests(run):
 
 
 def found(tool):
-    """Where a tool of the CUDA toolkit is."""
+    """Returns the path of a tool of the CUDA toolkit."""
     path = shutil.which(tool) or shutil.which(tool, path="/usr/local/cuda/bin:/opt/cuda/bin")
     if path is None:
         raise NotRun(f"{tool} was not found")
@@ -275,7 +275,7 @@ def found(tool):
 
 
 def needs(run, *command):
-    """Checks that the benchmarks have a command."""
+    """Checks that burn-megatron-bench has a command."""
     asked = [run.kit.bench, *command, "--help"]
     try:
         done = subprocess.run(asked, stdin=subprocess.DEVNULL, capture_output=True, timeout=20)

@@ -14,7 +14,7 @@ ARCHIVE_BYTES = 15 << 20
 
 
 def renew(kit):
-    """Renews the report and the archive. A step that wrote something odd costs its table, not the report."""
+    """Writes the report and the archive again. If the output of a step is unreadable, only its table is missing."""
     parts = [header, steps, libraries, failures, checks, step_table, host_table, products, traced, kernel_table, torch_table]
     text = ""
     for part in parts:
@@ -28,7 +28,7 @@ def renew(kit):
 
 
 def pack(kit):
-    """Packs the results, the largest files left out if they do not fit."""
+    """Packs the results. Leaves out the largest files if the archive is too large."""
     files = sorted((file for file in kit.results.iterdir() if file.is_file()), key=lambda file: file.stat().st_size)
     part = kit.out / f"{ARCHIVE}.part"
     while True:
@@ -69,7 +69,7 @@ def steps(kit):
 
 
 def read_samples(kit):
-    """Memory, clock and power of each second."""
+    """Returns the memory, clock and power of each second."""
     samples = []
     try:
         with open(kit.results / "smi.csv", newline="") as file:
@@ -78,7 +78,7 @@ def read_samples(kit):
                     at = time.mktime(time.strptime(row[0].split(".")[0], "%Y/%m/%d %H:%M:%S"))
                     samples.append((at, [number(row[6]), number(row[2]), number(row[4])]))
                 except (IndexError, ValueError):
-                    continue  # A header, or a line that was cut off.
+                    continue  # A header or a truncated line.
     except OSError:
         pass
     return samples
@@ -102,7 +102,7 @@ def libraries(kit):
 
 
 def failures(kit):
-    """The end of what failed steps wrote."""
+    """Yields the end of the output of each failed step."""
     for name, state in kit.steps.items():
         if state["result"] != "failed":
             continue
@@ -226,5 +226,5 @@ def block(lines):
 
 
 def cell(text):
-    """A text on one line of a table."""
+    """Returns a text as one line of a table cell."""
     return " ".join(str(text).replace("|", "/").split())[:400]

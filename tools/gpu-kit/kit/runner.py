@@ -9,7 +9,7 @@ import time
 
 from state import say
 
-# More than this is cut out of the middle of an output.
+# Longer outputs are cut in the middle.
 OUTPUT_BYTES = 1 << 20
 LIBRARY = re.compile(r"/\S*lib(cuda|nvrtc|cublas|nccl|cupti|cudart)[^/\s]*\.so[^/\s]*$")
 LIBC = ctypes.CDLL(None)
@@ -17,15 +17,15 @@ PR_SET_PDEATHSIG = 1
 
 
 class Stopped(Exception):
-    """The kit was asked to end."""
+    """A signal asked the kit to end."""
 
 
 class NotRun(Exception):
-    """A step cannot run here."""
+    """A step cannot run on this machine."""
 
 
 class Failed(Exception):
-    """A step found something wrong."""
+    """A step failed or found an error."""
 
 
 def die_with_kit():
@@ -33,7 +33,7 @@ def die_with_kit():
 
 
 def run_step(kit, step, left, begun):
-    """Runs one step, and records its result. `left` is the time left in this call; `begun` is called at the start."""
+    """Runs one step and records its result. `left` is the time left in this call. `begun` is called at the start."""
     limit = limits().get(step.name, step.limit)
     limit = limit if left is None else min(limit, left)
     say(f"== {step.name} (at most {limit:.0f} s)")
@@ -54,13 +54,13 @@ def run_step(kit, step, left, begun):
     except Stopped as error:
         kit.record(step, "failed", f"the kit was stopped by {error}", **runner.times(started))
         raise
-    except Exception as error:  # A mistake of the kit must not stop the steps after this one.
+    except Exception as error:  # A bug in the kit must not stop the next steps.
         result, reason = "failed", f"the kit: {type(error).__name__}: {error}"
     kit.record(step, result, reason, **runner.times(started))
 
 
 def limits():
-    """The limits that the user gave, as in `step-124m=300,kernels=600`."""
+    """Returns the limits in GPU_KIT_LIMITS, for example `step-124m=300,kernels=600`."""
     pairs = [pair.partition("=") for pair in os.environ.get("GPU_KIT_LIMITS", "").split(",") if pair]
     try:
         return {name: float(seconds) for name, _, seconds in pairs}
@@ -69,7 +69,7 @@ def limits():
 
 
 class Runner:
-    """The commands of one step, which share its time limit and its output files."""
+    """Runs the commands of one step, which share a time limit and output files."""
 
     def __init__(self, kit, name, limit):
         self.kit, self.name, self.limit = kit, name, limit
@@ -82,7 +82,7 @@ class Runner:
         return {"started": started, "ended": time.time()}
 
     def file(self, ending):
-        """A file of this step among the results."""
+        """Returns the path of a result file of this step."""
         return self.kit.results / f"{self.name}.{ending}"
 
     def program(self, *arguments, **options):
@@ -98,7 +98,7 @@ class Runner:
         self.command([*prefix, program, "--log-level", "warn", *arguments], env)
 
     def steps(self, *arguments, **options):
-        """Runs `burn-megatron-bench step` on the GPU, with its JSON among the results."""
+        """Runs `burn-megatron-bench step` on the GPU. Its JSON file is one of the results."""
         arguments = ["--device", "cuda", "--json", self.file("json"), *arguments]
         try:
             self.bench("step", *arguments, **options)
@@ -108,7 +108,7 @@ class Runner:
             raise Failed("; ".join(reasons) or str(failed)) from None
 
     def command(self, command, env=None):
-        """Runs a command to its end or to the limit of the step. Raises `Failed` unless the exit code is 0."""
+        """Runs a command until it ends or the step reaches its limit. Raises `Failed` unless the exit code is 0."""
         command = [str(word) for word in command]
         environment = {**os.environ, **(env or {})}
         try:
@@ -143,11 +143,11 @@ class Runner:
             raise Failed(f"exit code 0 after a panic: {reason_in(self.err)}")
 
     def panicked(self):
-        """Whether a thread panicked. A device thread that panics leaves memory unwritten."""
+        """Returns whether a thread panicked. A device thread that panics leaves memory unwritten."""
         return b"panicked at" in self.err.read_bytes()
 
     def wait(self, process):
-        """The exit code, or `None` at the limit. Notes which libraries of NVIDIA are mapped meanwhile."""
+        """Returns the exit code, or `None` at the limit. Records which NVIDIA libraries the process has mapped."""
         while time.monotonic() < self.end:
             if process.poll() is not None:
                 return process.returncode
@@ -166,7 +166,7 @@ class Runner:
 
 
 def kill(process):
-    """Ends a command and its children: politely, then by force."""
+    """Ends a command and its children, first with SIGTERM, then with SIGKILL."""
     for number, seconds in ((signal.SIGTERM, 2), (signal.SIGKILL, 10)):
         try:
             os.killpg(process.pid, number)
@@ -193,7 +193,7 @@ def cut(path):
 
 
 def reason_in(path):
-    """The last error in an output, or else its last line."""
+    """Returns the last error line of an output, or its last line if there is no error."""
     try:
         lines = path.read_text(errors="replace").strip().splitlines()
     except OSError:
@@ -204,7 +204,7 @@ def reason_in(path):
 
 
 class Sampler:
-    """nvidia-smi, which writes a line each second until the kit ends."""
+    """Runs nvidia-smi, which writes a line each second until the kit ends."""
 
     QUERY = "timestamp,index,clocks.sm,clocks.mem,power.draw,temperature.gpu,memory.used,utilization.gpu"
 

@@ -1,4 +1,4 @@
-"""What the kit has done so far: one file, which a later call reads."""
+"""The state of the kit, in a file that a later call reads."""
 
 import json
 import os
@@ -63,11 +63,11 @@ class Kit:
         return any(step["result"] == "failed" for step in self.steps.values())
 
     def wrong(self):
-        """Why steps that compute do not run: the failed check of check-gpu."""
+        """Returns why computing steps do not run (the failed check of check-gpu), or None."""
         return None if self.requested_unchecked else self.device
 
     def mark(self):
-        """The mark of each table whose device did not pass check-gpu. Collectives are no part of a table."""
+        """Returns the mark for tables if the device did not pass check-gpu. Checks of collectives do not count."""
         checks = (self.read_json(self.results / "check-gpu.json") or {}).get("checks", [])
         failed = {check.get("name") for check in checks if check.get("verdict") not in ("pass", "not run")}
         passed = self.steps.get("check-gpu", {}).get("result") == "passed"
@@ -76,7 +76,7 @@ class Kit:
 
     @staticmethod
     def read_json(path):
-        """The content of a file, or nothing if there is none or a killed program left a part of one."""
+        """Returns the content of a file, or None if it is missing or incomplete because its program was killed."""
         try:
             return json.loads(Path(path).read_text())
         except (OSError, ValueError):
@@ -84,7 +84,7 @@ class Kit:
 
 
 def say(text):
-    """Prints a line. The kit goes on if nobody reads it any more."""
+    """Prints a line. The kit continues even if stdout is closed."""
     try:
         print(text, flush=True)
     except OSError:
@@ -92,7 +92,7 @@ def say(text):
 
 
 def replace(path, text):
-    """Writes a file at once: a reader never finds a part of it."""
+    """Writes a file atomically, so that a reader never finds an incomplete file."""
     part = path.with_name(path.name + ".part")
     part.write_text(text)
     os.replace(part, path)

@@ -1,18 +1,18 @@
-//! Targets for the kernels that stream, as shares of the copy bandwidth of an H200.
+//! Targets for kernels that stream memory, as fractions of the copy bandwidth of an H200.
 
-/// The target of some kernels.
+/// The target of a group of kernels.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Aim {
     /// Prefix of the names of the kernels.
     pub of: &'static str,
-    /// A part of their names, or empty.
+    /// A part of the names of the kernels, or an empty string.
     pub with: &'static str,
-    /// The share of copy bandwidth.
+    /// The fraction of the copy bandwidth.
     pub share: f64,
-    /// Pointers, by their index among the parameters, to data that is read from a cache: weights
-    /// and tables shared by all rows, values shared by all units of a row.
+    /// Indices of the parameters that point to cached data. Cached data are weights and tables shared by all rows,
+    /// and values shared by all units of a row.
     pub cached: &'static [u32],
-    /// Why a bound under the target is accepted.
+    /// The reason why a bound below the target is accepted.
     pub excuse: Option<&'static str>,
 }
 
@@ -28,7 +28,7 @@ const fn aim(of: &'static str, share: f64, cached: &'static [u32]) -> Aim {
 
 const ACTIVATED: &str = "the activation is computed for each code, in place of a pass that writes and one that reads it";
 
-/// All targets. The first that matches a kernel counts.
+/// All targets. The first target that matches a kernel is used.
 pub const AIMS: &[Aim] = &[
     aim("accumulate/", 0.90, &[]),
     Aim {
@@ -87,7 +87,7 @@ pub const AIMS: &[Aim] = &[
     aim("sum_of_squares/", 0.90, &[]),
 ];
 
-/// The aim of a kernel.
+/// Returns the target of a kernel.
 pub fn of(name: &str) -> Option<&'static Aim> {
     let mut aims = AIMS.iter();
     aims.find(|aim| name.starts_with(aim.of) && name.contains(aim.with))

@@ -1,19 +1,19 @@
-//! The architectures that kernels are compiled for.
+//! The GPU architectures that kernels are compiled for.
 
-/// An architecture, with the limits of a device of it.
+/// An architecture, with the limits of one device of this architecture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arch {
-    /// The name for the compilers. A trailing `a` allows features that only this architecture has.
+    /// The name as the compilers expect it. A trailing `a` enables architecture-specific features.
     pub name: &'static str,
     /// Compute capability times ten.
     pub version: u32,
-    /// Multiprocessors of the device.
+    /// The number of multiprocessors of the device.
     pub multiprocessors: u32,
-    /// The most shared memory that one cube may have, in bytes.
+    /// The maximum shared memory of a cube, in bytes.
     pub shared_memory: usize,
 }
 
-/// A100, H100 and H200, B200; the limits are those of the CUDA programming guide.
+/// A100, H100 and H200, B200. The limits come from the CUDA programming guide.
 pub const ARCHS: [Arch; 3] = [
     Arch {
         name: "sm_80",
@@ -35,7 +35,7 @@ pub const ARCHS: [Arch; 3] = [
     },
 ];
 
-/// The architecture of a name. The error lists all names.
+/// Returns the architecture with this name. The error lists all names.
 pub fn parse(name: &str) -> Result<Arch, String> {
     let found = ARCHS.into_iter().find(|arch| arch.name == name);
     found.ok_or_else(|| {

@@ -1,4 +1,4 @@
-//! Checks of compiled kernels.
+//! Checks compiled kernels for defects.
 
 use crate::aims::Aim;
 use crate::arch::Arch;
@@ -6,41 +6,41 @@ use crate::bound::Bound;
 use crate::sass::{Access, Accesses, Direction};
 use crate::toolchain::CompiledKernel;
 
-/// Bits of the widest access that every architecture has.
+/// Bits of the widest access that every architecture supports.
 const WIDE: u32 = 128;
 
-/// Bytes that other kernels may spill: the assembler trades a few registers for one more cube on a
-/// multiprocessor. A kernel that streams rows or multiplies by matrix units may spill none.
+/// The number of bytes that most kernels may spill. The assembler trades a few registers for one more cube on a
+/// multiprocessor. A kernel that streams rows or uses tensor cores must not spill.
 const TILES_MAY_SPILL: u32 = 16;
 
 /// A failed check.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum KernelDefect {
-    /// Register spills; bytes stored and loaded.
+    /// The kernel spills registers. The numbers are the bytes stored and loaded.
     #[error("spills registers: {0} bytes stored, {1} loaded")]
     Spills(u32, u32),
-    /// The kernel streams rows, and has an array in local memory; bytes per unit. The cause is an
+    /// The kernel streams rows and keeps an array in local memory. The number is the bytes per unit. The cause is an
     /// index that is not known at compile time, as in a loop that is not unrolled.
     #[error("streams rows, and keeps {0} bytes of arrays in local memory, not in registers")]
     LocalArray(u32),
-    /// A cube needs more shared memory than the architecture has; needed and available bytes.
+    /// A cube needs more shared memory than the architecture provides. The numbers are the needed and the available
+    /// bytes.
     #[error("needs {0} bytes of shared memory: expected at most {1}")]
     SharedMemory(usize, usize),
-    /// The kernel streams rows, and nothing is loaded 128 bits at a time.
+    /// The kernel streams rows, and no load is 128 bits wide.
     #[error("streams rows, and no load is {WIDE} bits wide")]
     NoWideLoad,
-    /// The kernel streams rows, and this innermost loop of it (its place among the loops that
-    /// access memory) has only narrow accesses.
+    /// The kernel streams rows, and all accesses of one innermost loop are narrow. The number is the position of the
+    /// loop among the loops that access memory.
     #[error("streams rows, and loop {0} has no access that is {WIDE} bits wide")]
     NarrowLoop(usize),
-    /// The kernel multiplies by matrix units, but has no matrix instruction.
+    /// The kernel is declared to use tensor cores, but has no matrix instruction.
     #[error("multiplies by matrix units, but has no matrix instruction")]
     NoMatrixProducts,
-    /// The kernel streams rows, and accesses adjacent 128 bits in parts; the first such access.
+    /// The kernel streams rows and accesses 128 adjacent bits in parts. The access is the first such access.
     #[error("streams rows, and {WIDE} bits side by side are {0}")]
     Pieces(Access),
-    /// The kernel streams rows, and its bound is under the target; both as shares of copy
-    /// bandwidth.
+    /// The kernel streams rows, and its bound is below the target. Both are fractions of the copy bandwidth.
     #[error(
         "streams rows, and cannot exceed {work:.2} of copy bandwidth for its work ({pipe}), {wait:.2} for \
          waiting: expected {1:.2}",
@@ -52,13 +52,13 @@ pub enum KernelDefect {
 /// The requirements of a kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KernelRequirements {
-    /// It streams rows of memory.
+    /// The kernel streams rows of memory.
     pub streams: bool,
-    /// It multiplies by matrix units.
+    /// The kernel uses tensor cores.
     pub multiplies: bool,
 }
 
-/// All failed checks of a kernel. `shared` is its shared memory in bytes.
+/// Returns all failed checks of a kernel. `shared` is the shared memory of the kernel in bytes.
 pub fn check_kernel(
     compiled: &CompiledKernel,
     shared: usize,
@@ -90,14 +90,14 @@ pub fn check_kernel(
     defects
 }
 
-/// Checks a bound against its target.
+/// Compares a bound with its target.
 pub fn check_bound(bound: &Bound, aim: &Aim) -> Option<KernelDefect> {
     let is_under = bound.share() < aim.share && aim.excuse.is_none();
     is_under.then_some(KernelDefect::Bound(Box::new(bound.clone()), aim.share))
 }
 
-/// Checks for narrow accesses. One value per row may be narrow, rows may not. Narrow rows show as
-/// no wide load at all, a loop with narrow accesses only, or vectors accessed in parts.
+/// Checks for narrow accesses. One value per row may be narrow, but rows may not. Narrow rows appear as kernels
+/// without a wide load, as loops with only narrow accesses, or as vectors that are accessed in parts.
 fn narrow(accesses: &Accesses) -> Vec<KernelDefect> {
     let is_wide = |access: &Access| access.bits >= WIDE;
     let wide_load = |access: &Access| access.direction == Direction::Load && is_wide(access);
@@ -115,8 +115,8 @@ fn narrow(accesses: &Accesses) -> Vec<KernelDefect> {
     defects
 }
 
-/// The first access of a vector that is accessed in parts. Stores count in innermost loops only:
-/// elsewhere they may be adjacent values of a row.
+/// Returns the first access to a vector that is accessed in parts. Stores count in innermost loops only: elsewhere
+/// they may be adjacent values of a row.
 fn pieces(accesses: &Accesses) -> Option<&Access> {
     let loops = accesses.loops.iter();
     let in_loops = loops.flat_map(|range| &accesses.all[range.clone()]);
@@ -152,7 +152,7 @@ ptxas info    : Function properties for wide
 ptxas info    : Used 22 registers, used 0 barriers
 ";
 
-    /// A row with one value of its own.
+    /// A row with one additional value per row.
     const WIDE_ROW: &str = "\
         /*00c0*/                   LDG.E.128.CONSTANT R4, desc[UR4][R4.64] ;
         /*00f0*/                   LDG.E.CONSTANT R0, desc[UR4][R10.64] ;

@@ -25,15 +25,15 @@ use crate::arch::Arch;
 /// A kernel in CUDA C++.
 #[derive(Clone, Debug)]
 pub struct Source {
-    /// The text.
+    /// The source text.
     pub text: String,
-    /// Bytes of shared memory that the launch adds to what the text fixes.
+    /// Bytes of dynamic shared memory. The launch adds them to the static shared memory of the source.
     pub shared: usize,
-    /// Units of a cube.
+    /// Units per cube.
     pub units: u32,
 }
 
-/// Expands a kernel and compiles it to CUDA C++. The error is CubeCL's.
+/// Expands a kernel and compiles it to CUDA C++. Errors come from CubeCL.
 pub fn emit(instance: &AotInstance, arch: Arch) -> Result<Source, String> {
     let definition =
         define_kernel(&*instance.kernel).map_err(|error| format!("CubeCL: {error:?}"))?;
@@ -48,7 +48,7 @@ pub fn emit(instance: &AotInstance, arch: Arch) -> Result<Source, String> {
     })
 }
 
-/// The target of an architecture: the properties that CubeCL's CUDA runtime reads from a device.
+/// Returns the target of an architecture, with the properties that CubeCL's CUDA runtime reads from a device.
 pub fn target(arch: Arch) -> AotTarget {
     AotTarget {
         device: Arc::new(device(arch)),
@@ -119,7 +119,7 @@ fn device(arch: Arch) -> DeviceProperties {
     device
 }
 
-/// The matrix products of the tensor cores.
+/// Registers the matrix products of the tensor cores.
 fn register_products(device: &mut DeviceProperties, arch: Arch) {
     let arch = CudaArchitecture {
         version: arch.version,

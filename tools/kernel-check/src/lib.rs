@@ -1,12 +1,14 @@
-//! Compiles every CubeCL kernel of `burn-megatron-kernels` to machine code without a GPU, and
-//! checks it.
+//! Compiles every CubeCL kernel of `burn-megatron-kernels` to machine code without a GPU, and checks the machine
+//! code.
 //!
-//! The pipeline of one kernel: CubeCL expands it for an [architecture](arch) and writes CUDA C++
-//! (`emit`), NVRTC compiles that to PTX, `ptxas` assembles it and reports its [usage], and
-//! `nvdisasm` lists the instructions, whose [memory accesses](sass) are parsed. [`checks`] finds
+//! Each kernel passes the following steps. CubeCL expands the kernel for an [architecture](arch) and writes CUDA C++
+//! (`emit`). NVRTC compiles the CUDA C++ to PTX. `ptxas` assembles the PTX and reports its resource [usage].
+//! `nvdisasm` lists the instructions, and the [memory accesses](sass) are parsed from the listing. [`checks`] finds
 //! the defects.
 //!
-//! Without the feature `wgpu` the crate has no kernels, only parsers and checks.
+//! CubeCL calls a thread a unit, a warp a plane, and a thread block a cube.
+//!
+//! Without the feature `wgpu` the crate contains no kernels, only parsers and checks.
 
 pub mod aims;
 pub mod arch;

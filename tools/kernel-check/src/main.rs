@@ -1,4 +1,4 @@
-//! The command `kernel-check`; `cargo xtask check-cuda` finds its compilers and runs it.
+//! The command `kernel-check`. `cargo xtask check-cuda` finds the compilers and runs this command.
 
 use std::collections::HashSet;
 use std::fs;
@@ -20,21 +20,20 @@ use rayon::prelude::*;
 #[derive(Parser)]
 #[command(name = "kernel-check")]
 struct Cli {
-    /// The folder that holds NVIDIA's compilers, as `pip install --target` filled it.
+    /// Folder with NVIDIA's compilers, as filled by `pip install --target`.
     #[arg(long, value_name = "DIR", required_unless_present = "sources_only")]
     wheels: Option<PathBuf>,
-    /// Write the CUDA C++ of every kernel, and compile nothing. Needs no compilers of NVIDIA's.
+    /// Write the CUDA C++ of every kernel, and compile nothing. Needs none of NVIDIA's compilers.
     #[arg(long, conflicts_with = "wheels")]
     sources_only: bool,
-    /// Compile for this architecture only: sm_80, sm_90a or sm_100a. May be repeated. Without it,
-    /// sm_90a gets every type, and the others only bf16 of what there is in bf16.
+    /// Compile for this architecture only: sm_80, sm_90a or sm_100a. May be repeated. By default, sm_90a compiles
+    /// every type. The other architectures skip the f32 and f16 versions of kernels that also exist in bf16.
     #[arg(long, value_name = "ARCH", value_parser = arch::parse)]
     arch: Vec<Arch>,
-    /// Compile only kernels whose name contains this.
+    /// Compile only kernels whose name contains this text.
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
-    /// Where the files of every kernel go: CUDA C++, PTX, cubin and SASS, a folder per
-    /// architecture.
+    /// Folder for the files of every kernel: CUDA C++, PTX, cubin and SASS. Each architecture has a subfolder.
     #[arg(long, value_name = "DIR")]
     keep: PathBuf,
 }
@@ -50,7 +49,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Whether every kernel passed.
+/// Compiles and checks the kernels. Returns whether every kernel passed.
 fn run(cli: &Cli) -> Result<bool, String> {
     let start = Instant::now();
     let work = kernels(cli)?;
@@ -62,7 +61,7 @@ fn run(cli: &Cli) -> Result<bool, String> {
         .par_iter()
         .map(|(arch, folder, kernel)| row(&toolchain, *arch, folder, kernel))
         .collect();
-    // The rows of a kernel are adjacent, one for each architecture.
+    // The rows of a kernel become adjacent, one row per architecture.
     rows.sort_by(|a, b| a.name.cmp(&b.name));
     print!("{}", render(&rows));
     let excuses: Vec<_> = rows.iter().filter_map(ReportRow::excuse).collect();
@@ -84,7 +83,7 @@ fn run(cli: &Cli) -> Result<bool, String> {
 /// A kernel, its architecture, and the folder of its files.
 type Work = (Arch, PathBuf, AotInstance);
 
-/// The kernels that the flags select. Makes their folders.
+/// Returns the kernels that the flags select, and creates their folders.
 fn kernels(cli: &Cli) -> Result<Vec<Work>, String> {
     let archs = if cli.arch.is_empty() {
         &ARCHS[..]
@@ -114,7 +113,7 @@ fn kernels(cli: &Cli) -> Result<Vec<Work>, String> {
     Ok(work)
 }
 
-/// The path of the files of a kernel, without an ending.
+/// Returns the path of the files of a kernel, without an extension.
 fn stem(folder: &Path, kernel: &AotInstance) -> PathBuf {
     folder.join(kernel.name.replace('/', "-"))
 }
@@ -127,7 +126,7 @@ fn write_sources(work: &[Work]) -> Result<(), String> {
     })
 }
 
-/// The names of all kernels. Kernels with equal names would overwrite each other's files.
+/// Returns the names of all kernels. Duplicate names are an error, since the files would overwrite each other.
 fn names(kernels: &[AotInstance]) -> Result<HashSet<String>, String> {
     let mut names = HashSet::new();
     match kernels

@@ -31,11 +31,11 @@ pub struct Nvrtc {
 }
 
 impl Nvrtc {
-    /// Loads the library. The error names the file, and the function if one is missing.
+    /// Loads the library. The error names the file, and the function if a function is missing.
     pub fn load(path: &Path) -> Result<Self, String> {
         let failed = |error: libloading::Error| format!("{}: {error}", path.display());
-        // SAFETY: the file is NVIDIA's compiler, whose initialisers have no requirements, and the
-        // signatures are those of its header. The functions are kept no longer than the library.
+        // SAFETY: the file is NVIDIA's compiler, whose initializers have no requirements. The signatures match its
+        // header. The functions are not kept longer than the library.
         unsafe {
             let library = Library::new(path).map_err(failed)?;
             macro_rules! function {
@@ -57,7 +57,7 @@ impl Nvrtc {
         }
     }
 
-    /// Compiles CUDA C++ to PTX with the given options. The error is the compiler's own.
+    /// Compiles CUDA C++ to PTX with the given options. The error is the output of the compiler.
     pub fn compile(&self, source: &str, options: &[String]) -> Result<String, String> {
         let source = CString::new(source).map_err(|e| format!("the source: {e}"))?;
         let options = options
@@ -67,8 +67,8 @@ impl Nvrtc {
             .map_err(|e| format!("an option: {e}"))?;
         let options: Vec<_> = options.iter().map(|option| option.as_ptr()).collect();
         let mut handle = ptr::null_mut();
-        // SAFETY: `source` and `options` outlive the calls, and the texts are read into memory of
-        // the size that was asked for.
+        // SAFETY: `source` and `options` outlive the calls. The texts are read into memory of the size that the
+        // library reported.
         unsafe {
             let code = (self.create)(
                 &mut handle,
@@ -92,11 +92,11 @@ impl Nvrtc {
         }
     }
 
-    /// A text of the program: asks for its size, then for itself.
+    /// Reads a text of the program: requests first the size and then the text.
     ///
     /// # Safety
     ///
-    /// `handle` is a live program, and the functions are a pair of this library.
+    /// `handle` must be a live program, and the functions must be a pair of this library.
     unsafe fn text(
         &self,
         handle: Program,
@@ -104,7 +104,8 @@ impl Nvrtc {
         read: unsafe extern "C" fn(Program, *mut c_char) -> Code,
     ) -> Result<String, String> {
         let mut bytes = 0;
-        // SAFETY: as the caller promises; the buffer has the size that the library asks for.
+        // SAFETY: the caller guarantees the handle and the functions. The buffer has the size that the library
+        // reported.
         let text = unsafe {
             self.check(size(handle, &mut bytes))?;
             let mut text = vec![0u8; bytes];
@@ -119,7 +120,7 @@ impl Nvrtc {
         if code == 0 {
             return Ok(());
         }
-        // SAFETY: the library answers every number with a text of its own that is never freed.
+        // SAFETY: the library returns a static text for every number, which is never freed.
         let message = unsafe { CStr::from_ptr((self.message)(code)) };
         Err(message.to_string_lossy().into_owned())
     }

@@ -1,4 +1,4 @@
-//! Accesses to global memory and matrix products, read from the instructions that `nvdisasm` lists.
+//! Reads accesses to global memory and matrix products from the instructions that `nvdisasm` lists.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -13,20 +13,20 @@ pub enum Direction {
     Store,
 }
 
-/// One instruction that reads or writes global memory.
+/// An instruction that reads or writes global memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Access {
-    /// Which way.
+    /// The direction of the access.
     pub direction: Direction,
-    /// Bits that one unit moves.
+    /// The number of bits that one unit moves.
     pub bits: u32,
     /// Registers of the address.
     pub base: String,
-    /// Bytes that the instruction itself adds to the address.
+    /// Bytes that the instruction adds to the address.
     pub offset: i64,
 }
 
-/// `loaded 32 at a time ([R4.64+16])`
+/// Writes an access as in `loaded 32 at a time ([R4.64+16])`.
 impl fmt::Display for Access {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let done = match self.direction {
@@ -43,9 +43,9 @@ impl fmt::Display for Access {
 /// The accesses to global memory of a kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Accesses {
-    /// In the order of the listing. Atomic operations are none of them.
+    /// All accesses in the order of the listing. Atomic operations are not included.
     pub all: Vec<Access>,
-    /// For each loop that holds no other loop, where its accesses stand in `all`.
+    /// For each loop without an inner loop: the range of its accesses in `all`.
     pub loops: Vec<Range<usize>>,
 }
 
@@ -60,7 +60,7 @@ pub fn parse(listing: &str) -> Accesses {
         } else if let Some(access) = access(line) {
             all.push(access);
         } else if let Some((start, first)) = branch(line).and_then(|label| labels.get(label)) {
-            // Only labels further up are known yet, so this is the end of a loop.
+            // Only labels further up have been read, so this jump ends a loop.
             loops.insert(*start, (number, *first..all.len()));
         }
     }
@@ -70,7 +70,7 @@ pub fn parse(listing: &str) -> Accesses {
     }
 }
 
-/// Returns the number of instructions of a listing of `nvdisasm -c` that are products by matrix units.
+/// Returns the number of tensor core instructions in a listing of `nvdisasm -c`.
 pub fn products(listing: &str) -> usize {
     let multiplies = |line: &&str| {
         let name = opcode(line).and_then(|opcode| opcode.split('.').next());
@@ -82,7 +82,7 @@ pub fn products(listing: &str) -> usize {
     listing.lines().filter(multiplies).count()
 }
 
-/// The name of a line's instruction with its modifiers, without the predicate before it.
+/// Returns the name of the instruction in a line with its modifiers, without the predicate before it.
 pub(crate) fn opcode(line: &str) -> Option<&str> {
     let mut words = line.split("*/").nth(1)?.split_whitespace();
     let first = words.next()?;
@@ -93,7 +93,7 @@ pub(crate) fn opcode(line: &str) -> Option<&str> {
     }
 }
 
-/// The innermost of these loops, each given by its first line with its last line and its accesses.
+/// Returns the accesses of the innermost loops. Each loop is given by its first line, its last line and its accesses.
 fn innermost(loops: HashMap<usize, (usize, Range<usize>)>) -> Vec<Range<usize>> {
     let holds_none = |start: usize, end: usize| {
         let inside = |(other, (last, _)): (&usize, &(usize, _))| *other > start && *last <= end;
@@ -108,7 +108,7 @@ fn innermost(loops: HashMap<usize, (usize, Range<usize>)>) -> Vec<Range<usize>> 
     kept
 }
 
-/// The label that a line such as ``@P0 BRA `(.L_x_1) ;`` jumps to.
+/// Returns the label that a line such as ``@P0 BRA `(.L_x_1) ;`` jumps to.
 pub(crate) fn branch(line: &str) -> Option<&str> {
     let (before, after) = line.split_once("`(")?;
     let (label, _) = after.split_once(')')?;
@@ -119,8 +119,8 @@ pub(crate) fn branch(line: &str) -> Option<&str> {
 pub(crate) fn access(line: &str) -> Option<Access> {
     let mut modifiers = opcode(line)?.split('.');
     let direction = match modifiers.next()? {
-        // `LD` and `ST` are to an address space that the assembler could not tell; `LDGSTS` copies
-        // to shared memory.
+        // `LD` and `ST` use an address space that the assembler could not determine. `LDGSTS` copies to shared
+        // memory.
         "LDG" | "LD" | "LDGSTS" => Direction::Load,
         "STG" | "ST" => Direction::Store,
         _ => return None,
@@ -146,7 +146,7 @@ fn bits(modifier: &str) -> Option<u32> {
     }
 }
 
-/// The base and the offset of the last `[..]` of an instruction, which is the global address.
+/// Returns the base and the offset of the last `[..]` of an instruction, which is the global address.
 fn address(code: &str) -> Option<(String, i64)> {
     let (_, inside) = code.rsplit_once('[')?;
     let (inside, _) = inside.split_once(']')?;

@@ -7,9 +7,9 @@ use crate::checks::KernelDefect;
 use crate::sass::{Access, Accesses, Direction};
 use crate::toolchain::CompiledKernel;
 
-/// One kernel on one architecture.
+/// A kernel on an architecture.
 pub struct ReportRow {
-    /// The kernel's name.
+    /// The name of the kernel.
     pub name: String,
     /// The architecture.
     pub arch: Arch,
@@ -21,13 +21,13 @@ pub struct ReportRow {
 pub enum KernelOutcome {
     /// Compilation failed, with this error.
     CompileFailed(String),
-    /// Compiled and checked.
+    /// The kernel was compiled and checked.
     Compiled {
-        /// Its code.
+        /// The compiled kernel.
         compiled: CompiledKernel,
-        /// Its shared memory in bytes: what the code fixes and what the launch adds.
+        /// The shared memory in bytes: the sum of the static part and the part that the launch adds.
         shared: usize,
-        /// Upper bound and target of its speed, for a kernel that streams on an H200.
+        /// The upper bound and the target of the speed, for a kernel that streams on an H200.
         bound: Option<(Bound, &'static Aim)>,
         /// The failed checks.
         defects: Vec<KernelDefect>,
@@ -35,12 +35,12 @@ pub enum KernelOutcome {
 }
 
 impl ReportRow {
-    /// Whether the kernel was compiled and passed all checks.
+    /// Returns whether the kernel was compiled and passed all checks.
     pub fn passed(&self) -> bool {
         matches!(&self.outcome, KernelOutcome::Compiled { defects, .. } if defects.is_empty())
     }
 
-    /// All failures of the kernel, a line each; the first names it.
+    /// Returns all failures of the kernel, one per line. The first line names the kernel.
     pub fn failure(&self) -> Option<String> {
         let reasons = match &self.outcome {
             KernelOutcome::CompileFailed(reason) => reason.trim_end().replace('\n', "\n    "),
@@ -53,7 +53,8 @@ impl ReportRow {
         (!self.passed()).then(|| format!("{title}\n    {reasons}"))
     }
 
-    /// Why its bound is accepted although it is under the target, if so: one line.
+    /// Returns one line with the reason why a bound below its target is accepted, or `None` if there is no such
+    /// bound.
     pub fn excuse(&self) -> Option<String> {
         let KernelOutcome::Compiled { bound, .. } = &self.outcome else {
             return None;
@@ -132,7 +133,7 @@ fn widths(accesses: &Accesses, direction: Direction) -> String {
     }
 }
 
-/// The rows as a table with a line of titles.
+/// Returns the rows as a table with a title line.
 pub fn render(rows: &[ReportRow]) -> String {
     let mut lines = vec![TITLES.map(String::from)];
     lines.extend(rows.iter().map(ReportRow::cells));
@@ -191,7 +192,7 @@ mod tests {
         }
     }
 
-    /// A row that streams and is bound to `work`.
+    /// Returns a row of a kernel that streams and whose bound is `work`.
     fn bound(name: &str, work: f64) -> ReportRow {
         let mut row = row(name, "", vec![]);
         if let KernelOutcome::Compiled { bound, .. } = &mut row.outcome {

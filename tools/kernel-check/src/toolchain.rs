@@ -1,4 +1,4 @@
-//! NVIDIA's compilers in a folder of Python wheels.
+//! Runs NVIDIA's compilers from a folder of Python wheels.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,7 +10,7 @@ use crate::nvrtc::Nvrtc;
 use crate::sass::{self, Accesses};
 use crate::usage::{self, Usage};
 
-/// The compilers of one folder.
+/// The compilers of a folder.
 pub struct Toolchain {
     nvrtc: Nvrtc,
     includes: [PathBuf; 2],
@@ -18,19 +18,19 @@ pub struct Toolchain {
     nvdisasm: PathBuf,
 }
 
-/// Why a kernel was not compiled.
+/// The reason why a kernel was not compiled.
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
     /// NVRTC refused the source.
     #[error("NVRTC: {0}")]
     Compile(String),
-    /// A program failed; its name and its output.
+    /// A program failed. The fields are its name and its output.
     #[error("{0}: {1}")]
     Failed(&'static str, String),
-    /// The output of a program could not be parsed; its name and its output.
+    /// The output of a program could not be parsed. The fields are the name of the program and its output.
     #[error("unexpected output of {0}: {1}")]
     UnexpectedOutput(&'static str, String),
-    /// A file could not be written, or a program not started.
+    /// A file could not be written, or a program could not be started.
     #[error("{0}: {1}")]
     File(PathBuf, io::Error),
 }
@@ -38,19 +38,18 @@ pub enum BuildError {
 /// A kernel as machine code.
 #[derive(Debug)]
 pub struct CompiledKernel {
-    /// Its resource usage; of shared memory, the static part.
+    /// The resource usage. The shared memory is the static part only.
     pub usage: Usage,
-    /// Its accesses to global memory.
+    /// The accesses to global memory.
     pub accesses: Accesses,
-    /// Its instructions that multiply by matrix units.
+    /// The number of tensor core instructions.
     pub products: usize,
-    /// Its instructions.
+    /// The instructions.
     pub code: MachineCode,
 }
 
 impl Toolchain {
-    /// The compilers in a folder that `pip install --target` filled. The error names what is
-    /// missing.
+    /// Opens the compilers in a folder that `pip install --target` filled. The error names the missing files.
     pub fn open(wheels: &Path) -> Result<Self, String> {
         let file = |path: &str| {
             let path = wheels.join("nvidia").join(path);
@@ -61,7 +60,7 @@ impl Toolchain {
             }
         };
         file("cuda_runtime/include/cuda_bf16.h")?;
-        // `mma.h` of the first folder includes this file, which comes with the compiler.
+        // `mma.h` of the first folder includes this file, which is part of the compiler.
         file("cuda_nvcc/include/crt/mma.h")?;
         Ok(Self {
             nvrtc: Nvrtc::load(&file("cuda_nvrtc/lib/libnvrtc.so.12")?)?,
@@ -71,8 +70,8 @@ impl Toolchain {
         })
     }
 
-    /// Compiles a source for an architecture. Every stage leaves its file: `stem` with the endings
-    /// `cu`, `ptx`, `cubin` and `sass`.
+    /// Compiles a source for an architecture. Every step writes a file: `stem` with the extension `cu`, `ptx`,
+    /// `cubin` or `sass`.
     pub fn build(
         &self,
         source: &str,
@@ -84,7 +83,7 @@ impl Toolchain {
             fs::write(file(ending), text).map_err(|e| BuildError::File(file(ending), e))
         };
         write("cu", source)?;
-        // The options with which CubeCL compiles for a device.
+        // CubeCL uses these options on a device.
         let includes = self.includes.iter();
         let mut options: Vec<_> = includes
             .map(|folder| format!("--include-path={}", folder.display()))

@@ -2,10 +2,10 @@
 
 use std::collections::HashSet;
 
-/// The architecture whose kernels are compiled in every type unless architectures are named.
+/// The architecture whose kernels are compiled in every type if no architectures are given.
 pub const EVERY_TYPE: &str = "sm_90a";
 
-/// Whether a kernel of another type also exists in bf16.
+/// Returns whether a kernel of another type also exists in bf16.
 pub fn is_in_bf16(name: &str, names: &HashSet<String>) -> bool {
     let in_bf16 = |ty: &str| name.replacen(&format!("/{ty}"), "/bf16", 1);
     let others = ["f32", "f16"].map(in_bf16);

@@ -5,20 +5,20 @@
 pub struct Usage {
     /// Registers per unit.
     pub registers: u32,
-    /// Bytes of local memory per unit: arrays that did not become registers, and what was spilled.
+    /// Bytes of local memory per unit: arrays that are not kept in registers, and spilled values.
     pub stack: u32,
-    /// Bytes that are stored for want of registers.
+    /// Bytes stored because of register spills.
     pub spill_stores: u32,
-    /// Bytes that are loaded for want of registers.
+    /// Bytes loaded because of register spills.
     pub spill_loads: u32,
-    /// Bytes of shared memory per cube that the code fixes.
+    /// Bytes of static shared memory per cube.
     pub shared: usize,
 }
 
-/// Reads the report of `ptxas -v` on a file with one kernel.
+/// Parses the report of `ptxas -v` on a file with one kernel. Returns `None` if the report has no registers.
 ///
-/// Functions that were not inlined are reported separately: their stacks and spills are added, and
-/// the registers are the maximum. `None` if no registers are reported.
+/// Functions that were not inlined are reported separately. Their stacks and spills are added, and the number of
+/// registers is the maximum.
 pub fn parse(report: &str) -> Option<Usage> {
     let mut usage = Usage::default();
     let mut found = false;
@@ -38,7 +38,7 @@ pub fn parse(report: &str) -> Option<Usage> {
     found.then_some(usage)
 }
 
-/// The number before `unit` at the end of `part`.
+/// Returns the number before `unit` at the end of `part`.
 fn number_before(part: &str, unit: &str) -> Option<u32> {
     let before = part.trim().strip_suffix(unit)?;
     before.split_whitespace().next_back()?.parse().ok()

@@ -1,10 +1,10 @@
-//! The command `kernel-check` as it is called.
+//! Tests of the command `kernel-check`, called as a program.
 
 #![cfg(feature = "wgpu")]
 
 use std::process::Command;
 
-/// The standard error of the command, which must fail.
+/// Returns the standard error of the command, which must fail.
 fn stderr_of(arguments: &[&str]) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kernel-check"));
     let output = command.args(arguments).output().unwrap();

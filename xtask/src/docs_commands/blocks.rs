@@ -1,11 +1,11 @@
-//! The commands of a page: the lines of its code blocks with the language `sh`.
+//! Reads the commands of a page: the lines of its code blocks with the language `sh`.
 
 /// A command, or a script of several lines.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DocsCommand {
     /// The page, relative to the repository.
     pub page: String,
-    /// The number of its first line in the page.
+    /// The line number of the first line in the page.
     pub line: usize,
     /// The text as the page prints it.
     pub text: String,
@@ -29,14 +29,14 @@ impl DocsCommand {
         without_comment(first).trim_end()
     }
 
-    /// Whether it starts ranks as processes.
+    /// Returns whether the command starts ranks as processes.
     pub fn needs_mpi(&self) -> bool {
         let needs = ["mpirun ", "launch --ranks", "--features mpi"];
         needs.iter().any(|words| self.text.contains(words))
     }
 }
 
-/// The commands of a page, in order. A block whose lines depend on each other is one command.
+/// Returns the commands of a page, in order. A block whose lines depend on each other is one command.
 pub fn commands(page: &str, text: &str) -> Result<Vec<DocsCommand>, String> {
     let mut found = vec![];
     let mut block: Option<Vec<(usize, &str)>> = None;
@@ -93,7 +93,8 @@ fn of_block(page: &str, lines: &[(usize, &str)]) -> Vec<DocsCommand> {
         .collect()
 }
 
-/// Returns the line up to a comment: a `#` that begins a word outside of quotes. `#!` and `#SBATCH` begin no comment.
+/// Returns the line up to a comment. A `#` that begins a word outside of quotes begins a comment. `#!` and `#SBATCH`
+/// do not begin a comment.
 fn without_comment(line: &str) -> &str {
     if line.starts_with("#!") || line.starts_with("#SBATCH") {
         return line;

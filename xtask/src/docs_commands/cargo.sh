@@ -1,6 +1,7 @@
 #!/bin/bash
-# `cargo run` starts the program that is built already, and `cargo build` finds it built: cargo would build other features or another profile.
-# Everything else is cargo, in the repository itself, whose builds are warm.
+# Replaces `cargo` in commands of the docs. `cargo run` starts the program that is already built, and `cargo build` with
+# MPI does nothing if the program exists. The real cargo would build other features or another profile. All other
+# commands run the real cargo in the repository, where builds are warm.
 all=("$@")
 case "$*" in
 "build --release "*"--features mpi") [ -x "$PROGRAMS/burn-megatron" ] && exit 0 ;;

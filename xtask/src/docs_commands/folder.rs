@@ -1,4 +1,4 @@
-//! The folder in which the commands of a page run: it looks like a checkout in which everything is built.
+//! The folder in which the commands of a page run. It resembles a checkout in which everything is built.
 
 use std::env;
 use std::fs;
@@ -11,7 +11,7 @@ use super::shell::{self, Ended};
 use crate::process::copy_folder;
 use crate::temp::TempDir;
 
-/// A script in place of cargo.
+/// A script that replaces cargo.
 const CARGO: &str = include_str!("cargo.sh");
 
 /// The number of lines of a failed command that are shown.
@@ -20,7 +20,7 @@ const LINES: usize = 15;
 /// The folder that commands write to. The other folders of the checkout are links.
 const WRITTEN: &str = "docs";
 
-/// The paths that git ignores at the top of the repository: results of earlier commands.
+/// The paths that git ignores at the top of the repository. They hold results of earlier commands.
 const RESULTS: [&str; 4] = ["target", "runs", "gpu-results", ".git"];
 
 pub struct PageFolder {
@@ -87,7 +87,7 @@ impl PageFolder {
                 "CARGO",
                 env::var_os("CARGO").unwrap_or_else(|| "cargo".into()),
             )
-            // mpirun refuses root, as which containers run.
+            // mpirun refuses to run as root, and containers run as root.
             .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
             .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
         shell::run(&mut command, &self.log(), deadline)
@@ -131,7 +131,7 @@ mod tests {
         ] {
             assert_eq!(run(command), (Ended::Code(0), "ran verify a b".into()));
         }
-        // Written files do not reach the checkout.
+        // Written files do not change the checkout.
         assert_eq!(
             run("cat cli/tiny.toml; echo new > docs/src/page.md").1,
             "recipe"

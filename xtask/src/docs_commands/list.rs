@@ -4,16 +4,16 @@ use super::blocks::DocsCommand;
 
 pub const LIST: &str = "xtask/docs-commands.tsv";
 
-/// The kind of an entry.
+/// Kind of an entry.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
-    /// The commands cannot run here; the note is the reason.
+    /// The commands cannot run here. The note is the reason.
     Skip,
-    /// The commands run, but not in CI; the note is the reason.
+    /// The commands run, but not in CI. The note is the reason.
     Slow,
-    /// The commands end with this exit code; the note is the reason.
+    /// The commands end with this exit code. The note is the reason.
     Exit(i32),
-    /// A script that runs before the commands of a page; the note is the script.
+    /// A script that runs before the commands of a page. The note is the script.
     Prepare,
 }
 
@@ -21,7 +21,7 @@ enum Kind {
 struct Entry {
     line: usize,
     kind: Kind,
-    /// A command, the beginning of commands, or a page.
+    /// A command, the beginning of several commands, or a page.
     what: String,
     note: String,
 }

@@ -47,7 +47,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// The options of `cargo xtask ci`.
+    /// Returns the options of `cargo xtask ci`.
     pub fn of_ci() -> Self {
         Self {
             pages: vec![],
@@ -69,7 +69,7 @@ pub fn run(options: &Options, root: &Path, report: &mut Report) {
     let mut read = None;
     report.step("docs commands, list", || {
         let (commands, list) = read_all(root)?;
-        // Before the programs are built.
+        // Checked before the programs are built, to fail early.
         let mut wanted = options.pages.iter();
         if let Some(page) = wanted.find(|page| !pages(&commands).contains(&&page[..])) {
             return Err(format!(
@@ -256,7 +256,7 @@ fn table(rows: &[Row]) -> String {
 mod tests {
     use super::*;
 
-    /// The entries of the list match the commands of the pages. This check runs no command.
+    /// Checks that the entries of the list match the commands of the pages. This check runs no command.
     #[test]
     fn every_entry_of_the_list_matches_a_command() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();

@@ -12,7 +12,7 @@ use crate::soak::processes::ProcessTag;
 
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// The end of a script.
+/// Result of a script.
 #[derive(Debug, PartialEq)]
 pub enum Ended {
     /// The script ended with this exit code. If a signal ended it, the code is 128 plus the signal number, as in a shell.
@@ -21,8 +21,8 @@ pub enum Ended {
     Late,
 }
 
-/// Runs `command` to its end or to the deadline, with its output in the file `log`. On Linux no process of the command is
-/// left. The processes stay in the group of this one, so that Ctrl-C ends them too.
+/// Runs `command` until it ends or the deadline passes, and writes its output to the file `log`. On Linux no process
+/// of the command is left. The processes stay in the process group of xtask, so that Ctrl-C ends them too.
 pub fn run(command: &mut Command, log: &Path, deadline: Duration) -> Result<Ended, String> {
     let failed = |e: std::io::Error| format!("{}: {e}", log.display());
     let output = File::create(log).map_err(failed)?;
@@ -74,7 +74,7 @@ mod tests {
         assert_eq!(text(), "out\nerr\n");
         assert_eq!(run("kill -9 $$", 60.0), Ended::Code(137));
         assert_eq!(run("sleep 600 & echo $!; sleep 600", 1.0), Ended::Late);
-        // The process in the background has ended, or is about to.
+        // The background process has ended, or is about to end.
         let status = format!("/proc/{}/environ", text().trim());
         let begun = Instant::now();
         while std::fs::read(&status).is_ok_and(|environment| !environment.is_empty()) {

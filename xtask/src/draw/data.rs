@@ -7,18 +7,18 @@ use super::{Draft, Feature};
 
 /// The text that recipes read.
 pub const TEXT: &str = "text.txt";
-/// The token files that recipes read, without their ending.
+/// The token files that recipes read, without their extension.
 pub const TOKENS: &str = "tokens";
 
 /// Writes the text, and the documents for the token files of `preprocess`.
 ///
 /// # Errors
-/// A folder that cannot be written.
+/// Returns an error if the folder cannot be written.
 pub fn write_text(folder: &Path, documents: &Path) -> std::io::Result<()> {
     let line = |number: usize| format!("fn number_{number}() -> usize {{ {} }}\n", number * number);
     let text: String = (0..200).map(line).collect();
     fs::write(folder.join(TEXT), &text)?;
-    // Documents of 2 to 71 bytes: most rows of a packed sample have several.
+    // Documents of 2 to 71 bytes: most rows of a packed sample contain several documents.
     let document = |number: usize| &text[number * 13..number * 13 + 2 + (number * 29) % 70];
     let lines: Vec<_> = (0..200)
         .map(|number| document(number).replace('\n', " "))

@@ -1,4 +1,4 @@
-//! Draws experts: `[model.moe]`, and their axes of the layout.
+//! Draws experts: `[model.moe]`, and the axes of the layout for experts.
 
 use super::{Draft, Feature};
 
@@ -12,7 +12,7 @@ impl Draft<'_> {
     }
 }
 
-/// Draws the number of experts and the ranks that share them.
+/// Draws the number of experts and the number of ranks that share them.
 pub fn base(draft: &mut Draft<'_>) {
     let axes = draft.axes;
     let ranks = axes.tensor * axes.sharing();
@@ -47,7 +47,7 @@ pub fn base(draft: &mut Draft<'_>) {
     }
 }
 
-/// Draws two groups. One group is chosen, so at least two experts are left.
+/// Draws two groups. One of the groups is selected, so at least two experts remain.
 fn set_groups(draft: &mut Draft<'_>) -> bool {
     let score = draft.random.one_of(&["\"max\"", "{ sum-of = 2 }"]);
     draft.set("model.moe.groups.groups", 2);
@@ -143,7 +143,7 @@ fn shared(draft: &mut Draft<'_>) -> bool {
     draft.set("model.moe.shared_width", 8)
 }
 
-/// A global balance is compared where each rank has one micro-batch.
+/// Draws the losses of the router. A global balance is compared with one rank only if each rank has one micro-batch.
 fn losses(draft: &mut Draft<'_>) -> bool {
     if !draft.has_experts() {
         return false;
@@ -168,8 +168,8 @@ fn losses(draft: &mut Draft<'_>) -> bool {
     )
 }
 
-/// Each rank drops tokens separately, so several ranks of a sequence drop different tokens than one rank. An evaluation gives
-/// a data rank different samples than a step, so a micro-batch has one sample.
+/// Draws the expert capacity. Each rank drops tokens separately, so several ranks of a sequence drop different tokens
+/// than one rank. An evaluation gives a data rank different samples than a step, so a micro-batch has one sample.
 fn capacity(draft: &mut Draft<'_>) -> bool {
     let axes = draft.axes;
     let is_plain = axes.tensor * axes.context == 1 && !draft.has("model.moe.choice");
@@ -211,7 +211,8 @@ fn dispatcher(draft: &mut Draft<'_>) -> bool {
     true
 }
 
-/// A token is rounded once wherever its experts are, so that it has the same bits in every layout.
+/// Draws FP8 dispatch. A token is rounded once, independent of the ranks of its experts, so it has the same bits in
+/// every layout.
 fn fp8_dispatch(draft: &mut Draft<'_>) -> bool {
     if !draft.has_experts() || draft.is("model.moe.capacity.pad", "true") {
         return false;

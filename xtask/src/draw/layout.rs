@@ -2,7 +2,7 @@
 
 use super::{Draft, Feature, Random, Settings};
 
-/// The maximum number of ranks, which are threads.
+/// The maximum number of ranks. Ranks are threads.
 const MAX_RANKS: usize = 8;
 
 /// The sizes of the axes of a layout.
@@ -12,7 +12,7 @@ pub struct Axes {
     pub context: usize,
     pub data: usize,
     pub pipeline: usize,
-    /// Stages of a pipeline rank.
+    /// The number of stages per pipeline rank.
     pub stages: usize,
 }
 
@@ -33,12 +33,12 @@ impl Axes {
         }
     }
 
-    /// The number of ranks.
+    /// Returns the number of ranks.
     pub fn ranks(&self) -> usize {
         self.tensor * self.context * self.data * self.pipeline
     }
 
-    /// The ranks over which gradients are summed.
+    /// Returns the number of ranks over which gradients are summed.
     pub fn sharing(&self) -> usize {
         self.context * self.data
     }
@@ -57,7 +57,7 @@ const SCHEDULES: [&str; 9] = [
 ];
 
 impl<'a> Draft<'a> {
-    /// Draws the sizes that a layout decides.
+    /// Draws the sizes that depend on the layout.
     pub fn new(random: &'a mut Random, mut axes: Axes) -> Self {
         let mut settings = Settings::default();
         let ranks = axes.pipeline;
@@ -101,7 +101,7 @@ impl<'a> Draft<'a> {
     }
 }
 
-/// Draws the axes' own settings.
+/// Draws the settings of the axes.
 pub fn base(draft: &mut Draft<'_>) {
     let axes = draft.axes;
     for (key, size) in [
@@ -226,7 +226,7 @@ fn ranks_per_node(draft: &mut Draft<'_>) -> bool {
     has_nodes && is_used && draft.set("parallel.ranks_per_node", node)
 }
 
-/// Draws groups of ranks by the length of documents.
+/// Draws groups of ranks for documents of different length.
 fn hybrid(draft: &mut Draft<'_>) -> bool {
     let axes = draft.axes;
     let others = [

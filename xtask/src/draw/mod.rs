@@ -1,7 +1,8 @@
 //! Draws recipes and layouts, for `soak` and `fuzz-layouts`.
 //!
-//! A draw begins with a layout of two to eight ranks and a small model whose sizes fit this layout. A few unusual settings
-//! follow: each is a [`Feature`], which changes the draft only if the layout and the model allow it.
+//! A draw begins with a layout of two to eight ranks and a small model whose sizes fit this layout. A few unusual
+//! settings follow. Each unusual setting is a [`Feature`], which changes the draft only if the layout and the model
+//! allow it.
 
 mod data;
 mod experts;
@@ -31,17 +32,18 @@ pub struct Draft<'a> {
     pub layers: usize,
     pub heads: usize,
     pub hidden: usize,
-    /// Micro-batches of a step on each data rank.
+    /// Micro-batches per step on each data rank.
     pub micro_batches: usize,
     pub micro_batch_size: usize,
-    /// Whether to combine settings that the program may refuse together. It must refuse them with an error, or compute them.
+    /// Whether to combine settings that conflict. The program must either refuse such a recipe with an error or
+    /// compute it correctly.
     pub is_bold: bool,
 }
 
-/// An unusual setting. Returns whether the draft allows it; otherwise the draft is unchanged.
+/// An unusual setting. Returns `true` if the draft allows the setting. Otherwise the draft is unchanged.
 pub type Feature = fn(&mut Draft<'_>) -> bool;
 
-/// The largest number of unusual settings in a recipe.
+/// The maximum number of unusual settings in a recipe.
 const MAX_FEATURES: usize = 9;
 
 /// Draws a recipe.
@@ -105,12 +107,13 @@ impl Draft<'_> {
         self.settings.is(key, value)
     }
 
-    /// Returns whether one of these keys or tables is set. The program refuses them together with the setting that is drawn.
+    /// Returns whether one of these keys or tables is set. The program refuses these keys together with the setting
+    /// that is drawn.
     fn conflicts(&self, keys: &[&str]) -> bool {
         !self.is_bold && keys.iter().any(|key| self.has(key))
     }
 
-    /// Whether samples consist of several documents.
+    /// Returns whether samples consist of several documents.
     fn is_packed(&self) -> bool {
         self.has("data.packing") || self.has("data.reset_attention")
     }

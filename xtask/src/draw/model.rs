@@ -1,8 +1,8 @@
-//! Draws the model: a family in small sizes, and `[model]`.
+//! Draws the model: a model family in small sizes, and `[model]`.
 
 use super::{Draft, Feature};
 
-/// The families, the usual ones more often.
+/// The model families. Common families are listed several times.
 const FAMILIES: [&str; 18] = [
     "gpt2",
     "gpt2",
@@ -33,7 +33,7 @@ impl Draft<'_> {
         self.is("model.family", "gpt2") && !self.has("model.positions")
     }
 
-    /// Whether attention must be fused, as a ring exchanges parts of it.
+    /// Returns whether attention must be fused. Ring attention exchanges parts of its state.
     pub fn needs_fused_attention(&self) -> bool {
         let exchange = self.settings.get("parallel.context_exchange");
         self.axes.context > 1 && exchange != Some("\"all-gather\"")
@@ -45,7 +45,7 @@ impl Draft<'_> {
     }
 }
 
-/// Draws a family and sizes that fit the layout.
+/// Draws a model family and sizes that fit the layout.
 pub fn base(draft: &mut Draft<'_>) {
     let family = loop {
         let family = if draft.random.once_in(12) {

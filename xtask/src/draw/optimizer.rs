@@ -100,7 +100,8 @@ fn adan(draft: &mut Draft<'_>) -> bool {
     draft.one_of_optimizer("adan", &[("beta3", "0.9"), ("weight_decay", "0.1")])
 }
 
-/// Lion takes the sign of the gradient. The sign is noise where the exact gradient is 0, such as the gradient of a key bias.
+/// Draws the optimizer Lion, which uses the sign of the gradient. The sign is noise where the exact gradient is 0, as
+/// in the gradient of a key bias.
 fn lion(draft: &mut Draft<'_>) -> bool {
     let has_noise =
         draft.has_learned_positions() || draft.has("model.bias") || draft.has("model.norm");
@@ -144,7 +145,8 @@ fn clip(draft: &mut Draft<'_>) -> bool {
     draft.set("train.clip", clip)
 }
 
-/// The padding of the split zigzag-per-document counts for the largest logit. One rank has no such padding.
+/// Draws QK clip. With the split zigzag-per-document, the padding counts for the largest logit. One rank has no such
+/// padding.
 fn qk_clip(draft: &mut Draft<'_>) -> bool {
     let norms = draft.is("model.family", "qwen3") || draft.is("model.family", "qwen3_moe");
     let norms =

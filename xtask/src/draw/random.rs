@@ -1,10 +1,10 @@
-//! Random numbers that can be repeated.
+//! Reproducible random numbers.
 
 /// SplitMix64 (Steele et al. 2014, "Fast splittable pseudorandom number generators").
 pub struct Random(u64);
 
 impl Random {
-    /// A stream for a round of a seed.
+    /// Returns the stream of a round of a seed.
     pub fn new(seed: u64, round: u64) -> Self {
         let mut random = Self(seed);
         Self(random.next() ^ round.wrapping_mul(0x9e37_79b9_7f4a_7c15))
@@ -18,22 +18,22 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// From 0 to below `below`.
+    /// Returns a number from 0 to below `below`.
     pub fn below(&mut self, below: usize) -> usize {
         (self.next() % below as u64) as usize
     }
 
-    /// From `range.0` to `range.1`, both included.
+    /// Returns a number from `range.0` to `range.1`, both included.
     pub fn within(&mut self, range: (usize, usize)) -> usize {
         range.0 + self.below(range.1 - range.0 + 1)
     }
 
-    /// One of some.
+    /// Returns one of the values.
     pub fn one_of<T: Copy>(&mut self, of: &[T]) -> T {
         of[self.below(of.len())]
     }
 
-    /// True in one of `of` cases.
+    /// Returns `true` in one of `of` cases.
     pub fn once_in(&mut self, of: usize) -> bool {
         self.below(of) == 0
     }

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
 
-/// The settings of a recipe: values in TOML by dotted key, as in `model.moe.experts = 4`.
+/// The settings of a recipe: TOML values by dotted key, as in `model.moe.experts = 4`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settings(BTreeMap<String, String>);
 
 impl Settings {
-    /// Sets a key to a number, a boolean, or a value that is TOML already.
+    /// Sets a key to a number, a boolean, or a value in TOML.
     pub fn set(&mut self, key: &str, value: impl Display) {
         self.0.insert(key.into(), value.to_string());
     }
@@ -23,17 +23,17 @@ impl Settings {
         self.0.get(key).map(String::as_str)
     }
 
-    /// Returns the value of a key, if it is a whole number.
+    /// Returns the value of a key, or `None` if it is not an integer.
     pub fn number(&self, key: &str) -> Option<usize> {
         self.get(key)?.parse().ok()
     }
 
-    /// Returns whether a key is set, or a key of a table.
+    /// Returns whether a key, or a key of a table, is set.
     pub fn has(&self, key: &str) -> bool {
         self.0.keys().any(|other| is_within(other, key))
     }
 
-    /// Returns whether a key has a value, which is given without quotes.
+    /// Returns whether a key has this value, given without quotes.
     pub fn is(&self, key: &str, value: &str) -> bool {
         self.get(key)
             .is_some_and(|own| own.trim_matches('"') == value)
@@ -57,7 +57,7 @@ impl Settings {
         self.0.keys().map(String::as_str)
     }
 
-    /// Returns the recipe as a file that stands on its own.
+    /// Returns the recipe as a complete TOML file.
     pub fn to_toml(&self) -> String {
         let mut text = String::from("base = \"none\"\n");
         let mut table = "";
@@ -73,7 +73,7 @@ impl Settings {
     }
 }
 
-/// Returns whether `key` is `table`, or lies in the table of this name.
+/// Returns whether `key` is `table` or lies in the table of this name.
 fn is_within(key: &str, table: &str) -> bool {
     key.strip_prefix(table)
         .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))

@@ -1,4 +1,4 @@
-//! Draws the sharding over ranks of the data axis: `[data_parallel]`.
+//! Draws the sharding over the ranks of the data axis: `[data_parallel]`.
 
 use super::{Draft, Feature};
 

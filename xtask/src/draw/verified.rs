@@ -1,4 +1,5 @@
-//! Draws settings that a run on the CPU in f64 refuses, or with which it rounds. Only `verify` compares them with one rank.
+//! Draws settings that a run on the CPU in f64 refuses, or settings that add rounding. Only `verify` compares them
+//! with one rank.
 
 use super::{Draft, Feature, Settings};
 
@@ -26,8 +27,8 @@ pub const FEATURES: &[Feature] = &[
 ];
 
 fn fp8(draft: &mut Draft<'_>) -> bool {
-    // If a layout rounds different values, a router chooses different experts. Groups by length have different micro-batches
-    // than one rank, and scales depend on micro-batches.
+    // If a layout rounds different values, a router selects different experts. Groups by length have different
+    // micro-batches than one rank, and scales depend on micro-batches.
     let others = [
         "parallel.tp_comm_overlap",
         "model.moe",

@@ -9,7 +9,7 @@ use super::linker::without_llvm;
 use crate::binaries::{self, TestBinary};
 use crate::process::{cargo, run as run_command};
 
-/// The library names that programs open; the emulator is all of them.
+/// The names of the libraries that programs open. The emulator replaces all of them.
 const NAMES: [&str; 6] = [
     "libcuda.so",
     "libcuda.so.1",
@@ -19,10 +19,11 @@ const NAMES: [&str; 6] = [
     "libnccl.so.2",
 ];
 
-/// Folders of the wheels whose headers kernels include: those of the second are part of the first's.
+/// Folders of the wheels whose headers kernels include. The headers of the first folder include headers of the
+/// second.
 const HEADERS: [&str; 2] = ["cuda_runtime/include", "cuda_nvcc/include"];
 
-/// All packages at once: cargo rebuilds everything for another choice of packages and features.
+/// The packages of one build. cargo rebuilds everything if the selected packages and features change.
 const PACKAGES: &[&str] = &[
     "-p",
     "burn-megatron-kernels",
@@ -42,7 +43,8 @@ const PACKAGES: &[&str] = &[
     "burn-megatron-tests/cuda,burn-megatron-tests/tracing",
 ];
 
-/// Builds the emulator, and makes a folder that looks like CUDA: its libraries, and the headers of the wheels.
+/// Builds the emulator, and makes a folder that resembles a CUDA installation, with the libraries and the headers of
+/// the wheels.
 pub fn emulator(root: &Path, tools: &CudaTools) -> Result<(), String> {
     let package = ["build", "--release", "-p", "burn-megatron-emulator"];
     run_command(&mut cargo(root, &package))?;
@@ -60,12 +62,12 @@ pub fn headers_folder(tools: &CudaTools) -> Result<(), String> {
     link(&tools.cuda.join("include"), &headers).map_err(failed)
 }
 
-/// Returns the folder that looks like CUDA.
+/// Returns the folder that resembles a CUDA installation.
 pub fn folder(target: &Path) -> PathBuf {
     target.join("emulator")
 }
 
-/// Builds the command, and the benchmarks next to it, optimised, without LLVM.
+/// Builds the command and the benchmarks in the same folder, with optimization and without LLVM.
 pub fn command(root: &Path, target: &Path) -> Result<PathBuf, String> {
     let build = [
         "build",
@@ -85,7 +87,7 @@ pub fn command(root: &Path, target: &Path) -> Result<PathBuf, String> {
     Ok(target.join("release/burn-megatron"))
 }
 
-/// Builds all tests, without LLVM, and the command that some of them run.
+/// Builds all tests without LLVM, and the command that some tests run.
 pub fn tests(root: &Path, tools: &CudaTools) -> Result<Vec<TestBinary>, String> {
     let tests = ["test", "--no-run", "--lib", "--test", "gpu*"];
     let mut build = cargo(root, &[&tests, PACKAGES].concat());
@@ -93,7 +95,7 @@ pub fn tests(root: &Path, tools: &CudaTools) -> Result<Vec<TestBinary>, String> 
     binaries::build(build)
 }
 
-/// Each header, or folder of headers, with its name.
+/// Returns each header, or folder of headers, with its name.
 fn headers(nvidia: &Path) -> Result<Vec<(PathBuf, OsString)>, String> {
     let mut headers = Vec::new();
     for folder in HEADERS.map(|folder| nvidia.join(folder)) {
@@ -106,7 +108,7 @@ fn headers(nvidia: &Path) -> Result<Vec<(PathBuf, OsString)>, String> {
     Ok(headers)
 }
 
-/// Creates symbolic links in a folder, each to a target under a name.
+/// Creates symbolic links in a folder. Each pair holds the target and the name of a link.
 #[cfg(unix)]
 fn link(folder: &Path, links: &[(PathBuf, OsString)]) -> std::io::Result<()> {
     fs::create_dir_all(folder)?;

@@ -1,29 +1,28 @@
-//! The CUDA build without LLVM.
+//! Builds programs for CUDA without LLVM.
 //!
-//! CubeCL links a second compiler, which makes PTX by way of LLVM, into every program for CUDA. Its
-//! build scripts download LLVM for it, all but those for documentation, which link nothing. The
-//! feature `cuda-cpp` chooses the other compiler, by way of CUDA C++: nothing of LLVM is ever
-//! called. So the build is that for documentation, and the linker is told that each of LLVM's functions
-//! lies at address 0.
+//! CubeCL links a second compiler, which generates PTX through LLVM, into every program for CUDA. Its build scripts
+//! download LLVM, except in documentation builds, which link nothing. The feature `cuda-cpp` selects the compiler
+//! through CUDA C++, so no LLVM function is ever called. The build therefore uses the settings of a documentation
+//! build, and the linker resolves each LLVM function to address 0.
 
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-/// The variable by which a build script detects a documentation build.
+/// The variable that marks a documentation build for build scripts.
 const DOCUMENTATION: (&str, &str) = ("DOCS_RS", "1");
 
 const LINKER: &str = include_str!("link.sh");
 
-/// By its name rustc knows that it takes the arguments of a C compiler.
+/// The name of the linker script. rustc passes the arguments of a C compiler to a linker of this name.
 const NAME: &str = "cc";
 
 /// Makes a cargo build link without LLVM, with scripts in `folder`.
 ///
-/// Only the crates of this repository get another linker: a setting of cargo would rebuild all dependencies.
+/// Only the crates of this repository get the other linker. A cargo setting would rebuild all dependencies.
 pub fn without_llvm(build: &mut Command, folder: &Path) -> Result<(), String> {
     let (linker, wrapper) = (folder.join(NAME), folder.join("rustc"));
-    // Not sh, which may drop variables with a hyphen in their names: cargo sets such.
+    // The script uses bash: sh may drop variables with a hyphen in their names, and cargo sets such variables.
     let compiler = format!(
         "#!/usr/bin/env bash\nexec \"$@\" '-Clinker={}'\n",
         linker.display()
@@ -37,7 +36,7 @@ pub fn without_llvm(build: &mut Command, folder: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Writes a script unless it is unchanged: cargo would rebuild.
+/// Writes a script unless it is unchanged. A changed file would make cargo rebuild.
 fn write_script(file: &Path, text: &str) -> Result<(), String> {
     if fs::read_to_string(file).is_ok_and(|there| there == text) {
         return Ok(());
@@ -78,7 +77,8 @@ mod tests {
         child.wait().unwrap().success()
     }
 
-    /// A library that calls what is nowhere, linked by the script: of LLVM it may lack anything.
+    /// Returns whether the script links a library that calls a missing function. A missing LLVM function must not be
+    /// an error.
     fn links(name: &str, missing: &str) -> bool {
         let folder = TempDir::new("link").unwrap();
         let path = folder.path();

@@ -1,4 +1,4 @@
-//! `cargo xtask emulate`: runs the CUDA build without a GPU, on the emulated one.
+//! `cargo xtask emulate`: runs the CUDA build without a GPU, on the emulated GPU.
 
 mod build;
 mod linker;
@@ -22,13 +22,13 @@ use suite::{Suite, SuiteRunner};
 /// The suites to run.
 #[derive(Args, Default)]
 pub struct Options {
-    /// Suites; all but `step` by default.
+    /// Suites to run. By default all suites except `step`.
     #[arg(value_enum, value_name = "SUITE")]
     suites: Vec<Suite>,
-    /// The suites `steps`, `nccl` and `pretrain` only, which the nightly workflow runs.
+    /// Run only the suites `steps`, `nccl` and `pretrain`, as the nightly workflow does.
     #[arg(long, conflicts_with = "suites")]
     quick: bool,
-    /// Arguments of the tests: a part of their names, `--test-threads`.
+    /// Arguments of the tests, such as a part of their names or `--test-threads`.
     #[arg(last = true, value_name = "ARGUMENT")]
     arguments: Vec<OsString>,
 }
@@ -37,13 +37,13 @@ pub struct Options {
 struct CudaTools {
     target: PathBuf,
     wheels: PathBuf,
-    /// Whether programs find the GPU of this machine, not the emulated one.
+    /// Whether programs use the GPU of this machine instead of the emulated GPU.
     gpu: bool,
-    /// The folder that looks like CUDA: the emulator, and headers.
+    /// The folder that resembles a CUDA installation, with the emulator and headers.
     cuda: PathBuf,
 }
 
-/// Finds or installs the compilers, builds the emulator and what is to run, then runs it.
+/// Finds or installs the compilers, builds the emulator and the programs of the suites, and runs the suites.
 pub fn run(options: &Options, compilers: Compilers, root: &Path, report: &mut Report) {
     let mut found = Err("the CUDA compilers were not looked for".to_owned());
     report.step("cuda compilers", || {
@@ -61,7 +61,7 @@ pub fn run(options: &Options, compilers: Compilers, root: &Path, report: &mut Re
     println!("\nemulated at commit {}", commit(root));
 }
 
-/// Runs the suites on the GPU of this machine, without those that need counts.
+/// Runs the suites on the GPU of this machine, except the suites that need the counts of the emulator.
 pub fn run_on_gpu(root: &Path, report: &mut Report) {
     let mut found = Err("the CUDA compilers were not looked for".to_owned());
     report.step("cuda compilers", || {
@@ -77,13 +77,13 @@ pub fn run_on_gpu(root: &Path, report: &mut Report) {
     run_suites(&suites, &[], &tools, root, report);
 }
 
-/// Builds `burn-megatron` for CUDA, with `burn-megatron-bench` next to it, optimised, without LLVM.
+/// Builds `burn-megatron` for CUDA and `burn-megatron-bench` in the same folder, with optimization and without LLVM.
 pub fn build_command_for_cuda(root: &Path) -> Result<PathBuf, String> {
     build::command(root, &target_folder(root)?)
 }
 
-/// Returns a command for the GPU of this machine that finds the compilers of `check-cuda`. Without them the command finds
-/// the compilers of the machine.
+/// Returns a command for the GPU of this machine that uses the compilers of `check-cuda`. If they are missing, the
+/// command uses the compilers of the machine.
 pub fn command_on_gpu(program: &Path, root: &Path) -> Command {
     let tools = find(root, true).and_then(|tools| {
         build::headers_folder(&tools)?;
@@ -158,7 +158,7 @@ fn find(root: &Path, gpu: bool) -> Result<CudaTools, String> {
     let target = target_folder(root)?;
     let wheels = wheels::folder(&target);
     wheels::find_or_install(&wheels)?;
-    // An absolute path, as tests run in another folder.
+    // The path is absolute, because tests run in another folder.
     let wheels =
         fs::canonicalize(&wheels).map_err(|error| format!("{}: {error}", wheels.display()))?;
     let cuda = build::folder(&target);
@@ -171,13 +171,14 @@ fn find(root: &Path, gpu: bool) -> Result<CudaTools, String> {
 }
 
 impl CudaTools {
-    /// A program that finds the emulator where it looks for CUDA, or only headers and NVRTC if it runs on a GPU.
+    /// Returns a command for a program that opens the emulator in place of CUDA. On a GPU, the program finds only the
+    /// headers and NVRTC.
     fn command(&self, program: &Path) -> Command {
         let mut folders = vec![self.wheels.join("nvidia/cuda_nvrtc/lib")];
         let mut command = Command::new(program);
         if !self.gpu {
             folders.insert(0, self.cuda.clone());
-            // Times on an emulated device do not tell which kernel is the fastest.
+            // Times on an emulated device do not show which kernel is the fastest.
             command.env("CUBECL_AUTOTUNE_LEVEL", "minimal");
         }
         command
@@ -187,7 +188,7 @@ impl CudaTools {
     }
 }
 
-/// Folders that come before those that are searched anyway.
+/// Returns a search path with these folders before the folders of `LD_LIBRARY_PATH`.
 fn search_path(folders: &[PathBuf]) -> OsString {
     let before = env::var_os("LD_LIBRARY_PATH");
     let before = before.iter().flat_map(env::split_paths);
@@ -217,7 +218,7 @@ mod tests {
         };
         let nvrtc = Path::new("/wheels/nvidia/cuda_nvrtc/lib");
         assert_eq!(first(false), [Path::new("/target/emulator"), nvrtc]);
-        // On a GPU, the emulator is not found.
+        // On a GPU, the emulator is not in the search path.
         assert_eq!(first(true)[0], nvrtc);
         assert!(!first(true).contains(&PathBuf::from("/target/emulator")));
     }

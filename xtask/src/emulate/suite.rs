@@ -14,25 +14,25 @@ use crate::totals::Totals;
 /// A test suite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Suite {
-    /// Training steps of small models over several ranks, compared with the CPU; numbers of launches.
+    /// Training steps of small models over several ranks, compared with the CPU, and the number of kernel launches.
     Steps,
-    /// The engine NCCL, with ranks that are threads and share the device.
+    /// The NCCL engine, with ranks that are threads and share the device.
     Nccl,
-    /// The memory traffic of each kernel of `burn-megatron-bench kernels`, compared with the least possible.
+    /// The memory traffic of each kernel of `burn-megatron-bench kernels`, compared with the minimum.
     Traffic,
-    /// Short runs of the command `pretrain`, saved and resumed, with the losses of the CPU.
+    /// Short runs of the command `pretrain` that are saved and resumed. Their losses are compared with the CPU.
     Pretrain,
     /// The tests of burn-megatron-kernels.
     Kernels,
-    /// The launches, copies and waits of a training step, within its budgets. Not one of the default suites.
+    /// The launches, copies and waits of a training step, within their budgets. Not one of the default suites.
     Step,
 }
 
-/// The variable with the file to which the device writes the counts of each launch.
+/// The variable that names the file to which the device writes the counts of each launch.
 const COUNTS: &str = "BURN_MEGATRON_EMULATOR_COUNTS";
 
 impl Suite {
-    /// The suites that run by default, the short ones first.
+    /// The default suites, the short ones first.
     pub const ALL: [Self; 5] = [
         Self::Traffic,
         Self::Steps,
@@ -55,7 +55,7 @@ impl Suite {
         }
     }
 
-    /// Runs it. Tests are counted in `totals`.
+    /// Runs the suite. Tests are counted in `totals`.
     pub fn run(
         self,
         runner: &SuiteRunner,
@@ -73,7 +73,7 @@ impl Suite {
                     if runner.tools.gpu {
                         tests.env("BURN_MEGATRON_TEST_CUDA", "1");
                     } else {
-                        // Ranks share the one device.
+                        // All ranks share one device.
                         tests
                             .env("BURN_MEGATRON_TEST_CUDA", "emulated")
                             .env("NCCL_MULTI_RANK_GPU_ENABLE", "1");
@@ -141,7 +141,7 @@ impl Suite {
     }
 }
 
-/// Whether tests of the suite `steps` read the counts of the emulated device. A GPU writes no counts.
+/// Returns whether tests of the suite `steps` read the counts of the emulated device. A GPU writes no counts.
 fn reads_counts(tests: &str, gpu: bool) -> bool {
     tests == "gpu_algorithms" && !gpu
 }
@@ -150,7 +150,7 @@ fn counts_folder() -> Result<TempDir, String> {
     TempDir::new("counts").map_err(|error| format!("a temporary folder: {error}"))
 }
 
-/// The given arguments, or else the suite's own filter.
+/// Returns the given arguments, or the filter of the suite if none are given.
 fn or_own(arguments: &[OsString], own: &str) -> Vec<OsString> {
     match arguments {
         [] => vec![own.into()],
@@ -165,7 +165,7 @@ pub struct SuiteRunner<'a> {
 }
 
 impl SuiteRunner<'_> {
-    /// Tests of a library or of a file, in the folder where cargo runs them.
+    /// Returns a command for the tests of a library or a file, in the folder where cargo runs them.
     fn tests(&self, name: &str) -> Result<Command, String> {
         let found = self.built.iter().find(|tests| tests.name == name);
         let found = found.ok_or_else(|| format!("cargo built no test binary of {name}"))?;

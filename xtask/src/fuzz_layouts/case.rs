@@ -1,4 +1,4 @@
-//! One case: a recipe in its layout, and the same on one rank.
+//! Runs one case: a recipe in its layout, and the same recipe on one rank.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +10,7 @@ use crate::draw::Settings;
 /// The end of a case.
 #[derive(Debug, PartialEq)]
 pub enum Verdict {
-    /// The layout computes what one rank computes.
+    /// The results agree with one rank.
     Passed,
     /// The program refused the recipe with an error.
     Refused(String),
@@ -44,14 +44,15 @@ const OF_LAYOUTS: [&str; 9] = [
     "train.log_num_zeros_in_grad",
 ];
 
-/// The recipe on one rank. It computes all samples of a step at once where the results do not depend on the micro-batches.
+/// Returns the recipe on one rank. It computes all samples of a step at once if the results do not depend on the
+/// micro-batches.
 pub fn on_one_rank(settings: &Settings) -> Settings {
     let mut one = settings.clone();
     for table in OF_LAYOUTS {
         one.remove(table);
     }
     one.set_text("data_parallel.precision", "f64");
-    // The unfused AdamW is Burn's, which rounds its settings to f32.
+    // The unfused AdamW is Burn's AdamW, which rounds its settings to f32.
     if let Some(optimizer) = settings.get("kernels.optimizer") {
         one.set("kernels.optimizer", optimizer);
     }
@@ -59,7 +60,7 @@ pub fn on_one_rank(settings: &Settings) -> Settings {
         one.set("train.log_num_zeros_in_grad", zeros);
     }
     let losses = settings.get("model.moe.losses").unwrap_or_default();
-    // The loads of a global balance are those of all ranks, which have one micro-batch each.
+    // A global balance uses the loads of all ranks. Each rank has one micro-batch.
     let is_global = losses.contains("\"global-balance\"");
     let depends = ["\"balance\"", "\"sequence-balance\"", "\"z-loss\""]
         .iter()
@@ -80,10 +81,10 @@ pub fn on_one_rank(settings: &Settings) -> Settings {
 }
 
 impl Runner<'_> {
-    /// Runs a case in a folder that has the data.
+    /// Runs a case in a folder that contains the data.
     ///
     /// # Errors
-    /// A folder or a program that cannot be used.
+    /// Returns an error if a folder or a program cannot be used.
     pub fn check(
         &self,
         settings: &Settings,
@@ -126,7 +127,7 @@ impl Runner<'_> {
 
     fn train(&self, folder: &Path, recipe: &str, run: &str) -> Result<End, String> {
         let path = folder.join(run);
-        // The files of an earlier attempt would be resumed, or refused.
+        // The program would resume or refuse the files of an earlier attempt.
         if path.exists() {
             fs::remove_dir_all(&path).map_err(|error| format!("{}: {error}", path.display()))?;
         }
@@ -146,7 +147,7 @@ impl Runner<'_> {
     }
 }
 
-/// Returns the end of `verify`: a case that it refuses is in its output, since the other cases run.
+/// Returns how `verify` ended. If it refuses a case, the error is in its output, since the other cases still run.
 fn refused_case(end: End, output: &str) -> End {
     let error = output.lines().find_map(|line| line.strip_prefix("error: "));
     match (end, error) {
@@ -161,13 +162,13 @@ fn refused_case(end: End, output: &str) -> End {
 fn failing_row(output: &str) -> Option<Verdict> {
     let parse = |row: &str| -> Option<(f64, bool)> {
         let (numbers, reason) = row.split_once(" FAIL")?;
-        // Lines without a bound list the cases that failed, or that could not run.
+        // Lines without a bound list the cases that failed or could not run.
         let bound = numbers.split_whitespace().next_back()?.parse().ok()?;
         Some((bound, reason.is_empty()))
     };
     let (row, (bound, is_rounding)) =
         (output.lines()).find_map(|line| Some((line, parse(line)?)))?;
-    // A bound of 8 bits is for tensors of many elements.
+    // The FP8 bounds apply to tensors with many elements.
     if bound > EXACT && is_rounding {
         return Some(Verdict::Refused(
             "not compared: verify: rounding exceeds its bound".into(),
@@ -293,7 +294,7 @@ mod tests {
         );
         let size = |settings: &Settings| on_one_rank(settings).number("train.micro_batch_size");
         assert_eq!(size(&settings), Some(2));
-        // DeepSeek-V3 has a balance of its own, unless other losses are set.
+        // DeepSeek-V3 has its own balance, unless other losses are set.
         settings.set_text("model.family", "deepseek_v3");
         settings.set(
             "model.moe.losses",

@@ -20,7 +20,7 @@ const KINDS: [&str; 4] = ["step", "held_out", "experts", "expert_load"];
 /// The metrics of a run, by kind and step.
 pub type Metrics = BTreeMap<(String, u64), Value>;
 
-/// Reads the metrics of a run. Empty if the run has not begun.
+/// Reads the metrics of a run. The map is empty if the run has not begun.
 pub fn metrics(run: &Path) -> Metrics {
     let text = fs::read_to_string(run.join("metrics.jsonl")).unwrap_or_default();
     let records = text
@@ -58,7 +58,8 @@ pub fn difference(run: &Path, one_rank: &Path) -> Option<String> {
     differ.or_else(|| (samples.0 != samples.1).then(|| "the samples differ".into()))
 }
 
-/// The bound of a metric. Whether a sum is exactly 0 depends on its order.
+/// Returns the bound of a metric. Counts of zeros have no bound, since the order of a sum decides whether it is
+/// exactly 0.
 fn bound(path: &str) -> f64 {
     match path.split('/').any(|key| key == "zeros") {
         true => f64::INFINITY,
@@ -72,7 +73,7 @@ pub fn of_checkpoints(output: &str) -> Option<String> {
         if line.starts_with("only in ") {
             return true;
         }
-        // Objects hold the state of the run, as counts, and their metrics are compared above.
+        // Objects hold the state of the run, such as counters. Their metrics are compared above.
         if !line.starts_with("differs ") || line.contains(" object ") {
             return false;
         }

@@ -1,10 +1,10 @@
 //! The keys of a recipe: the keys that are drawn, and the other keys, each with a reason.
 
-/// The reference page, which is generated from the settings and lists each key.
+/// The reference page. It is generated from the settings and lists each key.
 const REFERENCE: &str = include_str!("../../../docs/src/reference.md");
 
-/// The list: a key, a tab, and the reason why the key is not drawn. Tests compare the list with the keys of a recipe and with
-/// the draws, so that no new key is forgotten.
+/// The list: a key, a tab, and the reason why the key is not drawn. Tests compare the list with the keys of a recipe
+/// and with the draws, so that no new key is forgotten.
 const LEFT_OUT: &str = include_str!("keys.tsv");
 
 /// Returns all keys of a recipe.
@@ -21,7 +21,7 @@ fn left_out() -> impl Iterator<Item = (&'static str, &'static str)> {
     lines.filter_map(|line| line.split_once('\t'))
 }
 
-/// Whether a key is another one, or in the table of the other one.
+/// Returns whether a key equals `table` or is in this table.
 fn is_within(key: &str, table: &str) -> bool {
     let rest = key.strip_prefix(table);
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
@@ -47,7 +47,7 @@ mod tests {
     use crate::draw::{Random, recipe};
     use std::collections::BTreeSet;
 
-    /// A new key must be drawn, or have a reason.
+    /// Checks that a new key is drawn or has a reason.
     #[test]
     fn every_key_is_drawn_or_has_a_reason() {
         let recipes: Vec<_> = (0..5000)
@@ -56,7 +56,7 @@ mod tests {
         let drawn: BTreeSet<_> = recipes.iter().flat_map(|recipe| recipe.keys()).collect();
         let keys: BTreeSet<_> = all().collect();
         assert!(keys.contains("train.optimizer.beta3"), "{keys:?}");
-        // A table is drawn by its keys, and a variant with its settings.
+        // A table is drawn if one of its keys is drawn, and a variant if its settings are drawn.
         let is_drawn = |key: &str| {
             let mut drawn = drawn.iter();
             drawn.any(|other| is_within(key, other) || is_within(other, key))

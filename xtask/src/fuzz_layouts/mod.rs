@@ -35,10 +35,10 @@ pub struct Options {
     /// Minutes after which no further case starts.
     #[arg(long, value_name = "N", default_value_t = 10.0, value_parser = minutes::parse)]
     minutes: f64,
-    /// Run at most N cases.
+    /// Maximum number of cases.
     #[arg(long, value_name = "N")]
     cases: Option<u64>,
-    /// Seed of the cases, which is printed. The default is the time.
+    /// Seed of the cases. The seed is printed. The default is the time.
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
     /// Run only this case of the seed.
@@ -50,7 +50,7 @@ pub struct Options {
     /// Seconds after which a command of a case is killed and counts as a hang.
     #[arg(long, value_name = "SECONDS", default_value_t = 120)]
     timeout: u64,
-    /// Run this program. The default is to build `burn-megatron` with optimisation.
+    /// Run this program. The default is to build `burn-megatron` with optimization.
     #[arg(long, value_name = "FILE")]
     program: Option<PathBuf>,
     /// Leave out cases that set one of these keys or tables, or a key to this value (KEY=VALUE), such as known faults.
@@ -62,8 +62,8 @@ pub struct Options {
 }
 
 impl Options {
-    /// The options of at most one minute with a fixed seed. The number of cases is fixed too, so that a faster machine does not
-    /// run other cases.
+    /// Returns options for at most one minute with a fixed seed. The number of cases is fixed too, so that a faster
+    /// machine does not run other cases.
     fn of_tests() -> Self {
         Self {
             minutes: 1.0,
@@ -79,7 +79,7 @@ impl Options {
     }
 }
 
-/// Seconds that shrinking one fault may take.
+/// Maximum number of seconds for shrinking one fault.
 const SHRINK_SECONDS: u64 = 120;
 
 /// Builds the program and runs cases.
@@ -104,7 +104,7 @@ pub fn run(options: &Options, root: &Path, report: &mut Report) {
     report.step("fuzz-layouts", || fuzz(options, &program?));
 }
 
-/// Runs 100 cases with a fixed seed, for at most one minute, by a program that the tests have built.
+/// Runs 100 cases with a fixed seed for at most one minute. `program` is the program that the tests have built.
 pub fn run_with_tests(program: &Path) -> Result<(), String> {
     fuzz(&Options::of_tests(), program)
 }
@@ -198,7 +198,7 @@ struct Fuzzer<'a> {
 }
 
 impl Fuzzer<'_> {
-    /// Runs cases until the time is over.
+    /// Runs cases until the time is up.
     fn work(&self) -> Result<(), String> {
         loop {
             let number = self.next.fetch_add(1, Ordering::Relaxed);
@@ -222,7 +222,7 @@ impl Fuzzer<'_> {
             Comparison::Pretrain
         };
         let mut verdict = self.runner.check(&settings, folder.path(), comparison)?;
-        // A third of the cases has the gradients of each parameter compared too.
+        // In a third of the cases, `verify` also compares the gradients of each parameter.
         if verdict == Verdict::Passed
             && comparison == Comparison::Pretrain
             && number.is_multiple_of(3)
@@ -230,7 +230,7 @@ impl Fuzzer<'_> {
             let verified = self
                 .runner
                 .check(&settings, folder.path(), Comparison::Verify)?;
-            // A setting that only `verify` refuses has been compared above.
+            // If only `verify` refuses a setting, the results of `pretrain` have been compared above.
             if !matches!(verified, Verdict::Refused(_)) {
                 (verdict, comparison) = (verified, Comparison::Verify);
             }
@@ -245,7 +245,7 @@ impl Fuzzer<'_> {
             finding.kind.name(),
             finding.message
         );
-        // Others go on meanwhile.
+        // Other threads continue in the meantime.
         drop(totals);
         if !is_new {
             return Ok(());
@@ -285,7 +285,7 @@ impl Fuzzer<'_> {
         folder: &Path,
         comparison: Comparison,
     ) -> Result<Settings, String> {
-        // A hang takes the whole deadline each time.
+        // Each hang takes the whole deadline.
         if finding.kind == Kind::TimedOut {
             return Ok(settings.clone());
         }
@@ -314,7 +314,7 @@ mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
 
-    /// A program whose runs have the same loss in every layout, but for three faults.
+    /// A program whose runs have the same loss in every layout, except for three faults.
     const PROGRAM: &str = r#"#!/bin/sh
 [ "$1" = pretrain ] || exit 0
 mkdir "$5"

@@ -1,4 +1,4 @@
-//! Runs the program for a case: each command has a deadline, and its end is classified.
+//! Runs the program for a case. Each command has a deadline, and its end is classified.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -6,14 +6,14 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// The end of a command.
+/// Result of a command.
 #[derive(Debug, PartialEq)]
 pub enum End {
     /// The exit status was 0.
     Complete,
-    /// An error of one line ended it before the first step.
+    /// A one-line error ended the command before the first step.
     Refused(String),
-    /// Any other end, which is a finding.
+    /// The command ended in any other way, which is a finding.
     Wrong(Finding),
 }
 
@@ -64,7 +64,7 @@ pub struct Runner<'a> {
 }
 
 impl Runner<'_> {
-    /// Runs a command to its end. Its output is in `NAME.log` and `NAME.out` in the folder.
+    /// Runs a command until it ends. Its output is in `NAME.log` and `NAME.out` in the folder.
     pub fn run(&self, folder: &Path, name: &str, args: &[&str]) -> Result<Ended, String> {
         let path = |end: &str| folder.join(format!("{name}.{end}"));
         let create = |end: &str| {
@@ -83,7 +83,7 @@ impl Runner<'_> {
             match child.try_wait() {
                 Ok(None) if begun.elapsed() < self.timeout => sleep(Duration::from_millis(2)),
                 Ok(None) => {
-                    // It is gone if it has just ended.
+                    // The process may have just ended.
                     let _ = child.kill();
                     let _ = child.wait();
                     break None;
@@ -109,22 +109,22 @@ pub struct Ended {
 }
 
 impl Ended {
-    /// The exit code, if it ended on its own.
+    /// Returns the exit code, or `None` if a signal or the deadline ended the command.
     pub fn code(&self) -> Option<i32> {
         self.status.and_then(|status| status.code())
     }
 
-    /// Its standard output.
+    /// Returns the standard output.
     pub fn output(&self) -> String {
         read(&self.output)
     }
 
-    /// The last lines of its messages.
+    /// Returns the last lines of the log.
     pub fn messages(&self) -> String {
         last_lines(&read(&self.log))
     }
 
-    /// Classifies the end of a command that `began` its work or not.
+    /// Classifies the end of a command. `began` states whether the work had begun.
     pub fn classify(&self, began: bool) -> End {
         let log = read(&self.log);
         let wrong = |kind, message: String| End::Wrong(Finding::new(kind, message));

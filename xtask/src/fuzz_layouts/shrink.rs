@@ -62,7 +62,7 @@ const SIZES: [(&str, usize); 14] = [
     ("model.hidden", 8),
 ];
 
-/// Shrinks a recipe: `fails` runs a smaller one, and `may_go_on` limits the time.
+/// Shrinks a recipe. `fails` runs a smaller recipe, and `may_go_on` limits the time.
 pub fn shrink(
     settings: &Settings,
     mut may_go_on: impl FnMut() -> bool,
@@ -72,7 +72,7 @@ pub fn shrink(
     loop {
         let before = smallest.clone();
         let mut place = 0;
-        // After a success there are other candidates. The candidates before this place have been tried.
+        // A success changes the candidates. The candidates before this place have been tried.
         while let Some(next) = smaller(&smallest).into_iter().nth(place) {
             if !may_go_on() {
                 return smallest;
@@ -89,7 +89,7 @@ pub fn shrink(
     }
 }
 
-/// Returns the recipes that are smaller by one change. Recipes that drop the most come first.
+/// Returns the recipes that are smaller by one change. Recipes that drop the largest part come first.
 fn smaller(settings: &Settings) -> Vec<Settings> {
     let mut all = vec![];
     let mut add = |change: &dyn Fn(&mut Settings)| {
@@ -112,7 +112,7 @@ fn smaller(settings: &Settings) -> Vec<Settings> {
         next.set_text("data.path", TEXT);
     });
     for family in ["gpt2", "llama"] {
-        // Otherwise each family would be smaller than the other.
+        // Without this condition each family would count as smaller than the other family.
         if settings.get("model.family") != Some("\"gpt2\"") {
             add(&|next| next.set_text("model.family", family));
         }
@@ -136,7 +136,7 @@ fn smaller(settings: &Settings) -> Vec<Settings> {
     all
 }
 
-/// Keeps the micro-batches of a data rank.
+/// Keeps the number of micro-batches per data rank.
 fn scale_batch(settings: &mut Settings, ranks: usize, before: usize) {
     if let Some(samples) = settings.number("train.global_batch_size") {
         settings.set("train.global_batch_size", samples / before * ranks);

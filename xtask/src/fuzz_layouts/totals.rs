@@ -7,7 +7,7 @@ use super::case::Verdict;
 use super::run::{Finding, Kind};
 use crate::draw::Settings;
 
-/// The number of characters by which reasons are distinguished.
+/// The maximum length of a reason. Reasons that agree up to this length are counted together.
 const REASON_LENGTH: usize = 110;
 
 /// The number of reasons for refusals that are printed.
@@ -70,7 +70,7 @@ impl Totals {
     }
 }
 
-/// The key that cases of the same fault share.
+/// Returns the key that all cases of the same fault share.
 pub fn signature(finding: &Finding) -> (Kind, String) {
     let text = match finding.kind {
         // The first number that differs depends on the recipe.

@@ -1,4 +1,4 @@
-//! The CUDA C++ of each kernel.
+//! Hashes of the CUDA C++ source of each kernel.
 
 use std::fs;
 use std::path::Path;
@@ -10,10 +10,10 @@ use super::runs::hash;
 use crate::process::run as run_command;
 use crate::temp::TempDir;
 
-/// The architecture, which has every type and every engine.
+/// The architecture. It has every type and every matrix instruction.
 const ARCH: &str = "sm_90a";
 
-/// The hash of the source of each kernel by its architecture and name.
+/// Returns the hash of the source of each kernel, by architecture and name.
 pub fn hashes(kernel_check: &Path) -> Result<Value, String> {
     let folder = TempDir::new("golden-kernels").map_err(|e| format!("a temporary folder: {e}"))?;
     let mut command = Command::new(kernel_check);
@@ -36,13 +36,13 @@ pub fn hashes(kernel_check: &Path) -> Result<Value, String> {
         }
     }
     println!("{} kernels", hashes.len());
-    // In the order of their names, whatever the order of the files.
+    // Sorted by name, independent of the order of the files.
     hashes.sort_keys();
     Ok(Value::Object(hashes))
 }
 
-/// The lines in a fixed order, without what differs between two builds of the same code: CubeCL gives variables other numbers each
-/// time, and ends the name of a kernel with a hash of its id, which differs between builds.
+/// Returns the lines in a fixed order, without parts that differ between two builds of the same code. CubeCL numbers
+/// variables differently each time. The name of a kernel ends with a hash of its id, which differs between builds.
 fn lines(source: &str) -> String {
     let mut lines: Vec<_> = source
         .lines()

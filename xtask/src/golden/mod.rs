@@ -1,11 +1,12 @@
-//! `cargo xtask golden`: the results of small runs, of plans and of kernel sources, recorded and compared.
+//! `cargo xtask golden`: records the results of small runs, plans and kernel sources, and compares with the record.
 //!
-//! A change of structure must not change a result. `record` writes the results into `xtask/golden/`, `check` compares with them:
+//! A refactoring must not change a result. `record` writes the results into `xtask/golden/`. `check` compares with
+//! them:
 //!
-//! - `runs.tsv` lists runs of 12 steps. `values.json` has their losses and gradient norms, and `bits/NAME.json` the hashes of their
-//!   files on the processor NAME.
-//! - `plans.json` has the plan of each recipe in `examples/recipes`: parameters, FLOPs, memory by kind, times.
-//! - `kernels.json` has the hash of the CUDA C++ of each kernel.
+//! - `runs.tsv` lists runs of 12 steps. `values.json` contains their losses and gradient norms. `bits/NAME.json`
+//!   contains the hashes of their files on the processor NAME.
+//! - `plans.json` contains the plan of each recipe in `examples/recipes`: parameters, FLOPs, memory by kind, times.
+//! - `kernels.json` contains the hash of the CUDA C++ source of each kernel.
 
 mod kernels;
 mod plans;
@@ -29,7 +30,7 @@ use runs::GoldenRun;
 /// The folder of the records, relative to the repository.
 const FOLDER: &str = "xtask/golden";
 
-/// The largest relative difference of a planned number, whose logarithms and roots are the C library's.
+/// The maximum relative difference of a planned number. Its logarithms and roots come from the C library.
 const PLANS_BOUND: f64 = 1e-12;
 
 /// The options of `cargo xtask golden`.
@@ -37,18 +38,18 @@ const PLANS_BOUND: f64 = 1e-12;
 pub struct Options {
     #[command(subcommand)]
     action: Action,
-    /// Use this build of burn-megatron instead of that of the tests.
+    /// Use this burn-megatron program instead of the program that the tests have built.
     #[arg(long, value_name = "FILE", global = true)]
     program: Option<PathBuf>,
-    /// Use this build of kernel-check instead of that of the tests.
+    /// Use this kernel-check program instead of the program that the tests have built.
     #[arg(long, value_name = "FILE", global = true)]
     kernel_check: Option<PathBuf>,
 }
 
-/// Whether results are written or compared.
+/// Whether results are recorded or compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Subcommand)]
 enum Action {
-    /// Write the results. Bits of another processor are kept only while the values are equal.
+    /// Write the results. The bits of other processors are kept only if the values are unchanged.
     Record,
     /// Compare with the recorded results.
     Check,
@@ -60,7 +61,7 @@ struct Programs {
     kernel_check: PathBuf,
 }
 
-/// Builds the programs, and records or checks.
+/// Builds the programs, and records or checks the results.
 pub fn run(options: &Options, root: &Path, report: &mut Report) {
     let mut programs = None;
     report.step("golden, programs", || {
@@ -72,7 +73,7 @@ pub fn run(options: &Options, root: &Path, report: &mut Report) {
     }
 }
 
-/// Checks with the programs that the tests have built.
+/// Checks the results with the programs that the tests have built.
 pub fn check_with_tests(root: &Path, report: &mut Report) {
     match built_with_tests(root) {
         Ok(programs) => run_all(Action::Check, &programs, root, report),

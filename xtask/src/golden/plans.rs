@@ -1,4 +1,4 @@
-//! The plan of each published recipe in its own layout.
+//! Plans of the published recipes, each in the layout of the recipe.
 
 use std::fs;
 use std::path::Path;
@@ -9,17 +9,17 @@ use serde_json::{Map, Value};
 /// The folder of the recipes, relative to the repository.
 const RECIPES: &str = "examples/recipes";
 
-/// The device whose times are planned.
+/// The device of the plans.
 const DEVICE: &str = "H100";
 
-/// Recipes whose own layout cannot be planned: a split of layers that the search does not have, and adapters.
+/// Recipes whose layout cannot be planned: the search does not support their split of layers, or adapters.
 const UNPLANNED: [&str; 3] = ["deepseek-v3", "deepseek-v3-tiny", "lora"];
 
-/// The plans by the names of the recipes, without [`UNPLANNED`].
+/// Returns the plans by the names of the recipes, without [`UNPLANNED`].
 ///
 /// # Errors
 ///
-/// A recipe that cannot be planned, with what the program printed.
+/// Returns an error with the output of the program if a recipe cannot be planned.
 pub fn of_recipes(program: &Path, root: &Path) -> Result<Value, String> {
     let folder = root.join(RECIPES);
     let entries = fs::read_dir(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;

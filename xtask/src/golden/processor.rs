@@ -1,12 +1,12 @@
-//! The name of what the bits of a result depend on: the processor, its caches and the C library.
+//! Names the environment that the bits of a result depend on: the processor, its caches and the C library.
 
 use std::fs;
 use std::path::Path;
 
 /// Returns the name, such as `GenuineIntel-6-207-2-48K-2048K-266240K-glibc2.36`.
 ///
-/// Matrix products take the instructions of the processor, and their blocks depend on its caches. Exponentials are the C
-/// library's.
+/// Matrix products use the instructions of the processor, and their block sizes depend on its caches. Exponentials
+/// come from the C library.
 pub fn name() -> Result<String, String> {
     let read = |path: &str| fs::read_to_string(path).map_err(|e| format!("{path}: {e}"));
     let model = model(&read("/proc/cpuinfo")?)?;
@@ -14,7 +14,7 @@ pub fn name() -> Result<String, String> {
     Ok(format!("{model}{caches}-{}", c_library()))
 }
 
-/// The vendor, family, model and stepping of the first processor in the text of `/proc/cpuinfo`.
+/// Returns the vendor, family, model and stepping of the first processor in the text of `/proc/cpuinfo`.
 fn model(cpuinfo: &str) -> Result<String, String> {
     let value = |key: &str| {
         let mut lines = cpuinfo.lines().filter_map(|line| line.split_once(':'));
@@ -28,7 +28,7 @@ fn model(cpuinfo: &str) -> Result<String, String> {
     Ok(parts.join("-"))
 }
 
-/// The sizes of the data caches, in the order of their indices; nothing where the system does not tell.
+/// Returns the sizes of the data caches, ordered by index. The text is empty if the system does not report caches.
 fn caches(folder: &Path) -> String {
     let read = |index: usize, file: &str| {
         let text = fs::read_to_string(folder.join(format!("index{index}/{file}"))).ok()?;
@@ -42,7 +42,7 @@ fn caches(folder: &Path) -> String {
 
 #[cfg(target_env = "gnu")]
 fn c_library() -> String {
-    // SAFETY: the function returns a static string that ends with a zero.
+    // SAFETY: the function returns a static string that ends with a zero byte.
     let version = unsafe { std::ffi::CStr::from_ptr(libc::gnu_get_libc_version()) };
     format!("glibc{}", version.to_string_lossy())
 }

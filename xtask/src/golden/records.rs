@@ -1,4 +1,4 @@
-//! The recorded results of runs: values for every processor, bits for each processor that recorded them.
+//! The recorded results of runs: values for every processor, and bits for each recorded processor.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,11 +9,11 @@ use super::runs::{GoldenResult, GoldenRun, Results};
 use super::{processor, read_json, write_json};
 use crate::differences;
 
-/// The fewest runs that a check must compare.
+/// The minimum number of runs that a check must compare.
 const FEWEST: usize = 24;
 
-/// Writes the values and the bits of this processor. Bits of other processors are removed if a value changed, since they are
-/// out of date.
+/// Writes the values and the bits of this processor. If a value changed, the bits of other processors are out of date
+/// and are removed.
 pub fn write(folder: &Path, runs: &[GoldenRun], results: &Results) -> Result<(), String> {
     let found = part(results, |result| &result.values);
     let path = folder.join("values.json");
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
     use crate::temp::TempDir;
 
-    /// Runs and their results. The loss of the last run is `loss`.
+    /// Returns runs and their results. The loss of the last run is `loss`.
     fn results(count: usize, loss: f64, bits: &str) -> (Vec<GoldenRun>, Results) {
         let lines: String = (0..count)
             .map(|run| format!("run-{run:02}\t1e-10\t--seed {run}\n"))
@@ -135,7 +135,7 @@ mod tests {
         check(folder.path(), &runs, &close).unwrap();
         let (_, far) = results(24, 1.0 + 1e-8, "bb");
         assert!(check(folder.path(), &runs, &far).is_err());
-        // Bits of the other processor stay until the values change.
+        // The bits of the other processor are kept until the values change.
         write(folder.path(), &runs, &close).unwrap();
         assert!(other.is_file());
         write(folder.path(), &runs, &far).unwrap();

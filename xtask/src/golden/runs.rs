@@ -22,11 +22,11 @@ const STEPS: &str = "12";
 /// The maximum time of a run.
 const DEADLINE: Duration = Duration::from_secs(120);
 
-/// A run, as `runs.tsv` lists it.
+/// A run, as listed in `runs.tsv`.
 #[derive(Debug, PartialEq)]
 pub struct GoldenRun {
     pub name: String,
-    /// The largest relative difference of its losses and gradient norms on another processor.
+    /// The maximum relative difference of its losses and gradient norms on another processor.
     pub bound: f64,
     /// The flags of `pretrain`.
     flags: Vec<String>,
@@ -36,15 +36,15 @@ pub struct GoldenRun {
 pub struct GoldenResult {
     /// Losses and gradient norms of all steps, and held-out losses.
     pub values: Value,
-    /// The hashes of its files by their paths in the run folder.
+    /// The hashes of the files of the run, by their paths in the run folder.
     pub bits: Value,
 }
 
-/// The results of runs by their names.
+/// The results of runs, by name.
 pub type Results = BTreeMap<String, GoldenResult>;
 
 impl GoldenRun {
-    /// Reads `NAME<TAB>BOUND<TAB>FLAGS` of each line. Empty lines and lines that begin with `#` are skipped.
+    /// Reads `NAME<TAB>BOUND<TAB>FLAGS` from each line. Empty lines and lines that begin with `#` are skipped.
     pub fn parse(text: &str) -> Result<Vec<Self>, String> {
         let lines = (1..).zip(text.lines());
         let lines = lines.filter(|(_, line)| !line.trim().is_empty() && !line.starts_with('#'));
@@ -80,7 +80,7 @@ impl GoldenRun {
             "--compute-threads",
             "1",
         ];
-        // The run has a folder of its own.
+        // The run has its own folder, so paths must be absolute.
         let flags = self.flags.iter().map(|flag| match flag.ends_with(".toml") {
             true => root.join(flag).display().to_string(),
             false => flag.clone(),
@@ -109,11 +109,11 @@ impl GoldenRun {
     }
 }
 
-/// Trains all runs, as many at the same time as there are processors.
+/// Trains all runs. The number of runs at the same time is the number of processors.
 ///
 /// # Errors
 ///
-/// The names of all runs that failed, with what they printed.
+/// Returns the names of all runs that failed, with their output.
 pub fn results(runs: &[GoldenRun], program: &Path, root: &Path) -> Result<Results, String> {
     let waiting = Mutex::new(runs.iter());
     let (results, failures) = (Mutex::new(Results::new()), Mutex::new(vec![]));
@@ -144,7 +144,7 @@ pub fn results(runs: &[GoldenRun], program: &Path, root: &Path) -> Result<Result
     }
 }
 
-/// The losses and the norms of `metrics.jsonl`, in order.
+/// Returns the losses and the norms of `metrics.jsonl`, in order.
 fn values(run: &Path) -> Result<Value, String> {
     let path = run.join("metrics.jsonl");
     let text = fs::read_to_string(&path).map_err(|e| format!("{}: {e}", path.display()))?;
@@ -164,8 +164,8 @@ fn values(run: &Path) -> Result<Value, String> {
     Ok(json!({ "loss": losses, "gradient_norm": norms, "held_out_loss": held_out }))
 }
 
-/// The hashes of the metrics, and of all tensors in checkpoints and exports. Their other files have keys of settings, which
-/// may be renamed, but the configuration of an export.
+/// Returns the hashes of the metrics, and of all tensors in checkpoints and exports. The other files are left out,
+/// except the configuration of an export: they contain keys of settings, which may be renamed.
 fn bits(run: &Path) -> Result<Value, String> {
     let mut files = vec![run.join("metrics.jsonl")];
     let mut folders = vec![run.to_path_buf()];
@@ -189,7 +189,7 @@ fn bits(run: &Path) -> Result<Value, String> {
     Ok(json!(hashes))
 }
 
-/// The first 16 digits of SHA-256.
+/// Returns the first 16 hexadecimal digits of SHA-256.
 pub fn hash(bytes: &[u8]) -> String {
     let digest = Sha256::digest(bytes);
     digest[..8]

@@ -1,21 +1,21 @@
-//! The lines of a Rust file that have code.
+//! Counts the lines of a Rust file that contain code.
 
 use std::collections::BTreeSet;
 
 use super::tokens::{Token, tokens};
 
-/// A file and its numbers of lines.
+/// A file and its line counts.
 #[derive(Debug)]
 pub struct CountedFile {
     /// The path, relative to the repository.
     pub path: String,
-    /// Lines with code: all but comments, documentation, blanks and the items of tests.
+    /// Lines with code. Comments, documentation, blank lines and test items are not counted.
     pub code: usize,
-    /// Lines of items with `#[cfg(test)]`, without comments and blanks.
+    /// Lines of items with `#[cfg(test)]`, without comments and blank lines.
     pub tests: usize,
     /// All lines.
     pub all: usize,
-    /// The text without the items of tests.
+    /// The text without test items.
     pub untested: String,
     /// Names of the modules that are declared with `#[cfg(test)]` and have their own files.
     test_modules: Vec<String>,
@@ -53,7 +53,7 @@ impl CountedFile {
         }
     }
 
-    /// The paths of its test modules, without the ending `.rs`.
+    /// Returns the paths of the test modules, without the extension `.rs`.
     pub fn test_modules(&self) -> impl Iterator<Item = String> {
         let stem = self.path.trim_end_matches(".rs");
         let (folder, name) = stem.rsplit_once('/').unwrap_or(("", stem));
@@ -66,7 +66,7 @@ impl CountedFile {
     }
 }
 
-/// The number of tokens of the attribute at the beginning of `tokens`; 0 if there is none.
+/// Returns the number of tokens of the attribute at the beginning of `tokens`, or 0 without an attribute.
 fn attribute_length(tokens: &[Token]) -> usize {
     match tokens {
         [hash, bracket, ..] if hash.text == "#" && bracket.text == "[" => {
@@ -76,7 +76,7 @@ fn attribute_length(tokens: &[Token]) -> usize {
     }
 }
 
-/// The number of tokens up to the bracket that closes the first one.
+/// Returns the number of tokens up to the bracket that closes the first token.
 fn group_length(tokens: &[Token]) -> usize {
     let mut depth = 0;
     for (index, token) in tokens.iter().enumerate() {
@@ -88,7 +88,7 @@ fn group_length(tokens: &[Token]) -> usize {
     tokens.len()
 }
 
-/// The change of the depth of brackets.
+/// Returns the change of the bracket depth.
 fn nesting(token: &Token) -> isize {
     match token.text {
         "(" | "[" | "{" => 1,
@@ -97,14 +97,14 @@ fn nesting(token: &Token) -> isize {
     }
 }
 
-/// Whether the tokens begin with `#[cfg(test)]` or `#[cfg(all(test, ..))]`.
+/// Returns whether the tokens begin with `#[cfg(test)]` or `#[cfg(all(test, ..))]`.
 fn is_cfg_test(tokens: &[Token]) -> bool {
     let attribute = &tokens[..attribute_length(tokens)];
     let text: String = attribute.iter().map(|token| token.text).collect();
     text == "#[cfg(test)]" || text.starts_with("#[cfg(all(test,")
 }
 
-/// The number of tokens of the item at the beginning of `tokens`, with its attributes.
+/// Returns the number of tokens of the item at the beginning of `tokens`, with its attributes.
 fn item_length(tokens: &[Token]) -> usize {
     let mut start = 0;
     while let attribute @ 1.. = attribute_length(&tokens[start..]) {
@@ -117,7 +117,7 @@ fn item_length(tokens: &[Token]) -> usize {
         let token = &tokens[at];
         let length = match nesting(token) {
             1 => group_length(&tokens[at..]),
-            // The item is the last of a list.
+            // The item is the last item of a list.
             -1 => return at,
             _ => 1,
         };
@@ -134,13 +134,13 @@ fn item_length(tokens: &[Token]) -> usize {
     tokens.len()
 }
 
-/// The end of an item, by the words that it begins with. `const fn` has the last of its two.
+/// The end of an item, by the words at its beginning. For `const fn`, the second word decides.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Ending {
-    /// Of a field, a variant or a value.
+    /// The end of a field, a variant or a value.
     Comma,
     Semicolon,
-    /// Braces, or a semicolon where there are none.
+    /// Braces, or a semicolon if there are no braces.
     Braces,
 }
 
@@ -154,7 +154,7 @@ impl Ending {
     }
 }
 
-/// The name of the module if the item is `mod name;`.
+/// Returns the name of the module if the item is `mod name;`.
 fn module_of_a_file(item: &[Token]) -> Option<String> {
     match item {
         [.., keyword, name, end] if keyword.text == "mod" && end.text == ";" => {

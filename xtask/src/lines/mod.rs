@@ -1,4 +1,4 @@
-//! `cargo xtask lines`: counts the lines of code by what they are for.
+//! `cargo xtask lines`: counts the lines of code by purpose.
 
 mod count;
 pub mod tokens;
@@ -13,12 +13,12 @@ use crate::words::tracked_files;
 
 use count::CountedFile;
 
-/// The purpose of a line, which its file decides. Test items within a file are tests.
+/// The purpose of a line, which depends on its file. Test items within a file count as tests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Purpose {
     /// The crates that are shipped.
     Product,
-    /// The emulated GPU, the checks of compiled kernels and the fuzz targets: see `tools/`.
+    /// The emulated GPU, the checks of compiled kernels and the fuzz targets in `tools/`.
     Lab,
     /// The checks of this repository.
     Xtask,
@@ -37,7 +37,7 @@ impl Purpose {
         Self::Tests,
     ];
 
-    /// The purpose of a file by its path, which is relative to the repository.
+    /// Returns the purpose of a file by its path relative to the repository.
     fn of(path: &str) -> Self {
         let (folder, name) = path.rsplit_once('/').unwrap_or(("", path));
         let folders: Vec<_> = folder.split('/').collect();
@@ -74,7 +74,7 @@ const CORE: [&str; 3] = [
     "burn-megatron/",
     "burn-megatron-train/",
 ];
-/// The folders among them that only some contributors need.
+/// Subfolders of these folders that only some contributors need.
 const NOT_CORE: [&str; 4] = [
     "burn-megatron-comm/src/engines/nccl",
     "burn-megatron-comm/src/engines/mpi",
@@ -108,10 +108,10 @@ fn read(root: &Path) -> Result<Vec<CountedFile>, String> {
     files.collect()
 }
 
-/// Returns the paths and texts of all product files, without the items of tests.
+/// Returns the paths and texts of all product files, without test items.
 ///
 /// # Errors
-/// A file that cannot be read.
+/// Returns an error if a file cannot be read.
 pub fn product_files(root: &Path) -> Result<Vec<(String, String)>, String> {
     let files = read(root)?;
     let purposes = purposes(&files);

@@ -1,4 +1,4 @@
-//! The tokens of a Rust file, without blanks and comments.
+//! Splits a Rust file into tokens, without blanks and comments.
 
 /// A word, a literal or another character.
 pub struct Token<'a> {
@@ -8,13 +8,13 @@ pub struct Token<'a> {
 }
 
 impl Token<'_> {
-    /// The numbers of its lines.
+    /// Returns the line numbers of the token.
     pub fn lines(&self) -> impl Iterator<Item = usize> + use<> {
         self.first_line..=self.last_line
     }
 }
 
-/// Splits a text into tokens. A text that ends within a literal or a comment ends the token.
+/// Splits a text into tokens. If the text ends within a literal or a comment, the token ends there.
 pub fn tokens(text: &str) -> Vec<Token<'_>> {
     let (mut rest, mut line) = (text, 1);
     let mut tokens = vec![];
@@ -42,7 +42,7 @@ pub fn tokens(text: &str) -> Vec<Token<'_>> {
     tokens
 }
 
-/// The length of the comment at the beginning, which may have comments inside.
+/// Returns the length of the comment at the beginning. Comments may be nested.
 fn block_comment(text: &str) -> usize {
     let (mut at, mut depth) = (0, 0);
     while at < text.len() {
@@ -82,13 +82,13 @@ fn token_length(text: &str, first: char) -> usize {
     }
 }
 
-/// Whether the quote begins a character, not a lifetime.
+/// Returns whether the quote begins a character literal rather than a lifetime.
 fn is_character(text: &str) -> bool {
     let mut after = text.chars().skip(1);
     after.next() == Some('\\') || after.next() == Some('\'')
 }
 
-/// The length of a literal that ends with its first character, if no backslash is before it.
+/// Returns the length of a literal that ends at the next quote without a backslash before it.
 fn quoted(text: &str, quote: char) -> usize {
     let mut is_escaped = false;
     for (at, c) in text.char_indices().skip(1) {
@@ -102,7 +102,7 @@ fn quoted(text: &str, quote: char) -> usize {
     text.len()
 }
 
-/// The length of what follows the prefix of a raw string; 0 if it is another word, such as `r#type`.
+/// Returns the length of a raw string after its prefix, or 0 for another word, such as `r#type`.
 fn raw_string(text: &str) -> usize {
     let hashes = text.len() - text.trim_start_matches('#').len();
     let Some(content) = text[hashes..].strip_prefix('"') else {

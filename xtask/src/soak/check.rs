@@ -6,7 +6,7 @@ use std::fs;
 use std::hash::{Hash, Hasher};
 use std::path::{Path, PathBuf};
 
-/// The steps of the checkpoints that a run has published.
+/// Returns the steps of the checkpoints that a run has published.
 pub fn checkpoints(run: &Path) -> Result<Vec<u64>, String> {
     let mut steps = Vec::new();
     for entry in fs::read_dir(run.join("checkpoints")).into_iter().flatten() {
@@ -24,7 +24,8 @@ pub fn checkpoints(run: &Path) -> Result<Vec<u64>, String> {
     Ok(steps)
 }
 
-/// Which of the checkpoints `before` a run should still have `after` it, if it keeps `kept`.
+/// Compares the checkpoints `before` and `after` a disturbance of a run that keeps `kept` checkpoints. Returns a
+/// message if checkpoints are lost.
 pub fn lost(before: &[u64], after: &[u64], kept: usize) -> Option<String> {
     let newest = |steps: &[u64]| steps.last().copied();
     let gone = match kept {
@@ -35,12 +36,12 @@ pub fn lost(before: &[u64], after: &[u64], kept: usize) -> Option<String> {
         .then(|| format!("checkpoints are lost: {before:?} before, {after:?} after"))
 }
 
-/// Files, links and folders, each with what is in it.
+/// The paths of files, links and folders, each with a hash of its content.
 #[derive(Debug, PartialEq)]
 pub struct FileTree(BTreeMap<PathBuf, u64>);
 
 impl FileTree {
-    /// All files in `folder`, except in the entries `but`.
+    /// Reads all files in `folder`, except the entries `but`.
     pub fn of(folder: &Path, but: &[&str]) -> std::io::Result<Self> {
         let mut tree = BTreeMap::new();
         let mut folders = vec![folder.to_path_buf()];
@@ -66,7 +67,7 @@ impl FileTree {
         Ok(Self(tree))
     }
 
-    /// The first path that is not as in `before`.
+    /// Returns the first path that differs from `before`.
     pub fn first_change(&self, before: &Self) -> Option<String> {
         let paths = self.0.keys().chain(before.0.keys());
         let mut changed = paths.filter(|path| self.0.get(*path) != before.0.get(*path));

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::draw::Random;
 
-/// Faults for `--inject` that end or delay a run and do not change its numbers. Those that need a timeout are last.
+/// Faults for `--inject` that end or delay a run and do not change its numbers. Faults that need a timeout are last.
 const FAULTS: [&str; 11] = [
     "kill",
     "abort",
@@ -25,12 +25,12 @@ const FAULTS: [&str; 11] = [
 /// A disturbance of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Disturbance {
-    /// None: the run must complete.
+    /// No disturbance: the run must complete.
     None,
-    /// A signal, after so many steps and some time.
+    /// A signal, after a number of steps and an additional delay.
     Signal {
         signal: i32,
-        /// Which process of the run, drawn; a signal to stop goes to the first.
+        /// The index of the process that gets the signal. A signal to stop goes to the first process.
         whom: usize,
         steps: usize,
         then: Duration,
@@ -40,7 +40,7 @@ pub enum Disturbance {
 }
 
 impl Disturbance {
-    /// Draws one for a run of `steps` steps, of which `made` are done.
+    /// Draws a disturbance for a run of `steps` steps. `made` steps have been completed.
     pub fn new(random: &mut Random, made: usize, steps: usize, ranks: usize) -> Self {
         match random.below(5) {
             0..=2 => {
@@ -51,7 +51,7 @@ impl Disturbance {
                     libc::SIGTERM,
                     libc::SIGINT,
                 ]);
-                // Before the first step, at a step, or a little later, as in the middle of a save.
+                // The signal is sent before the first step, at a step, or a little later, as in the middle of a save.
                 Self::Signal {
                     signal,
                     whom: random.below(64),
@@ -76,7 +76,7 @@ impl Disturbance {
         matches!(self, Self::Signal { signal, .. } if *signal == libc::SIGKILL)
     }
 
-    /// Returns the fault of such an exit status, if it has one; `whole` says whether all steps are done.
+    /// Returns a message if this exit status is a fault. `whole` states whether all steps are complete.
     pub fn check_exit(&self, status: ExitStatus, whole: bool) -> Option<String> {
         let ended = match (status.code(), self) {
             (Some(0), _) if whole => return None,

@@ -8,17 +8,17 @@ const STEPS: (usize, usize) = (16, 40);
 /// The configuration of a round: a recipe, and flags.
 pub struct RoundConfig {
     pub settings: Settings,
-    /// Flags of checkpoints, for the disturbed run.
+    /// Checkpoint flags for the disturbed run.
     pub saving: Vec<String>,
     pub steps: usize,
     pub ranks: usize,
-    /// The smallest number of checkpoints that are kept.
+    /// The minimum number of checkpoints that are kept.
     pub kept: usize,
 }
 
 impl RoundConfig {
-    /// Draws a recipe as `fuzz-layouts` does, for more steps, in a type that is used for training. The program may refuse
-    /// the recipe in this type.
+    /// Draws a recipe as `fuzz-layouts` does, for more steps, in a type that is used for training. The program may
+    /// refuse the recipe in this type.
     pub fn new(random: &mut Random) -> Self {
         let mut settings = draw::recipe(random);
         let steps = random.within(STEPS);
@@ -36,7 +36,7 @@ impl RoundConfig {
         }
     }
 
-    /// The layout, for the log.
+    /// Returns the layout, for the log.
     pub fn layout(&self) -> String {
         let is_layout =
             |key: &&str| key.starts_with("parallel.") || key.starts_with("data_parallel.");
@@ -46,9 +46,9 @@ impl RoundConfig {
     }
 }
 
-/// A longer run on text, with evaluations.
+/// Sets a longer run on text, with evaluations.
 fn train(settings: &mut Settings, steps: usize) {
-    // A CPU refuses the last two.
+    // The program refuses the last two keys on a CPU.
     for key in [
         "data",
         "sample",

@@ -1,4 +1,4 @@
-//! The metrics of a run, from its folder.
+//! Reads the metrics of a run from its folder.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,7 +9,7 @@ use serde_json::Value;
 /// The kinds of records that are compared.
 const KINDS: [&str; 4] = ["step", "held_out", "experts", "expert_load"];
 
-/// Fields of the records that must be the same.
+/// Fields of the records that must be equal.
 const FIELDS: [&str; 6] = [
     "loss",
     "gradient_norm",
@@ -19,17 +19,17 @@ const FIELDS: [&str; 6] = [
     "layers",
 ];
 
-/// Records by kind and step. A run that was resumed may have written a step twice: the last one counts.
+/// Records by kind and step. A resumed run may have written a step twice: the last record counts.
 #[derive(Debug, Default, PartialEq)]
 pub struct RunMetrics(BTreeMap<(String, u64), Vec<Value>>);
 
 impl RunMetrics {
-    /// The metrics of a run; none if there is no file yet.
+    /// Returns the metrics of a run. They are empty if the file does not exist yet.
     pub fn of(run: &Path) -> Self {
         Self::parse(&fs::read_to_string(run.join("metrics.jsonl")).unwrap_or_default())
     }
 
-    /// Truncated lines, and lines of other kinds, are skipped.
+    /// Parses the records. Truncated lines and records of other kinds are skipped.
     fn parse(text: &str) -> Self {
         let mut numbers = BTreeMap::new();
         for record in text
@@ -46,12 +46,12 @@ impl RunMetrics {
         Self(numbers)
     }
 
-    /// The number of steps.
+    /// Returns the number of steps.
     pub fn steps(&self) -> usize {
         self.0.keys().filter(|(kind, _)| kind == "step").count()
     }
 
-    /// The first number that is not that of `whole`.
+    /// Returns the first number that differs from `whole`.
     pub fn differ_from(&self, whole: &Self) -> Option<String> {
         self.0.iter().find_map(|(at, values)| {
             let expected = whole.0.get(at)?;
@@ -69,7 +69,7 @@ impl RunMetrics {
         })
     }
 
-    /// The first number of `whole` that is not here.
+    /// Returns the first record of `whole` that is missing in this run.
     pub fn lacks(&self, whole: &Self) -> Option<String> {
         let missing = whole.0.keys().find(|at| !self.0.contains_key(*at));
         missing.map(|(kind, step)| format!("there is no {kind} {step}"))

@@ -1,8 +1,8 @@
-//! `cargo xtask soak`: runs that are killed, disturbed by faults and resumed, for a given time.
+//! `cargo xtask soak`: kills, disturbs and resumes runs for a given time.
 //!
-//! Each round draws a layout, a precision and checkpoint settings, trains once undisturbed, and again with disturbances
-//! until that run is complete as well. After each disturbance it checks the results. A round depends on the seed and its
-//! number alone, except for the moments of the disturbances.
+//! Each round draws a layout, a precision and checkpoint settings. It trains once undisturbed, and again with
+//! disturbances until that run is complete as well. After each disturbance it checks the results. A round depends
+//! only on the seed and its number, except for the moments of the disturbances.
 
 mod check;
 mod disturb;
@@ -24,16 +24,16 @@ use crate::report::{Outcome, Report};
 
 use round::{Counts, Round};
 
-/// The duration of the run, and the settings to repeat.
+/// The duration of the run, and the settings to repeat a round.
 #[derive(Args)]
 pub struct Options {
     /// Minutes after which no further round starts.
     #[arg(long, value_name = "N", default_value_t = 10.0, value_parser = minutes::parse)]
     minutes: f64,
-    /// Seed of the rounds, which is printed; by default the time.
+    /// Seed of the rounds. The seed is printed. The default is the time.
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// Run this round alone, as one that was printed with its seed.
+    /// Run only this round. Use it with the seed to repeat a round.
     #[arg(long, value_name = "N", requires = "seed")]
     round: Option<u64>,
     /// The profile of the program.
@@ -47,7 +47,7 @@ enum Profile {
     Dev,
 }
 
-/// Builds the program and runs rounds until the time is over.
+/// Builds the program and runs rounds until the time is up.
 pub fn run(options: &Options, root: &Path, report: &mut Report) {
     if !cfg!(target_os = "linux") {
         report.step("soak", || {

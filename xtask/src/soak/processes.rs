@@ -1,4 +1,4 @@
-//! The processes of a command, found by an environment variable that they inherit.
+//! Finds the processes of a command by an environment variable that they inherit.
 
 use std::fs;
 use std::thread::sleep;
@@ -14,12 +14,12 @@ impl ProcessTag {
         Self(name)
     }
 
-    /// The variable to start a command with.
+    /// Returns the environment variable to set for the command.
     pub fn variable(&self) -> (&'static str, &str) {
         (TAG_VARIABLE, &self.0)
     }
 
-    /// The ids of the running processes, in order.
+    /// Returns the ids of the running processes, in order.
     pub fn processes(&self) -> Vec<i32> {
         let wanted = format!("{TAG_VARIABLE}={}", self.0);
         let own = |entry: fs::DirEntry| {
@@ -36,7 +36,7 @@ impl ProcessTag {
         found
     }
 
-    /// Waits until no process is left; after the timeout kills and counts the rest.
+    /// Waits until no process is left. After the timeout, kills the remaining processes and returns their number.
     pub fn end_within(&self, timeout: Duration) -> usize {
         let begun = Instant::now();
         let mut left = self.processes();
@@ -51,9 +51,9 @@ impl ProcessTag {
     }
 }
 
-/// Sends a signal to a process of a run; ignored if it has exited.
+/// Sends a signal to a process of a run. The signal is ignored if the process has exited.
 pub fn signal(process: i32, signal: i32) {
-    // SAFETY: the number was that of a process which has the mark.
+    // SAFETY: the number is the id of a process that had the mark.
     unsafe { libc::kill(process, signal) };
 }
 

@@ -15,19 +15,19 @@ use super::processes::{ProcessTag, signal};
 use crate::draw::Random;
 use crate::temp::TempDir;
 
-/// Timeout of a run, its deadlines included.
+/// Timeout of a run. The deadlines of the run are included.
 const RUN_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// The time that processes of a run may outlive the first one.
+/// The maximum time that processes of a run may outlive the first process.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Processes start anew each time, and that takes a while: no more ranks than this.
+/// The maximum number of ranks as processes. Each attempt starts new processes, which takes time.
 const MAX_PROCESSES: usize = 4;
 
 /// The maximum number of recipes that are drawn for a round until the program accepts one.
 const MAX_DRAWS: usize = 20;
 
-/// The most disturbances of a run.
+/// The maximum number of disturbances of a run.
 const MAX_DISTURBANCES: usize = 5;
 
 /// The entries in the folder of a round that may change: the run, temporary files, and logs.
@@ -68,12 +68,12 @@ pub struct Round<'a> {
     pub random: Random,
     /// Whether ranks can be processes.
     pub processes: bool,
-    /// When disturbing stops.
+    /// The time after which no disturbance starts.
     pub until: Instant,
 }
 
 impl Round<'_> {
-    /// Runs the round. The error is what was found; its folder is kept then.
+    /// Runs the round. The error describes the finding. The folder of a finding is kept.
     pub fn run(mut self, counts: &mut Counts) -> Result<(), String> {
         counts.rounds += 1;
         let mut folder = TempDir::new("soak").map_err(|e| format!("a temporary folder: {e}"))?;
@@ -168,7 +168,7 @@ impl Counts {
     }
 }
 
-/// The folder of a round: the data, both runs, and files that must not change.
+/// The folder of a round. It contains the data, both runs, and files that must not change.
 struct RoundFolder<'a> {
     program: &'a Path,
     folder: PathBuf,
@@ -192,7 +192,8 @@ impl RoundFolder<'_> {
         make().map_err(|error| format!("{}: {error}", self.folder.display()))
     }
 
-    /// Draws until the program accepts a recipe. Some settings conflict with 16 bits, or with other drawn settings.
+    /// Draws recipes until the program accepts one. Some settings conflict with 16-bit types, or with other drawn
+    /// settings.
     fn draw_until_accepted(&mut self, random: &mut Random) -> Result<(), String> {
         for _ in 0..MAX_DRAWS {
             let recipe = self.folder.join("recipe.toml");
@@ -282,7 +283,7 @@ impl RoundFolder<'_> {
         attempt.end(disturbance, &self.run())
     }
 
-    /// Fails if checkpoints are lost, or the newest one is not intact.
+    /// Fails if checkpoints are lost, or if the latest checkpoint is not intact.
     fn lost(&self, before: &[u64]) -> Result<(), String> {
         let after = checkpoints(&self.run())?;
         if let Some(lost) = lost(before, &after, self.config.kept) {
@@ -305,14 +306,14 @@ impl RoundFolder<'_> {
     }
 }
 
-/// A run that was started.
+/// A run that has been started.
 struct Attempt {
     child: Child,
     tag: ProcessTag,
 }
 
 impl Attempt {
-    /// Disturbs the run when it is time, and waits for the end; no process may be left.
+    /// Disturbs the run at its time, and waits for the end. No process may be left.
     fn end(mut self, disturbance: &Disturbance, run: &Path) -> Result<ExitStatus, String> {
         let begun = Instant::now();
         let mut due = None;
@@ -356,7 +357,7 @@ impl Attempt {
         }
     }
 
-    /// Sends a signal to stop to the first process, a kill to any process.
+    /// Sends a signal to stop to the first process, and a kill to any process.
     fn send(&self, what: i32, whom: usize) {
         let first = self.child.id() as i32;
         let all = self.tag.processes();

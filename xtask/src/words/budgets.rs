@@ -5,13 +5,13 @@ use std::path::Path;
 
 use super::count::{Count, TYPES, summary};
 
-/// The table of budgets: a type of file, a tab, and the largest count.
+/// The table of budgets: a file type, a tab, and the maximum count.
 pub const TABLE: &str = "xtask/word-budgets.tsv";
 
 /// Prints the counts, and compares them with the budgets.
 ///
 /// # Errors
-/// Returns each count above its budget, or the mistake in the table.
+/// Returns each count above its budget, or a mistake in the table.
 pub fn check(root: &Path, counts: &[Count; TYPES.len()]) -> Result<(), String> {
     print!("{}", summary(counts));
     let path = root.join(TABLE);
@@ -53,7 +53,7 @@ fn parse(text: &str) -> Result<[usize; TYPES.len()], String> {
     }
 }
 
-/// Returns notes on budgets that can fall by more than a tenth, and an error if a count is above its budget.
+/// Returns notes on budgets that can fall by more than a tenth. Returns an error if a count is above its budget.
 fn compare(
     budgets: &[usize; TYPES.len()],
     counts: &[usize; TYPES.len()],

@@ -1,4 +1,4 @@
-//! Counts the marked sentences of each type of file.
+//! Counts the marked sentences by file type.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,10 +8,10 @@ use std::path::Path;
 use super::markers::{Marker, markers, opening, phrases};
 use super::{is_fixture, markdown, rustdoc, strings};
 
-/// The types of files: pages of the book, the README, other Markdown, documentation of items, string literals.
+/// The file types: pages of the book, the README, other Markdown files, documentation of items, string literals.
 pub const TYPES: [&str; 5] = ["book", "readme", "guides", "rustdoc", "strings"];
 
-/// The code of this check, whose literals are the markers.
+/// The source folder of this check, whose string literals are the markers.
 const THIS: &str = "xtask/src/words/";
 
 /// A sentence with at least one marker.
@@ -31,14 +31,14 @@ impl fmt::Display for Found {
     }
 }
 
-/// The count of a type of file.
+/// The count of a file type.
 #[derive(Default)]
 pub struct Count {
     /// The number of sentences, of documented items or of string literals.
     pub all: usize,
-    /// The number of sentences or items that have a marker. For string literals: the number of markers.
+    /// The number of sentences or items with a marker. For string literals: the number of markers.
     pub marked: usize,
-    /// Every sentence that has a marker.
+    /// Every sentence with a marker.
     pub found: Vec<Found>,
 }
 
@@ -99,7 +99,8 @@ impl Count {
         for literal in strings::literals(text) {
             self.all += 1;
             for sentence in literal {
-                // A literal may be a program or a table, whose lines are no sentences: its length does not count.
+                // A literal may be a program or a table, whose lines are not sentences. The length of a literal does
+                // not count.
                 let markers = phrases(&sentence.text);
                 self.marked += markers.len();
                 self.push(path, sentence.line, sentence.text, markers);
@@ -119,7 +120,7 @@ impl Count {
         }
     }
 
-    /// Returns the most frequent markers, with their numbers.
+    /// Returns the most frequent markers, with their counts.
     fn most_frequent(&self) -> String {
         let mut numbers = BTreeMap::new();
         for marker in self.found.iter().flat_map(|found| &found.markers) {
@@ -132,7 +133,7 @@ impl Count {
     }
 }
 
-/// Returns a line for each type of file: the counts, the share, and the most frequent markers.
+/// Returns a line for each file type: the counts, the share, and the most frequent markers.
 pub fn summary(counts: &[Count; TYPES.len()]) -> String {
     let lines = TYPES.iter().zip(counts).map(|(name, count)| {
         let share = 100.0 * count.marked as f64 / count.all.max(1) as f64;

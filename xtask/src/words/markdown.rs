@@ -2,10 +2,10 @@
 
 use super::sentences::{Sentence, sentences};
 
-/// The number of words of the shortest cell of a table that is a sentence.
+/// The minimum number of words of a table cell that counts as a sentence.
 const SHORTEST_CELL: usize = 4;
 
-/// Returns the sentences of a text, given as numbered lines: those of paragraphs, items of lists and cells of tables.
+/// Returns the sentences of a text, given as numbered lines. They come from paragraphs, list items and table cells.
 ///
 /// Headings, code blocks and HTML are left out.
 pub fn read<'a>(lines: impl IntoIterator<Item = (usize, &'a str)>) -> Vec<Sentence> {
@@ -35,7 +35,7 @@ pub fn read<'a>(lines: impl IntoIterator<Item = (usize, &'a str)>) -> Vec<Senten
 
 #[derive(Default)]
 struct Reader<'a> {
-    /// The lines since the paragraph began.
+    /// The lines of the current paragraph.
     paragraph: Vec<(usize, &'a str)>,
     sentences: Vec<Sentence>,
 }
@@ -55,7 +55,7 @@ impl Reader<'_> {
     }
 }
 
-/// Returns the text of an item of a list.
+/// Returns the text of a list item.
 fn item(line: &str) -> Option<&str> {
     let number = line.trim_start_matches(|c: char| c.is_ascii_digit());
     let numbered = number.len() < line.len();
@@ -65,7 +65,7 @@ fn item(line: &str) -> Option<&str> {
     }
 }
 
-/// Whether a line gives the address of a link: `[name]: address`.
+/// Returns whether a line defines the address of a link: `[name]: address`.
 fn is_definition(line: &str) -> bool {
     line.starts_with('[') && line.contains("]: ")
 }

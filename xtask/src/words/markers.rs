@@ -1,12 +1,13 @@
-//! The markers of a sentence that is hard to read.
+//! The markers of sentences that are hard to read.
 //!
-//! A marker is a smoke detector, not a fault: a sentence that has one may be clear, and a sentence without one may not be.
+//! A marker is a hint, not a fault: a sentence with a marker may be clear, and a sentence without a marker may be
+//! unclear.
 
 use std::fmt;
 
 use super::count_word;
 
-/// Phrases that stand for a noun, turn the order of words around, or are out of use. They match as whole words.
+/// Phrases that replace a noun, invert the word order, or are outdated. They match as whole words.
 const PHRASES: [&str; 45] = [
     // A pronoun in place of a noun.
     "that of",
@@ -49,7 +50,7 @@ const PHRASES: [&str; 45] = [
     "but for",
     "anew",
     "likewise",
-    // Software that acts as a person.
+    // Software described as a person.
     "knows",
     "sees",
     "wants",
@@ -60,18 +61,18 @@ const PHRASES: [&str; 45] = [
     "without a word",
 ];
 
-/// First words of the documentation of an item that starts with a clause in place of a verb or a noun.
+/// Opening words of item documentation that starts with a clause instead of a verb or a noun.
 const OPENINGS: [&str; 6] = ["What", "That", "How", "As", "Of", "By"];
 
-/// The number of words of the longest sentence that is not marked.
+/// The maximum number of words of a sentence that is not marked.
 const LONGEST: usize = 40;
 
 /// A marker of a sentence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Marker {
-    /// The sentence has a phrase.
+    /// The sentence contains a phrase.
     Phrase(&'static str),
-    /// The documentation of an item starts with a word.
+    /// The documentation of an item starts with this word.
     Opening(&'static str),
     /// The sentence is too long.
     Long,
@@ -87,7 +88,7 @@ impl fmt::Display for Marker {
     }
 }
 
-/// Returns the phrases of a sentence, each as often as it occurs. Code in backticks does not count.
+/// Returns the phrases of a sentence, one marker per occurrence. Code in backticks does not count.
 pub fn phrases(sentence: &str) -> Vec<Marker> {
     let text: String = sentence.split('`').step_by(2).collect::<Vec<_>>().join("`");
     let text = text.to_lowercase();

@@ -14,10 +14,10 @@ use std::process::Command;
 
 use crate::report::Outcome;
 
-/// A folder of this name holds files that other programs or earlier versions wrote.
+/// The name of folders with files that other programs or earlier versions wrote.
 const FIXTURES: &str = "fixtures";
 
-/// Checks every tracked file. The check is skipped where git does not list them, as in an archive of the sources.
+/// Checks every tracked file. The check is skipped if git does not list the files, as in an archive of the sources.
 pub fn run(root: &Path) -> Outcome {
     let files = match tracked_files(root) {
         Ok(files) => files,
@@ -50,17 +50,17 @@ pub fn list(root: &Path) -> Outcome {
     }
 }
 
-/// Whether a name may have this character.
+/// Returns whether a name may contain this character.
 fn is_of_word(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
 
-/// Whether a text has this name as a whole word.
+/// Returns whether a text contains this name as a whole word.
 pub fn has_word(text: &str, name: &str) -> bool {
     count_word(text, name) > 0
 }
 
-/// Returns how often a text has this name, or phrase, as a whole word.
+/// Returns the number of times that a text contains this name or phrase as a whole word.
 fn count_word(text: &str, name: &str) -> usize {
     let is_whole = |(start, name): &(usize, &str)| {
         let before = text[..*start].chars().next_back();
@@ -70,7 +70,7 @@ fn count_word(text: &str, name: &str) -> usize {
     text.match_indices(name).filter(is_whole).count()
 }
 
-/// The paths of all files that git tracks, from `root`.
+/// Returns the paths of all files that git tracks, relative to `root`.
 pub fn tracked_files(root: &Path) -> Result<Vec<String>, String> {
     let output = Command::new("git")
         .args(["ls-files", "-z"])

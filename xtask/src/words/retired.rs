@@ -1,7 +1,7 @@
 //! Finds retired names and phrases in the tree.
 //!
-//! `xtask/retired-words.tsv` lists them, one per line: the old text, a tab, and the text to use instead. A name (letters,
-//! digits and `_`) matches as a whole word. Any other text matches anywhere within a line.
+//! `xtask/retired-words.tsv` lists them, one per line: the old text, a tab, and the new text. A name (letters, digits
+//! and `_`) matches as a whole word. Any other text matches anywhere within a line.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,16 +11,16 @@ use aho_corasick::AhoCorasick;
 
 use super::has_word;
 
-/// The list, which is not searched itself.
+/// The list. The list itself is not searched.
 pub const LIST: &str = "xtask/retired-words.tsv";
 
-/// Endings of the files that are searched.
+/// Extensions of the files that are searched.
 const EXTENSIONS: [&str; 5] = ["rs", "md", "toml", "sh", "py"];
 
 /// Searches the files for retired words.
 ///
 /// # Errors
-/// Returns `path:line: "old": use "new"` for each match, or the mistake in the list.
+/// Returns `path:line: "old": use "new"` for each match, or a mistake in the list.
 pub fn check(root: &Path, files: &[String]) -> Result<(), String> {
     let list = root.join(LIST);
     let text = fs::read_to_string(&list).map_err(|e| format!("{}: {e}", list.display()))?;
@@ -46,7 +46,7 @@ pub fn check(root: &Path, files: &[String]) -> Result<(), String> {
     ))
 }
 
-/// A name or a phrase that is not used any more.
+/// A name or a phrase that is no longer used.
 #[derive(Debug, PartialEq)]
 struct RetiredWord {
     old: String,
@@ -105,7 +105,7 @@ impl RetiredWords {
 
     /// Returns the matches in one file, in order.
     fn find(&self, path: &str, text: &str) -> Vec<String> {
-        // Few files have any.
+        // Few files contain retired words.
         let found = self.search.find_overlapping_iter(text);
         let present: BTreeSet<_> = found.map(|found| found.pattern().as_usize()).collect();
         if present.is_empty() {

@@ -9,7 +9,7 @@ pub type Item<'a> = Vec<(usize, &'a str)>;
 
 /// Returns the documentation of all items of a file, public and private.
 pub fn items(text: &str) -> Vec<Item<'_>> {
-    // A literal of several lines may hold what looks like documentation.
+    // A literal of several lines may contain lines that look like documentation.
     let tokens = tokens(text);
     let inside: BTreeSet<_> = tokens
         .iter()
@@ -32,7 +32,7 @@ pub fn items(text: &str) -> Vec<Item<'_>> {
     items
 }
 
-/// Returns the mark of a line of documentation, `///` or `//!`, and the text after it.
+/// Returns the marker of a documentation line, `///` or `//!`, and the text after it.
 fn doc_line(line: &str) -> Option<(&str, &str)> {
     let (mark, text) = line.trim_start().split_at_checked(3)?;
     let is_doc = mark == "//!" || (mark == "///" && !text.starts_with('/'));

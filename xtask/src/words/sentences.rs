@@ -12,7 +12,7 @@ pub struct Sentence {
 
 /// Splits a paragraph, given as numbered lines, into sentences of at least two words.
 ///
-/// Code in backticks stays together. The address of a link is left out.
+/// Code in backticks is not split. Link addresses are left out.
 pub fn sentences(paragraph: &[(usize, &str)]) -> Vec<Sentence> {
     let words = words(paragraph);
     let mut sentences = vec![];
@@ -63,13 +63,13 @@ fn words(lines: &[(usize, &str)]) -> Vec<(usize, String)> {
     words
 }
 
-/// Whether a sentence may end with this word.
+/// Returns whether a sentence may end with this word.
 fn ends(word: &str) -> bool {
     let word = word.trim_end_matches([')', ']', '*', '_', '"', '\'']);
     word.ends_with(['.', '!', '?']) && !word.ends_with("..") && !ABBREVIATIONS.contains(&word)
 }
 
-/// Whether a sentence may begin with this word.
+/// Returns whether a sentence may begin with this word.
 fn begins(word: &str) -> bool {
     word.starts_with(|c: char| c.is_uppercase() || c.is_numeric() || "`\"([*_".contains(c))
 }

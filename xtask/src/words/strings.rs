@@ -1,11 +1,11 @@
-//! Reads the string literals of Rust files: errors, help and what is printed.
+//! Reads the string literals of Rust files: errors, help and other output.
 
 use crate::lines::tokens::{Token, tokens};
 
 use super::markdown;
 use super::sentences::Sentence;
 
-/// Returns the sentences of each string literal of a file that has any.
+/// Returns the sentences of each string literal in a file.
 pub fn literals(text: &str) -> Vec<Vec<Sentence>> {
     let tokens = tokens(text);
     let literals = tokens.iter().filter_map(sentences_of);
@@ -27,12 +27,12 @@ fn sentences_of(token: &Token<'_>) -> Option<Vec<Sentence>> {
     } else {
         unescape(content)
     };
-    // Sentences are found in the text; a literal is reported by its first line.
+    // Sentences are found in the text. Each sentence is reported with the first line of the literal.
     let sentences = markdown::read(text.lines().map(|line| (first, line)));
     Some(sentences)
 }
 
-/// Replaces the escapes that matter for words: ends of lines, continued lines and quotes.
+/// Replaces the escapes that matter for words: line ends, continued lines and quotes.
 fn unescape(content: &str) -> String {
     let mut text = String::new();
     let mut rest = content.chars().peekable();

@@ -1,4 +1,4 @@
-//! Tests of each kind of fault: the ranks that get an error, and the error.
+//! Tests of each kind of fault: which ranks get an error, and the error message.
 
 mod plan;
 #[cfg(unix)]
@@ -16,7 +16,7 @@ use crate::{Link, SimulatedNetwork};
 use burn_megatron_comm::{DType, RankPanic, SingleRank, World, WorldError};
 use burn_megatron_test_support::{TIMEOUT, wait_until};
 
-/// Shorter than the time that any fault takes.
+/// A timeout that is shorter than the time that any fault takes.
 const SHORT: Duration = Duration::from_millis(200);
 
 /// The result of the call on each rank.
@@ -27,7 +27,8 @@ fn with_fault(fault: &str, call: &Call, len: usize) -> (Results, Option<WorldErr
     within(TIMEOUT, fault, call, len)
 }
 
-/// Same as [`with_fault`], with a deadline for the second and third call. No rank waits before two calls have started.
+/// Same as [`with_fault`], with a timeout for the second and the third call. No rank waits before it has started two
+/// calls.
 fn within(
     deadline: Duration,
     fault: &str,
@@ -295,7 +296,7 @@ fn a_call_that_does_not_fit_is_not_counted() {
 
 #[test]
 fn calls_started_as_one_stay_one_where_there_is_no_fault() {
-    /// Records the calls and steps that it receives.
+    /// A communicator that records the calls and steps that it receives.
     #[derive(Debug)]
     struct Recorder(SingleRank, Mutex<Vec<String>>);
 

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Returns the numbers of the calls at which a rank with these faults fails, over `steps` steps of 5 calls.
+/// Returns the numbers of the calls at which a rank with these faults fails. The rank runs `steps` steps of 5 calls.
 fn triggered(faults: &[&str], steps: Option<u64>, together: bool) -> (Vec<String>, Vec<Fault>) {
     let faults: Vec<Fault> = faults.iter().map(|fault| fault.parse().unwrap()).collect();
     let plan = Arc::new(FaultPlan::new(faults));

@@ -1,4 +1,4 @@
-//! Faults that end a process. Each fault runs in a separate process, which executes this test program again.
+//! Tests of faults that end a process. Each fault runs in a separate process, which executes this test program again.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};

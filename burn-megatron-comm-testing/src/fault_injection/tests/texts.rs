@@ -1,4 +1,4 @@
-//! Parsing and printing of faults.
+//! Tests of parsing and printing faults.
 
 use super::*;
 

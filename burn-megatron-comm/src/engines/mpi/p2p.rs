@@ -1,4 +1,4 @@
-//! Implements a [`P2pTransport`] over MPI.
+//! The implementation of [`P2pTransport`] over MPI.
 
 use ::mpi::environment::Threading;
 
@@ -8,11 +8,12 @@ use crate::engines::p2p_collectives::{
 };
 use crate::error::CommError;
 
-/// The number of posted receives for control messages. If more messages arrive between two polls, MPI buffers them.
+/// The number of receives that are posted for control messages. If more messages arrive between two polls, MPI buffers
+/// them.
 const POSTED_CONTROL_RECEIVES: usize = 32;
 
 pub(super) struct MpiP2p {
-    /// Declared first. After a panic, it is dropped before the memory of the other fields.
+    /// This field is declared first, so that after a panic it is dropped before the memory of the other fields.
     messages: MessageSet,
     control: ControlReceives,
     world: MpiWorld,
@@ -20,7 +21,7 @@ pub(super) struct MpiP2p {
 }
 
 impl MpiP2p {
-    /// Starts MPI. Payloads longer than `largest` bytes are sent in pieces.
+    /// Starts MPI. Payloads of more than `largest` bytes are sent in several pieces.
     pub fn open(largest: usize) -> Result<Self, CommError> {
         let world = MpiWorld::open()?;
         Ok(Self {

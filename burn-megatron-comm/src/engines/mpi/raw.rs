@@ -1,4 +1,4 @@
-//! Calls MPI. All `unsafe` code of this engine is in this module.
+//! The calls to MPI. All `unsafe` code of the MPI engine is in this module.
 //!
 //! # Soundness
 //! - [`MpiWorld`] holds raw handles and is neither `Send` nor `Sync`. Therefore the thread that started MPI makes all
@@ -21,18 +21,18 @@ use super::ENGINE;
 use crate::engines::p2p_collectives::{MAX_CONTROL_BYTES, ReceiveSlice, RequestId, SendSlice};
 use crate::error::CommError;
 
-/// The maximum size of a message that is passed to MPI, in bytes. MPI counts are C ints.
+/// The maximum number of bytes of a message that is passed to MPI, because MPI counts are C ints.
 pub const MAX_MESSAGE_BYTES: usize = 1 << 30;
 
-/// The tag of control messages. Payloads have higher tags.
+/// The tag of control messages. Payloads use greater tags.
 const CONTROL_TAG: c_int = 0;
 
-/// Creates an error of this engine.
+/// Creates an error of the MPI engine.
 pub fn failure(message: String) -> CommError {
     CommError::engine(ENGINE, message)
 }
 
-/// Converts a return code into an error that names the function and the peer's rank.
+/// Converts an MPI return code into a result. The error names the MPI function and the other rank.
 fn check(code: c_int, function: &str, peer: Option<usize>) -> Result<(), CommError> {
     if code == ffi::MPI_SUCCESS as c_int {
         return Ok(());
@@ -58,15 +58,16 @@ macro_rules! call {
     };
 }
 
-/// A running MPI with a separate communicator for this engine.
+/// A running MPI, with a separate communicator for this engine.
 pub struct MpiWorld {
     comm: MPI_Comm,
     pub rank: usize,
     pub size: usize,
     pub threading: Threading,
-    /// Not dropped automatically, because dropping it waits for all ranks. Only [`finish`](Self::finish) drops it.
+    /// This field is not dropped automatically, because dropping it waits for all ranks. Only [`finish`](Self::finish)
+    /// drops it.
     universe: ManuallyDrop<Universe>,
-    /// Makes the type neither `Send` nor `Sync`.
+    /// A marker that makes the type neither `Send` nor `Sync`.
     _here: PhantomData<*mut ()>,
 }
 
@@ -142,7 +143,7 @@ impl MpiMessage {
         }
     }
 
-    /// Passes the bytes `range` of the message to MPI.
+    /// Passes the part of the message in `range` to MPI.
     fn start(
         &self,
         world: &MpiWorld,
@@ -179,7 +180,7 @@ impl MpiMessage {
 /// The messages in flight.
 pub struct MessageSet {
     requests: Vec<MPI_Request>,
-    /// The message of each request. A long message has several requests.
+    /// The message of each request. A message that is sent in pieces has several requests.
     messages: Vec<Rc<MpiMessage>>,
     indices: Vec<c_int>,
     statuses: Vec<MPI_Status>,
@@ -223,7 +224,7 @@ impl MessageSet {
         Ok(())
     }
 
-    /// Passes all completed messages to `done`.
+    /// Calls `done` with each completed message.
     pub fn test_some(&mut self, mut done: impl FnMut(MpiMessage)) -> Result<(), CommError> {
         let count = self.requests.len();
         if count == 0 {
@@ -283,11 +284,11 @@ impl Drop for MessageSet {
     }
 }
 
-/// Receives control messages from any rank, with a ring of receives that are always posted.
+/// Posted receives for control messages from any rank. The receives form a ring and are always posted.
 pub struct ControlReceives {
     requests: Vec<MPI_Request>,
     buffers: ManuallyDrop<Vec<Vec<u8>>>,
-    /// The index of the receive for the next message.
+    /// The index of the receive that gets the next message.
     next: usize,
 }
 
@@ -346,7 +347,7 @@ impl ControlReceives {
         Ok(Some((status.MPI_SOURCE as usize, note)))
     }
 
-    /// Cancels the receives. No rank may send control messages anymore.
+    /// Cancels the posted receives. After this, no rank may send control messages.
     pub fn finish(mut self) -> Result<(), CommError> {
         for request in &mut self.requests {
             let mut status = empty_status();

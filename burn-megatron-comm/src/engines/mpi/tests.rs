@@ -1,4 +1,4 @@
-//! Tests of worlds of real processes. Each test runs itself again under `mpirun`.
+//! Tests of worlds whose ranks are real processes. Each test runs itself again under `mpirun`.
 
 use std::env;
 use std::process::{Command, Output, Stdio};
@@ -20,12 +20,12 @@ use crate::pool::PooledBuffer;
 use crate::process::Transport;
 use crate::{Buffer, CommError, Communicator, DType, ReduceOp};
 
-/// Set in the processes that are ranks.
+/// An environment variable that is set in the processes that are ranks.
 const RANK: &str = "BURN_MEGATRON_TEST_RANK";
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Returns whether this process is a rank. Otherwise, runs the test again with this number of ranks, and requires that
-/// it succeeds.
+/// Returns whether this process is a rank. If not, runs the test again with `ranks` ranks and requires that it
+/// succeeds.
 fn is_rank(test: &str, ranks: usize) -> bool {
     if env::var_os(RANK).is_some() {
         return true;
@@ -46,7 +46,7 @@ fn report(output: &Output) -> String {
     )
 }
 
-/// Runs one test of this program on this number of ranks. Returns `None` if there is no `mpirun`.
+/// Runs one test of this program with `ranks` ranks. Returns `None` if there is no `mpirun`.
 fn launch(test: &str, ranks: usize, options: &[&str]) -> Option<Output> {
     let test = format!("engines::mpi::tests::{test}");
     let program = env::current_exe().expect("a running test has a path");
@@ -82,7 +82,7 @@ fn world(transport: &Arc<MpiTransport>, timeout: Duration) -> Arc<dyn Communicat
     TestCommunicator::world(transport.clone(), rank, size, CallTimeout(timeout))
 }
 
-/// Runs `f` as a rank, and closes the world.
+/// Runs `f` as one rank and then closes the world.
 fn as_rank(f: impl FnOnce(&Arc<MpiTransport>, &Arc<dyn Communicator>)) {
     let transport = MpiTransport::open(Arc::default(), TIMEOUT).unwrap();
     f(&transport, &world(&transport, TIMEOUT));

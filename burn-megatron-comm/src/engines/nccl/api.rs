@@ -1,7 +1,7 @@
-//! The functions of NCCL, loaded by name.
+//! The functions of NCCL, which are loaded by name.
 //!
-//! The signatures are declared in `nccl.h` (NVIDIA/nccl). Codes are plain numbers and not the enums of a binding. A
-//! library that is newer than the binding may return a code that such an enum does not have.
+//! The signatures are declared in `nccl.h` (NVIDIA/nccl). Return codes are plain numbers instead of the enums of a
+//! binding, because a library that is newer than the binding may return a code that the enum does not have.
 
 #[cfg(test)]
 mod header;
@@ -12,23 +12,23 @@ use std::ptr;
 use super::version::Version;
 use crate::nccl_config::{MAX_CTAS, NcclGroupConfig};
 
-/// `ncclSuccess` and `ncclInProgress`. All other codes are errors.
+/// The codes `ncclSuccess` and `ncclInProgress`. All other codes are errors.
 pub(super) const SUCCESS: c_int = 0;
 pub(super) const IN_PROGRESS: c_int = 7;
 
-/// The color of a rank that is in no part of a split (`NCCL_SPLIT_NOCOLOR`).
+/// The color of a rank that is not in any part of a split (`NCCL_SPLIT_NOCOLOR`).
 pub(super) const NO_COLOUR: c_int = -1;
 
-/// A window with the same offset on all ranks (`NCCL_WIN_COLL_SYMMETRIC`).
+/// The flag of a window that has the same offset on all ranks (`NCCL_WIN_COLL_SYMMETRIC`).
 pub(super) const SYMMETRIC: c_int = 1;
 
-/// `ncclUniqueId`: identifies a new communicator. All its ranks use the same id.
+/// The type `ncclUniqueId`, which identifies a new communicator. All ranks of the communicator use the same id.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct UniqueId(pub [u8; 128]);
 
-/// The first fields of `ncclConfig_t`, as in NCCL 2.17 to 2.26. A library reads only the fields that its version has,
-/// and uses defaults for fields that are newer than `version`.
+/// The first fields of `ncclConfig_t`, as in NCCL 2.17 to 2.26. The library reads only the fields that its version
+/// defines. It uses defaults for fields that are newer than `version`.
 #[repr(C)]
 #[derive(Debug)]
 pub(super) struct Config {
@@ -51,8 +51,8 @@ const UNDEFINED: c_int = c_int::MIN;
 const MAGIC: c_uint = 0xcafe_beef;
 
 impl Config {
-    /// Creates the config of a non-blocking communicator with the CTAs of `group`. All other fields have the library's
-    /// defaults.
+    /// Creates the config of a non-blocking communicator with the numbers of CTAs in `group`. All other fields have the
+    /// default values of the library.
     pub fn non_blocking(group: NcclGroupConfig) -> Self {
         // The library compares the minimum with the maximum before it fills in missing values.
         let ctas = match (group.min_ctas, group.max_ctas) {
@@ -90,12 +90,12 @@ pub(super) type Window = *mut c_void;
 /// `cudaStream_t`.
 pub(super) type RawStream = *mut c_void;
 
-/// The signature of a function as declared in this module.
+/// The signature of an NCCL function, as declared in this module.
 #[cfg(test)]
 #[derive(Debug)]
 pub(super) struct Signature {
     pub symbol: &'static str,
-    /// The first version with this function.
+    /// The first NCCL version that has this function.
     pub since: Version,
     pub arguments: &'static [&'static str],
     pub result: &'static str,
@@ -108,7 +108,7 @@ macro_rules! api {
             $($option:ident since $since:ident = $option_symbol:literal($($option_arg:ty),*) -> $option_result:ty;)*
         }
     ) => {
-        /// The functions that the engine calls. Functions of newer libraries may be missing.
+        /// The NCCL functions that the engine calls. A function that only newer versions have may be missing.
         #[derive(Clone, Copy, Debug)]
         pub(super) struct Api {
             $(pub $name: unsafe extern "C" fn($($arg),*) -> $result,)*
@@ -119,7 +119,7 @@ macro_rules! api {
             /// Loads the functions of a library.
             ///
             /// # Errors
-            /// The name of a function that is missing in the library.
+            /// The name of a required function that is missing in the library.
             ///
             /// # Safety
             /// The library must be NCCL and must outlive the returned value.
@@ -201,7 +201,7 @@ api! {
     }
 }
 
-/// Checks that the fields have the layout of the binding that CubeCL is built with.
+/// Checks that the fields have the same layout as in the binding that CubeCL is built with.
 #[cfg(feature = "cuda")]
 const _: () = {
     use cudarc::nccl::sys::{ncclConfig_t as Whole, ncclResult_t as Code, ncclUniqueId};

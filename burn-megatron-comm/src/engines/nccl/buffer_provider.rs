@@ -1,4 +1,4 @@
-//! Provides the device memory of tensors for NCCL calls.
+//! Access to the device memory of tensors for NCCL calls.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,28 +9,28 @@ use super::buffers::DeviceBuffers;
 use super::stream_order::StreamOrder;
 use crate::error::CommError;
 
-/// Wakes the worker after the buffers have been resolved.
+/// A function that wakes the worker after the buffers of a call have been resolved.
 pub(super) type Wake = Box<dyn FnOnce() + Send>;
 
-/// Takes the result of a call after the call has been launched.
+/// A function that returns the result of a call after the call has been launched.
 pub(super) type TakeResult = Box<dyn FnOnce() -> Result<Tensor<1>, CommError> + Send>;
 
-/// Provides the device memory of the tensors of one device.
+/// A provider of the device memory of tensors on one device.
 pub(super) trait DeviceBufferProvider: fmt::Debug + Send + Sync {
     /// Returns whether the provider supports tensors on `device`.
     fn takes(&self, device: &Device) -> bool;
 
-    /// Returns how calls are ordered with the computation on the device.
+    /// Returns the order between NCCL calls and the computation on the device.
     fn stream_order(&self) -> StreamOrder;
 
-    /// Describes the order, with the reasons why a faster order is not available.
+    /// Describes the order, including the reasons why a faster order is not available.
     fn description(&self) -> String;
 
-    /// Provides the memory of `input`, and of a result with `output` elements of the type of `input`. Resolves the
-    /// buffers, now or later, and then calls `wake`.
+    /// Provides the memory of `input`, and the memory of a result with `output` elements of the type of `input`. The
+    /// buffers may be resolved immediately or later. After they have been resolved, calls `wake`.
     ///
     /// # Errors
-    /// [`CommError::Engine`] if the tensor is on another device.
+    /// [`CommError::Engine`] if the tensor is on a different device.
     fn provide(
         &self,
         input: Tensor<1>,

@@ -1,4 +1,5 @@
-//! The device memory of a call's input and output. It is the memory of a tensor, or staging memory for a host buffer.
+//! The device memory of the input and output of a call. It is the memory of a tensor, or staging memory for a host
+//! buffer.
 
 use std::any::Any;
 use std::fmt;
@@ -15,10 +16,10 @@ use crate::pool::BufferPool;
 use crate::process::ResultSlot;
 use crate::with_elements;
 
-/// The memory of a tensor's call, from the start of the call until the device has executed it.
+/// The device memory of a call on a tensor, from the start of the call until the device has executed it.
 pub(super) struct DeviceBuffers {
     resolved: Mutex<Option<Result<ResolvedBuffers, String>>>,
-    /// The event after the call. Readers of the result wait for this event.
+    /// The event that is recorded after the call. Readers of the result wait for this event.
     done: OnceLock<Arc<RecordedEvent>>,
     /// Whether the result may be taken only after the device has executed the call.
     wait_for_device: bool,
@@ -26,16 +27,16 @@ pub(super) struct DeviceBuffers {
     pub passed: Arc<ResultSlot>,
 }
 
-/// Memory with known addresses. It can be used after the event `ready`.
+/// Device memory with known addresses. It may be used after the event `ready`.
 pub(super) struct ResolvedBuffers {
     pub addresses: Addresses,
-    /// The event after the writes to the input and the last use of the output's memory.
+    /// The event that is recorded after the input was written and after the last use of the output memory.
     pub ready: Option<Arc<RecordedEvent>>,
-    /// Keeps the memory alive.
+    /// A value that keeps the memory alive.
     pub hold: Box<dyn Any + Send>,
 }
 
-/// The addresses and the event [`ResolvedBuffers::ready`].
+/// The addresses, with the event [`ResolvedBuffers::ready`].
 pub(super) type ReadyAddresses = (Addresses, Option<Arc<RecordedEvent>>);
 
 impl DeviceBuffers {
@@ -49,12 +50,12 @@ impl DeviceBuffers {
         })
     }
 
-    /// Sets the memory, or the reason why there is no memory.
+    /// Sets the memory, or the reason why the memory is not available.
     pub fn resolve(&self, resolved: Result<ResolvedBuffers, String>) {
         *self.resolved.lock() = Some(resolved);
     }
 
-    /// Returns the addresses and the event to wait for, or `None` if they are not known yet.
+    /// Returns the addresses and the event to wait for. Returns `None` if they are not known yet.
     pub fn addresses(&self) -> Option<Result<ReadyAddresses, String>> {
         let resolved = self.resolved.lock();
         let known = |resolved: &ResolvedBuffers| (resolved.addresses, resolved.ready.clone());
@@ -63,7 +64,7 @@ impl DeviceBuffers {
             .map(|resolved| resolved.as_ref().map(known).map_err(String::clone))
     }
 
-    /// Records that the call is on its stream, before the event `done`.
+    /// Records that the call has been put on its stream, before the event `done`.
     pub fn mark_launched(&self, done: &Arc<RecordedEvent>) {
         let _ = self.done.set(done.clone());
         if !self.wait_for_device {
@@ -71,7 +72,7 @@ impl DeviceBuffers {
         }
     }
 
-    /// Returns the event after the call, or `None` if the call has not been launched.
+    /// Returns the event that is recorded after the call, or `None` if the call has not been launched.
     pub fn done(&self) -> Option<&Arc<RecordedEvent>> {
         self.done.get()
     }
@@ -105,28 +106,29 @@ pub(super) fn empty_result() -> Buffer {
     Buffer::empty(DType::U8)
 }
 
-/// Device memory for the call of a host buffer.
+/// Device memory for a call on a host buffer.
 ///
-/// Copies use a separate stream. A copy from pageable host memory blocks this thread until its stream reaches the copy.
-/// It must therefore not be queued behind a collective that waits for another rank. Pinned memory would not help. It
-/// would be one more copy on the host, because the driver already stages pageable memory in its own pinned memory.
+/// Copies use a separate stream. A copy from pageable host memory blocks this thread until the stream reaches the copy.
+/// Therefore it must not be queued behind a collective that waits for another rank. Pinned memory would not help: it
+/// would require one more copy on the host, because the driver already stages pageable memory in its own pinned memory.
 #[derive(Debug)]
 pub(super) struct StagingBuffers {
     pub addresses: Addresses,
-    /// The event after the copy of the input.
+    /// The event that is recorded after the copy of the input.
     pub ready: Arc<RecordedEvent>,
 }
 
-/// The maximum number of bytes of an input or output that is staged in a block.
+/// The maximum number of bytes of an input or an output that is staged in a shared block.
 const HALF_BLOCK: usize = 32 << 10;
 
-/// The maximum number of blocks that are kept between calls.
+/// The maximum number of unused blocks that are kept for later calls.
 const MAX_KEPT_BLOCKS: usize = 8;
 
-/// Allocates device memory for host buffers, and copies to and from it.
+/// An allocator of device memory for host buffers. It also copies data to and from this memory.
 ///
-/// Small buffers share a block, which is kept for later calls. A small collective takes less time than two
-/// stream-ordered allocations, which return their memory to the operating system when the stream is synchronized.
+/// The input and the output of a small call share a block, which is kept for later calls. A small collective takes less
+/// time than two stream-ordered allocations, whose memory is returned to the operating system when the stream is
+/// synchronized.
 #[derive(Debug)]
 pub(super) struct Staging {
     driver: Arc<dyn DeviceDriver>,
@@ -135,7 +137,7 @@ pub(super) struct Staging {
 }
 
 impl Staging {
-    /// Creates a stage whose copies run on the stream `copies`.
+    /// Creates a staging allocator whose copies run on the stream `copies`.
     pub fn new(driver: Arc<dyn DeviceDriver>, copies: Stream) -> Self {
         Self {
             driver,
@@ -144,7 +146,7 @@ impl Staging {
         }
     }
 
-    /// Copies the input of a call to the device, and allocates the output there.
+    /// Copies the input of a call to the device, and allocates device memory for the output.
     pub fn stage(&mut self, input: &Buffer, plan: &NcclPlan) -> Result<StagingBuffers, String> {
         let addresses = self.allocate(plan)?;
         match self.fill(input, addresses[0]) {
@@ -199,7 +201,7 @@ impl Staging {
         Ok(result)
     }
 
-    /// Releases the memory of a completed call.
+    /// Releases the device memory of a completed call.
     pub fn release(&mut self, staged: &StagingBuffers, plan: &NcclPlan) {
         if is_small(plan) && self.kept.len() < MAX_KEPT_BLOCKS {
             self.kept.push(staged.addresses[0]);
@@ -217,7 +219,7 @@ impl Staging {
         }
     }
 
-    /// Frees the kept blocks.
+    /// Frees all kept blocks.
     pub fn clear(&mut self) {
         for block in self.kept.drain(..) {
             self.driver.free(block, self.copies);
@@ -225,7 +227,7 @@ impl Staging {
     }
 }
 
-/// Returns whether the buffers of a call fit into a block.
+/// Returns whether the input and the output of a call fit into a block.
 fn is_small(plan: &NcclPlan) -> bool {
     plan.bytes().into_iter().all(|bytes| bytes <= HALF_BLOCK)
 }

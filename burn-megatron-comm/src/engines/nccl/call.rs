@@ -1,4 +1,4 @@
-//! One call of this rank, as handled by the worker.
+//! A call of this rank in the form in which the worker handles it.
 
 use std::sync::Arc;
 
@@ -16,12 +16,12 @@ use crate::nccl_config::NcclGroup;
 use crate::pool::BufferPool;
 use crate::process::ResultSlot;
 
-/// One call.
+/// A call that the worker launches.
 #[derive(Debug)]
 pub(super) struct NcclCall {
     pub key: CommKey,
     pub queue: CallQueue,
-    /// The group whose settings the communicator uses.
+    /// The kind of group whose settings apply to the communicator.
     pub settings: NcclGroup,
     pub plan: NcclPlan,
     pub group: Arc<Group>,
@@ -29,7 +29,7 @@ pub(super) struct NcclCall {
     pub memory: CallMemory,
 }
 
-/// The memory of a call's input and output.
+/// The device memory of the input and output of a call.
 #[derive(Debug)]
 pub(super) enum CallMemory {
     Host {
@@ -41,7 +41,7 @@ pub(super) enum CallMemory {
 }
 
 impl NcclCall {
-    /// Returns this rank's part of the communicator that the call needs.
+    /// Returns the description of the communicator that the call requires, from the view of this rank.
     pub fn opening(&self) -> Opening {
         let (rank, size) = match self.plan.scope {
             CommScope::Group => (self.group.index(), self.group.size()),
@@ -56,10 +56,10 @@ impl NcclCall {
         }
     }
 
-    /// Returns whether the addresses are known.
+    /// Returns whether the addresses of the memory are known.
     ///
     /// # Errors
-    /// The reason why there is no memory.
+    /// The reason why the memory is not available.
     pub fn memory_known(&self) -> Result<bool, String> {
         match &self.memory {
             CallMemory::Host { .. } => Ok(true),
@@ -70,7 +70,7 @@ impl NcclCall {
         }
     }
 
-    /// Makes `stream` wait for the input, and returns the addresses.
+    /// Makes `stream` wait for the input and returns the addresses of the memory.
     pub fn prepare(&mut self, stream: Stream, staging: &mut Staging) -> Result<Addresses, String> {
         match &mut self.memory {
             CallMemory::Host { input, staged, .. } => {
@@ -89,14 +89,14 @@ impl NcclCall {
         }
     }
 
-    /// Records that the call is on its stream, before the event `done`.
+    /// Records that the call has been put on its stream, before the event `done`.
     pub fn launched(&self, done: &Arc<RecordedEvent>) {
         if let CallMemory::Tensor(buffers) = &self.memory {
             buffers.mark_launched(done);
         }
     }
 
-    /// Completes the call after the device has executed it. Returns the result and releases the memory.
+    /// Completes a call that the device has executed: passes the result on and releases the memory.
     pub fn finish(self, staging: &mut Staging, pool: &BufferPool) -> Result<(), CommError> {
         let to_error = |reason: String| failed(&reason, &self.signature, &self.group);
         match self.memory {
@@ -125,14 +125,14 @@ impl NcclCall {
         }
     }
 
-    /// Fails the call. Its memory may still be in use.
+    /// Fails the call and returns the error. The memory of the call may still be in use.
     pub fn fail(&self, reason: &str) -> CommError {
         let error = failed(reason, &self.signature, &self.group);
         self.refuse(error.clone());
         error
     }
 
-    /// Fails the call with the error of another call.
+    /// Fails the call with an error that another call has caused.
     pub fn refuse(&self, error: CommError) {
         match &self.memory {
             CallMemory::Host { slot, .. } => slot.fulfil(Err(error)),
@@ -140,7 +140,7 @@ impl NcclCall {
         }
     }
 
-    /// Releases the memory after the device has executed the call. Returns no result.
+    /// Releases the memory of a call that the device has executed. Passes no result on.
     pub fn discard(self, staging: &mut Staging) {
         match self.memory {
             CallMemory::Tensor(buffers) => buffers.release(),
@@ -152,7 +152,7 @@ impl NcclCall {
         }
     }
 
-    /// Leaks the memory, because the device may still write to it.
+    /// Leaks the memory of the call, because the device may still write to it.
     pub fn leak(self) {
         if let CallMemory::Tensor(buffers) = &self.memory {
             buffers.leak();

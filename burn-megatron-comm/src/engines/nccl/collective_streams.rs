@@ -1,25 +1,28 @@
-//! The streams of collectives. All collectives use one stream, or some groups use a second stream with high priority.
-//! On the second stream, collectives run before other collectives that were started earlier, such as gradient buckets.
+//! The streams on which collectives run. Either all collectives use one stream, or some groups use a second stream with
+//! high priority. On the second stream, collectives may run before other collectives that were started earlier, such as
+//! the reductions of gradient buckets.
 //!
 //! # Two streams do not deadlock
 //!
-//! The kernel of a collective occupies one multiprocessor per CTA until its peers have launched their kernels. Programs
-//! start collectives in consistent orders: there is one global order of all collectives, and each rank follows it for
-//! its own collectives.
+//! The kernel of a collective occupies one multiprocessor per CTA until the other ranks have launched their kernels.
+//! Programs start collectives in consistent orders. This means that there is one global order of all collectives, and
+//! each rank starts its own collectives in this order.
 //!
-//! Consider the first incomplete collective in this order. On each of its ranks, all earlier collectives of its stream
-//! are complete, so it is launched. It then needs multiprocessors for its CTAs. Computation ends. The only other kernel
-//! that may hold multiprocessors is the current collective of the other stream.
+//! Consider the first incomplete collective in the global order. On each of its ranks, all earlier collectives of its
+//! stream are complete, so the collective is launched. It then requires multiprocessors for its CTAs. Computation
+//! kernels end eventually. The only other kernel that may keep multiprocessors is the current collective of the other
+//! stream.
 //!
-//! If a device has enough multiprocessors for the largest collectives of both streams together, all ranks of the first
-//! collective get theirs, and it completes. With fewer multiprocessors, one rank may run the first collective and wait
-//! for room for the second, while another rank does the reverse.
+//! If a device has enough multiprocessors for the largest collectives of both streams together, the first incomplete
+//! collective gets its multiprocessors on all ranks and completes. With fewer multiprocessors, one rank may run the
+//! first collective and have no room for the second, while another rank runs the second and has no room for the first.
 //!
-//! Ranks may have different numbers of streams: on a rank with one stream, the first collective runs alone.
+//! Ranks may use different numbers of streams: on a rank with one stream, the first incomplete collective runs alone.
 //!
-//! Messages are not counted. Each message direction has its own stream in any case, and the engine cannot know how many
-//! messages a program has in flight. Messages that wait for their peer occupy multiprocessors too, with one stream and
-//! with two streams. Set `max_ctas` of messages to leave room for collectives.
+//! Messages are not included in this argument. Each message direction has its own stream in any case, and the number of
+//! messages that a program has in flight is not known to the engine. Messages that wait for the other rank occupy
+//! multiprocessors too, regardless of the number of collective streams. Set `max_ctas` of messages to leave
+//! multiprocessors free for collectives.
 
 use std::env;
 
@@ -27,17 +30,17 @@ use super::driver::{DeviceDriver, Priority};
 use super::stream_order::StreamOrder;
 use crate::nccl_config::{MAX_CTAS, NcclConfig, NcclGroup};
 
-/// The CUDA variable for the number of hardware queues. With one queue, streams wait for each other.
+/// The CUDA variable that sets the number of hardware queues. With only one queue, streams wait for each other.
 const CONNECTIONS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
 
-/// The groups whose collectives run on the high-priority stream.
+/// The selection of the groups whose collectives run on the high-priority stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct CollectiveStreams {
     high_priority: Vec<NcclGroup>,
     description: String,
 }
 
-/// The properties of a device that decide whether two streams are safe.
+/// The properties of a device that determine whether two streams are safe.
 #[derive(Clone, Debug)]
 struct Limits {
     order: StreamOrder,
@@ -47,7 +50,7 @@ struct Limits {
 }
 
 impl CollectiveStreams {
-    /// Selects the streams for a config on a device.
+    /// Selects the streams for the given settings and device.
     ///
     /// # Errors
     /// The reason why a requested high-priority stream is not safe, or an error of the device.
@@ -92,8 +95,8 @@ impl CollectiveStreams {
             None => Ok(Self {
                 high_priority: high,
                 description: format!(
-                    "collectives of {names} on a stream of high priority (at most {beside} CTAs beside {others}, of {} \
-                     multiprocessors)",
+                    "collectives of {names} on a stream of high priority (at most {beside} CTAs next to {others}, of \
+                     {} multiprocessors)",
                     limits.multiprocessors
                 ),
             }),
@@ -121,20 +124,20 @@ impl CollectiveStreams {
         }
     }
 
-    /// Returns whether there are two streams.
+    /// Returns whether there are two collective streams.
     pub fn are_two(&self) -> bool {
         !self.high_priority.is_empty()
     }
 
-    /// Returns a line for the header of a run.
+    /// Returns a line of text for the header of a run.
     pub fn description(&self) -> &str {
         &self.description
     }
 }
 
 impl Limits {
-    /// Returns why two streams are not safe, and which settings would be safe. Returns `None` if they are safe. The
-    /// largest collectives of the two streams have `beside` and `others` CTAs.
+    /// Returns the reason why two streams are not safe, and the settings that would be safe. Returns `None` if two
+    /// streams are safe. `beside` and `others` are the numbers of CTAs of the largest collectives of the two streams.
     fn refusal(&self, beside: usize, others: usize) -> Option<String> {
         let Self {
             order,
@@ -154,8 +157,8 @@ impl Limits {
         }
         (beside + others > *multiprocessors).then(|| {
             format!(
-                "at most {beside} CTAs beside {others} are more than the {multiprocessors} multiprocessors of {device}; \
-                 expected max_ctas whose sum is at most {multiprocessors}, such as {} for each group",
+                "at most {beside} CTAs next to {others} are more than the {multiprocessors} multiprocessors of \
+                 {device}; expected max_ctas whose sum is at most {multiprocessors}, such as {} for each group",
                 multiprocessors / 2
             )
         })
@@ -198,12 +201,12 @@ mod tests {
         assert_eq!(high, [true, false, true, false, false, false, false]);
         let line = streams.description();
         assert!(line.contains("of tensor, expert on"), "{line}");
-        assert!(line.contains("64 CTAs beside 64, of 132"), "{line}");
+        assert!(line.contains("64 CTAs next to 64, of 132"), "{line}");
         let streams = CollectiveStreams::within(&config(&[]), &limits(108)).unwrap();
         assert!(!streams.are_two());
         let line = streams.description();
         assert!(
-            line.contains("on one stream (at most 64 CTAs beside 64"),
+            line.contains("on one stream (at most 64 CTAs next to 64"),
             "{line}"
         );
         assert!(line.contains("such as 54 for each group"), "{line}");

@@ -1,4 +1,4 @@
-//! NCCL communicators, from initialization to destruction.
+//! NCCL communicators, from their initialization to their destruction.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -12,7 +12,8 @@ use super::registered::{RegisteredAllocations, RegisteredWindow};
 use crate::process::ResultSlot;
 use burn_megatron_rendezvous::GroupId;
 
-/// The key of a communicator. Members are indices in the group. All ranks sort the keys in the same order.
+/// The key of a communicator. Members are given by their indices in the group. All ranks sort the keys in the same
+/// order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum CommKey {
     Group(GroupId),
@@ -23,7 +24,7 @@ pub(super) enum CommKey {
     },
 }
 
-/// The calls that share one order: the collectives of one stream, or the messages in one direction.
+/// A queue of calls that must stay in order: the collectives of one stream, or the messages in one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum CallQueue {
     Collectives(Priority),
@@ -31,7 +32,7 @@ pub(super) enum CallQueue {
 }
 
 impl CommKey {
-    /// Returns the key under which the unique id is stored.
+    /// Returns the key under which the unique id is posted in the key-value store.
     pub fn store_key(self) -> String {
         match self {
             CommKey::Group(GroupId::WORLD) => "nccl/world".into(),
@@ -45,14 +46,14 @@ impl CommKey {
     }
 }
 
-/// A communicator and the stream of its calls.
+/// A communicator and the stream on which its calls run.
 #[derive(Debug)]
 pub(super) struct NcclCommunicator {
     pub state: CommState,
     pub stream: Stream,
     pub windows: Vec<RegisteredWindow>,
     pub allocations: RegisteredAllocations,
-    /// Fulfilled when the communicator is ready or has failed.
+    /// A slot that is set when the communicator is ready or has failed.
     pub ready: Option<Arc<ResultSlot>>,
 }
 
@@ -60,7 +61,7 @@ pub(super) struct NcclCommunicator {
 pub(super) enum CommState {
     /// Another thread [creates](super::opening) the communicator.
     Opening,
-    /// The communicator is being split off its parent. NCCL writes it to the slot.
+    /// NCCL is splitting the communicator from its parent and writes it to the slot.
     Splitting {
         parent: Comm,
         slot: Box<AtomicPtr<c_void>>,
@@ -89,7 +90,7 @@ impl NcclCommunicator {
         }
     }
 
-    /// Returns whether NCCL is splitting the communicator off its parent.
+    /// Returns whether NCCL is splitting the communicator from its parent.
     pub fn is_splitting(&self) -> bool {
         matches!(
             self.state,
@@ -97,7 +98,7 @@ impl NcclCommunicator {
         )
     }
 
-    /// Advances as far as possible without waiting. Adds new communicators to `comms`.
+    /// Advances the state as far as possible without waiting. Adds new communicators to `comms`.
     pub fn advance(&mut self, library: &Library, comms: &LiveComms) {
         let next = match &self.state {
             CommState::Opening | CommState::Ready(_) | CommState::Failed(_) => return,
@@ -126,7 +127,7 @@ impl NcclCommunicator {
     }
 }
 
-/// The live communicators. Any thread may abort them, and each is aborted at most once.
+/// The list of live communicators. Any thread may abort them. Each communicator is aborted at most once.
 #[derive(Debug, Default)]
 pub(super) struct LiveComms {
     alive: Mutex<Vec<Comm>>,
@@ -138,10 +139,10 @@ impl LiveComms {
         self.alive.lock().push(comm);
     }
 
-    /// Adds the communicators that `init` returns, unless all communicators were aborted.
+    /// Adds the communicators that `init` returns, unless all communicators have been aborted.
     ///
     /// # Errors
-    /// The errors of `init`, or an error if all communicators were aborted.
+    /// The errors of `init`, or an error if all communicators have been aborted.
     pub fn add_all(
         &self,
         init: impl FnOnce() -> Result<Vec<Comm>, String>,
@@ -160,10 +161,10 @@ impl LiveComms {
         Ok(comms)
     }
 
-    /// Calls `f` while no thread can abort the communicator.
+    /// Calls `f` with the guarantee that no thread aborts the communicator during the call.
     ///
     /// # Errors
-    /// The errors of `f`, or an error if the communicator was aborted.
+    /// The errors of `f`, or an error if the communicator has been aborted.
     pub fn with<T>(&self, comm: Comm, f: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
         let alive = self.alive.lock();
         if alive.contains(&comm) {
@@ -181,7 +182,7 @@ impl LiveComms {
         }
     }
 
-    /// Removes a communicator. Returns whether it was alive.
+    /// Removes a communicator from the list. Returns whether it was alive.
     pub fn remove(&self, comm: Comm) -> bool {
         let mut alive = self.alive.lock();
         let before = alive.len();
@@ -193,7 +194,7 @@ impl LiveComms {
         self.alive.lock().is_empty()
     }
 
-    /// Aborts all communicators except `kept`. Errors of the library are logged and ignored.
+    /// Aborts all communicators except the communicators in `kept`. Errors of the library are logged and ignored.
     pub fn abort_all_but(&self, kept: &[Comm], library: &Library) {
         let mut alive = self.alive.lock();
         let (kept, others): (Vec<_>, Vec<_>) =

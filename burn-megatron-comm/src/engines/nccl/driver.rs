@@ -3,15 +3,15 @@
 use std::fmt;
 use std::sync::Arc;
 
-/// A stream.
+/// The handle of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Stream(pub usize);
 
-/// An event of a stream.
+/// The handle of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Event(pub usize);
 
-/// The priority of a stream. If a multiprocessor is free, the device starts high-priority work first.
+/// The priority of a stream. When a multiprocessor becomes free, the device starts high-priority work first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Priority {
     Normal,
@@ -23,20 +23,21 @@ pub(super) enum Priority {
 pub(super) struct Allocation {
     pub address: u64,
     pub bytes: usize,
-    /// The id, which is different for every allocation of the process, including earlier allocations.
+    /// The id of the allocation. It is different for every allocation of the process, including allocations that were
+    /// freed.
     pub id: u64,
 }
 
-/// A device. Addresses are device addresses. Errors are messages of the driver.
+/// The interface to a device. Addresses are device addresses. Errors are the error messages of the driver.
 pub(super) trait DeviceDriver: fmt::Debug + Send + Sync {
-    /// Returns the name, for example `"cuda:0"`.
+    /// Returns the name of the device, for example `"cuda:0"`.
     fn name(&self) -> String;
 
     /// Makes the device current on this thread.
     fn make_current(&self) -> Result<(), String>;
 
-    /// Allows this thread to poll, allocate and synchronize while another thread captures a graph. Without this call,
-    /// these operations would break the capture, although they do not belong to the graph.
+    /// Allows this thread to poll, allocate and synchronize while another thread captures a CUDA graph. Without this
+    /// call, these operations would invalidate the capture, although they are not part of the graph.
     fn ignore_captures(&self) -> Result<(), String>;
 
     /// Returns the number of multiprocessors.
@@ -54,16 +55,16 @@ pub(super) trait DeviceDriver: fmt::Debug + Send + Sync {
 
     fn record(&self, event: Event, stream: Stream) -> Result<(), String>;
 
-    /// Makes later work on `stream` wait for the last record of the event.
+    /// Makes later work on `stream` wait until the event, as last recorded, has completed.
     fn stream_wait_event(&self, stream: Stream, event: Event) -> Result<(), String>;
 
     /// Returns whether all work before the event is complete.
     fn query_event(&self, event: Event) -> Result<bool, String>;
 
-    /// Allocates memory that later work on `stream` may use.
+    /// Allocates memory in stream order. Later work on `stream` may use it.
     fn allocate(&self, bytes: usize, stream: Stream) -> Result<u64, String>;
 
-    /// Returns the allocation that contains an address.
+    /// Returns the allocation that contains the address `address`.
     fn allocation(&self, address: u64) -> Result<Allocation, String>;
 
     /// Frees memory in stream order.
@@ -76,13 +77,13 @@ pub(super) trait DeviceDriver: fmt::Debug + Send + Sync {
     /// until this method returns.
     unsafe fn copy_to_device(&self, to: u64, from: &[u8], stream: Stream) -> Result<(), String>;
 
-    /// Copies to the host and waits for the copy.
+    /// Copies memory from the device to the host and waits for the copy.
     ///
     /// # Safety
     /// `from` must be valid and have the length of `to`.
     unsafe fn copy_to_host(&self, to: &mut [u8], from: u64, stream: Stream) -> Result<(), String>;
 
-    /// Copies between two addresses of the device.
+    /// Copies memory between two addresses of the device.
     ///
     /// # Safety
     /// Both addresses must be valid for `bytes` bytes until the stream has executed the copy.
@@ -95,7 +96,7 @@ pub(super) trait DeviceDriver: fmt::Debug + Send + Sync {
     ) -> Result<(), String>;
 }
 
-/// An event that is destroyed on drop.
+/// An event that is destroyed when this value is dropped.
 #[derive(Debug)]
 pub(super) struct RecordedEvent {
     driver: Arc<dyn DeviceDriver>,
@@ -103,7 +104,7 @@ pub(super) struct RecordedEvent {
 }
 
 impl RecordedEvent {
-    /// Creates an event that is not recorded yet. A wait for it returns at once.
+    /// Creates an event that has not been recorded. A wait for this event returns immediately.
     pub fn new(driver: &Arc<dyn DeviceDriver>) -> Result<Self, String> {
         let event = driver.create_event()?;
         Ok(Self {

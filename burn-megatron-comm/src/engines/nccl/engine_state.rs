@@ -1,4 +1,4 @@
-//! The state that the transport and its worker share.
+//! The state that the transport shares with its worker.
 
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
@@ -24,7 +24,7 @@ pub(super) struct EngineState {
     pub driver: Arc<dyn DeviceDriver>,
     pub store: Arc<dyn KeyValueStore>,
     pub pool: Arc<BufferPool>,
-    /// The timeout for the unique id that another rank publishes.
+    /// The timeout to wait for a unique id that another rank publishes.
     pub timeout: Duration,
     pub config: NcclConfig,
     pub streams: CollectiveStreams,
@@ -37,20 +37,20 @@ pub(super) struct EngineState {
 
 /// A command for the worker.
 pub(super) enum WorkerCommand {
-    /// Creates a communicator by unique id.
+    /// Creates a communicator from a unique id.
     Open {
         opening: Opening,
         reply: Arc<ResultSlot>,
     },
-    /// A communicator that another thread has created, or the reason why it was not created.
+    /// Passes on a communicator that another thread has created, or the reason why it was not created.
     Opened {
         key: CommKey,
         result: Result<Comm, String>,
     },
-    /// Calls that are launched together.
+    /// Launches these calls together.
     Calls(Vec<NcclCall>),
     Split(Split),
-    /// A resource that calls wait for is ready.
+    /// Reports that a resource for which calls wait is ready.
     Wake,
     Close {
         until: Instant,
@@ -59,20 +59,20 @@ pub(super) enum WorkerCommand {
     Quit,
 }
 
-/// This rank's part of a split.
+/// The part of this rank in a split.
 #[derive(Debug)]
 pub(super) struct Split {
     pub parent: CommKey,
-    /// The key of the new communicator, the number of its part, and this rank's index in the part. `None` for a part of
-    /// one rank.
+    /// The key of the new communicator, the number of the part, and the index of this rank in the part. `None` if the
+    /// part consists of one rank.
     pub part: Option<(CommKey, usize, usize)>,
-    /// The group whose settings the new communicator uses.
+    /// The kind of group whose settings apply to the new communicator.
     pub group: NcclGroup,
     pub reply: Arc<ResultSlot>,
 }
 
 impl EngineState {
-    /// Returns the first error, or `None`.
+    /// Returns the first error, or `None` if there was no error.
     pub fn first_error(&self) -> Option<CommError> {
         self.first_failure.lock().clone()
     }
@@ -89,7 +89,7 @@ impl EngineState {
         self.registration_state.lock().clone()
     }
 
-    /// Stops using registered memory.
+    /// Disables registered memory. `reason` is the reason.
     pub fn disable_registration(&self, reason: String) {
         tracing::warn!("nccl: registered buffers are not available: {reason}");
         *self.registration_state.lock() = Registration::Unavailable(reason);

@@ -1,4 +1,4 @@
-//! Loads NCCL at run time and converts its error codes into messages.
+//! The NCCL library, which is loaded at run time. Its error codes are converted into messages.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fmt;
@@ -14,45 +14,45 @@ use super::version::Version;
 use crate::nccl_config::NcclGroupConfig;
 use burn_megatron_probe::NCCL_NAMES as NAMES;
 
-/// The command that installs the library.
+/// A description of how to install the library.
 const INSTALL_HINT: &str = "`pip install nvidia-nccl-cu13` and LD_LIBRARY_PATH set to the folder of its \
                     libnccl.so.2, or `apt-get install libnccl2` with NVIDIA's package source";
 
 /// The reason why NCCL cannot be loaded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum LibraryError {
-    /// The library was not found.
+    /// The NCCL library was not found.
     #[error("cannot open {NAMES:?} ({cause}); to install NCCL: {INSTALL_HINT}")]
     Missing {
-        /// The error for the last name.
+        /// The error for the last file name that was tried.
         cause: String,
     },
-    /// The library with this name is not NCCL, or is damaged.
+    /// The library is not NCCL or is damaged, because a function is missing.
     #[error("{name} has no function {function}; to install NCCL: {INSTALL_HINT}")]
     Function {
-        /// The name that was opened.
+        /// The file name of the library.
         name: String,
         /// The function that is missing.
         function: &'static str,
     },
-    /// The library is too old.
+    /// The version of the library is too old.
     #[error(
-        "{name} is NCCL {found}: expected at least {}, the first whose communicators can be aborted while a \
-         rank is missing; to install NCCL: {INSTALL_HINT}",
+        "{name} is NCCL {found}: expected at least {}, the first version that can abort a communicator while a rank is \
+         missing; to install NCCL: {INSTALL_HINT}",
         Version::MIN
     )]
     TooOld {
-        /// The name that was opened.
+        /// The file name of the library.
         name: String,
         /// The version of the library.
         found: Version,
     },
-    /// The library does not report its version.
+    /// The library does not return its version.
     #[error("{name} does not report its version: {message}")]
     Broken {
-        /// The name that was opened.
+        /// The file name of the library.
         name: String,
-        /// The error.
+        /// The error of the library.
         message: String,
     },
 }
@@ -86,25 +86,25 @@ pub(super) enum Progress {
     Running,
 }
 
-/// The request to initialize one communicator.
+/// The parameters to initialize one communicator.
 #[derive(Clone, Copy)]
 pub(super) struct InitRequest<'a> {
     pub id: UniqueId,
     pub rank: usize,
     pub size: usize,
     pub config: NcclGroupConfig,
-    /// The slot to which the library writes the communicator. It must live until the communicator is ready.
+    /// The slot to which NCCL writes the communicator. The slot must live until the communicator is ready.
     pub slot: &'a AtomicPtr<c_void>,
 }
 
-/// The device addresses of a call's input and output.
+/// The device addresses of the input and the output of a call.
 pub(super) type Addresses = [u64; 2];
 
 impl Library {
     /// Opens the NCCL library.
     ///
     /// # Errors
-    /// [`LibraryError`].
+    /// [`LibraryError`] if no usable NCCL library is found.
     pub fn open() -> Result<Arc<Self>, LibraryError> {
         Self::open_first(&NAMES)
     }
@@ -154,12 +154,12 @@ impl Library {
         self.version
     }
 
-    /// Returns whether communicators can be split.
+    /// Returns whether this NCCL version can split communicators.
     pub(super) fn can_split(&self) -> bool {
         self.api.comm_split.is_some()
     }
 
-    /// Creates a unique id. This process answers the ranks that use the id.
+    /// Creates a unique id. The ranks that use the id connect to this process.
     pub(super) fn unique_id(&self) -> Result<UniqueId, String> {
         let mut id = UniqueId([0; 128]);
         // SAFETY: the id is written before the call returns.
@@ -167,16 +167,16 @@ impl Library {
         self.check("ncclGetUniqueId", None, code).map(|_| id)
     }
 
-    /// Returns whether one thread may have several non-blocking groups in progress.
+    /// Returns whether one thread may have several non-blocking NCCL groups in progress.
     pub(super) fn has_concurrent_groups(&self) -> bool {
         self.version >= Version::CONCURRENT_GROUPS
     }
 
-    /// Starts to initialize communicators. Several communicators are initialized as one group. The caller must
-    /// [poll](Self::poll) each.
+    /// Starts the initialization of communicators. Several communicators are initialized as one NCCL group. The caller
+    /// must [poll](Self::poll) each communicator.
     ///
     /// # Errors
-    /// The first error. Communicators that were already started are aborted.
+    /// The first error. Communicators whose initialization was already started are aborted.
     pub(super) fn init(&self, requests: &[InitRequest<'_>]) -> Result<Vec<Comm>, String> {
         let as_group = requests.len() > 1;
         if as_group {
@@ -220,8 +220,9 @@ impl Library {
         self.check("ncclCommInitRankConfig", None, code).map(drop)
     }
 
-    /// Ends the initialization of a ready communicator. Must be called on the thread that started it. In older
-    /// versions, this thread keeps the state of a group until the next call that uses the communicator.
+    /// Ends the initialization of a communicator that is ready. Must be called on the thread that started the
+    /// initialization. In older NCCL versions, this thread keeps the state of an NCCL group until the next call that
+    /// uses the communicator.
     pub(super) fn end_init(&self, comm: Comm) -> Result<(), String> {
         let mut rank = 0;
         // SAFETY: the communicator is alive, and the rank is written before the call returns.
@@ -229,8 +230,8 @@ impl Library {
         self.check("ncclCommUserRank", Some(comm), code).map(drop)
     }
 
-    /// Starts to split `parent`. NCCL writes the new communicator to `slot`. The slot must live until
-    /// [`poll`](Self::poll) of `parent` returns `Done`.
+    /// Starts to split the communicator `parent`. NCCL writes the new communicator to `slot`. The slot must live until
+    /// [`poll`](Self::poll) returns `Done` for `parent`.
     pub(super) fn split(
         &self,
         parent: Comm,
@@ -247,10 +248,10 @@ impl Library {
         self.check("ncclCommSplit", Some(parent), code).map(drop)
     }
 
-    /// Returns the progress of the last call on `comm`.
+    /// Returns the progress of the last operation on `comm`.
     ///
     /// # Errors
-    /// An error of the communicator, including asynchronous errors on the device.
+    /// An error of the communicator, which may be an asynchronous error on the device.
     pub(super) fn poll(&self, comm: Comm) -> Result<Progress, String> {
         let mut state = SUCCESS;
         // SAFETY: the communicator is alive, and the state is written before the call returns.
@@ -259,7 +260,8 @@ impl Library {
         self.check("a communicator", Some(comm), state)
     }
 
-    /// Starts to finalize communicators as one group, so that the ranks need no common order of the communicators.
+    /// Starts to finalize several communicators as one NCCL group. Therefore, the ranks do not need to use the same
+    /// order of the communicators.
     pub(super) fn finalize(&self, comms: &[Comm]) -> Result<(), String> {
         self.group_start()?;
         let finalized = comms.iter().try_for_each(|comm| {
@@ -295,7 +297,7 @@ impl Library {
         self.check("ncclGroupEnd", None, code)
     }
 
-    /// Enqueues one operation of a plan.
+    /// Enqueues one operation of a plan on the stream.
     ///
     /// # Safety
     /// The addresses must point to memory with the lengths of the plan. The memory must live until the stream has
@@ -342,7 +344,7 @@ impl Library {
         self.check(step.into(), Some(comm), code).map(drop)
     }
 
-    /// Allocates device memory that can be registered.
+    /// Allocates device memory that can be registered with NCCL.
     pub(super) fn allocate(&self, bytes: usize) -> Result<u64, String> {
         let allocate = self.require("ncclMemAlloc", self.api.mem_alloc)?;
         let mut address = ptr::null_mut();
@@ -363,7 +365,7 @@ impl Library {
         self.check("ncclMemFree", None, code).map(drop)
     }
 
-    /// Registers memory of this rank. This is a local operation: other ranks need not call it.
+    /// Registers memory of this rank with a communicator. This is a local operation: other ranks need not call it.
     pub(super) fn register(&self, comm: Comm, address: u64, bytes: usize) -> Result<usize, String> {
         let register = self.require("ncclCommRegister", self.api.comm_register)?;
         let mut handle = ptr::null_mut();
@@ -380,9 +382,10 @@ impl Library {
         self.check("ncclCommDeregister", Some(comm), code).map(drop)
     }
 
-    /// Starts to register a window. Collective: call on all ranks of `comm` with the same length. NCCL writes the
-    /// window to `slot`. The slot must live until [`poll`](Self::poll) of `comm` returns `Done`. The window is null if
-    /// windows are not supported.
+    /// Starts to register a window. NCCL writes the window to `slot`. The slot must live until [`poll`](Self::poll)
+    /// returns `Done` for `comm`. The window is null if windows are not supported.
+    ///
+    /// Collective: call on all ranks of `comm` with the same length.
     pub(super) fn window(
         &self,
         comm: Comm,
@@ -406,7 +409,7 @@ impl Library {
             .map(drop)
     }
 
-    /// Returns whether the library supports windows, and whether it supports registration.
+    /// Returns whether the library supports windows, and whether it supports the registration of allocations.
     pub(super) fn registration(&self) -> (bool, bool) {
         let Api {
             mem_alloc,

@@ -1,19 +1,19 @@
-//! The engine `nccl` for ranks with one GPU each. It uses NVIDIA's collective communication library.
+//! The `nccl` engine, which uses NVIDIA's collective communication library. Each rank has one GPU.
 //!
-//! Each rank has one [`NcclWorker`](worker::NcclWorker), the thread that launches its calls. Other threads
-//! [create](opening) communicators at the first call of a group. Host buffers are copied to the device and back.
-//! Tensors stay in place and are accessed through a [`DeviceBufferProvider`](buffer_provider::DeviceBufferProvider).
-//! Only the consumers of a result wait for the device.
+//! Each rank has one [`NcclWorker`](worker::NcclWorker), a thread that launches the calls of the rank. Other threads
+//! [create](opening) the communicator of a group at its first call. Host buffers are copied to the device, and results
+//! are copied back. Tensors are not copied: the engine accesses their memory through a
+//! [`DeviceBufferProvider`](buffer_provider::DeviceBufferProvider). Only the consumers of a result wait for the device.
 //!
-//! Differences from the thread engine:
+//! Differences from the `threads` engine:
 //!
-//! - NCCL chooses the order of a reduction, which depends on its algorithm, the number of ranks and the size. The
-//!   results match other engines only within rounding. `bf16` and `f16` are rounded at every addition instead of once
-//!   at the end.
-//! - A NaN does not always win a maximum or a minimum.
-//! - Mismatched calls are not detected. The ranks wait until the deadline, or get wrong values.
-//! - Collectives over groups that share ranks must be started in the same order on all these ranks.
-//! - Messages of a rank to itself do not reach this engine. The communicator delivers them.
+//! - NCCL chooses the order of the additions in a reduction. The order depends on the algorithm, the number of ranks
+//!   and the size. Therefore, results are equal to the results of other engines only within rounding errors. `bf16` and
+//!   `f16` values are rounded at every addition instead of once at the end.
+//! - The result of a maximum or a minimum may not be NaN although one of the inputs is NaN.
+//! - Mismatched calls are not detected. The ranks wait until the timeout, or get wrong values.
+//! - If groups share several ranks, their collectives must be started in the same order on all these ranks.
+//! - Messages of a rank to itself are not passed to this engine. The communicator delivers them.
 
 use crate::error::CommError;
 

@@ -1,6 +1,6 @@
-//! Creates communicators by unique id. Each set of communicators is created on a separate thread, because ids may
-//! arrive late. An initialization must not block the worker's thread, on which NCCL may only allow one group in
-//! progress.
+//! The creation of communicators from unique ids. Each set of communicators is created on a separate thread, because
+//! ids may arrive late. The initialization must not block the thread of the worker, on which NCCL may allow only one
+//! NCCL group in progress.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -21,21 +21,22 @@ use crate::nccl_config::NcclGroup;
 /// The sleep time between two polls.
 const POLL_INTERVAL: Duration = Duration::from_micros(200);
 
-/// This rank's part of a new communicator.
+/// The parameters of a new communicator, from the view of this rank.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Opening {
     pub key: CommKey,
     pub rank: usize,
     pub size: usize,
-    /// The group whose settings the communicator uses.
+    /// The kind of group whose settings apply to the communicator.
     pub group: NcclGroup,
 }
 
 /// Starts to create communicators, each with its stream. Several communicators are created as one NCCL group. Rank 0 of
-/// each communicator publishes its id. The worker receives a [`WorkerCommand::Opened`] for each communicator.
+/// each communicator publishes the unique id. When a communicator has been created, the worker receives a
+/// [`WorkerCommand::Opened`].
 ///
 /// # Errors
-/// If no thread can be started.
+/// A message if no thread can be started.
 pub(super) fn begin(
     openings: Vec<(Opening, Stream)>,
     state: &Arc<EngineState>,
@@ -57,7 +58,7 @@ pub(super) fn begin(
         .map_err(|error| format!("cannot start a thread: {error}"))
 }
 
-/// Returns each communicator when it is ready, or the reason why it cannot become ready.
+/// Creates communicators. Returns each communicator when it is ready, or the reason why it could not be created.
 fn open(openings: &[(Opening, Stream)], state: &EngineState) -> Vec<Result<Comm, String>> {
     let slots: Vec<_> = openings.iter().map(|_| slot()).collect();
     match init(openings, &slots, state) {
@@ -80,7 +81,7 @@ fn open(openings: &[(Opening, Stream)], state: &EngineState) -> Vec<Result<Comm,
     }
 }
 
-/// Allocates memory to which NCCL writes a communicator.
+/// Allocates the memory to which NCCL writes a communicator.
 pub(super) fn slot() -> Box<AtomicPtr<c_void>> {
     Box::new(AtomicPtr::new(ptr::null_mut()))
 }
@@ -120,7 +121,7 @@ fn init(
         .add_all(|| state.library.init(&requests), &state.library)
 }
 
-/// Polls until each communicator is ready or has failed. An abort ends the wait.
+/// Polls until each communicator is ready or has failed. An abort ends the polling.
 fn await_ready(comms: &[Comm], state: &EngineState) -> Vec<Result<Comm, String>> {
     let mut results: Vec<Option<Result<Comm, String>>> = vec![None; comms.len()];
     loop {
@@ -144,10 +145,10 @@ fn await_ready(comms: &[Comm], state: &EngineState) -> Vec<Result<Comm, String>>
     results.into_iter().flatten().collect()
 }
 
-/// Connects the two ranks of each message communicator. This is needed for versions with one group in progress per
-/// thread. In these versions, the launch of a first message waits for the launch on the other rank. It would block all
-/// other launches of the worker, including launches that the other rank waits for. Here, both ranks are creating the
-/// communicator anyway.
+/// Connects the two ranks of each message communicator. This is required for NCCL versions in which a thread can have
+/// only one NCCL group in progress. In these versions, the launch of the first message waits until the other rank
+/// launches it too. This would block all other launches of the worker, including launches for which the other rank
+/// waits. Here it does not block, because both ranks are creating the communicator at this time.
 fn connect_messages(
     openings: &[(Opening, Stream)],
     ready: Vec<Result<Comm, String>>,
@@ -170,7 +171,7 @@ fn connect_messages(
     }
 }
 
-/// Sends one byte over each communicator, as one NCCL group.
+/// Sends one byte over each message communicator, as one NCCL group.
 fn connect(messages: &[(&(Opening, Stream), Comm)], state: &EngineState) -> Result<(), String> {
     let (library, driver) = (&state.library, &state.driver);
     let Some((_, first)) = messages.first() else {

@@ -1,10 +1,11 @@
-//! The NCCL operations of a call, with the positions of their data.
+//! The execution plan of a call: its NCCL operations, with the offsets of their data.
 
 use crate::buffer::DType;
 use crate::call::{Call, Operation, ReduceOp, Signature, consecutive_ranges};
 use crate::communicator::Group;
 
-/// One NCCL operation. Counts and offsets are in elements. Peers are indices in the group, or in the pair of a message.
+/// One NCCL operation. Counts and offsets are numbers of elements. Ranks are indices in the group, or in the two-rank
+/// communicator of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(prefix = "nccl")]
 pub(super) enum NcclOp {
@@ -14,13 +15,13 @@ pub(super) enum NcclOp {
     Broadcast {
         root: usize,
     },
-    /// Sends `count` elements of the input.
+    /// Sends `count` elements of the input to a rank.
     Send {
         to: usize,
         at: usize,
         count: usize,
     },
-    /// Receives `count` elements of the result.
+    /// Receives `count` elements of the result from a rank.
     #[strum(serialize = "Recv")]
     Receive {
         from: usize,
@@ -29,36 +30,37 @@ pub(super) enum NcclOp {
     },
 }
 
-/// The communicator that a call needs.
+/// The communicator that a call requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CommScope {
     /// The communicator of the group.
     Group,
-    /// The communicator of the messages from one member to another, as indices in the group. Each direction has a
-    /// separate communicator, because an NCCL send blocks its stream until the receiver has called.
+    /// The communicator of the messages from one member to another member, given by their indices in the group. Each
+    /// direction has a separate communicator, because an NCCL send blocks its stream until the receiver has called the
+    /// receive.
     Message { from: usize, to: usize },
 }
 
-/// The ranks of the sender and the receiver in the communicator of their messages.
+/// The ranks of the sender and the receiver in the communicator of a message direction.
 pub(super) const SENDER: usize = 0;
 pub(super) const RECEIVER: usize = 1;
 
-/// The execution plan of this rank's side of a call.
+/// The execution plan of a call on this rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct NcclPlan {
     pub scope: CommScope,
     pub dtype: DType,
-    /// The numbers of elements of the input and the output on the device.
+    /// The numbers of elements of the input and of the output on the device.
     pub input: usize,
     pub output: usize,
-    /// The number of elements of the result. It is less than `output` for a barrier, which sends a dummy element.
+    /// The number of elements of the result. It is less than `output` for a barrier, which reduces a dummy element.
     pub result: usize,
-    /// The operations, which are launched as one group. Empty if no data is moved.
+    /// The operations of the call, which are launched as one NCCL group. Empty if no data is moved.
     pub steps: Vec<NcclOp>,
 }
 
 impl NcclPlan {
-    /// Returns the plan of a checked call of `group`, or `None` for a split.
+    /// Creates the plan of a checked call of `group`. Returns `None` for a split.
     pub fn of(signature: &Signature, group: &Group) -> Option<Self> {
         let Operation::Call(call) = &signature.operation else {
             return None;
@@ -98,7 +100,7 @@ impl NcclPlan {
         })
     }
 
-    /// Creates the plan of a one-byte message for this rank of the message communicator.
+    /// Creates the plan of a one-byte message. `rank` is the rank of this process in the message communicator.
     pub fn byte(rank: usize) -> Self {
         let (input, output, steps) = match rank {
             SENDER => (1, 0, sends(&[(RECEIVER, 0, 1)])),
@@ -117,18 +119,18 @@ impl NcclPlan {
         }
     }
 
-    /// Returns the numbers of bytes of the input and the output.
+    /// Returns the sizes of the input and the output in bytes.
     pub fn bytes(&self) -> [usize; 2] {
         [self.input, self.output].map(|len| len * self.dtype.size_of())
     }
 }
 
-/// Returns all sends and then all receives. Peers without elements are skipped.
+/// Returns the operations of an all-to-all: all sends, then all receives. Ranks without elements are skipped.
 fn sends_and_receives(send: &[usize], receive: &[usize]) -> Vec<NcclOp> {
     [sends(&offsets(send)), receives(&offsets(receive))].concat()
 }
 
-/// Returns each peer with the offset and the number of its elements.
+/// Returns each rank that has elements, with the offset and the number of its elements.
 fn offsets(counts: &[usize]) -> Vec<(usize, usize, usize)> {
     let ranges = consecutive_ranges(counts).into_iter().enumerate();
     ranges

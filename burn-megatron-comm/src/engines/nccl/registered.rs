@@ -1,11 +1,11 @@
-//! Registered memory, which peers access without a copy through NCCL's internal buffers.
+//! Registered memory, which other ranks access directly instead of through NCCL's internal buffers.
 //!
-//! CubeCL allocates only from its own pools: its storage keeps the addresses of its allocations in a private map.
-//! Therefore tensors cannot be placed in memory of `ncclMemAlloc`, which windows require. A large tensor is staged for
-//! a collective: it is copied on the device into a window, and the result is copied back. The collective runs in place
-//! in the window. All three operations run on the stream of the collective.
+//! CubeCL allocates memory only from its own pools, and its storage keeps the addresses of its allocations in a private
+//! map. Therefore, tensors cannot be placed in memory of `ncclMemAlloc`, which windows require. Instead, a large tensor
+//! is copied on the device into a window before a collective, and the result is copied back afterwards. The collective
+//! runs in place in the window. The copies and the collective run on the same stream.
 //!
-//! CubeCL's allocations can be registered without a copy. The performance of both modes was not measured.
+//! The allocations of CubeCL can be registered without a copy. The performance of both modes was not measured.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -18,20 +18,20 @@ use super::plan::{NcclOp, NcclPlan};
 use super::version::Version;
 use crate::nccl_config::RegisteredBuffers;
 
-/// The minimum size of an input or output whose memory is registered, in bytes.
+/// The minimum size in bytes of an input or output whose memory is registered.
 pub(super) const MIN_REGISTERED_BYTES: usize = 1 << 20;
 
-/// The size of a window is a multiple of this size, the allocation granularity of NVIDIA GPUs.
+/// The allocation granularity of NVIDIA GPUs. The size of a window is a multiple of this size.
 const REGISTRATION_GRANULARITY: usize = 2 << 20;
 
-/// Whether registration is requested and available.
+/// Whether the registration of memory is requested and available.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Registration {
     /// Registration is not requested.
     Off,
     /// Registration is used for large calls.
     On(RegisteredBuffers),
-    /// Registration is not available, for this reason.
+    /// Registration is requested but not available, for this reason.
     Unavailable(String),
 }
 
@@ -52,7 +52,7 @@ impl Registration {
         }
     }
 
-    /// Returns a line for the header of a run, with the copies so far.
+    /// Returns a line of text for the header of a run, including the number of copies so far.
     pub fn description(&self, copied: &CopyCount) -> String {
         match self {
             Self::Off => "registered buffers off".into(),
@@ -75,7 +75,7 @@ impl Registration {
     }
 }
 
-/// Returns whether the memory of a call is registered. The result is the same on every rank.
+/// Returns whether the memory of a call is registered. The result is the same on all ranks.
 pub(super) fn is_registered(plan: &NcclPlan) -> bool {
     let is_collective = |step: &NcclOp| {
         matches!(
@@ -87,14 +87,14 @@ pub(super) fn is_registered(plan: &NcclPlan) -> bool {
     bytes >= MIN_REGISTERED_BYTES && plan.steps.iter().all(is_collective)
 }
 
-/// Returns the size of the window of a call in bytes, or `None` if the call uses no window. The result is the same on
-/// every rank.
+/// Returns the size in bytes of the window of a call, or `None` if the call uses no window. The result is the same on
+/// all ranks.
 pub(super) fn window_bytes(plan: &NcclPlan) -> Option<usize> {
     let bytes = plan.bytes().into_iter().max().unwrap_or(0);
     is_registered(plan).then(|| bytes.next_multiple_of(REGISTRATION_GRANULARITY))
 }
 
-/// Counts the copies between tensors and windows.
+/// A counter of the copies between tensors and windows.
 #[derive(Debug, Default)]
 pub(super) struct CopyCount {
     copies: AtomicU64,
@@ -114,15 +114,15 @@ impl CopyCount {
     }
 }
 
-/// The allocations that are registered with a communicator, by address.
+/// The allocations that are registered with a communicator, sorted by address.
 ///
 /// CubeCL does not report when it frees an allocation. The registration of a freed allocation is removed when another
-/// allocation at the same address is registered, or when the communicator is closed.
+/// allocation at an overlapping address is registered, or when the communicator is closed.
 #[derive(Debug, Default)]
 pub(super) struct RegisteredAllocations(BTreeMap<u64, (Allocation, usize)>);
 
 impl RegisteredAllocations {
-    /// Registers the allocation that contains an address, if it is not registered yet.
+    /// Registers the allocation that contains an address, unless it is already registered.
     pub fn register(
         &mut self,
         address: u64,
@@ -169,7 +169,7 @@ fn deregister(handle: usize, comm: Comm, library: &Library) -> Result<(), String
     }
 }
 
-/// The window of a call.
+/// A memory window that a call uses.
 #[derive(Debug)]
 pub(super) struct RegisteredWindow {
     address: u64,
@@ -179,7 +179,7 @@ pub(super) struct RegisteredWindow {
 
 #[derive(Debug)]
 enum WindowState {
-    /// NCCL writes the window to the slot when all ranks have registered.
+    /// NCCL is registering the window. It writes the window to the slot when all ranks have registered theirs.
     Opening(Box<AtomicPtr<c_void>>),
     Window(usize),
     Plain(usize),
@@ -208,10 +208,10 @@ impl RegisteredWindow {
         self.bytes
     }
 
-    /// Returns whether the window can be used.
+    /// Returns whether the window is ready to use.
     ///
     /// # Errors
-    /// The reason why the window cannot become usable.
+    /// The reason why the window cannot become ready.
     pub fn ready(&mut self, comm: Comm, library: &Library) -> Result<bool, String> {
         let WindowState::Opening(slot) = &self.state else {
             return Ok(true);
@@ -230,7 +230,7 @@ impl RegisteredWindow {
         Ok(true)
     }
 
-    /// Returns the addresses of an in-place call.
+    /// Returns the addresses of the input and output of a call that runs in place in the window.
     pub fn addresses(&self, plan: &NcclPlan, index: usize) -> Addresses {
         let [input, output] = plan.bytes().map(|bytes| (bytes * index) as u64);
         let start = self.address;
@@ -241,7 +241,7 @@ impl RegisteredWindow {
         }
     }
 
-    /// Deregisters and frees the memory. The communicator must be alive.
+    /// Deregisters the window and frees its memory. The communicator must be alive.
     pub fn release(self, comm: Comm, library: &Library) -> Result<(), String> {
         match self.state {
             WindowState::Window(window) => library.close_window(comm, window)?,

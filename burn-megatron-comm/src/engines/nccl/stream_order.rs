@@ -1,27 +1,27 @@
-//! The order of collectives and of the computation on the device.
+//! The order between collectives and the computation on the device.
 
 use std::env::{self, VarError};
 
 /// The environment variable that selects the order, for tests and debugging.
 pub(super) const VARIABLE: &str = "BURN_MEGATRON_NCCL_ORDER";
 
-/// The synchronization of a collective with the device. It defines how the collective waits for its input, and how
-/// readers of the result wait for the collective.
+/// The method that synchronizes a collective with the computation on the device. It determines how the collective waits
+/// for its input, and how readers of the result wait for the collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display, strum::EnumString)]
 #[strum(serialize_all = "lowercase")]
 pub(crate) enum StreamOrder {
-    /// Uses events on CubeCL's own stream. Only readers of the result wait.
+    /// Uses events on the stream of CubeCL. Only readers of the result wait for the collective.
     Stream,
-    /// Uses events of the whole context. All work on the device waits.
+    /// Uses events of the whole CUDA context. All later work on the device waits for the collective.
     Context,
-    /// Synchronizes the host with the device before and after the collective.
+    /// The host waits for the device before and after the collective.
     Host,
 }
 
-/// Returns the order that the environment variable selects, or `None` if it is not set.
+/// Returns the order that the environment variable selects, or `None` if the variable is not set.
 ///
 /// # Errors
-/// If the value is not an order.
+/// A message if the value is not an order.
 pub(super) fn from_env() -> Result<Option<StreamOrder>, String> {
     read(env::var(VARIABLE))
 }
@@ -36,9 +36,10 @@ fn read(value: Result<String, VarError>) -> Result<Option<StreamOrder>, String> 
     order.map_err(|_| format!("invalid {VARIABLE} {value:?}: expected stream, context or host"))
 }
 
-/// Returns the requested order, or the first available order with the reasons why earlier orders are not available.
+/// Returns the requested order. Without a request, returns the first available order, with the reasons why earlier
+/// orders are not available.
 ///
-/// `probe` tests an order. `Host` is always available.
+/// `probe` checks whether an order is available. `Host` is always available.
 ///
 /// # Errors
 /// The reason why the requested order is not available.

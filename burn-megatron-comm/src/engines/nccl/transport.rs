@@ -1,4 +1,4 @@
-//! The NCCL engine as a transport for the communicators of a process.
+//! The transport that executes the calls of a process with NCCL.
 
 use std::fmt;
 use std::mem;
@@ -37,7 +37,7 @@ use crate::process::{
 };
 use burn_megatron_rendezvous::GroupId;
 
-/// The time in which the worker must abort before another thread aborts.
+/// The time for the worker to abort its communicators. After this time, another thread aborts them.
 const WORKER_ABORT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The NCCL transport of one rank.
@@ -50,7 +50,7 @@ pub(crate) struct NcclTransport {
     use_for_one_rank: bool,
 }
 
-/// The components of the engine.
+/// The components from which the engine is built.
 pub(super) struct NcclComponents {
     pub library: Arc<Library>,
     pub driver: Arc<dyn DeviceDriver>,
@@ -58,17 +58,17 @@ pub(super) struct NcclComponents {
     pub store: Arc<dyn KeyValueStore>,
     pub pool: Arc<BufferPool>,
     pub config: NcclConfig,
-    /// Whether a world of one rank uses NCCL too.
+    /// Whether NCCL is also used in a world of one rank.
     pub use_for_one_rank: bool,
 }
 
 impl NcclTransport {
-    /// Connects the rank `rank` of `size` ranks. Collective: call on all ranks. Each rank waits up to `timeout` for the
+    /// Connects rank `rank` of `size` ranks. Collective: call on all ranks. Each rank waits up to `timeout` for the
     /// other ranks.
     ///
     /// # Errors
-    /// [`CommError::Engine`] with an error of NCCL or the store, for settings that this NCCL version or device does not
-    /// support, or after the timeout.
+    /// [`CommError::Engine`] for an error of NCCL or of the key-value store, for settings that this NCCL version or
+    /// device does not support, or after the timeout.
     pub(super) fn connect(
         parts: NcclComponents,
         rank: usize,
@@ -143,7 +143,7 @@ impl NcclTransport {
         let _ = self.worker.send(command);
     }
 
-    /// Returns the plan of a call. Returns an error if an earlier call has failed.
+    /// Creates the plan of a call. Returns an error if an earlier call has failed.
     fn plan(&self, signature: &Signature, group: &Group) -> Result<NcclPlan, CommError> {
         match self.state.first_error() {
             Some(failure) => Err(failure),
@@ -152,7 +152,7 @@ impl NcclTransport {
         }
     }
 
-    /// Returns the call for the worker, or `None` if the call was completed locally.
+    /// Creates the worker's call for a host buffer. Returns `None` if the call was completed locally.
     fn host_call(&self, job: Job) -> Option<NcclCall> {
         let Job {
             group,
@@ -185,8 +185,8 @@ impl NcclTransport {
         Some(self.new_call(group, group_id, signature, plan, memory))
     }
 
-    /// Returns the tensor's call for the worker, or `None` if the call was completed locally. Also returns the handle
-    /// of the call.
+    /// Creates the worker's call for a tensor, or `None` if the call was completed locally. Also returns the handle of
+    /// the call.
     fn device_call(
         &self,
         job: DeviceJob,
@@ -224,7 +224,7 @@ impl NcclTransport {
         Ok((Some(call), InFlightDeviceCall { launched, result }))
     }
 
-    /// Returns whether the result equals the input, so that no communication is needed.
+    /// Returns whether the result is equal to the input, so that no communication is needed.
     fn is_local(&self, plan: &NcclPlan, group: &Group, id: GroupId) -> bool {
         let alone = group.size() == 1 && plan.scope == CommScope::Group;
         plan.steps.is_empty() || (alone && !(self.use_for_one_rank && id == GroupId::WORLD))
@@ -262,15 +262,15 @@ impl NcclTransport {
     }
 }
 
-/// Checks that the library supports the settings.
+/// Checks that the NCCL version supports the settings.
 fn check_version(config: &NcclConfig, library: &Library) -> Result<(), CommError> {
     let version = library.version();
     let mut groups = config.groups.iter();
     let limited = groups.find(|(_, group)| group.min_ctas.or(group.max_ctas).is_some());
     match limited {
         Some((group, _)) if version < Version::CTAS => Err(super::error(format!(
-            "nccl.groups.{group} sets CTAs, which NCCL {version} does not have for each communicator: expected at least {}, or no min_ctas and \
-             max_ctas",
+            "min_ctas and max_ctas of nccl.groups.{group} are not supported by NCCL {version}: update NCCL to at least \
+             {}, or remove them",
             Version::CTAS
         ))),
         _ => Ok(()),
@@ -414,7 +414,7 @@ impl DeviceTransport for NcclTransport {
         self.provider.takes(device)
     }
 
-    /// Returns false with context events. They make a started receive block all later calls.
+    /// Returns false if context events are used, because a started receive then blocks all later calls.
     fn allows_early_receives(&self) -> bool {
         self.provider.stream_order() != StreamOrder::Context
     }

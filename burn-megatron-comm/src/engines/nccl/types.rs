@@ -1,4 +1,4 @@
-//! NCCL's codes of types and reductions (`ncclDataType_t`, `ncclRedOp_t`).
+//! The numbers that NCCL uses for types and reductions (`ncclDataType_t`, `ncclRedOp_t`).
 
 use std::ffi::c_int;
 
@@ -9,12 +9,12 @@ use crate::call::ReduceOp;
 /// An element type of NCCL that the engine can use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NcclType {
-    /// A type that buffers support.
+    /// An element type that buffers support.
     Plain(DType),
-    /// 8-bit float with 4 exponent bits. Tensors and buffers do not support this type. Quantized values are sent as
+    /// An 8-bit float with 4 exponent bits. Tensors and buffers do not support this type. FP8 values are sent as
     /// [`DType::U8`], which cannot be summed.
     E4M3,
-    /// 8-bit float with 5 exponent bits. See [`E4M3`](Self::E4M3).
+    /// An 8-bit float with 5 exponent bits. See [`E4M3`](Self::E4M3).
     E5M2,
 }
 
@@ -53,7 +53,7 @@ impl NcclType {
         }
     }
 
-    /// Returns the first supported NCCL version with this type.
+    /// Returns the first supported NCCL version that has this type.
     pub fn min_version(self) -> Version {
         match self {
             Self::Plain(_) => Version::MIN,
@@ -62,7 +62,7 @@ impl NcclType {
     }
 }
 
-/// Returns the names of the types that a version supports, for example `"f64 f32 bf16 f16 i64 i32 u8"`.
+/// Returns the names of the types that an NCCL version supports, for example `"f64 f32 bf16 f16 i64 i32 u8"`.
 pub(super) fn names(version: Version) -> String {
     let had = NcclType::ALL
         .into_iter()
@@ -70,8 +70,8 @@ pub(super) fn names(version: Version) -> String {
     had.map(NcclType::name).collect::<Vec<_>>().join(" ")
 }
 
-/// Returns the `ncclRedOp_t` of a reduction. The order of a sum depends on NCCL's algorithm and not on the rank. A NaN
-/// does not always win a maximum or minimum.
+/// Returns the `ncclRedOp_t` of a reduction. The order of the additions in a sum depends on NCCL's algorithm and not on
+/// the rank. A maximum or minimum may not be NaN although one of the inputs is NaN.
 pub(super) fn reduction(op: ReduceOp) -> c_int {
     match op {
         ReduceOp::Sum => 0,
@@ -81,7 +81,7 @@ pub(super) fn reduction(op: ReduceOp) -> c_int {
     }
 }
 
-/// Checks the codes against the bindings that CubeCL is built with.
+/// Checks that the numbers match the bindings that CubeCL is built with.
 #[cfg(feature = "cuda")]
 const _: () = {
     use cudarc::nccl::sys::{ncclDataType_t as Type, ncclRedOp_t as Op};

@@ -1,4 +1,5 @@
-//! The NCCL versions that introduced functions, according to the release notes and the conditions in `nccl.h`.
+//! NCCL versions, and the first version that has each function, according to the release notes and the conditions in
+//! `nccl.h`.
 
 use std::ffi::c_int;
 use std::fmt;
@@ -26,8 +27,8 @@ impl Version {
     /// The first version with traffic classes (`trafficClass` of `ncclConfig_t`).
     #[cfg(test)]
     pub const TRAFFIC_CLASS: Self = Self::new(2, 25, 1);
-    /// The first version in which one thread may have several non-blocking groups in progress. In older versions, these
-    /// groups share the state of the thread (`ncclGroupEndInternal`).
+    /// The first version in which one thread may have several non-blocking NCCL groups in progress. In older versions,
+    /// the state of a group is stored per thread (`ncclGroupEndInternal`).
     pub const CONCURRENT_GROUPS: Self = Self::new(2, 27, 3);
     /// The first version with windows of symmetric memory (`ncclCommWindowRegister`).
     pub const WINDOWS: Self = Self::new(2, 27, 3);
@@ -40,7 +41,8 @@ impl Version {
         }
     }
 
-    /// Decodes a code of `ncclGetVersion`: 22703 is 2.27.3. Up to 2.8 the codes were shorter: 2708 is 2.7.8.
+    /// Decodes the version number that `ncclGetVersion` returns. For example, 22703 means 2.27.3. Up to version 2.8 the
+    /// numbers were shorter: 2708 means 2.7.8.
     pub fn from_code(code: c_int) -> Self {
         let code = code.unsigned_abs();
         match code {
@@ -49,7 +51,7 @@ impl Version {
         }
     }
 
-    /// Returns the code of `ncclGetVersion` for version 2.9 or newer.
+    /// Returns the number that `ncclGetVersion` returns for this version. The version must be 2.9 or newer.
     pub const fn code(self) -> u32 {
         self.major * 10_000 + self.minor * 100 + self.patch
     }

@@ -1,4 +1,4 @@
-//! One collective in flight, with the progress of each member's messages in the current round.
+//! A collective in flight, with the progress of the messages of each member in the current round.
 
 use std::sync::Arc;
 
@@ -14,16 +14,17 @@ use crate::error::CommError;
 use crate::process::ResultSlot;
 use burn_megatron_rendezvous::CallId;
 
-/// The state of one member's message in the current round.
+/// The progress of the message from one member in the current round.
 enum PeerProgress {
-    /// Nothing has arrived. Contains the slice for the member's elements if the member sends any.
+    /// No message has arrived from the member. Contains the slice that receives the elements, or `None` if the member
+    /// sends no elements.
     Pending(Option<ReceiveSlice>),
-    /// The control message has arrived, and the payload is in flight.
+    /// The control message has arrived, and the payload is being received.
     Receiving,
     Complete,
 }
 
-/// The state of a collective on one member.
+/// The state of a collective in flight on this rank.
 pub struct InFlightCollective {
     pub slot: Arc<ResultSlot>,
     group: Arc<Group>,
@@ -35,8 +36,8 @@ pub struct InFlightCollective {
     /// The number of payloads of this rank that have not been sent yet.
     sends_in_flight: usize,
     finish: Option<Box<dyn FnOnce() -> RoundOutcome>>,
-    /// Whether the members disagree. The call then stays in flight until all control messages have arrived, so that
-    /// each of them finds the call.
+    /// Whether the members have issued different calls. In this case, the collective stays in flight until all control
+    /// messages have arrived, so that each control message finds its collective.
     failed: bool,
 }
 
@@ -92,13 +93,13 @@ impl InFlightCollective {
         self.round
     }
 
-    /// Returns the index of a world rank in the group.
+    /// Returns the index in the group of the rank with the world rank `rank`.
     pub fn index_of(&self, rank: usize) -> Option<usize> {
         self.group.ranks().iter().position(|member| *member == rank)
     }
 
-    /// Returns the other members and their world ranks, starting after this rank, so that not all ranks send to the
-    /// first member first.
+    /// Returns the index and the world rank of each other member. The order starts after this rank, so that not all
+    /// ranks send to the same member first.
     pub fn other_members(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
         let (group, size) = (Arc::clone(&self.group), self.group.size());
         (1..size).map(move |step| {
@@ -107,7 +108,7 @@ impl InFlightCollective {
         })
     }
 
-    /// Returns the indices of the members whose message of this round has not arrived.
+    /// Returns the indices of the members whose message in this round has not arrived.
     pub fn missing(&self) -> Vec<usize> {
         let absent = |(index, peer): (usize, &PeerProgress)| {
             (!matches!(peer, PeerProgress::Complete)).then_some(index)
@@ -115,7 +116,7 @@ impl InFlightCollective {
         self.peers.iter().enumerate().filter_map(absent).collect()
     }
 
-    /// Fails the call with the first error. Later errors are ignored.
+    /// Fails the collective with its first error. Later errors are ignored.
     fn fail(&mut self, error: CommError) {
         if !self.failed {
             self.failed = true;
@@ -125,7 +126,8 @@ impl InFlightCollective {
         }
     }
 
-    /// Compares this rank's call with a call that arrived earlier. Returns an error if the calls differ.
+    /// Compares this rank's call with a control message that arrived before the call. Returns an error if the calls
+    /// differ.
     pub fn check_early(&self, index: usize, message: &ControlMessage) -> Option<CommError> {
         match message.header.payload_mode {
             PayloadMode::Rejected => decode_mismatch(&message.body, &self.group),
@@ -133,7 +135,7 @@ impl InFlightCollective {
         }
     }
 
-    /// Sends the mismatch to all other members instead of this rank's payloads, and fails the call.
+    /// Fails the collective. Sends the mismatch to all other members instead of this rank's payloads.
     pub fn reject<W: P2pTransport>(
         &mut self,
         requests: &mut RequestTable<W>,
@@ -148,7 +150,7 @@ impl InFlightCollective {
         Ok(())
     }
 
-    /// Sends this rank's messages of the round.
+    /// Sends this rank's messages of the current round.
     pub fn send_round<W: P2pTransport>(
         &mut self,
         requests: &mut RequestTable<W>,
@@ -172,7 +174,7 @@ impl InFlightCollective {
         ControlHeader::new(&self.signature, group, sequence, self.round, receiver)
     }
 
-    /// Handles the control message of a member for this round.
+    /// Handles the control message of a member for the current round.
     pub fn receive_control<W: P2pTransport>(
         &mut self,
         requests: &mut RequestTable<W>,
@@ -226,7 +228,7 @@ impl InFlightCollective {
         }
     }
 
-    /// Returns the error for an unexpected payload. If the calls match, this only happens if the ranks run different
+    /// Creates the error for an unexpected payload. If the calls match, this can only happen if the ranks run different
     /// programs.
     fn unexpected_payload<W: P2pTransport>(
         &self,
@@ -258,7 +260,8 @@ impl InFlightCollective {
         self.sends_in_flight -= 1;
     }
 
-    /// Returns the outcome of the round if the round is complete. The inner value is `None` if the members disagree.
+    /// Returns the outcome of the round if the round is complete. The inner value is `None` if the members have issued
+    /// different calls.
     pub fn take_outcome(&mut self) -> Option<Option<RoundOutcome>> {
         let is_complete = |peer: &PeerProgress| matches!(peer, PeerProgress::Complete);
         let is_over = self.sends_in_flight == 0 && self.peers.iter().all(is_complete);

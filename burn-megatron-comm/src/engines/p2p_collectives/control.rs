@@ -1,23 +1,23 @@
-//! The control message that precedes every payload, and its encoding.
+//! The control message that is sent before every payload, and its encoding.
 
 use crate::buffer::DType;
 use crate::error::CommError;
 use burn_megatron_rendezvous::GroupId;
 
-/// The maximum size of a control message. Together with the header that MPI adds, it fits into 4 KiB, which Open MPI
-/// sends eagerly through shared memory.
+/// The maximum size of a control message. Including the header that MPI adds, the message fits into 4 KiB, the size up
+/// to which Open MPI sends eagerly through shared memory.
 pub const MAX_CONTROL_BYTES: usize = 4032;
 
 /// The size of an encoded [`ControlHeader`].
 const HEADER_BYTES: usize = 64;
 
-/// The maximum size of a payload that is sent inside the control message.
+/// The maximum size of a payload that is sent as part of the control message.
 pub const MAX_INLINE_BYTES: usize = MAX_CONTROL_BYTES - HEADER_BYTES;
 
-/// The version of the encoding. All processes of a world must have the same version.
+/// The version of the encoding. All processes of a world must use the same version.
 const PROTOCOL_VERSION: u8 = 1;
 
-/// The operation of the sender. [`ControlHeader::arguments`] contains the other values that must be equal on all ranks.
+/// The operation of the sender. [`ControlHeader::arguments`] contains further values that must be equal on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::FromRepr)]
 #[repr(u8)]
 pub enum MessageKind {
@@ -35,14 +35,14 @@ pub enum MessageKind {
     Close,
 }
 
-/// The way in which the payload is sent.
+/// The method that is used to send the payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PayloadMode {
-    /// There is no payload. The body describes the call for error messages.
+    /// There is no payload. The body describes the call for use in error messages.
     None,
     /// The payload is the body of the control message.
     Inline,
-    /// The payload is sent separately with this tag.
+    /// The payload is sent as a separate message with this tag.
     Tagged { tag: u16, bytes: u64 },
     /// There is no payload, because the sender detected a mismatch. The body describes the mismatch.
     Rejected,
@@ -53,23 +53,24 @@ pub enum PayloadMode {
 pub struct ControlHeader {
     pub group: GroupId,
     pub sequence: u64,
-    /// The round of the call, starting at 0.
+    /// The round of the collective, counted from 0.
     pub round: u8,
     pub kind: MessageKind,
-    /// The arguments of the call:
-    /// - reduction: the index in [`ReduceOp::ALL`](crate::ReduceOp::ALL)
+    /// The arguments of the operation:
+    /// - reduction: the index of the reduction in [`ReduceOp::ALL`](crate::ReduceOp::ALL)
     /// - broadcast: the root
-    /// - all_to_all: the numbers of elements that the sender sends to the receiver of this message and expects from it
+    /// - all_to_all: the number of elements that the sender sends to the receiver of this message, and the number of
+    ///   elements that it expects from the receiver
     /// - split: hashes of the name and of the parts
     /// - send: the receiver
     pub arguments: [u64; 2],
     pub dtype: DType,
-    /// The length of the sender's call, in elements.
+    /// The length of the sender's input, in elements.
     pub len: u64,
     pub payload_mode: PayloadMode,
 }
 
-/// A header and its body.
+/// A control message, which consists of a header and a body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ControlMessage {
     pub header: ControlHeader,
@@ -98,7 +99,7 @@ impl PayloadMode {
 }
 
 impl ControlMessage {
-    /// Creates a message about the world instead of a call.
+    /// Creates a control message that belongs to the whole world and not to a call.
     pub fn for_world(kind: MessageKind, body: Vec<u8>) -> Self {
         let header = ControlHeader {
             group: GroupId::WORLD,
@@ -113,7 +114,7 @@ impl ControlMessage {
         Self { header, body }
     }
 
-    /// Encodes the message: little-endian numbers, then the codes, then the body.
+    /// Encodes the message: first the numbers in little-endian order, then the codes, then the body.
     pub fn encode(&self) -> Vec<u8> {
         let header = &self.header;
         let (kind, [a, b]) = (header.kind as u8, header.arguments);
@@ -131,7 +132,7 @@ impl ControlMessage {
         encoded
     }
 
-    /// Decodes a control message from the rank `from`.
+    /// Decodes a control message that was received from the rank `from`.
     ///
     /// # Errors
     /// [`CommError::Engine`] if the bytes are not a control message of this protocol version.

@@ -1,8 +1,8 @@
-//! Memory that stays in place while a transport reads or writes it. All `unsafe` code of `p2p_collectives` is in this
-//! module.
+//! Memory that stays at the same address while a transport reads or writes it. All `unsafe` code of `p2p_collectives`
+//! is in this module.
 //!
-//! Payloads are sent directly from the caller's buffer and received directly into the result. The values of this module
-//! never leave the thread that owns the transport.
+//! Payloads are sent directly from the caller's buffer and received directly into the result buffer. The values of this
+//! module never leave the thread that owns the transport.
 
 use std::cell::UnsafeCell;
 use std::mem;
@@ -14,7 +14,7 @@ use crate::buffer::Buffer;
 use crate::pool::PooledBuffer;
 use crate::with_elements;
 
-/// The elements that are sent to one rank. The buffer returns to its pool when its last slice is dropped.
+/// The elements of a buffer that are sent to one rank. The buffer returns to its pool when its last slice is dropped.
 #[derive(Debug)]
 pub struct SendSlice {
     source: Rc<PooledBuffer>,
@@ -22,7 +22,7 @@ pub struct SendSlice {
 }
 
 impl SendSlice {
-    /// Creates a slice of the elements `range` of `source`. Returns `None` if the range is empty.
+    /// Creates a slice of the elements of `source` in `range`. Returns `None` if the range is empty.
     pub fn new(source: &Rc<PooledBuffer>, range: Range<usize>) -> Option<Self> {
         let width = source.dtype().size_of();
         assert!(range.end <= source.len(), "the range lies in its buffer");
@@ -42,22 +42,22 @@ impl SendSlice {
     }
 }
 
-/// A buffer that receives the elements of several ranks.
+/// A buffer that receives elements from several ranks.
 #[derive(Debug)]
 pub struct ReceiveBuffer(Rc<UnsafeCell<PooledBuffer>>);
 
-/// The part of a [`ReceiveBuffer`] that receives the elements of one rank.
+/// The part of a [`ReceiveBuffer`] that receives the elements from one rank.
 #[derive(Debug)]
 pub struct ReceiveSlice {
     start: *mut u8,
     bytes: usize,
-    /// Keeps the memory alive.
+    /// A reference that keeps the memory alive.
     _landing: Rc<UnsafeCell<PooledBuffer>>,
 }
 
 impl ReceiveBuffer {
-    /// Splits a buffer into the ranges `slices`, in elements. The ranges must be ascending and disjoint. An empty range
-    /// returns `None`.
+    /// Splits a buffer into slices with the given ranges of elements. The ranges must be ascending and disjoint. For an
+    /// empty range, `None` is returned instead of a slice.
     pub fn split(
         mut buffer: PooledBuffer,
         slices: &[Range<usize>],
@@ -86,13 +86,13 @@ impl ReceiveBuffer {
         (Self(receive_buffer), slices)
     }
 
-    /// Splits a buffer with a single range.
+    /// Creates a receive buffer with a single slice.
     pub fn single(buffer: PooledBuffer, slice: Range<usize>) -> (Self, Option<ReceiveSlice>) {
         let (receive_buffer, mut slices) = Self::split(buffer, slice::from_ref(&slice));
         (receive_buffer, slices.pop().flatten())
     }
 
-    /// Returns the buffer. All slices must have been dropped.
+    /// Returns the buffer. All slices must have been dropped before.
     ///
     /// # Panics
     /// If a slice is still alive.
@@ -103,18 +103,18 @@ impl ReceiveBuffer {
 }
 
 impl ReceiveSlice {
-    /// Returns the size in bytes.
+    /// Returns the size of the slice in bytes.
     pub fn len(&self) -> usize {
         self.bytes
     }
 
-    /// Returns the address. While this value exists, the bytes are valid and nothing else accesses them.
+    /// Returns the address of the slice. While this value exists, the bytes are valid and nothing else accesses them.
     #[cfg_attr(not(feature = "mpi"), allow(dead_code, reason = "used by MPI"))]
     pub fn address(&self) -> *mut u8 {
         self.start
     }
 
-    /// Copies `bytes` into the slice.
+    /// Copies `bytes` into the slice and drops the slice.
     ///
     /// # Panics
     /// If the lengths differ.
@@ -126,7 +126,7 @@ impl ReceiveSlice {
     }
 }
 
-/// Takes the buffer out of its pool, so that it does not return to the pool.
+/// Removes the buffer from the control of its pool, so that it does not return to the pool.
 pub fn detach(mut lent: PooledBuffer) -> Buffer {
     let empty = Buffer::empty(lent.dtype());
     mem::replace(&mut *lent, empty)

@@ -1,4 +1,4 @@
-//! Sends and receives, matched by sequence number.
+//! Point-to-point sends and receives, which are matched by sequence number.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -13,14 +13,14 @@ use crate::error::CommError;
 use crate::pool::{BufferPool, PooledBuffer};
 use crate::process::{Job, ResultSlot};
 
-/// A receive whose payload is in flight.
+/// A receive whose payload is being received.
 pub struct PendingReceive {
     slot: Arc<ResultSlot>,
     landing: ReceiveBuffer,
 }
 
 impl PendingReceive {
-    /// Returns the complete message to the rank that waits for it.
+    /// Passes the complete message to the rank that waits for it.
     pub fn complete(self, pool: &BufferPool) {
         complete(self.slot, detach(self.landing.into_inner()), pool);
     }
@@ -30,7 +30,7 @@ impl PendingReceive {
     }
 }
 
-/// Puts a result into its slot. If no handle waits for the slot, the memory returns to the pool.
+/// Puts a result into its slot. If no handle uses the slot, the memory of the result returns to the pool.
 pub fn complete(slot: Arc<ResultSlot>, result: Buffer, pool: &BufferPool) {
     match Arc::try_unwrap(slot) {
         Ok(_unwanted) => pool.give(result),
@@ -38,7 +38,7 @@ pub fn complete(slot: Arc<ResultSlot>, result: Buffer, pool: &BufferPool) {
     }
 }
 
-/// Starts a send. The send is buffered, so the call is complete for the sender.
+/// Starts a send. The message is buffered, so the send is complete for the sender.
 pub fn send<W: P2pTransport>(
     requests: &mut RequestTable<W>,
     job: Job,

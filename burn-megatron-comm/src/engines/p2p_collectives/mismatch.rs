@@ -1,4 +1,4 @@
-//! Compares the call in a control message with the call of this rank.
+//! The comparison of the call in a control message with the call of this rank.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,10 +8,10 @@ use crate::communicator::Group;
 use crate::error::CommError;
 use burn_megatron_rendezvous::GroupId;
 
-/// The maximum length of a call's description in a control message.
+/// The maximum number of bytes of the description of a call in a control message.
 const MAX_DESCRIPTION_BYTES: usize = 1200;
 
-/// Returns the kind and the arguments of a call, as sent to the member `receiver`.
+/// Returns the kind and the arguments of a call, as they are sent to the member `receiver`.
 fn kind_of(operation: &Operation, receiver: usize) -> (MessageKind, [u64; 2]) {
     let reduction = |op: ReduceOp| [op as u64, 0];
     match operation {
@@ -57,8 +57,8 @@ impl ControlHeader {
         }
     }
 
-    /// Returns the signature of the sender's call, as far as the header contains it. For an all_to_all, it contains
-    /// only the counts for the receiver. Returns `None` for a split.
+    /// Returns the fingerprint of the sender's call, as far as the header contains it. For an all_to_all, the
+    /// fingerprint contains only the counts for this receiver. Returns `None` for a split.
     fn signature(&self, group: &Group) -> Option<Signature> {
         let for_receiver = |count: u64| {
             let mut counts = vec![0; group.size()];
@@ -110,8 +110,8 @@ impl ControlMessage {
         }
     }
 
-    /// Returns why the member `sender` and this rank are not in the same call, or `None` if they are. `own` is the call
-    /// of this rank.
+    /// Returns the reason why the calls of the member `sender` and of this rank do not match, or `None` if they match.
+    /// `own` is the call of this rank.
     fn mismatch_reason(&self, sender: usize, own: &Signature, group: &Group) -> Option<String> {
         let differ = |what: &str| Some(format!("the {what} differ"));
         match (self.header.kind, &own.operation) {
@@ -142,7 +142,7 @@ impl ControlMessage {
         }
     }
 
-    /// Returns an error if the call of `sender`, a member of the group, differs from the call of this rank.
+    /// Returns an error if the call of the member `sender` does not match the call of this rank.
     pub fn mismatch(
         &self,
         sender: usize,
@@ -170,7 +170,8 @@ impl ControlMessage {
     }
 }
 
-/// Returns the description of a split for a control message. The header contains only hashes of the arguments.
+/// Returns the description of a split for the body of a control message. The header contains only hashes of its
+/// arguments.
 pub fn split_description(signature: &Signature, group: &Group) -> Vec<u8> {
     match signature.operation {
         Operation::Split { .. } => shorten(signature.describe(group)).into_bytes(),
@@ -186,7 +187,7 @@ fn shorten(mut text: String) -> String {
     text
 }
 
-/// A mismatch between two ranks, as sent in a control message.
+/// A mismatch between two ranks, in the form in which it is sent in a control message.
 #[derive(Serialize, Deserialize)]
 struct EncodedMismatch {
     sequence: u64,

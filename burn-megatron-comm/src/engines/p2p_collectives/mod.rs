@@ -1,16 +1,16 @@
-//! Collectives that are composed of point-to-point messages between processes, over any [`P2pTransport`].
+//! Collectives between processes that are composed of point-to-point messages. They work with any [`P2pTransport`].
 //!
-//! The collectives of a message-passing library have weaker guarantees than a [`Communicator`](crate::Communicator).
-//! Ranks with different calls hang or get wrong data. The order of a reduction is not defined. The collectives of
-//! overlapping groups must be started in one order.
+//! The collectives of a message-passing library guarantee less than a [`Communicator`](crate::Communicator). If ranks
+//! issue different calls, they hang or get wrong data. The order of the additions in a reduction is not defined. The
+//! collectives of groups that share ranks must be started in one order.
 //!
-//! Here, a collective consists of one or two rounds of messages ([`rounds`]). Each message begins with a [`control`]
-//! message that contains the sender's call. The receiver compares this call with its own call ([`mismatch`]). Control
-//! messages that arrive before the local call are kept until the call is made. A payload that does not fit into the
-//! control message is sent with a separate tag, so that it blocks no other message. [`reduce`](crate::engines::reduce)
-//! reduces in group order.
+//! In this module, a collective consists of one or two rounds of messages ([`rounds`]). Each message begins with a
+//! [`control`] message, which contains the sender's call. The receiver compares this call with its own call
+//! ([`mismatch`]). A control message that arrives before the rank has issued the call is kept until then. A payload
+//! that does not fit into the control message is sent with a separate tag, so that it does not block other messages.
+//! [`reduce`](crate::engines::reduce) reduces in group order.
 //!
-//! While the rank computes, one thread of the process owns the transport, moves the messages and reduces
+//! One thread of the process owns the transport. It transfers the messages and reduces while the rank computes
 //! ([`progress`]).
 
 mod collective;

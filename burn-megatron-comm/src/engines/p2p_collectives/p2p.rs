@@ -1,17 +1,17 @@
-//! The interface of one process to point-to-point messages between the processes of a world.
+//! The interface for point-to-point messages between the processes of a world.
 
 use super::memory::{ReceiveSlice, SendSlice};
 use crate::error::CommError;
 
-/// The identifier of a started send or receive.
+/// The identifier of a send or receive that was started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RequestId(pub u64);
 
-/// The tag of a payload, starting at 1.
+/// The tag of a payload, counted from 1.
 pub type Tag = u16;
 
-/// The number of tags that an ordered pair of ranks can use at the same time. The MPI standard (4.1, section 9.1.2)
-/// guarantees tags up to 32,767.
+/// The number of tags that can be in use at the same time for messages from one rank to another. The MPI standard (4.1,
+/// section 9.1.2) guarantees tags up to 32,767.
 pub const MAX_TAGS: Tag = 32_000;
 
 /// An event of a transport.
@@ -19,20 +19,21 @@ pub const MAX_TAGS: Tag = 32_000;
 pub enum P2pEvent {
     /// A control message was received.
     Control {
-        /// The world rank that sent it.
+        /// The world rank that sent the message.
         from: usize,
         /// The encoded message.
         bytes: Vec<u8>,
     },
-    /// A send or receive is complete, and its memory has been released.
+    /// A send or a receive is complete, and its memory has been released.
     Completed(RequestId),
 }
 
 /// A transport for short control messages and for payloads. Control messages are received without a request. Payloads
-/// are received on request. Ranks are world ranks.
+/// are received only on request. Ranks are world ranks.
 ///
-/// No method waits, except [`finish`](Self::finish). The control messages of one rank arrive in order. A dropped
-/// transport leaks the memory of requests in flight, because this memory may still be written.
+/// No method blocks, except [`finish`](Self::finish). Control messages from the same rank arrive in the order in which
+/// they were sent. A transport that is dropped leaks the memory of requests in flight, because this memory may still be
+/// written.
 ///
 /// After an error, the transport cannot be used anymore.
 pub trait P2pTransport {
@@ -45,8 +46,8 @@ pub trait P2pTransport {
     /// Sends a control message of at most [`MAX_CONTROL_BYTES`](super::control::MAX_CONTROL_BYTES) bytes.
     fn send_control(&mut self, to: usize, bytes: Vec<u8>) -> Result<(), CommError>;
 
-    /// Sends a payload. The send completes only after the receiver has started to receive it, so the tag can be reused
-    /// afterwards.
+    /// Sends a payload. The send completes only after the receiver has started to receive the payload, so the tag can
+    /// be reused after that.
     fn send(
         &mut self,
         to: usize,
@@ -55,7 +56,7 @@ pub trait P2pTransport {
         request: RequestId,
     ) -> Result<(), CommError>;
 
-    /// Receives the payload with this tag. Its size must be the size of the slice.
+    /// Receives the payload with this tag. The payload must have the same size as the slice.
     fn receive(
         &mut self,
         from: usize,
@@ -64,12 +65,12 @@ pub trait P2pTransport {
         request: RequestId,
     ) -> Result<(), CommError>;
 
-    /// Appends the events since the last call.
+    /// Appends the events that have occurred since the last call to `events`.
     fn poll(&mut self, events: &mut Vec<P2pEvent>) -> Result<(), CommError>;
 
-    /// Returns whether everything that was started is complete, including control messages.
+    /// Returns whether all operations that were started are complete, including control messages.
     fn is_idle(&self) -> bool;
 
-    /// Closes the transport of an idle rank. Collective: call on all ranks.
+    /// Closes a transport that is idle. Collective: call on all ranks.
     fn finish(self) -> Result<(), CommError>;
 }

@@ -1,4 +1,4 @@
-//! The thread that owns the transport.
+//! The thread that owns the transport of a process.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -14,18 +14,19 @@ use crate::process::Job;
 use crate::world::from_panic;
 use burn_megatron_rendezvous::CallId;
 
-/// The time for which the thread polls without sleeping. It yields between two polls. Without the yield it is not
-/// faster if a core is free, and half as fast if no core is free.
+/// The time for which the thread polls without sleeping. The thread yields between two polls. Without the yield,
+/// polling is not faster if a CPU core is free, and half as fast if no core is free.
 const SPIN_TIME: Duration = Duration::from_micros(500);
-/// The same time while payloads are in flight. Some transports make progress only while they are polled.
+/// The time for which the thread polls without sleeping while payloads are in flight. Some transports make progress
+/// only while they are polled.
 const TRANSFER_SPIN_TIME: Duration = Duration::from_millis(5);
-/// The sleep time between two polls after this time.
+/// The sleep time between two polls after the time without sleeping is over.
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
-/// The sleep time while nothing is in flight. A call wakes the thread, but a transport may have to do work for other
-/// ranks, for example accept a connection.
+/// The sleep time between two polls while nothing is in flight. A call wakes the thread, but a transport may have to do
+/// work for other ranks, for example accept a connection.
 const IDLE_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// A command of the rank to the thread.
+/// A command that the rank sends to the thread.
 pub enum ProgressCommand {
     Start(Vec<Job>),
     Missing(CallId, Sender<Option<Vec<usize>>>),
@@ -74,7 +75,8 @@ pub fn serve<W: P2pTransport>(mut worker: ProgressWorker<W>, engine: &str) {
     worker.fail(&error);
 }
 
-/// Returns the sleep time after this idle time, or `None` if the thread should not sleep yet.
+/// Returns the sleep time before the next poll, given the time since the last event. Returns `None` if the thread
+/// should not sleep.
 fn delay(activity: Activity, idle_time: Duration) -> Option<Duration> {
     let (patience, delay) = match activity {
         Activity::Transferring => (TRANSFER_SPIN_TIME, POLL_INTERVAL),
@@ -84,7 +86,8 @@ fn delay(activity: Activity, idle_time: Duration) -> Option<Duration> {
     (idle_time >= patience).then_some(delay)
 }
 
-/// Returns the next command, or `None` if no command arrives within `delay`. Returns an error if the sender is gone.
+/// Returns the next command, or `None` if no command arrives within `delay`. Returns an error if the sender of commands
+/// was dropped.
 fn next(
     commands: &Receiver<ProgressCommand>,
     delay: Option<Duration>,
@@ -118,7 +121,7 @@ impl<W: P2pTransport> ProgressWorker<W> {
         }
     }
 
-    /// Polls the commands and the transport. The longer nothing happens, the less often it polls.
+    /// Handles commands and polls the transport until the thread ends. The thread polls less often if nothing happens.
     fn run(&mut self) -> Result<ExitReason, CommError> {
         let mut last = Instant::now();
         loop {
@@ -170,7 +173,7 @@ impl<W: P2pTransport> ProgressWorker<W> {
         Ok(())
     }
 
-    /// Fails every call in flight and every command that is sent later.
+    /// Fails every call in flight, and every command that is sent later.
     fn fail(mut self, error: &CommError) {
         self.state.fail_all(error);
         if let Some(reply) = self.closing {

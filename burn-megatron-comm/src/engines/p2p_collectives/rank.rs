@@ -1,4 +1,4 @@
-//! All calls of one rank that are in flight, and their progress when messages arrive.
+//! The calls of one rank that are in flight, and their progress when messages arrive.
 
 use std::collections::{HashMap, VecDeque};
 use std::mem;
@@ -17,36 +17,37 @@ use crate::pool::{BufferPool, PooledBuffer};
 use crate::process::{Job, ResultSlot};
 use burn_megatron_rendezvous::CallId;
 
-/// The key of a control message that arrived before the local call.
+/// The key of a control message that arrived before this rank issued the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct EarlyMessage {
     call: CallId,
-    /// The round of a collective, or `None` for a message.
+    /// The round of a collective, or `None` for a point-to-point message.
     round: Option<u8>,
     from: usize,
 }
 
-/// The kind of event that the thread waits for.
+/// The kind of event for which the thread waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activity {
-    /// The thread waits for nothing.
+    /// The thread waits for no event.
     Idle,
-    /// The thread waits for control messages of other ranks, or for its own control messages to be sent.
+    /// The thread waits for control messages from other ranks, or until its own control messages have been sent.
     Waiting,
-    /// The thread waits for payloads in flight.
+    /// The thread waits for payloads that are in flight.
     Transferring,
 }
 
 pub type Reply<T> = Sender<Result<T, CommError>>;
 
-/// Bytes received from rank 0, and the callers that wait for them.
+/// The byte strings that were received from rank 0, and the callers that wait for them.
 #[derive(Default)]
 struct ShareQueue {
     received: VecDeque<Vec<u8>>,
     waiting: VecDeque<Reply<Vec<u8>>>,
 }
 
-/// Passes the control messages of a collective's round that arrived before the collective.
+/// Passes control messages to a collective that arrived before the collective was started. Passes only the messages of
+/// the current round.
 fn receive_early<W: P2pTransport>(
     requests: &mut RequestTable<W>,
     early: &mut HashMap<EarlyMessage, ControlMessage>,
@@ -68,12 +69,12 @@ fn fail(slot: &Weak<ResultSlot>, error: &CommError) {
     }
 }
 
-/// The collectives and messages of one rank.
+/// The state of the collectives and messages of one rank.
 pub struct RankState<W> {
     requests: RequestTable<W>,
     pool: Arc<BufferPool>,
     collectives: HashMap<CallId, InFlightCollective>,
-    /// The receives whose message has not arrived, by call and sender.
+    /// The receives whose message has not arrived, keyed by call and sender.
     receives: HashMap<(CallId, usize), Job>,
     early: HashMap<EarlyMessage, ControlMessage>,
     shared: ShareQueue,
@@ -174,7 +175,7 @@ impl<W: P2pTransport> RankState<W> {
         Ok(())
     }
 
-    /// Polls the transport. Returns whether there was an event.
+    /// Polls the transport and handles its events. Returns whether there was an event.
     pub fn poll(&mut self) -> Result<bool, CommError> {
         let mut events = mem::take(&mut self.events);
         self.requests.transport.poll(&mut events)?;
@@ -283,7 +284,7 @@ impl<W: P2pTransport> RankState<W> {
         }
     }
 
-    /// Returns the ranks that have not closed.
+    /// Returns the ranks that have not sent their last control message.
     pub fn unclosed(&self) -> Vec<usize> {
         let own = self.requests.transport.rank();
         let open = |rank: &usize| *rank != own && !self.closed.contains(rank);
@@ -296,7 +297,7 @@ impl<W: P2pTransport> RankState<W> {
         self.collectives.get(&call).map(InFlightCollective::missing)
     }
 
-    /// Sends bytes from rank 0 to all other ranks. The other ranks wait for these bytes.
+    /// Broadcasts bytes from rank 0 to all other ranks, which wait for these bytes.
     pub fn share(
         &mut self,
         bytes: Option<Vec<u8>>,
@@ -344,7 +345,7 @@ impl<W: P2pTransport> RankState<W> {
         }
     }
 
-    /// Informs all ranks that this rank makes no more calls.
+    /// Informs all ranks that this rank issues no more calls.
     pub fn close(&mut self) -> Result<(), CommError> {
         if !mem::replace(&mut self.closing, true) {
             self.send_control_to_all(&ControlMessage::for_world(MessageKind::Close, Vec::new()))?;
@@ -352,7 +353,7 @@ impl<W: P2pTransport> RankState<W> {
         Ok(())
     }
 
-    /// Returns whether every rank has closed and all messages are complete.
+    /// Returns whether every rank has sent its last control message and all messages are complete.
     pub fn is_closed(&mut self) -> Result<bool, CommError> {
         if !self.closing || self.closed.len() + 1 < self.requests.transport.size() {
             return Ok(false);
@@ -372,7 +373,7 @@ impl<W: P2pTransport> RankState<W> {
         self.requests.transport.finish()
     }
 
-    /// Fails every call.
+    /// Fails every call in flight.
     pub fn fail_all(&mut self, error: &CommError) {
         let collectives = self.collectives.values().map(|collective| &collective.slot);
         let receives = self.receives.values().map(|job| &job.slot);

@@ -1,4 +1,4 @@
-//! The sends and receives in flight, with their purposes.
+//! The sends and receives in flight, with the purpose of each.
 
 use std::collections::{HashMap, HashSet};
 
@@ -13,28 +13,28 @@ use burn_megatron_rendezvous::CallId;
 
 /// The purpose of a payload in flight.
 pub enum RequestKind {
-    /// A payload that this rank sends. `call` is the collective, or `None` for a message.
+    /// A payload that this rank sends. `call` is the collective, or `None` for a point-to-point message.
     Send {
         to: usize,
         tag: Tag,
         call: Option<CallId>,
     },
-    /// A payload of a collective from the member at this index.
+    /// A payload of a collective that is received from the member with this index.
     CollectiveReceive { call: CallId, index: usize },
-    /// The payload of a receive.
+    /// The payload of a point-to-point message that is received.
     MessageReceive(PendingReceive),
     /// A payload that is received and then dropped.
     Discarded,
 }
 
-/// The content that follows a header.
+/// The content that follows the header of a control message.
 pub enum MessageBody {
     Payload(Option<SendSlice>),
     Description(Vec<u8>),
     Rejection(Vec<u8>),
 }
 
-/// The tags of the payloads in flight to one rank.
+/// An allocator of tags for the payloads in flight to one rank.
 #[derive(Default)]
 struct TagAllocator {
     last: Tag,
@@ -50,7 +50,7 @@ pub struct RequestTable<W> {
 }
 
 impl TagAllocator {
-    /// Returns a tag that no payload in flight uses, or `None` if all tags are in use.
+    /// Returns a tag that is not in use by a payload in flight, or `None` if all tags are in use.
     fn next(&mut self) -> Option<Tag> {
         if self.used.len() == usize::from(MAX_TAGS) {
             return None;
@@ -78,12 +78,12 @@ impl<W: P2pTransport> RequestTable<W> {
         }
     }
 
-    /// Returns whether payloads are in flight.
+    /// Returns whether any payloads are in flight.
     pub fn has_transfers(&self) -> bool {
         !self.in_flight.is_empty()
     }
 
-    /// Returns whether everything that was started is complete.
+    /// Returns whether all sends and receives that were started are complete.
     pub fn is_idle(&self) -> bool {
         !self.has_transfers() && self.transport.is_idle()
     }
@@ -93,7 +93,7 @@ impl<W: P2pTransport> RequestTable<W> {
         CommError::engine(self.engine, message)
     }
 
-    /// Sends a control message with its payload. Returns whether the payload is sent separately.
+    /// Sends a control message and its payload. Returns whether the payload is sent as a separate message.
     pub fn send(
         &mut self,
         to: usize,
@@ -111,8 +111,7 @@ impl<W: P2pTransport> RequestTable<W> {
             MessageBody::Payload(Some(payload)) => {
                 let tag = self.tags[to].next().ok_or_else(|| {
                     self.error(format!(
-                        "rank {to} has {MAX_TAGS} messages in flight, the most that are possible, and receives none \
-                         of them"
+                        "rank {to} has {MAX_TAGS} messages in flight, which is the maximum, and receives none of them"
                     ))
                 })?;
                 let bytes = payload.bytes().len() as u64;
@@ -137,7 +136,7 @@ impl<W: P2pTransport> RequestTable<W> {
         }
     }
 
-    /// Starts the receive of a payload.
+    /// Starts to receive a payload.
     pub fn receive(
         &mut self,
         from: usize,
@@ -162,7 +161,7 @@ impl<W: P2pTransport> RequestTable<W> {
         }
     }
 
-    /// Removes a completed request.
+    /// Removes a completed request and returns its purpose.
     pub fn complete(&mut self, request: RequestId) -> Option<RequestKind> {
         let kind = self.in_flight.remove(&request);
         if let Some(RequestKind::Send { to, tag, .. }) = &kind {
@@ -171,7 +170,7 @@ impl<W: P2pTransport> RequestTable<W> {
         kind
     }
 
-    /// Fails the receives whose messages are in flight.
+    /// Fails the receives whose payloads are in flight.
     pub fn fail_receives(&self, error: &CommError) {
         for kind in self.in_flight.values() {
             if let RequestKind::MessageReceive(pending) = kind {

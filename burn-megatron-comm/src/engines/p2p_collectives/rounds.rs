@@ -1,14 +1,15 @@
-//! The algorithms of the collectives: the elements that each rank sends to other ranks in each round.
+//! The algorithms of the collectives, which determine the elements that each rank sends to other ranks in each round.
 //!
-//! In a round, each member sends at most one payload to each other member, and receives at most one payload from it.
-//! Nothing is forwarded. Each payload travels once, from the rank that has it to the rank that needs it.
+//! In a round, each member sends at most one payload to each other member, and receives at most one payload from each
+//! other member. No rank forwards data: each payload is sent directly from the rank that has it to the rank that needs
+//! it.
 //!
-//! - A short all_reduce takes one round. Each rank receives all inputs and reduces them. A long all_reduce is a
-//!   reduce_scatter followed by an all_gather of the chunks (Rabenseifner 2004, doi:10.1007/978-3-540-24685-5_1). A
-//!   rank then sends `2 n (size - 1) / size` elements instead of `n (size - 1)`.
-//! - A long broadcast is a scatter followed by an all_gather (van de Geijn; Thakur, Rabenseifner and Gropp 2005,
-//!   doi:10.1177/1094342005051521). The root sends `2 n (size - 1) / size` elements. A tree would keep the root and
-//!   each inner rank busy for `n log2(size)` elements.
+//! - A short all_reduce takes one round, in which each rank receives all inputs and reduces them. A long all_reduce
+//!   consists of a reduce_scatter and an all_gather of the chunks (Rabenseifner 2004, doi:10.1007/978-3-540-24685-5_1).
+//!   In a long all_reduce, a rank sends `2 n (size - 1) / size` elements instead of `n (size - 1)`.
+//! - A long broadcast consists of a scatter and an all_gather (van de Geijn; Thakur, Rabenseifner and Gropp 2005,
+//!   doi:10.1177/1094342005051521). The root sends `2 n (size - 1) / size` elements. In a tree, the root and each inner
+//!   rank would send up to `n log2(size)` elements.
 //! - All other collectives take one round.
 
 use std::ops::Range;
@@ -23,14 +24,14 @@ use crate::communicator::Group;
 use crate::engines::reduce::reduce_into;
 use crate::pool::{BufferPool, PooledBuffer};
 
-/// The maximum size of a broadcast, in bytes, for which the root sends all elements to every member.
+/// The maximum size in bytes of a broadcast in which the root sends all elements to every member.
 const MAX_FLAT_BROADCAST_BYTES: usize = 64 << 10;
 
 /// The messages of one round, indexed by the other member.
 pub struct Round {
     pub sends: Vec<Option<SendSlice>>,
     pub receives: Vec<Option<ReceiveSlice>>,
-    /// Called when all messages of the round are complete.
+    /// A function that is called when all messages of the round are complete.
     pub finish: Box<dyn FnOnce() -> RoundOutcome>,
 }
 
@@ -80,7 +81,7 @@ pub fn first_round(
     }
 }
 
-/// Builds the rounds of one member.
+/// A builder of the rounds of one member.
 #[derive(Clone)]
 struct RoundBuilder {
     dtype: DType,
@@ -91,7 +92,7 @@ struct RoundBuilder {
 }
 
 impl RoundBuilder {
-    /// Returns a value for each other member, and `None` for this member.
+    /// Calls `value` for each other member. Returns `None` at the index of this member.
     fn per_peer<T>(&self, value: impl Fn(usize) -> Option<T>) -> Vec<Option<T>> {
         let others = |index| {
             if index == self.own {
@@ -103,7 +104,8 @@ impl RoundBuilder {
         (0..self.size).map(others).collect()
     }
 
-    /// Returns the ranges of the chunks, as even as possible. The first chunks have one more element.
+    /// Returns the ranges of the chunks. If the elements cannot be divided evenly, the first chunks have one more
+    /// element.
     fn chunks(&self) -> Vec<Range<usize>> {
         let (least, more) = (self.len / self.size, self.len % self.size);
         let start = |index: usize| index * least + index.min(more);
@@ -116,7 +118,7 @@ impl RoundBuilder {
         PooledBuffer::new(self.pool.take(self.dtype, len), &self.pool)
     }
 
-    /// Sends control messages without payloads.
+    /// Builds a barrier, in which control messages without payloads are sent.
     fn barrier(&self) -> Round {
         Round {
             sends: self.per_peer(|_| None),
@@ -126,7 +128,7 @@ impl RoundBuilder {
     }
 
     /// Builds an all-gather, in which every member receives the pieces of all members. `piece` is the piece of this
-    /// rank. `ranges` are the positions of the pieces in the result.
+    /// rank. `ranges` contains the position of each piece in the result.
     fn gather(&self, piece: Rc<PooledBuffer>, ranges: &[Range<usize>]) -> Round {
         let mut result = self.allocate(ranges[self.size - 1].end);
         result.copy_from(ranges[self.own].start, &piece, 0..piece.len());
@@ -138,7 +140,7 @@ impl RoundBuilder {
         }
     }
 
-    /// Splits `buffer` into slices for the ranges of the other members.
+    /// Splits `buffer` into slices that receive the ranges from the other members.
     fn receive_from_peers(
         &self,
         buffer: PooledBuffer,
@@ -225,7 +227,7 @@ impl RoundBuilder {
         }
     }
 
-    /// Builds a broadcast in two rounds. The root scatters the chunks, and then all other members gather them.
+    /// Builds a broadcast in two rounds. First the root scatters the chunks, and then all other members gather them.
     fn broadcast_long(self, input: PooledBuffer, root: usize) -> Round {
         let chunks = self.chunks();
         if self.own == root {
@@ -282,7 +284,7 @@ impl RoundBuilder {
     }
 }
 
-/// Reduces the received buffers in group order, into the memory of the first buffer.
+/// Reduces the received buffers in group order. The result uses the memory of the first buffer.
 fn reduced(buffers: Vec<ReceiveBuffer>, op: ReduceOp) -> PooledBuffer {
     let mut contributions = buffers.into_iter().map(ReceiveBuffer::into_inner);
     let mut first = contributions.next().expect("a group has members");
@@ -295,7 +297,7 @@ fn reduced(buffers: Vec<ReceiveBuffer>, op: ReduceOp) -> PooledBuffer {
     first
 }
 
-/// Returns the sent buffer. All slices of the buffer must have been sent.
+/// Returns the buffer that was sent. All slices of the buffer must have been sent.
 fn into_buffer(input: Rc<PooledBuffer>) -> Buffer {
     detach(Rc::into_inner(input).expect("all slices of the input are dropped"))
 }

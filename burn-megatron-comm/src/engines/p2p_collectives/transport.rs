@@ -1,4 +1,4 @@
-//! The interface of the rank to the thread that owns the transport.
+//! The interface between a rank and the thread that owns the transport.
 
 use std::fmt;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ pub struct P2pCollectives {
 }
 
 impl P2pCollectives {
-    /// Opens a point-to-point transport on a new thread. `open` returns the transport and the description of the
+    /// Starts a thread that opens a point-to-point transport. `open` returns the transport and a description of the
     /// engine.
     ///
     /// # Errors
@@ -87,24 +87,23 @@ impl P2pCollectives {
         })
     }
 
-    /// Returns this rank.
+    /// Returns the rank of this process.
     #[cfg_attr(not(feature = "mpi"), allow(dead_code, reason = "for the rank in MPI"))]
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// Returns the number of ranks.
+    /// Returns the number of ranks in the world.
     #[cfg_attr(not(feature = "mpi"), allow(dead_code, reason = "for the rank in MPI"))]
     pub fn size(&self) -> usize {
         self.size
     }
 
-    /// Broadcasts bytes from rank 0. Other ranks pass `None`. This is for data that the ranks need before they can make
-    /// calls.
+    /// Broadcasts bytes from rank 0. Other ranks pass `None`. The ranks need these bytes before they can issue calls.
     ///
     /// # Errors
-    /// [`CommError::Engine`] if rank 0 sends nothing within `timeout`, or if the transport fails. Also if the bytes do
-    /// not fit into a control message (about 3.9 KiB).
+    /// [`CommError::Engine`] if rank 0 sends nothing within `timeout`, if the transport fails, or if the bytes do not
+    /// fit into a control message (about 3.9 KiB).
     pub fn share(
         &self,
         from_rank_0: Option<&[u8]>,
@@ -127,7 +126,7 @@ impl P2pCollectives {
         })
     }
 
-    /// Returns the reply of the thread. `late` creates the error message for a missing reply.
+    /// Returns the reply of the thread. `late` creates the error message if there is no reply.
     fn reply_within<T>(
         &self,
         timeout: Duration,
@@ -151,7 +150,7 @@ impl P2pCollectives {
         CommError::engine(self.engine, message)
     }
 
-    /// Describes why this rank cannot close yet.
+    /// Describes the reason why this rank cannot close the transport yet.
     fn close_blocker(&self) -> String {
         let (reply, answer) = mpsc::channel();
         let ranks = match self.submit(ProgressCommand::Unclosed(reply)) {

@@ -1,10 +1,10 @@
-//! Reductions in a fixed order: a tree over neighbors, in group order.
+//! Reductions in a fixed order: a binary tree over adjacent inputs, in group order.
 //!
-//! The tree first combines contributions 0 and 1, 2 and 3, and so on. Then it combines pairs of results, and so on. A
-//! contribution without a partner moves up a level unchanged.
+//! The tree first combines the inputs of ranks 0 and 1, ranks 2 and 3, and so on. Then it combines pairs of results,
+//! and so on. An input without a partner moves up one level unchanged.
 //!
-//! A reduction can run over inner groups of 2^k neighbors and then over their results. It takes the same steps as a
-//! single reduction over all ranks, so both give bit-equal results.
+//! A reduction can first run over inner groups of 2^k adjacent ranks and then over the results of these groups. It
+//! performs the same additions as a single reduction over all ranks, so both results are bit-identical.
 
 use std::ops::Range;
 
@@ -17,11 +17,12 @@ use tree::{Accumulator, OtherInputs, ReduceElement, chunk_at};
 mod tests;
 mod tree;
 
-/// The number of elements that are reduced at a time. The partial results of a chunk, one per level of the tree, then
-/// stay in the L1 cache during the reduction.
+/// The number of elements that are reduced at a time. With this number, the partial results of a chunk, one per level
+/// of the tree, stay in the L1 cache.
 const CHUNK: usize = 512;
 
-/// Reduces `rest` in order into `first`, which is the first contribution. All buffers have the same type and length.
+/// Reduces the buffers in `rest` into `first`, in order. `first` is the first input. All buffers have the same type and
+/// length.
 pub(crate) fn reduce_into(first: &mut Buffer, rest: &[&Buffer], op: ReduceOp) {
     with_elements!(first, values => {
         let rest: Vec<&[_]> = rest.iter().map(|buffer| typed(buffer)).collect();
@@ -29,8 +30,8 @@ pub(crate) fn reduce_into(first: &mut Buffer, rest: &[&Buffer], op: ReduceOp) {
     });
 }
 
-/// Reduces the elements `range` of buffers with the same type and length into `result`. `result` has the type of the
-/// inputs and the length of the range.
+/// Reduces the elements in `range` of several buffers into `result`. The buffers have the same type and length.
+/// `result` has the type of the buffers and the length of the range.
 pub(crate) fn reduce_range(
     inputs: &[&Buffer],
     range: Range<usize>,
@@ -43,11 +44,12 @@ pub(crate) fn reduce_range(
     });
 }
 
-/// Sums the `parts` equal parts of a 16-bit buffer into `sums`, which has the length of one part. The order is the
-/// order of a reduction over `parts` ranks. No sum is rounded to 16 bits.
+/// Splits a 16-bit buffer into `parts` parts of equal length and sums the parts element by element into `sums`. The
+/// length of `sums` is the length of one part. The order of the additions is the order of a reduction over `parts`
+/// ranks. The sums are not rounded to 16 bits.
 ///
 /// # Panics
-/// If the type is not a 16-bit float, or if the lengths do not match.
+/// If the element type is not a 16-bit float, or if the lengths do not match.
 pub fn sum_parts_in_f32(whole: &Buffer, parts: usize, sums: &mut [f32]) {
     assert_eq!(whole.len(), parts * sums.len(), "the parts fit the sums");
     match whole {
@@ -71,7 +73,7 @@ fn sum_in_f32<T: ReduceElement<Sum = f32>>(whole: &[T], parts: usize, sums: &mut
     }
 }
 
-/// Reduces `rest` into `values`. The first contribution is `first`, or `values` if `first` is `None`.
+/// Reduces `rest` into `values`. The first input is `first`, or the contents of `values` if `first` is `None`.
 fn reduce_chunks<T: ReduceElement>(
     values: &mut [T],
     first: Option<&[T]>,
@@ -92,14 +94,14 @@ fn typed<T: Element>(buffer: &Buffer) -> &[T] {
     T::view(buffer).expect("the types were compared when the contributions arrived")
 }
 
-/// Returns the chunks, each with the index of its first element.
+/// Splits `values` into chunks. Returns each chunk with the index of its first element.
 fn chunks<T>(values: &mut [T]) -> impl Iterator<Item = (usize, &mut [T])> {
     let numbered = values.chunks_mut(CHUNK).enumerate();
     numbered.map(|(number, chunk)| (number * CHUNK, chunk))
 }
 
-/// Allocates scratch memory for a chunk on each level of the tree below the first level, and for the additional needs
-/// of the type.
+/// Allocates scratch memory for one chunk on each level of the tree except the lowest level, plus the scratch chunks
+/// that the element type needs.
 fn scratch<T: ReduceElement>(ranks: usize, len: usize) -> Vec<T::Sum> {
     let levels = (ranks.ilog2() as usize).saturating_sub(1);
     vec![T::Sum::default(); (levels + T::SCRATCH_CHUNKS) * len.min(CHUNK)]

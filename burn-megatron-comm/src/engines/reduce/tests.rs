@@ -1,4 +1,4 @@
-//! Compares the order of reductions with a reference model.
+//! Tests that compare the order of reductions with a reference model.
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::DType;
 
-/// Returns numbers of many magnitudes, so that the bits of a sum depend on its order.
+/// Returns numbers of many magnitudes, whose sum depends on the order of the additions.
 fn wild(rank: usize, i: usize) -> f64 {
     let hash = (rank as u64 * 7919 + i as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     let (sign, exponent) = ((hash >> 63) as f64 * 2.0 - 1.0, (hash >> 40) % 12);
@@ -26,7 +26,7 @@ fn contribution(dtype: DType, rank: usize, len: usize) -> Buffer {
     }
 }
 
-/// Reduces a column level by level.
+/// Reduces the values of one element position level by level.
 fn model<T: Copy>(mut column: Vec<T>, combine: &dyn Fn(T, T) -> T) -> T {
     while column.len() > 1 {
         let up = |pair: &[T]| match pair {
@@ -38,7 +38,7 @@ fn model<T: Copy>(mut column: Vec<T>, combine: &dyn Fn(T, T) -> T) -> T {
     column[0]
 }
 
-/// Defines the model for a column of floats that are combined in `f32` or `f64`.
+/// Defines the model for floating-point values that are combined in `f32` or `f64`.
 macro_rules! model_float {
     ($name:ident, $type:ty) => {
         fn $name(column: Vec<$type>, op: ReduceOp) -> $type {
@@ -56,7 +56,7 @@ model_float!(model_f64, f64);
 model_float!(model_f32, f32);
 
 fn model_buffer(inputs: &[Buffer], op: ReduceOp) -> Buffer {
-    /// Reduces column by column.
+    /// Applies `reduce` to each element position.
     fn columns<T: Element>(inputs: &[Buffer], reduce: impl Fn(Vec<T>) -> T) -> Vec<T> {
         let views: Vec<&[T]> = inputs.iter().map(|b| b.as_slice().unwrap()).collect();
         let column = |i: usize| views.iter().map(|view| view[i]).collect();

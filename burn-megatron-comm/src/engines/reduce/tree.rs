@@ -1,4 +1,4 @@
-//! The reduction tree of a chunk, and the types of elements and accumulators.
+//! The reduction tree of a chunk, and the types of its elements and accumulators.
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -6,11 +6,11 @@ use half::{bf16, f16};
 use crate::buffer::Element;
 use crate::call::ReduceOp;
 
-/// The contributions of the other ranks to a chunk.
+/// The inputs of the other ranks to the reduction of a chunk.
 pub(super) struct OtherInputs<'a, T> {
-    /// The whole contributions, in order.
+    /// The complete inputs, in group order.
     pub parts: &'a [&'a [T]],
-    /// The index at which the chunk starts in each contribution.
+    /// The index of the first element of the chunk in each input.
     pub start: usize,
 }
 
@@ -24,7 +24,7 @@ pub(super) fn chunk_at<T>(whole: &[T], start: usize, len: usize) -> &[T] {
     &whole[start..start + len]
 }
 
-/// Combines `rest` into `sums`, which contains the subtree of the `width` contributions before `rest`.
+/// Combines the inputs in `rest` into `sums`. `sums` contains the subtree of the `width` inputs before `rest`.
 fn reduce_tree<T: ReduceElement>(
     sums: &mut [T::Sum],
     mut width: usize,
@@ -57,21 +57,21 @@ fn merge<S: Copy>(sums: &mut [S], values: &[S], combine: &impl Fn(S, S) -> S) {
     }
 }
 
-/// An element type of contributions.
+/// An element type that can be reduced.
 pub(super) trait ReduceElement: Element {
-    /// The type in which contributions are combined.
+    /// The type in which values are accumulated.
     type Sum: Accumulator;
-    /// The number of additional scratch chunks that `reduce_chunk` and `widen` need.
+    /// The number of additional scratch chunks that `reduce_chunk` and `widen` require.
     const SCRATCH_CHUNKS: usize;
 
-    /// Copies a contribution into the accumulators.
+    /// Copies an input into the accumulators.
     fn load(values: &[Self], sums: &mut [Self::Sum]);
 
-    /// Returns a contribution in the type in which it is combined: the contribution itself, or a widened copy in the
-    /// front of `spare`.
+    /// Converts an input to the type in which values are accumulated. Returns the input itself, or a widened copy at
+    /// the beginning of `spare`.
     fn widen<'a>(values: &'a [Self], spare: &'a mut [Self::Sum]) -> &'a [Self::Sum];
 
-    /// Combines two contributions into `sums`, whose previous contents are ignored.
+    /// Combines two inputs into `sums`, whose previous contents are ignored.
     fn pair(
         first: &[Self],
         second: &[Self],
@@ -80,7 +80,7 @@ pub(super) trait ReduceElement: Element {
         combine: &impl Fn(Self::Sum, Self::Sum) -> Self::Sum,
     );
 
-    /// Reduces `rest` into a chunk.
+    /// Reduces the inputs in `rest` into a chunk.
     fn reduce_chunk(
         chunk: &mut [Self],
         rest: OtherInputs<'_, Self>,
@@ -89,9 +89,9 @@ pub(super) trait ReduceElement: Element {
     );
 }
 
-/// The type in which contributions are combined.
+/// A type in which values are accumulated.
 pub(super) trait Accumulator: Copy + Default {
-    /// Reduces `rest` into `sums`, which contains the contribution before `rest`.
+    /// Reduces the inputs in `rest` into `sums`, which contains the input before `rest`.
     fn reduce<T: ReduceElement<Sum = Self>>(
         sums: &mut [Self],
         rest: OtherInputs<'_, T>,

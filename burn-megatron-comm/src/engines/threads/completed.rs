@@ -1,4 +1,4 @@
-//! A collective that all members have joined, and the result of each member.
+//! A collective that all members have joined, and the computation of the result of each member.
 
 use std::mem;
 use std::sync::{Arc, OnceLock};
@@ -17,30 +17,30 @@ use crate::report::recorded_call::RecordedCall;
 #[derive(Debug)]
 pub(super) struct Contribution {
     pub signature: Arc<Signature>,
-    /// The input, which returns to its pool when the last member has taken its result.
+    /// The input of the member. It returns to its pool when the last member has taken its result.
     pub input: PooledBuffer,
 }
 
-/// The inputs of all members, and the computation of the results.
+/// The inputs of all members, and the method that computes the results.
 #[derive(Debug)]
 pub(super) enum CompletedCollective {
-    /// Each member computes its own result from all inputs.
+    /// Each member computes its own result from the inputs of all members.
     Inputs(Vec<Contribution>),
-    /// All results are equal. The first member that takes a result computes it in the memory of the first input. The
-    /// other inputs return to their pools.
+    /// All members have the same result. The first member that takes the result computes it in the memory of the first
+    /// input. The other inputs return to their pools.
     Reduction {
         op: ReduceOp,
         inputs: Mutex<Vec<PooledBuffer>>,
         value: OnceLock<PooledBuffer>,
     },
-    /// A reduction of many elements, whose work the members share. Each member starts with the part at its own index,
-    /// and then computes parts that are still missing.
+    /// A reduction of many elements, which the members compute together. Each member first computes the part with its
+    /// own index, and then the parts that no member has computed yet.
     SharedReduction {
         op: ReduceOp,
         inputs: Vec<Contribution>,
         parts: Vec<OnceLock<PooledBuffer>>,
     },
-    /// The groups of a split.
+    /// The groups that a split has created.
     Split(Vec<Arc<GroupState>>),
 }
 
@@ -48,8 +48,8 @@ pub(super) enum CompletedCollective {
 const MIN_SHARED: usize = 1 << 14;
 
 impl CompletedCollective {
-    /// Creates the collective from the contributions in group order. The calls must match. This runs under a lock, so
-    /// it must be cheap.
+    /// Creates the completed collective from the inputs in group order. The calls must match. This function runs under
+    /// a lock, so it must be fast.
     pub fn new(contributions: Vec<Contribution>, world: &Arc<WorldState>) -> Self {
         let signature = Arc::clone(&contributions[0].signature);
         match &signature.operation {
@@ -81,7 +81,7 @@ impl CompletedCollective {
     }
 }
 
-/// Returns the result of a member after all members have joined. Takes no lock of the group.
+/// Returns the result of a member after all members have joined. Does not lock the group.
 pub(super) fn result(
     outcome: Arc<CollectiveOutcome>,
     call: &RecordedCall,
@@ -102,7 +102,7 @@ pub(super) fn result(
     }
 }
 
-/// Computes the parts that no member has computed yet, and concatenates all parts.
+/// Computes the parts of a reduction that no member has computed yet, and concatenates all parts.
 fn share_reduction(
     op: ReduceOp,
     inputs: &[Contribution],
@@ -139,8 +139,9 @@ fn reduced(mut inputs: Vec<PooledBuffer>, op: ReduceOp) -> PooledBuffer {
     first
 }
 
-/// Returns the common value. Every handle but the last gets a copy. The last handle takes the value and returns a
-/// buffer from its own pool in exchange. Each member thus takes one buffer from its pool, in any order.
+/// Returns the result that is common to all members. Each member that is not the last gets a copy in a buffer from its
+/// own pool. The last member gets the original and puts a buffer from its own pool in its place. In this way, each
+/// member takes one buffer from its pool, regardless of the order.
 fn take_value(outcome: Arc<CollectiveOutcome>, call: &RecordedCall, pool: &BufferPool) -> Buffer {
     let Signature { dtype, len, .. } = *call.signature;
     let mut own = pool.take(dtype, len);
@@ -231,7 +232,7 @@ fn sent_before(signature: &Signature, index: usize) -> usize {
     }
 }
 
-/// Concatenates chunks into `result`. Each chunk is `(source, start, count)`.
+/// Concatenates chunks into `result`. Each chunk is given as `(source, start, count)`.
 fn assemble<'a>(
     mut result: Buffer,
     chunks: impl Iterator<Item = (&'a Buffer, usize, usize)>,

@@ -1,4 +1,4 @@
-//! The state that the members of a group share: open collectives, message queues, and waiting members.
+//! The state that the members of a group share: open collectives, message queues, and members that wait.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, OnceLock};
@@ -28,9 +28,9 @@ pub(super) struct GroupState {
 
 #[derive(Debug)]
 pub(super) struct GroupCalls {
-    /// The collectives that some members have not joined yet, by number.
+    /// The collectives that some members have not joined yet, keyed by sequence number.
     open: BTreeMap<u64, OpenCollective>,
-    /// The message queues, by sender and receiver.
+    /// The message queues, keyed by sender and receiver.
     pub messages: HashMap<(usize, usize), MessageQueue>,
     /// The number of threads that wait on each condition variable.
     waiting: Vec<usize>,
@@ -43,7 +43,7 @@ struct OpenCollective {
     joined: usize,
 }
 
-/// The outcome of one collective. It is shared by the open collective and the handles.
+/// The outcome of one collective, which is shared by the members.
 #[derive(Debug, Default)]
 pub(super) struct CollectiveOutcome {
     pub completed: OnceLock<CompletedCollective>,
@@ -76,17 +76,17 @@ impl GroupState {
         &self.ranks
     }
 
-    /// Returns the buffer pool of the rank that makes a call.
+    /// Returns the buffer pool of the rank that issued a call.
     pub fn pool(&self, call: &RecordedCall) -> &Arc<BufferPool> {
         self.world.pool(call.group.world_rank())
     }
 
-    /// Creates the group from the view of one member.
+    /// Returns the group from the view of the member with index `index`.
     pub fn group(&self, index: usize) -> Group {
         Group::new(self.name.clone(), self.ranks.clone(), index)
     }
 
-    /// Adds a member's input to a collective. Compares the member's call with the calls of the other members.
+    /// Adds the input of a member to a collective. Compares the call of the member with the calls of the other members.
     pub fn contribute(
         &self,
         call: &RecordedCall,
@@ -151,7 +151,8 @@ impl GroupState {
         })
     }
 
-    /// Blocks until `poll` returns `Ok`. `Err` contains the indices of the missing members.
+    /// Blocks until `poll` returns `Ok`. While it must wait, `poll` returns `Err` with the indices of the missing
+    /// members.
     pub fn block_until<R>(
         &self,
         call: &RecordedCall,
@@ -176,14 +177,14 @@ impl GroupState {
         }
     }
 
-    /// Returns an error if a rank of the world has failed or a missing member has returned.
+    /// Returns an error if any rank of the world has failed, or if a missing member has returned.
     fn check_peers(&self, call: &RecordedCall, missing: &[usize]) -> Result<(), CommError> {
         self.world.check()?;
         let returned = missing.iter().find(|rank| self.world.has_returned(**rank));
         returned.map_or(Ok(()), |rank| Err(call.peer_finished(*rank)))
     }
 
-    /// Runs `change` on the calls and wakes one member if the member waits.
+    /// Changes the calls of the group with `change`, and wakes one member if it is waiting.
     pub fn change<R>(&self, member: usize, change: impl FnOnce(&mut GroupCalls) -> R) -> R {
         let mut calls = self.calls.lock();
         let result = change(&mut calls);
@@ -207,7 +208,7 @@ impl GroupState {
 }
 
 impl GroupCalls {
-    /// Adds a member's input. Returns whether it was the last missing input.
+    /// Adds the input of a member to an open collective. Returns whether this was the last missing input.
     fn join(&mut self, call: &RecordedCall, input: Buffer, pool: &Arc<BufferPool>) -> bool {
         let Some(open) = self.open.get_mut(&call.sequence) else {
             return false;
@@ -219,7 +220,7 @@ impl GroupCalls {
         open.joined == open.contributions.len()
     }
 
-    /// Returns the indices of the members that have not joined a collective.
+    /// Returns the indices of the members that have not joined the collective.
     fn missing(&self, sequence: u64) -> Vec<usize> {
         let Some(open) = self.open.get(&sequence) else {
             return Vec::new();

@@ -1,4 +1,4 @@
-//! Point-to-point messages, matched in order.
+//! Point-to-point messages, which are received in the order in which they were sent.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -8,14 +8,14 @@ use crate::buffer::Buffer;
 use crate::error::CommError;
 use crate::report::recorded_call::RecordedCall;
 
-/// The messages of one ordered pair of ranks.
+/// The messages from one rank to another rank.
 #[derive(Debug, Default)]
 pub(super) struct MessageQueue {
     sent: u64,
     received: u64,
-    /// The messages that were sent and not yet received, by number.
+    /// The messages that were sent but not received yet, keyed by number.
     arrived: BTreeMap<u64, Buffer>,
-    /// The numbers of messages whose receive was dropped before the message was sent.
+    /// The numbers of the messages whose receive was dropped before the message was sent.
     discarded: BTreeSet<u64>,
 }
 
@@ -27,7 +27,7 @@ impl MessageQueue {
 }
 
 impl GroupState {
-    /// Returns the number of the next message of a pair.
+    /// Returns the number of the next message from one rank to another rank.
     pub fn next_sent(&self, from: usize, to: usize) -> u64 {
         self.change(to, |calls| {
             let queue = calls.messages.entry((from, to)).or_default();
@@ -47,7 +47,7 @@ impl GroupState {
     }
 }
 
-/// A started receive. Dropping it discards its message.
+/// A receive that was started. If it is dropped, its message is discarded.
 pub(super) struct PendingReceive {
     group: Arc<GroupState>,
     pair: (usize, usize),
@@ -74,7 +74,7 @@ impl PendingReceive {
         self.number
     }
 
-    /// Blocks until the message arrives. Checks that it has the type and length that the receive expects.
+    /// Blocks until the message arrives. Checks that the message has the type and the length that the receive expects.
     pub fn wait(mut self, call: &RecordedCall) -> Result<Buffer, CommError> {
         let group = Arc::clone(&self.group);
         let message = group.block_until(call, |calls| {

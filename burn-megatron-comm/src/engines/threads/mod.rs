@@ -1,8 +1,8 @@
-//! The engine whose ranks are threads of one process.
+//! The `threads` engine, whose ranks are threads of one process.
 //!
-//! The members of a group share a [`GroupState`]. Each member contributes its input to a call there, and takes its
-//! result after all members have contributed. The [`WorldState`] is the state of the whole world: failed and returned
-//! ranks, and flight recorders.
+//! The members of a group share a [`GroupState`]. In a collective, each member adds its input to the group state. After
+//! all members have added their inputs, each member computes or takes its result. The [`WorldState`] contains the state
+//! of the whole world: the ranks that have failed or returned, and the flight recorders.
 
 mod completed;
 mod group_state;
@@ -28,12 +28,12 @@ pub(crate) use state::{RankFailure, WorldState};
 pub(crate) struct ThreadCommunicator {
     group: Arc<Group>,
     state: Arc<GroupState>,
-    /// The number of the next collective. It is equal on all members, because they issue the same collectives.
+    /// The sequence number of the next collective. It is equal on all members, because they issue the same collectives.
     next: AtomicU64,
 }
 
 impl ThreadCommunicator {
-    /// Creates the communicators of all ranks, over the group of all ranks.
+    /// Creates the communicators of all ranks for the group of all ranks.
     pub fn world(state: &Arc<WorldState>, size: usize) -> Vec<Arc<dyn Communicator>> {
         let group = GroupState::new("world", (0..size).collect(), state);
         (0..size).map(|rank| Self::join(&group, rank)).collect()
@@ -56,7 +56,7 @@ impl ThreadCommunicator {
         RecordedCall::begin(recorder, &self.group, signature, sequence)
     }
 
-    /// Runs a collective of a group of one rank. It waits for no rank and takes no shared lock.
+    /// Runs a collective of a group of one rank. It does not wait for other ranks and does not use shared locks.
     fn run_locally(&self, signature: Arc<Signature>, input: Buffer) -> Result<Pending, CommError> {
         self.state.world().check()?;
         let output = match signature.operation {
@@ -67,7 +67,7 @@ impl ThreadCommunicator {
         Ok(Pending::new(move || call.run_wait(|| Ok(output))))
     }
 
-    /// Joins a collective. If this fails, the call is recorded as the rank's position.
+    /// Joins a collective. If this fails, the call is recorded as the position of the rank.
     fn join_collective(
         &self,
         signature: Arc<Signature>,

@@ -1,4 +1,5 @@
-//! The state that all ranks of a world share: the first failure, the returned ranks, and the flight recorders.
+//! The state that all ranks of a world share: the first failure, the ranks that have returned, and the flight
+//! recorders.
 
 use std::error::Error;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +14,7 @@ use crate::pool::BufferPool;
 use crate::report::flight_recorder::{Deadlines, FlightRecorder};
 use burn_megatron_rendezvous::{FailureReport, RankPosition, describe_ranks};
 
-/// The first failure of a world.
+/// The first failure in a world.
 #[derive(Debug)]
 pub(crate) struct RankFailure {
     pub report: FailureReport,
@@ -22,9 +23,9 @@ pub(crate) struct RankFailure {
 
 #[derive(Debug)]
 pub(crate) struct WorldState {
-    /// The error of every call after the first failure.
+    /// The error with which every call fails after the first failure.
     failed: OnceLock<CommError>,
-    /// The first failure, which is returned to the caller of the world.
+    /// The first failure, which is returned to the program that runs the world.
     failure: Mutex<Option<RankFailure>>,
     returned: Vec<AtomicBool>,
     recorders: Vec<Arc<FlightRecorder>>,
@@ -56,7 +57,7 @@ impl WorldState {
         &self.pools[rank]
     }
 
-    /// Returns an error if any rank has failed.
+    /// Returns an error if any rank of the world has failed.
     pub fn check(&self) -> Result<(), CommError> {
         self.failed.get().cloned().map_or(Ok(()), Err)
     }
@@ -94,7 +95,7 @@ impl WorldState {
         self.wake_all();
     }
 
-    /// Takes the first failure. Later calls return `None`.
+    /// Returns the first failure. Later calls of this method return `None`.
     pub fn take_failure(&self) -> Option<RankFailure> {
         self.failure.lock().take()
     }

@@ -1,21 +1,21 @@
-//! The sizes of a layout.
+//! The sizes that are derived from a parallel layout.
 
 use super::ParallelConfig;
 
 impl ParallelConfig {
-    /// Returns whether the experts are distributed differently from the layers next to them. This has no effect on a
+    /// Returns whether the experts are distributed differently from the dense layers. The result has no meaning for a
     /// model without experts.
     pub fn splits_experts(&self) -> bool {
         self.expert > 1 || self.expert_tensor_size() != self.tensor
     }
 
-    /// Returns the number of model replicas, or 1 if it is derived from the world size.
+    /// Returns the number of model replicas. Returns 1 if the number is not set, but derived from the world size.
     pub fn data_size(&self) -> usize {
         self.data.unwrap_or(1)
     }
 
-    /// Returns the number of ranks of one stage with different tokens, over which the dense parameters are reduced and
-    /// sharded: `context * data`.
+    /// Returns the number of ranks of one pipeline stage that process different tokens, `context * data`. The dense
+    /// parameters are reduced and sharded over these ranks.
     pub fn data_parallel_size(&self) -> usize {
         self.data_size().saturating_mul(self.context)
     }
@@ -41,7 +41,7 @@ impl ParallelConfig {
             .checked_mul(self.pipeline)
     }
 
-    /// Returns the size of the expert-tensor axis. The default is the size of `tensor`.
+    /// Returns the size of the expert-tensor axis. The default is the size of the tensor axis.
     pub fn expert_tensor_size(&self) -> usize {
         self.expert_tensor.unwrap_or(self.tensor)
     }

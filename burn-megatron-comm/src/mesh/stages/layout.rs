@@ -1,4 +1,4 @@
-//! Layout strings such as `Et*3|(tt|)*2,L`.
+//! The parser of layout strings such as `Et*3|(tt|)*2,L`, which assign layers to pipeline stages.
 
 use super::{SplitError, StageLayout};
 
@@ -8,75 +8,75 @@ const MAX_LETTERS: usize = 1 << 16;
 /// A syntax error in a layout string.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LayoutSyntaxError {
-    /// An unknown character.
+    /// The layout contains an invalid character.
     #[error(
         "invalid character '{found}' in the layout: expected E (embedding), t (layer), L (loss), \
          | (next stage), ( ) or *; commas and spaces are ignored"
     )]
     Unknown {
-        /// The character.
+        /// The invalid character.
         found: char,
     },
-    /// Multi-token-prediction layers are not supported.
+    /// The layout contains multi-token-prediction layers, which are not supported.
     #[error("m (multi-token prediction) is not supported: remove it")]
     FurtherToken,
-    /// A second embedding or loss.
+    /// The layout contains the embedding or the loss twice.
     #[error("second {letter} in the layout: expected one")]
     Twice {
-        /// `E` or `L`.
+        /// The repeated letter, `E` or `L`.
         letter: char,
     },
-    /// The embedding is not at the start.
+    /// The embedding (`E`) is not at the start of the layout.
     #[error("E (embedding) must be the first letter")]
     EmbeddingNotFirst,
-    /// The loss is not at the end.
+    /// The loss (`L`) is not at the end of the layout.
     #[error("L (loss) must be the last letter")]
     LossNotLast,
-    /// The embedding is missing.
+    /// The layout has no embedding (`E`).
     #[error("the layout has no embedding: start it with E")]
     NoEmbedding,
-    /// The loss is missing.
+    /// The layout has no loss (`L`).
     #[error("the layout has no loss: end it with L")]
     NoLoss,
-    /// There are no layers.
+    /// The layout has no layers (`t`).
     #[error("the layout has no layers: add a t for each")]
     NoLayers,
-    /// A star is not followed by a number.
+    /// A star in the layout is not followed by a number.
     #[error("expected a count of 1 or more after *")]
     NoCount,
-    /// Nothing before a star can be repeated.
+    /// There is nothing before a star that it could repeat.
     #[error("nothing to repeat before *: expected a letter, | or )")]
     StrayStar,
-    /// A group is not closed.
+    /// A parenthesis is not closed.
     #[error("unclosed (")]
     Unclosed,
-    /// A group was not opened.
+    /// A closing parenthesis has no opening parenthesis.
     #[error("unmatched )")]
     Unopened,
-    /// A group is not repeated.
+    /// A group in parentheses is not followed by a star and a number.
     #[error("expected a count after the group, as in (tt|)*2")]
     GroupWithoutCount,
-    /// The expanded layout is too long.
+    /// The layout has too many letters after expansion.
     #[error("this count makes the layout longer than {longest} letters")]
     TooLong {
-        /// The maximum number of letters of a layout.
+        /// The maximum number of letters after expansion.
         longest: usize,
     },
 }
 
-/// A character and its position.
+/// A character of the layout and its position.
 type Letter = (char, usize);
 
-/// Parses a layout string in the format of Megatron-LM, such as `Et*3|(tt|)*2,L`. Returns the layout of each stage, in
-/// order.
+/// Parses a layout string in the format of Megatron-LM, such as `Et*3|(tt|)*2,L`. Returns the layout of each pipeline
+/// stage, in order.
 ///
-/// `E` is the embedding and must come first, once. Each `t` is a layer. `L` is the loss and must come last, once. `|`
-/// begins the next stage. Stages may be empty. `x*n` repeats `x` n times, and `( )*n` repeats the group. Groups may be
-/// nested. Commas and spaces are ignored.
+/// `E` is the embedding, which must come first and only once. Each `t` is a layer. `L` is the loss, which must come
+/// last and only once. `|` begins the next stage. Stages may be empty. `x*n` repeats the letter `x` `n` times, and
+/// `(...)*n` repeats a group `n` times. Groups may be nested. Commas and spaces are ignored.
 ///
 /// # Errors
 ///
-/// [`SplitError::Syntax`] with the position of the character.
+/// [`SplitError::Syntax`], with the position of the invalid character.
 pub fn parse_layout(text: &str) -> Result<Vec<StageLayout>, SplitError> {
     let error = |(fault, at)| SplitError::Syntax {
         text: text.into(),
@@ -101,7 +101,7 @@ pub fn parse_layout(text: &str) -> Result<Vec<StageLayout>, SplitError> {
     Ok(stages)
 }
 
-/// Expands all counts. Returns the letters and stage separators, each with its position in the text.
+/// Expands all repetitions. Returns the letters and stage separators, each with its position in the text.
 fn expand(text: &str, end: usize) -> Result<Vec<Letter>, (LayoutSyntaxError, usize)> {
     let skipped = |letter: char| letter == ',' || letter.is_whitespace();
     let mut rest = (0..end)
@@ -144,7 +144,7 @@ fn expand(text: &str, end: usize) -> Result<Vec<Letter>, (LayoutSyntaxError, usi
     }
 }
 
-/// Repeats the letters from `first` on.
+/// Repeats the letters from index `first` to the end.
 fn repeat(letters: &mut Vec<Letter>, first: usize, digits: &str) -> Result<(), LayoutSyntaxError> {
     if digits.trim_start_matches('0').is_empty() {
         return Err(LayoutSyntaxError::NoCount);

@@ -1,5 +1,5 @@
-//! The assignment of layers to pipeline stages: even, with different numbers for the first and the last stage, or by a
-//! layout string. See [`LayerSplit`].
+//! The assignment of layers to pipeline stages: an even split, a split with other numbers of layers on the first and
+//! the last stage, or a layout string. See [`LayerSplit`].
 
 mod layout;
 
@@ -12,18 +12,18 @@ use super::split::multiples_around;
 
 pub use layout::{LayoutSyntaxError, parse_layout};
 
-/// The part of a model on one stage.
+/// The part of a model that is on one pipeline stage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StageLayout {
-    /// Whether the stage has the embedding.
+    /// Whether this stage has the embedding.
     pub embedding: bool,
-    /// The stage's layers, as indices into the complete model. May be empty.
+    /// The layers of this stage, as indices into the layers of the complete model. The range may be empty.
     pub layers: Range<usize>,
-    /// Whether the stage has the output layer and the loss.
+    /// Whether this stage has the output layer and the loss.
     pub loss: bool,
 }
 
-/// The distribution of layers over stages.
+/// The distribution of the layers of a model over pipeline stages.
 ///
 /// The first stage always has the embedding, and the last stage always has the loss.
 ///
@@ -35,11 +35,12 @@ pub struct StageLayout {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum LayerSplit {
-    /// The same number of layers per stage.
+    /// Each stage has the same number of layers.
     #[default]
     Even,
-    /// The given numbers of layers on the first and the last stage, and an equal number on each other stage. An end
-    /// without a number is treated like the other stages.
+    /// The first and the last stage have the given numbers of layers. The remaining layers are distributed evenly over
+    /// the other stages. If the number for the first or the last stage is `None`, that stage counts as one of the other
+    /// stages.
     Ends {
         /// The number of layers of the first stage.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -48,20 +49,21 @@ pub enum LayerSplit {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         last: Option<usize>,
     },
-    /// A [layout string](parse_layout) as in Megatron-LM: `Et*3|(tt|)*2,L`.
+    /// The layers are assigned by a [layout string](parse_layout) in the format of Megatron-LM, such as
+    /// `Et*3|(tt|)*2,L`.
     Layout(String),
 }
 
-/// The reason why layers cannot be distributed over stages.
+/// The reason why the layers of a model cannot be distributed over pipeline stages.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SplitError {
     /// The number of layers, stages or ranks is 0.
     #[error("invalid number of {what} 0: a pipeline needs at least 1")]
     Zero {
-        /// The name of the number.
+        /// The name of the number that is 0.
         what: &'static str,
     },
-    /// The layers are not divisible by the stages.
+    /// The number of layers is not divisible by the number of stages.
     #[error(
         "{layers} layers are not divisible by {stages} stages: use {fits}, or set the numbers of \
          layers of the first and the last stage"
@@ -71,16 +73,17 @@ pub enum SplitError {
         layers: usize,
         /// The number of stages of the pipeline.
         stages: usize,
-        /// The nearest numbers of layers and stages that fit.
+        /// The nearest valid numbers of layers and stages.
         fits: String,
     },
-    /// The first and the last stage have more layers than the model, or there are too few stages.
+    /// The given numbers of layers of the first and the last stage exceed the layers of the model, or there are too few
+    /// stages.
     #[error(
         "{ends} layers on the first and the last stage do not fit {layers} layers over {stages} \
          stages: use {fits}"
     )]
     Ends {
-        /// The number of layers of the first and the last stage together.
+        /// The sum of the given numbers of layers of the first and the last stage.
         ends: usize,
         /// The number of layers of the model.
         layers: usize,
@@ -89,34 +92,34 @@ pub enum SplitError {
         /// The valid values.
         fits: String,
     },
-    /// The remaining layers are not divisible by the other stages.
+    /// The number of remaining layers is not divisible by the number of other stages.
     #[error(
         "{ends} of {layers} layers on the first and the last stage leave {rest} for {between} \
          other stages, expected a positive multiple of {between}: use {fits} layers at the ends"
     )]
     Between {
-        /// The number of layers of the first and the last stage together.
+        /// The sum of the given numbers of layers of the first and the last stage.
         ends: usize,
         /// The number of layers of the model.
         layers: usize,
-        /// The number of remaining layers.
+        /// The number of layers that remain for the other stages.
         rest: usize,
-        /// The number of stages other than the ends with a given number.
+        /// The number of stages without a given number of layers.
         between: usize,
-        /// The valid numbers of layers of both ends together.
+        /// The valid sums of the numbers of layers of the first and the last stage.
         fits: String,
     },
-    /// A syntax error in the layout string.
+    /// The layout string has a syntax error.
     #[error("{fault}\n  {text}\n  {:at$}^", "")]
     Syntax {
         /// The layout string.
         text: String,
-        /// The position of the wrong character, from 0.
+        /// The position of the invalid character, counted from 0.
         at: usize,
-        /// The syntax error at that place.
+        /// The syntax error at this position.
         fault: LayoutSyntaxError,
     },
-    /// The numbers of layers of the layout string and of the model differ.
+    /// The layout string and the model have different numbers of layers.
     #[error("the layout \"{text}\" has {named} layers (t), the model has {layers}")]
     LayoutLayers {
         /// The layout string.
@@ -126,7 +129,7 @@ pub enum SplitError {
         /// The number of layers of the model.
         layers: usize,
     },
-    /// The numbers of stages of the layout string and of the pipeline differ.
+    /// The layout string and the pipeline have different numbers of stages.
     #[error("the layout \"{text}\" has {named} stages, the pipeline has {stages}")]
     LayoutStages {
         /// The layout string.
@@ -136,7 +139,7 @@ pub enum SplitError {
         /// The number of stages of the pipeline.
         stages: usize,
     },
-    /// The stages are not divisible by the ranks.
+    /// The number of stages is not divisible by the number of ranks.
     #[error("{stages} stages are not divisible by {ranks} ranks: use {fits}")]
     Ranks {
         /// The number of stages of the pipeline.
@@ -149,7 +152,7 @@ pub enum SplitError {
 }
 
 impl LayerSplit {
-    /// Returns the layout of each of `stages` stages of a model with `layers` layers.
+    /// Distributes `layers` layers over `stages` pipeline stages. Returns the layout of each stage.
     ///
     /// ```
     /// use burn_megatron_comm::mesh::stages::LayerSplit;
@@ -164,7 +167,7 @@ impl LayerSplit {
     ///
     /// # Errors
     ///
-    /// [`SplitError`] with valid numbers, or with the position in the layout string.
+    /// [`SplitError`], with the valid numbers or with the position in the layout string.
     pub fn stages(&self, layers: usize, stages: usize) -> Result<Vec<StageLayout>, SplitError> {
         for (what, count) in [("layers", layers), ("stages", stages)] {
             if count == 0 {
@@ -179,11 +182,11 @@ impl LayerSplit {
     }
 }
 
-/// Returns the number of stages per rank (`v` in the literature).
+/// Returns the number of pipeline stages per rank (`v` in the literature).
 ///
 /// # Errors
 ///
-/// [`SplitError::Ranks`] if `stages` is not divisible by `ranks`. [`SplitError::Zero`] if a number is 0.
+/// [`SplitError::Ranks`] if `stages` is not divisible by `ranks`. [`SplitError::Zero`] if one of the numbers is 0.
 pub fn virtual_stages(stages: usize, ranks: usize) -> Result<usize, SplitError> {
     for (what, count) in [("stages", stages), ("ranks", ranks)] {
         if count == 0 {
@@ -314,7 +317,7 @@ fn divisors_around(number: usize, divisor: usize) -> String {
     both.join(" or ")
 }
 
-/// Describes the maximum number of layers on the ends that leaves one layer for each other stage.
+/// Describes the maximum number of layers on the first and the last stage that leaves one layer for each other stage.
 fn most_at_ends(layers: usize, between: usize) -> String {
     match (between, layers.checked_sub(between)) {
         (0, _) => format!("{layers} layers there"),
@@ -323,7 +326,8 @@ fn most_at_ends(layers: usize, between: usize) -> String {
     }
 }
 
-/// Lists the numbers of layers on the ends that leave a multiple of the number of other stages: `2 or 4`.
+/// Lists the numbers of layers on the first and the last stage that leave a multiple of the number of other stages:
+/// `2 or 4`.
 fn ends_around(layers: usize, rest: usize, between: usize) -> Option<String> {
     let below = rest / between * between;
     let above = below.checked_add(between).filter(|above| *above <= layers);

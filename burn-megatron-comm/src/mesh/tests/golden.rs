@@ -16,7 +16,7 @@ fn mesh(config: &ParallelConfig) -> Mesh {
     Mesh::new(config, 16).unwrap()
 }
 
-/// Compares groups with a text such as `0 1 | 2 3`.
+/// Compares groups with a string such as `0 1 | 2 3`.
 #[track_caller]
 fn assert_groups(actual: Vec<Vec<usize>>, expected: &str) {
     let write = |group: &Vec<usize>| {

@@ -1,4 +1,4 @@
-//! Tests properties of random meshes against an odometer that shares no code with the grids.
+//! Tests of properties of random meshes. The reference is an odometer that shares no code with the grids.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,7 +15,7 @@ const EXPERT: [Axis; 4] = [ExpertTensor, Expert, Data, Pipeline];
 
 type AxisCoordinates = BTreeMap<Axis, usize>;
 
-/// Returns the coordinates of every rank, counted up like an odometer. The first wheel turns fastest.
+/// Returns the coordinates of every rank, counted up like an odometer. The first axis varies fastest.
 fn odometer(wheels: &[(Axis, usize)]) -> Vec<AxisCoordinates> {
     let mut places = vec![];
     let mut place: AxisCoordinates = wheels.iter().map(|(axis, _)| (*axis, 0)).collect();
@@ -83,7 +83,7 @@ fn orders() -> impl Strategy<Value = AxisOrder> {
     })
 }
 
-/// Generates sizes whose products match the world in both grids. The order may still be invalid.
+/// Generates layouts whose size products match the world in both grids. The order of the axes may still be invalid.
 fn layouts() -> impl Strategy<Value = (ParallelConfig, usize)> {
     let size = || 1..=4usize;
     let sizes = (size(), size(), size(), size());
@@ -108,7 +108,7 @@ fn layouts() -> impl Strategy<Value = (ParallelConfig, usize)> {
     })
 }
 
-/// Generates layouts that are valid meshes.
+/// Generates valid meshes.
 fn meshes() -> impl Strategy<Value = Mesh> {
     layouts().prop_filter_map("pipelines differ", |(config, world)| {
         Mesh::new(&config, world).ok()
@@ -116,7 +116,7 @@ fn meshes() -> impl Strategy<Value = Mesh> {
 }
 
 proptest! {
-    /// A layout is rejected because of its order exactly if the grids would disagree.
+    /// A layout is rejected because of its order if and only if the pipelines of the two grids would differ.
     #[test]
     fn refused_exactly_where_pipelines_differ((config, world) in layouts()) {
         let (dense, expert) = odometers(&config, world);
@@ -182,7 +182,7 @@ proptest! {
         }
     }
 
-    /// A tensor group and a group over data and context never share two ranks.
+    /// A tensor group and a group over the data and context axes never share two ranks.
     #[test]
     fn tensor_and_data_groups_meet_in_one_rank(mesh in meshes()) {
         for rank in 0..mesh.world_size() {
@@ -273,8 +273,8 @@ proptest! {
         }
     }
 
-    /// Any sizes lead to a mesh of exactly this world or to an error, and never to a panic. The suggestions of an error
-    /// are valid.
+    /// Any sizes lead to a mesh of exactly this world or to an error, but never to a panic. The changes that an error
+    /// suggests are valid.
     #[test]
     fn what_an_error_offers_fits(
         sizes in prop::collection::vec(prop_oneof![8 => 0..=12usize, 1 => any::<usize>()], 6),

@@ -1,4 +1,4 @@
-//! Tests of configurations and orders as values: text, files and defaults.
+//! Tests of layouts and axis orders as values: text, files and defaults.
 
 use std::sync::Arc;
 
@@ -48,7 +48,7 @@ fn a_file_names_only_what_it_changes() {
     assert_eq!(read, built);
 }
 
-/// A recipe contains the axes of every run. Other axes appear only if they are used.
+/// A recipe file always contains the axes that every run has. It contains other axes only if they are used.
 #[test]
 fn a_file_has_the_axes_of_every_run_and_others_where_they_are_used() {
     let recipe = ParallelConfig::new().with_data(1);
@@ -116,8 +116,8 @@ fn a_setting_without_effect_is_refused() {
         assert_eq!(
             refusal(&config).to_string(),
             format!(
-                "{name} applies to pipelines, and pipeline = 1 has none; set pipeline (--pp) to 2 \
-                 or more, or remove {name}"
+                "{name} requires pipeline parallelism, and pipeline = 1: set pipeline (--pp) to 2 or more, or remove \
+                 {name}"
             )
         );
         assert!(Mesh::new(&config.with_pipeline(2), 4).is_ok(), "{name}");
@@ -143,7 +143,7 @@ fn hybrid_context_parallelism_is_refused_where_it_cannot_be() {
         ),
         (
             without_it,
-            "applies to hybrid context parallelism, which is off",
+            "max_seqlen_per_dp_cp_rank requires hybrid context parallelism",
         ),
         (hybrid.clone().with_pipeline(2), "pipeline = 2: expected 1"),
         (hybrid.clone().with_expert(2), "expert = 2: expected 1"),

@@ -1,4 +1,4 @@
-//! The addresses of the rendezvous.
+//! The network addresses of the rendezvous server.
 
 use std::env;
 use std::io;
@@ -14,14 +14,14 @@ use burn_megatron_rendezvous::{
     Address, Coordinator, Launch, RendezvousError, RendezvousTimeouts, Token, resolve,
 };
 
-/// The variable with the addresses of Open MPI's daemon on this machine, which are the addresses of the interfaces in
-/// use.
+/// The environment variable with the addresses of Open MPI's daemon on this machine. These are the addresses of the
+/// network interfaces that Open MPI uses.
 const DAEMON: &str = "OMPI_MCA_orte_local_daemon_uri";
 
-/// Resolves the socket addresses of a rendezvous. Without a token, keeps only loopback addresses.
+/// Resolves the socket addresses of a rendezvous server. Without a token, returns only loopback addresses.
 ///
 /// # Errors
-/// [`RendezvousError::MissingToken`] for ranks on several machines without a token.
+/// [`RendezvousError::MissingToken`] if the ranks are on several machines and there is no token.
 pub(super) fn rendezvous_addresses(
     address: &Address,
     launch: &Launch,
@@ -74,7 +74,7 @@ pub(super) fn host_rendezvous(
     Err(last)
 }
 
-/// Formats the error of the operating system, with the addresses of this machine.
+/// Formats an error of the operating system together with the addresses of this machine.
 fn reason(error: &io::Error) -> String {
     let own = own_addresses().unwrap_or_default();
     match error.kind() {
@@ -89,7 +89,7 @@ fn reason(error: &io::Error) -> String {
     }
 }
 
-/// The rendezvous data that rank 0 broadcasts over MPI.
+/// The data about the rendezvous that rank 0 broadcasts over MPI.
 #[derive(Serialize, Deserialize)]
 pub(super) struct SharedRendezvous {
     pub addresses: Vec<SocketAddr>,
@@ -97,8 +97,8 @@ pub(super) struct SharedRendezvous {
     pub token: String,
 }
 
-/// Hosts the rendezvous on a free port of rank 0, creates a token if none is set, and broadcasts both over the
-/// transport.
+/// Hosts the rendezvous on a free port of rank 0, and creates a token if none is set. Broadcasts the address and the
+/// token over the transport.
 ///
 /// Collective: call on all ranks of the world.
 pub(super) fn share_rendezvous(
@@ -137,8 +137,8 @@ pub(super) fn share_rendezvous(
     Ok((coordinator, shared.map_err(invalid)?))
 }
 
-/// Returns the addresses of this machine that MPI's daemon uses. If they are unknown, returns all non-loopback
-/// addresses.
+/// Returns the addresses of this machine that the daemon of Open MPI uses. If they are not known, returns all addresses
+/// that are not loopback addresses.
 fn reachable_addresses() -> io::Result<Vec<IpAddr>> {
     let own = own_addresses()?;
     let daemon = env::var(DAEMON).unwrap_or_default();
@@ -158,7 +158,7 @@ pub(super) fn in_use(own: &[IpAddr], daemon: &str) -> Vec<IpAddr> {
     if used.is_empty() { own.to_vec() } else { used }
 }
 
-/// Returns the non-loopback IPv4 addresses of this machine.
+/// Returns the IPv4 addresses of this machine that are not loopback addresses.
 fn own_addresses() -> io::Result<Vec<IpAddr>> {
     let interfaces = if_addrs::get_if_addrs()?;
     let mut ips: Vec<IpAddr> = interfaces.iter().map(if_addrs::Interface::ip).collect();

@@ -31,10 +31,10 @@ use burn_megatron_rendezvous::{
 };
 use monitor::FailureMonitor;
 
-/// The time that the host of the rendezvous waits for the other ranks to disconnect.
+/// The time for which the host of the rendezvous waits until the other ranks are disconnected.
 const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Implements [`World::run`] for processes.
+/// Implements [`World::run`] for ranks that are processes.
 pub(super) fn run<T, E>(
     world: &World,
     launch: &Launch,
@@ -65,7 +65,7 @@ where
     result.map(|value| vec![value])
 }
 
-/// Returns the requested or default engine, if it is compiled in.
+/// Returns the requested engine or the default engine. Returns an error if the engine is not compiled in.
 fn choose(engine: Option<Engine>, launch: &Launch) -> Result<Engine, WorldError> {
     let [nccl, mpi] = [cfg!(feature = "cuda"), cfg!(feature = "mpi")];
     let default = match (launch.launcher, nccl) {
@@ -88,13 +88,13 @@ fn choose(engine: Option<Engine>, launch: &Launch) -> Result<Engine, WorldError>
     }
 }
 
-/// The rank of this process after it has joined its world.
+/// The rank of this process after it has joined the world.
 struct ProcessRank {
     rank: usize,
     size: usize,
     world: Arc<ProcessWorld>,
     tracker: Arc<CallTracker>,
-    /// Set on rank 0, unless the launcher hosts the rendezvous.
+    /// The server of the rendezvous. It is set only on rank 0, and only if the launcher does not host the rendezvous.
     coordinator: Option<Coordinator>,
     launched: bool,
     close_timeout: Duration,
@@ -206,7 +206,7 @@ impl ProcessRank {
         }
     }
 
-    /// Reports the failure of this rank to the other ranks. Returns the failure of the world.
+    /// Reports the failure of this rank to the other ranks. Returns the failure report of the world.
     fn report_failure(&self, error: &(dyn std::error::Error + 'static)) -> FailureReport {
         let message = with_causes(error);
         let position = self.tracker.recorder().position();
@@ -235,7 +235,7 @@ impl ProcessRank {
         Ok(value)
     }
 
-    /// Leaves the world and returns its error.
+    /// Leaves the world and returns the error of the world.
     fn fail(
         self,
         failure: FailureReport,
@@ -257,12 +257,12 @@ impl ProcessRank {
     }
 }
 
-/// Returns the name and description of the engine: `mpi, Open MPI v4.1.4 (...)`.
+/// Returns the name and the description of the engine, for example `mpi, Open MPI v4.1.4 (...)`.
 fn engine_of(transport: &dyn Transport) -> String {
     format!("{}, {}", transport.name(), transport.description())
 }
 
-/// Checks that MPI and the launcher's variables agree on rank and size.
+/// Checks that MPI and the environment variables of the launcher contain the same rank and the same number of ranks.
 #[cfg(any(test, feature = "mpi"))]
 fn check_mpi_rank(launch: &Launch, rank: usize, size: usize) -> Result<(), CommError> {
     let Launch {

@@ -1,4 +1,4 @@
-//! Reacts to the failure of the world: aborts calls, writes the call log, and ends the process.
+//! The monitor that reacts to a failure of the world: it aborts calls, writes the call log, and ends the process.
 
 use std::io;
 use std::path::PathBuf;
@@ -14,15 +14,15 @@ use crate::world::WorldError;
 use crate::world::error::{log_line, print_whole};
 use crate::world::rank::CallLogDir;
 
-/// The time that a rank may continue after another rank has failed.
+/// The time for which a rank may continue to run after another rank has failed.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// A thread that waits for a failure of the world. The thread writes the call log and prints the error at once,
-/// whatever the rank is doing, because the launcher may kill this process soon.
+/// A thread that waits for a failure of the world. The thread writes the call log and prints the error immediately,
+/// even if the rank is busy, because the launcher may kill this process soon.
 pub(super) struct FailureMonitor {
     /// Whether the rank has ended.
     pub ended: Arc<AtomicBool>,
-    /// Receives the path of the call log, or the reason why it could not be written.
+    /// A channel that receives the path of the call log, or the reason why it could not be written.
     call_log: Receiver<Result<PathBuf, String>>,
 }
 
@@ -73,8 +73,9 @@ fn exit_after(grace: Duration, ended: &AtomicBool) {
     process::exit(i32::from(WorldError::EXIT_PEER_FAILED));
 }
 
-/// Returns whether this process prints the failure. If a launcher hosts the rendezvous, the launcher prints it, or rank
-/// 0 if the launcher is lost. Otherwise rank 0, the host of the rendezvous, prints it, or rank 1 if rank 0 is lost.
+/// Returns whether this process prints the failure. If a launcher hosts the rendezvous, the launcher prints the
+/// failure, or rank 0 if the launcher is lost. Otherwise, rank 0 hosts the rendezvous and prints the failure, or rank 1
+/// if rank 0 is lost.
 pub(super) fn is_reporter(rank: usize, launched: bool, lost: bool) -> bool {
     match (launched, lost) {
         (true, false) => false,

@@ -1,4 +1,4 @@
-//! Opens the engine `nccl`.
+//! The function that opens the `nccl` engine.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,8 @@ use crate::process::Transport;
 use burn_megatron_probe as probe;
 use burn_megatron_rendezvous::{Launch, RendezvousClient};
 
-/// Opens the engine on this rank's device. Local ranks are assigned to the devices of the machine round-robin.
+/// Opens the `nccl` engine on the device of this rank. The local ranks are assigned to the devices of the machine
+/// round-robin.
 pub(super) fn open(
     launch: &Launch,
     timeout: Duration,

@@ -1,4 +1,4 @@
-//! Tests that need no other processes. Tests with real processes cover the rest.
+//! Tests that require no other processes. Tests with real processes test the remaining cases.
 
 use super::*;
 use burn_megatron_rendezvous::Address;
@@ -72,7 +72,7 @@ fn several_machines_need_a_token_and_one_uses_loopback() {
         .map(|line| line.trim_start())
         .collect();
     assert!(
-        error.starts_with("the ranks are on several machines, which requires a token"),
+        error.starts_with("the ranks are on several machines, which requires the same token"),
         "{error}"
     );
     assert!(

@@ -182,7 +182,7 @@ fn long_examples_are_counted_or_refused() {
     assert_eq!(truncated.training.examples.len(), 2);
     let described = truncated.describe();
     assert!(
-        described.ends_with("full; 1 truncated; 1 left out as their prompts fill a row"),
+        described.ends_with("full; 1 truncated; 1 left out (the prompt fills a row)"),
         "{described}"
     );
     let cut = truncated.training.sample(1);
@@ -192,7 +192,7 @@ fn long_examples_are_counted_or_refused() {
     assert!(
         dropped
             .describe()
-            .ends_with("; 2 left out as longer than a row")
+            .ends_with("; 2 left out (longer than a row)")
     );
     let error = with(LongExamples::Refuse, 0.0).err().unwrap();
     assert!(
@@ -215,7 +215,7 @@ fn long_examples_are_counted_or_refused() {
     );
     folder.write("chat.jsonl", line(9, 9));
     let error = with(LongExamples::Drop, 0.0).err().unwrap();
-    assert_snapshot!(error, @"no conversation to train on; 1 left out as longer than a row");
+    assert_snapshot!(error, @"no conversation to train on; 1 left out (longer than a row)");
     folder.write("chat.jsonl", b"\n{\"\xff");
     let error = with(LongExamples::Drop, 0.5).err().unwrap();
     assert!(

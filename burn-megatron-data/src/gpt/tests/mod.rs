@@ -211,7 +211,9 @@ fn what_does_not_suffice_is_refused() {
     );
     let error = with("969,30,1", SplitPart::Valid, &options(2));
     assert!(
-        error.contains("there are 3 documents and a split never cuts one: give more documents"),
+        error.contains(
+            "there are 3 documents, and a split never divides a document: give more documents"
+        ),
         "{error}"
     );
     let error = with("1", SplitPart::Valid, &options(2));
@@ -231,7 +233,7 @@ fn what_does_not_suffice_is_refused() {
         eod_mask_loss: true,
         ..options(2)
     };
-    assert!(with("1", SplitPart::Train, &eod).contains("eod_mask_loss needs the token"));
+    assert!(with("1", SplitPart::Train, &eod).contains("eod_mask_loss requires the token"));
 }
 
 #[test]

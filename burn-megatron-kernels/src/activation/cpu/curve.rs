@@ -1,8 +1,8 @@
-//! The nonlinearities and their slopes, without branches so that loops over them vectorise.
+//! The nonlinearities and their derivatives. They have no branches, so that loops over them are vectorized.
 
 use crate::cpu::Real;
 
-/// A float type that can compute the tail of the normal distribution.
+/// A float type that can compute the tail of the normal distribution function.
 pub(in crate::activation) trait Gaussian: Real {
     /// Returns `e^(-x^2 / 2)` and `Phi(-|x|)`.
     fn tail(self) -> (Self, Self);
@@ -16,9 +16,8 @@ impl Gaussian for f64 {
     }
 }
 
-/// Coefficients of `Phi(-x) e^(x^2 / 2) = t P(t)` with `t = 1 / (1 + 0.35 x)`, highest power first.
-/// The polynomial interpolates on `0 <= x <= 14.5`, where the f32 tail ends, with an error of at
-/// most 4e-8.
+/// Coefficients of the polynomial `P` in `Phi(-x) e^(x^2 / 2) = t P(t)` with `t = 1 / (1 + 0.35 x)`, highest power
+/// first. The polynomial interpolates on `0 <= x <= 14.5`, where the tail becomes 0 in f32. Its error is at most 4e-8.
 pub(crate) const TAIL: [f32; 9] = [
     -0.029_732_276,
     0.146_784,
@@ -31,7 +30,7 @@ pub(crate) const TAIL: [f32; 9] = [
     0.139_618_64,
 ];
 
-/// The factor of `x` in `t`; see [`TAIL`].
+/// The factor of `x` in the definition of `t`. See [`TAIL`].
 pub(crate) const TAIL_SCALE: f32 = 0.35;
 
 impl Gaussian for f32 {
@@ -47,32 +46,33 @@ impl Gaussian for f32 {
     }
 }
 
-/// A nonlinearity: its value and its slope at `x`.
+/// A nonlinearity that computes its value and its derivative at `x`.
 pub(super) trait Nonlinear {
     fn at<R: Gaussian>(x: R) -> (R, R);
 }
 
-/// `x Phi(x)`.
+/// GELU: `x Phi(x)`.
 pub(super) struct Normal;
-/// `x sigmoid(2 sqrt(2 / pi) (x + 0.044715 x^3))`: `0.5 (1 + tanh(u))` is `sigmoid(2 u)`.
+/// The tanh approximation of GELU: `x sigmoid(2 sqrt(2 / pi) (x + 0.044715 x^3))`, because `0.5 (1 + tanh(u))` is
+/// `sigmoid(2 u)`.
 pub(super) struct Tanh;
-/// `x sigmoid(1.702 x)`.
+/// The sigmoid approximation of GELU: `x sigmoid(1.702 x)`.
 pub(super) struct Quick;
-/// `x sigmoid(x)`.
+/// SiLU: `x sigmoid(x)`.
 pub(super) struct Silu;
-/// `max(x, 0)^2`.
+/// Squared ReLU: `max(x, 0)^2`.
 pub(super) struct SquaredRelu;
 
-/// `2 sqrt(2 / pi)`.
+/// The constant `2 sqrt(2 / pi)`.
 pub(crate) const TANH_SCALE: f64 = 1.595_769_121_605_730_7;
-/// The coefficient of the cube in [`Tanh`].
+/// The coefficient of `x^3` in [`Tanh`].
 pub(crate) const TANH_CUBIC: f64 = 0.044_715;
-/// The argument from which the sigmoid of [`Tanh`] is 0 or 1 in f64. The argument is clamped here,
-/// because the cube of a larger number times a slope of 0 would be NaN.
+/// The absolute value of the argument above which the sigmoid of [`Tanh`] is 0 or 1 in f64. The argument is clamped to
+/// this value, because for larger arguments the cube would overflow, and the cube times a derivative of 0 would be NaN.
 pub(crate) const TANH_END: f64 = 24.0;
-/// The factor of [`Quick`].
+/// The factor of `x` in [`Quick`].
 pub(crate) const QUICK_SCALE: f64 = 1.702;
-/// `1 / sqrt(2 pi)`.
+/// The constant `1 / sqrt(2 pi)`.
 pub(crate) const GAUSSIAN_SCALE: f64 = 0.398_942_280_401_432_7;
 
 impl Nonlinear for Normal {
@@ -119,9 +119,10 @@ impl Nonlinear for SquaredRelu {
     }
 }
 
-/// Returns `x s` and its slope `s + x s (1 - s) u'` for `s = sigmoid(u)`.
+/// Returns `x s` and its derivative `s + x s (1 - s) u'` for `s = sigmoid(u)`.
 ///
-/// With `e = e^-|u|` nothing overflows, and `s (1 - s) = e / (1 + e)^2` loses no digits.
+/// The exponential `e = e^-|u|` never overflows. The derivative of the sigmoid is computed as
+/// `s (1 - s) = e / (1 + e)^2`, which loses no digits.
 #[inline(always)]
 fn logistic<R: Gaussian>(x: R, inner: R, slope: R) -> (R, R) {
     let e = (-inner.magnitude()).exponential();

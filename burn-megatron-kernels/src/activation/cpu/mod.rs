@@ -1,7 +1,7 @@
-//! The CPU implementation: rows in parallel, each in chunks that stay in the L1 cache.
+//! The CPU implementation. It processes rows in parallel, and each row in chunks that stay in the L1 cache.
 //!
-//! Each chunk is widened into buffers, processed in place and narrowed again, so that the loops
-//! vectorise for every element type.
+//! Each chunk is converted to f32 buffers (f64 for f64), processed in place and converted back, so that the loops are
+//! vectorized for every element type.
 
 use burn::backend::flex::FlexTensor;
 
@@ -18,11 +18,10 @@ mod rows;
 use curve::Gaussian;
 use rows::{ActivationRows, GradientTask};
 
-/// The minimum number of rows per task if the task sums over rows, which limits the number of
-/// partial sums.
+/// The minimum number of rows per task for tasks that sum over rows. It limits the number of partial sums.
 const MIN_SUMMED_ROWS: usize = 16;
 
-/// Calls `$body` with the type `$shape` that implements a [`Curve`].
+/// Calls `$body` with the type `$shape` that implements the nonlinearity of a [`Curve`].
 macro_rules! for_curve {
     ($curve:expr, $shape:ident => $body:expr) => {
         for_curve!($curve, $shape => $body, Normal, Tanh, Quick, Silu, SquaredRelu)

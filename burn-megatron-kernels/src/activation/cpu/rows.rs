@@ -1,4 +1,4 @@
-//! One task: a range of rows, one chunk of columns at a time.
+//! One task of the CPU implementation. It processes a range of rows, one chunk of columns at a time.
 
 use burn::backend::flex::FlexTensor;
 
@@ -8,10 +8,10 @@ use crate::cpu::{Element, Real, add, narrow, slice, widen};
 
 /// The number of columns per chunk. Three buffers of this size fit into the L1 cache.
 const CHUNK: usize = 512;
-/// The number of partial sums: the number of f32 lanes of the widest vectors.
+/// The number of partial sums, which is the number of f32 lanes of the widest SIMD vectors.
 const LANES: usize = 16;
 
-/// Bounds and offset of a gate. The bounds are infinite without a clamp.
+/// The clamp limits and the offset of a gated activation. The limits are infinite if there is no clamp.
 #[derive(Clone, Copy)]
 pub(super) struct GateLimits<R> {
     clamp: R,
@@ -37,7 +37,7 @@ pub(super) struct ActivationRows<'a, E: Element> {
     pub limits: GateLimits<E::Wide>,
 }
 
-/// The outputs of one backward task: the gradients of its rows and its partial bias gradient.
+/// The outputs of one backward task: the gradients of its rows, and its part of the bias gradient.
 pub(super) struct GradientTask<'a, E: Element> {
     pub first: usize,
     pub rows: usize,
@@ -150,7 +150,7 @@ where
 }
 
 impl<E: Element> GradientTask<'_, E> {
-    /// Writes gradients of the row that starts at `row`, starting at `column`.
+    /// Writes the gradients of the row that starts at element `row` of the task, starting at `column`.
     #[inline(always)]
     fn store_gradient(&mut self, row: usize, column: usize, gradient: &[E::Wide]) {
         if let Some(dx) = &mut self.dx {
@@ -162,7 +162,7 @@ impl<E: Element> GradientTask<'_, E> {
     }
 }
 
-/// Returns the sum in a fixed order that vectorises.
+/// Returns the sum of the values in a fixed order, which allows vectorization.
 #[inline(always)]
 fn sum<R: Real>(values: &[R]) -> R {
     let mut lanes = [R::ZERO; LANES];
@@ -174,7 +174,7 @@ fn sum<R: Real>(values: &[R]) -> R {
     lanes.into_iter().sum()
 }
 
-/// Replaces `a` by the output.
+/// Replaces `a` by the output of a gated activation.
 #[inline(always)]
 fn gate<S: Nonlinear, R: Gaussian>(a: &mut [R], b: &[R], weight: R, limits: GateLimits<R>) {
     for (a, b) in a.iter_mut().zip(b) {
@@ -184,8 +184,7 @@ fn gate<S: Nonlinear, R: Gaussian>(a: &mut [R], b: &[R], weight: R, limits: Gate
     }
 }
 
-/// Replaces `a` and `b` by their gradients, and the output gradient `g` by the gradient of the
-/// weight.
+/// Replaces `a` and `b` by their gradients. Replaces the output gradient `g` by the gradient of the row weight.
 #[inline(always)]
 fn gate_gradient<S: Nonlinear, R: Gaussian>(
     a: &mut [R],

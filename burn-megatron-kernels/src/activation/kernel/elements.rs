@@ -1,4 +1,4 @@
-//! The element-wise kernels: the forward, and the backward of the input.
+//! The element-wise kernels: the forward kernel, and the backward kernel that computes only the gradient of the input.
 
 use cubecl::prelude::*;
 
@@ -31,8 +31,8 @@ pub(super) fn row_weight(weight: &ComptimeOption<OwnedTensor<f32>>, row: usize) 
     }
 }
 
-/// Returns the halves `a` and `b` of the input for one vector of the output. Without a gate both
-/// are `a`.
+/// Returns the halves `a` and `b` of the input for one vector of the output. For an activation without a gate, both are
+/// `a`.
 #[cube]
 pub(super) fn halves<F: Float, N: Size>(
     x: &Tensor<Vector<F, N>>,
@@ -51,11 +51,10 @@ pub(super) fn halves<F: Float, N: Size>(
     }
 }
 
-/// Computes the output.
+/// Computes the output of the activation.
 ///
-/// `columns` is the number of vectors per output row and `vectors` the number in the complete
-/// output. A portion of the work split is one vector. A unit loads all its vectors before it stores
-/// the first.
+/// `columns` is the number of vectors per output row, and `vectors` is the number of vectors in the complete output. A
+/// portion of the work split is one vector. A unit loads all its vectors before it stores the first vector.
 #[cube(launch_unchecked)]
 pub(super) fn forward_kernel<F: Float, N: Size>(
     x: &Tensor<Vector<F, N>>,
@@ -84,7 +83,7 @@ pub(super) fn forward_kernel<F: Float, N: Size>(
     }
 }
 
-/// Computes the gradient `dx`, which has the shape of `x`; see [`forward_kernel`].
+/// Computes the gradient `dx`, which has the shape of `x`. See [`forward_kernel`] for the arguments.
 #[cube(launch_unchecked)]
 pub(super) fn backward_kernel<F: Float, N: Size>(
     x: &Tensor<Vector<F, N>>,

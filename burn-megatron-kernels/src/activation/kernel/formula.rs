@@ -1,4 +1,4 @@
-//! The nonlinearities and their slopes for one value, with the same formulas as on the CPU.
+//! The nonlinearities and their derivatives for one value, with the same formulas as on the CPU.
 
 use cubecl::prelude::*;
 
@@ -8,14 +8,14 @@ use crate::activation::cpu::curve::{
 use crate::activation::kind::Curve;
 use crate::activation::{Activation, FusedActivation};
 
-/// The compile-time variant of a kernel, in addition to element type and width.
+/// The compile-time parameters of a kernel, in addition to the element type and the width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ActivationVariant {
     pub curve: Curve,
     pub gated: bool,
     pub clamped: bool,
-    /// Whether an offset is added to the second half of a gate. Adding 0 would change the sign of a
-    /// zero in those kernels whose compiler cannot fold the addition.
+    /// Whether an offset is added to the second half of a gated input. An offset of 0 is not added, because the
+    /// addition would change the sign of a zero.
     pub shifted: bool,
 }
 
@@ -46,7 +46,7 @@ impl ActivationVariant {
     }
 }
 
-/// Returns the value and the slope of a nonlinearity.
+/// Returns the value and the derivative of a nonlinearity.
 #[cube]
 pub(super) fn curve(x: f32, #[comptime] kind: Curve) -> (f32, f32) {
     match comptime!(kind) {
@@ -71,8 +71,8 @@ pub(super) fn curve(x: f32, #[comptime] kind: Curve) -> (f32, f32) {
     }
 }
 
-/// Returns `1 / x` for `x` from 1 to a few thousand, accurate to the last one or two bits. A
-/// division would call a function that handles numbers without a normal reciprocal, which costs
+/// Returns `1 / x` for `x` from 1 to a few thousand, with an error of one or two units in the last place. A division
+/// would call a function that also handles numbers whose reciprocal is not a normal number. This call would cost
 /// registers.
 #[cube]
 fn reciprocal(x: f32) -> f32 {
@@ -81,10 +81,10 @@ fn reciprocal(x: f32) -> f32 {
     y + y * (1.0f32 - x * y)
 }
 
-/// The value beyond which the tail is 0.
+/// The absolute value of `x` above which the tail is 0.
 const TAIL_CUTOFF: f32 = 64.0;
 
-/// Returns `x Phi(x)` and its slope, with the tail of [`TAIL`].
+/// Returns `x Phi(x)` and its derivative, using the coefficients of [`TAIL`].
 #[cube]
 fn normal(x: f32) -> (f32, f32) {
     let bell = (x * x * -0.5f32).exp();
@@ -102,8 +102,8 @@ fn normal(x: f32) -> (f32, f32) {
     )
 }
 
-/// Returns `x s` and its slope for `s = sigmoid(inner)`. The exponential takes a negative argument,
-/// so that nothing overflows on any device.
+/// Returns `x s` and its derivative for `s = sigmoid(inner)`. The argument of the exponential is negative, so that it
+/// overflows on no device.
 #[cube]
 fn logistic(x: f32, inner: f32, slope: f32) -> (f32, f32) {
     let e = (-inner.abs()).exp();
@@ -120,7 +120,7 @@ fn bounded(x: f32, end: f32) -> f32 {
     select(x < -end, -end, x)
 }
 
-/// Returns the first half of a gate, clamped.
+/// Returns the clamped first half of a gated input.
 #[cube]
 fn first_bounded(a: f32, clamp: f32, #[comptime] variant: ActivationVariant) -> f32 {
     if comptime!(variant.clamped) {
@@ -130,7 +130,7 @@ fn first_bounded(a: f32, clamp: f32, #[comptime] variant: ActivationVariant) -> 
     }
 }
 
-/// Returns the second half of a gate, clamped, plus the offset.
+/// Returns the clamped second half of a gated input, plus the offset.
 #[cube]
 fn second_factor(b: f32, clamp: f32, offset: f32, #[comptime] variant: ActivationVariant) -> f32 {
     let mut factor = b;
@@ -143,7 +143,7 @@ fn second_factor(b: f32, clamp: f32, offset: f32, #[comptime] variant: Activatio
     factor
 }
 
-/// Returns the output from the halves `a` and `b`. Without a gate `b` is ignored.
+/// Returns the output from the halves `a` and `b`. An activation without a gate ignores `b`.
 #[cube]
 pub(crate) fn output<N: Size>(
     a: Vector<f32, N>,
@@ -168,9 +168,9 @@ pub(crate) fn output<N: Size>(
     y
 }
 
-/// Returns the gradients of `a`, `b` and the row weight from the gradient `g` of the output.
+/// Returns the gradients of `a`, `b` and the row weight, given the gradient `g` of the output.
 ///
-/// The gradient of the row weight is a partial sum per lane.
+/// The gradient of the row weight has one partial sum per lane.
 #[cube]
 pub(super) fn gradients<N: Size>(
     a: Vector<f32, N>,

@@ -7,7 +7,8 @@ use super::ActivationPlan;
 use super::elements::{backward_kernel, forward_kernel};
 use crate::cube::{Elementwise, Operation, Split, launch};
 
-/// A launch of the forward kernel. With a gradient, a launch of the backward kernel for the input only.
+/// A launch of the forward kernel. If a gradient is given, a launch of the backward kernel that computes only the
+/// gradient of the input.
 #[derive(Clone)]
 pub(super) struct ElementwiseLaunch {
     pub plan: ActivationPlan,
@@ -15,7 +16,7 @@ pub(super) struct ElementwiseLaunch {
     pub bias: Option<CubeTensor>,
     pub weight: Option<CubeTensor>,
     pub gradient: Option<CubeTensor>,
-    /// The output, not initialised.
+    /// The uninitialized output.
     pub output: CubeTensor,
 }
 

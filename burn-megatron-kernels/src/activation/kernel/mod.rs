@@ -1,8 +1,9 @@
 //! The CubeCL implementation.
 //!
-//! The forward, and the backward without parameter gradients, are element-wise ([`elements`]) with a tuned work split
-//! ([`launch`]). Gradients of the bias and of the row weight need sums ([`sums`]), which the same pass computes. A
-//! second, small kernel adds the partial sums of the cubes in a fixed order.
+//! The forward pass is element-wise ([`elements`]) with a tuned work split ([`launch`]), and so is the backward pass if
+//! no parameter gradient is requested. The gradients of the bias and of the row weight need sums ([`sums`]), which are
+//! computed by the same kernel as the gradient of the input. A second, small kernel adds the partial sums of the cubes
+//! in a fixed order.
 
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
@@ -28,8 +29,7 @@ use sums::{SUM_UNITS, SumTiling, sums_kernel};
 
 /// The number of cubes that fills a large device.
 const TARGET_CUBES: usize = 2048;
-/// The minimum number of rows per cube if the cube sums over rows, which limits the number of
-/// partial sums.
+/// The minimum number of rows per cube for cubes that sum over rows. It limits the number of partial sums.
 const MIN_SUMMED_ROWS: usize = 16;
 
 /// Sizes and variant shared by the kernels of one call.
@@ -127,7 +127,7 @@ fn sums(
     let (client, dtype) = (x.client.clone(), x.dtype);
     let units = plan.row.units.min(SUM_UNITS);
     let columns = plan.row.columns;
-    // Only the bias gradient requires that a unit keeps its columns.
+    // Only with a bias gradient does a unit have to keep its columns.
     let tile = if wanted.bias { units as usize } else { columns };
     let tiles = columns.div_ceil(tile.max(1));
     let rows_per_cube = if wanted.bias {
@@ -174,7 +174,7 @@ fn sums(
     }
     match (dweight, tiles) {
         (None, _) => {}
-        // One cube has the complete row, so its sum is the gradient.
+        // The single cube has the complete row, so its sum is the gradient.
         (Some(parts), 1) => gradients.push(parts),
         (Some(tensor), _) => {
             let partials = Partials {

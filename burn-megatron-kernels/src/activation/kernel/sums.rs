@@ -1,4 +1,4 @@
-//! The backward with sums: over rows for the bias, along a row for the row weight.
+//! The backward kernel with sums: over rows for the bias, and along a row for the row weight.
 
 use cubecl::prelude::*;
 
@@ -15,8 +15,8 @@ pub(super) const SUM_UNITS: u32 = 128;
 pub(super) struct SumTiling {
     /// The number of vectors per row.
     pub columns: usize,
-    /// The number of vectors per row and cube. If the bias has a gradient, this is the number of
-    /// units, and each unit sums its own columns in registers.
+    /// The number of vectors that a cube processes per row. If the bias has a gradient, this is the number of units,
+    /// and each unit sums its own columns in registers.
     pub tile: usize,
     /// The number of units per cube.
     pub units: u32,

@@ -1,4 +1,4 @@
-//! The outcome of a step. One cube reads the statistics of all ranks.
+//! The kernel that computes the outcome of a step. One cube reads the statistics of all ranks.
 
 use burn::backend::TensorMetadata;
 use burn_cubecl::tensor::CubeTensor;
@@ -14,13 +14,13 @@ use crate::launch::exactly;
 /// The number of units of the cube.
 const UNITS: u32 = 256;
 
-/// The bits of infinity. Without the sign, the bits of NaN are larger.
+/// The bits of infinity. If the sign bit is cleared, the bits of NaN are larger than these bits.
 const INFINITY: u32 = 0x7f80_0000;
 
-/// Computes the outcome.
+/// Computes the outcome of a step.
 ///
-/// `losses` is the first loss column and `limit` holds the bits of the largest valid sum of
-/// squares. Hyperparameters whose name ends in `taken` apply after a step that was taken.
+/// `losses` is the index of the first loss column, and `limit` holds the bits of the largest valid sum of squares.
+/// Hyperparameters whose name ends in `taken` apply if the previous step was taken.
 #[cube(launch_unchecked)]
 fn outcome_kernel(
     statistics: &[f32],
@@ -51,7 +51,8 @@ fn outcome_kernel(
         let value = statistics[at as usize];
         let bits = u32::reinterpret(value);
         let column = at % row;
-        // Sums of squares are not negative. Such floats are ordered like their bits, and NaN is largest.
+        // Sums of squares are not negative. Non-negative floats have the same order as their bits, and NaN is the
+        // largest.
         if column == comptime!(LARGEST as u32) && bits > limit {
             invalid += 1.0f32;
         }

@@ -1,4 +1,5 @@
-//! Sums of squares of segments in two launches: one value for each chunk, then one for each segment.
+//! Sums of squares of segments, computed in two launches. The first launch computes one sum per chunk, the second
+//! launch one sum per segment.
 
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
@@ -46,9 +47,9 @@ fn chunks_kernel<F: Float, N: Size>(
     }
 }
 
-/// Raises the results with one cube per segment, and one cube for the complete buffer.
+/// Updates the results with one cube per segment, and one cube for the complete buffer.
 ///
-/// Starting at element `2 * chunks`, `table` holds the number of chunks before each segment.
+/// From element `2 * chunks` on, `table` holds the number of chunks before each segment.
 #[cube(launch_unchecked)]
 fn largest_kernel(
     sums: &[f32],
@@ -77,7 +78,7 @@ fn largest_kernel(
         }
         let total = cube_sum(sum, UNITS, planes);
         if UNIT_POS == 0 {
-            // Floats that are not negative are ordered like their bits, and NaN is largest.
+            // Non-negative floats have the same order as their bits, and NaN is the largest.
             let before = u32::reinterpret(largest[result as usize]);
             let found = u32::reinterpret(total);
             largest[result as usize] = f32::reinterpret(max(before, found));
@@ -85,7 +86,7 @@ fn largest_kernel(
     }
 }
 
-/// Computes the results from the inputs: the results so far, the buffer, and the table of
+/// Computes the updated results. The inputs are the previous results, the buffer, and the table of
 /// [`Segments`](crate::adamw::Segments).
 pub(in crate::adamw) fn largest_sums(
     inputs: Vec<CubeTensor>,
@@ -121,7 +122,7 @@ pub(in crate::adamw) fn largest_sums(
     largest
 }
 
-/// Returns the number of vectors of each unit in a chunk.
+/// Returns the number of vectors of a chunk that each unit processes.
 fn vectors(vector: usize) -> u32 {
     (CHUNK / vector) as u32 / UNITS
 }

@@ -1,4 +1,5 @@
-//! Sums of squares in two launches: one value for each group of a fixed size, then their sum.
+//! Sums of squares, computed in two launches. The first launch computes one sum per group of a fixed size, the second
+//! launch adds these sums.
 
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;

@@ -1,4 +1,4 @@
-//! The step. A unit updates one vector of four elements, which is 128 bits of each f32 buffer.
+//! The kernel of the optimizer step. A unit updates one vector of four elements, which is 128 bits of each f32 buffer.
 
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
@@ -18,13 +18,13 @@ const UNITS: u32 = 256;
 /// Updates one vector of weights and moments per unit.
 ///
 /// - The hyperparameters are runtime arguments, so that no step compiles a new kernel.
-/// - `outcome` holds at most one outcome. Its numbers replace `scale`, `size` and `root`, and its decay is multiplied
-///   by `decay`. If the outcome skips the step, nothing changes.
-/// - `factors` holds the factors of the decay, then the factors of the learning rate.
-/// - `offset_in_block` is the offset of the first element in its block, a multiple of `N`.
+/// - `outcome` holds at most one outcome. Its values replace `scale`, `size` and `root`, and `decay` is multiplied by
+///   its weight decay. If the outcome is a skipped step, nothing changes.
+/// - `factors` holds the factors of the weight decay, followed by the factors of the learning rate.
+/// - `offset_in_block` is the position of the first element in its block, a multiple of `N`.
 ///
-/// Products that are added use explicit `fma` calls. The compiler therefore cannot contract them differently, and
-/// vectors of all lengths give the same bits.
+/// A multiplication that is followed by an addition is an explicit `fma` call. The compiler therefore cannot contract
+/// it differently, and vectors of all lengths give the same bits.
 #[cube(launch_unchecked)]
 fn adamw_kernel<M: Float, G: Float, C: Float, N: Size>(
     master: &mut [Vector<f32, N>],
@@ -89,8 +89,8 @@ fn adamw_kernel<M: Float, G: Float, C: Float, N: Size>(
                     size *= factor;
                 }
             }
-            // With an epsilon of 0, the denominator is 0 for weights that never had a gradient, as
-            // in unused rows.
+            // With an epsilon of 0, the denominator is 0 for weights whose gradient was always 0, such as unused rows
+            // of an embedding.
             let change = select_many(below.equal(&zero), zero, Vector::new(size) * m / below);
             weights -= fma(Vector::new(decay), weights, change);
             master[at] = weights;
@@ -130,7 +130,8 @@ pub(in crate::adamw) fn update(
         return outputs;
     }
     let client = master.client.clone();
-    // A power of two divides the bitwise or only if it divides both numbers, so no vector spans two blocks.
+    // A power of two divides the bitwise or of two numbers only if it divides both numbers. Therefore no vector spans
+    // two blocks.
     let vector = RowPlan::new(&client, master.dtype, length | offset_in_block).vector;
     let vectors = length / vector;
     let types = [
@@ -172,8 +173,8 @@ pub(in crate::adamw) fn update(
     outputs
 }
 
-/// Adds the instances: moments in f32 and bf16, and gradients in every type. All have an outcome, a copy of the weights
-/// in the type of the gradient, and factors of decay and rate.
+/// Adds AOT instances with moments in f32 and bf16, and gradients in every type. All instances have an outcome, a copy
+/// of the weights in the type of the gradient, and factors of weight decay and learning rate.
 pub(super) fn aot_instances(list: &mut AotList) {
     let [(_, single, vector), _, (_, brain, _)] = types();
     for (moments, moment) in [("f32", single), ("bf16", brain)] {

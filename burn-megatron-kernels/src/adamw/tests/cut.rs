@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A buffer whose parts can be stepped alone.
+/// A buffer with parts to which a step can be applied separately.
 struct Cut {
     buffers: AdamWBuffers,
     gradient: Tensor<1>,
@@ -20,7 +20,7 @@ impl Cut {
         }
     }
 
-    /// Returns weights, moments and copy of the elements `start..end` after a step of this part alone.
+    /// Applies a step only to the elements `start..end`. Returns their weights, moments and copy of the weights.
     fn step(&self, start: usize, end: usize) -> [TensorData; 4] {
         let part = |tensor: &Tensor<1>| tensor.clone().slice(start..end);
         let (from, to) = (start / DECAY_BLOCK, end.div_ceil(DECAY_BLOCK));
@@ -79,11 +79,11 @@ fn the_bits_of_an_element_do_not_depend_on_where_its_buffer_is_split() {
                     }
                 }
             };
-            // The first cut is at every position of a block. The second cut moves as well.
+            // The first cut is at every position of a block. The second cut moves with the first cut.
             for first in 0..DECAY_BLOCK {
                 check(200, &[first, 200 - first / 2]);
             }
-            // Forty cuts from a Lehmer generator.
+            // Forty cuts at positions from a Lehmer random number generator.
             let mut state = 20_231u64;
             let mut draw = || {
                 state = state * 48_271 % 2_147_483_647;
@@ -94,7 +94,7 @@ fn the_bits_of_an_element_do_not_depend_on_where_its_buffer_is_split() {
             cuts.dedup();
             check(10_000, &cuts);
         }
-        // On the CPU, this length takes several tasks.
+        // On the CPU, a buffer of this length is split into several tasks.
         if device == Device::flex() {
             let whole = Cut::new(300_001, &device, DType::F32, DType::F32);
             let expected = whole.step(0, 300_001);

@@ -41,13 +41,14 @@ fn numbers(step: u64) -> AdamWStep {
     }
 }
 
-/// Returns factors of `count` blocks, which repeat `cycle`.
+/// Returns the factors of `count` blocks. The factors repeat the values of `cycle`.
 fn factors(count: usize, cycle: &[f32], device: &Device) -> Tensor<1> {
     let factors: Vec<f32> = cycle.iter().copied().cycle().take(count).collect();
     Tensor::from_data(TensorData::new(factors, [count]), (device, DType::F32))
 }
 
-/// Returns blocks with decay and rate factors, for a buffer that begins at element `first` of a block.
+/// Returns blocks with decay and rate factors for a buffer. `first` is the position of the buffer's first element in
+/// its block.
 fn blocks(first: usize, length: usize, device: &Device) -> Blocks {
     let count = (first + length).div_ceil(DECAY_BLOCK);
     Blocks {
@@ -147,7 +148,7 @@ fn twenty_steps_agree_with_burns_adamw() {
     for (device, _) in devices() {
         against_burn(&device, DType::F32, [0.9, 0.95], 2e-6);
     }
-    // Burn corrects the bias in f32. The corrections are exact only with these decays.
+    // Burn computes the bias correction in f32. The corrections are exact only with these decay rates.
     against_burn(&Device::flex(), DType::F64, [0.5, 0.5], 1e-14);
     against_burn(&Device::flex(), DType::F64, [0.9, 0.999], 1e-4);
 }
@@ -305,7 +306,7 @@ fn sums_of_squares_agree_in_every_type() {
                 let sum = sum_of_squares(x.clone());
                 assert_eq!((sum.dtype(), sum.dims()), (wide(dtype), [1]));
                 let composed = composed::sum_of_squares(x);
-                // The bound is wider for Burn's sum: on a GPU, one unit adds many elements one by one.
+                // The tolerance is larger for Burn's sum, because on a GPU one unit adds many elements one by one.
                 for (sum, whose, near) in [(sum, "ours", 1e-6), (composed, "composed", 1e-5)] {
                     let sum = doubles(&sum)[0];
                     let error = (sum - expected).abs();
@@ -322,7 +323,7 @@ fn sums_of_squares_agree_in_every_type() {
 #[test]
 fn many_ones_are_counted_and_large_values_do_not_overflow() {
     for (device, dtypes) in devices() {
-        // In f32, adding ones one by one stops at 2^24, which is below this count.
+        // A f32 sum of ones that are added one by one stops at 2^24, which is below this count.
         let count = 20_000_000;
         let dtype = DType::F32;
         let sum = sum_of_squares(Tensor::ones([count], (&device, dtype)));
@@ -386,8 +387,7 @@ fn what_does_not_fit_is_named_on_every_device() {
         let decay = Decay::Blocks(Blocks::new(gradient(3)));
         assert_snapshot!(
             call(own(), gradient(100), decay, numbers(1)),
-            @"adamw: 3 factors of the decay for 100 elements in blocks of 64, from element \
-              0 of the first block: expected 2"
+            @"adamw: 3 decay factors for 100 elements in blocks of 64, from element 0 of the first block: expected 2"
         );
         let decay = Decay::Blocks(Blocks {
             rate: Some(gradient(2)),
@@ -396,8 +396,7 @@ fn what_does_not_fit_is_named_on_every_device() {
         });
         assert_snapshot!(
             call(own(), gradient(100), decay, numbers(1)),
-            @"adamw: 2 factors of the rate for 100 elements in blocks of 64, from element \
-              30 of the first block: expected 3"
+            @"adamw: 2 rate factors for 100 elements in blocks of 64, from element 30 of the first block: expected 3"
         );
         let decay = Decay::Blocks(Blocks {
             first: 64,
@@ -433,8 +432,7 @@ fn what_does_not_fit_is_named_on_every_device() {
         };
         assert_snapshot!(
             call(half, gradient(100), Decay::All, numbers(1)),
-            @"adamw: invalid type of the second moment = F16 beside weights in F32: expected that of \
-              the first moment"
+            @"adamw: invalid type of the second moment = F16 with weights in F32: expected the type of the first moment"
         );
     });
     assert_snapshot!(

@@ -1,10 +1,10 @@
-//! The outcome of a step, computed on the device, against the same numbers on the host.
+//! Compares the outcome of a step that the device computes with the same numbers computed on the host.
 
 use super::*;
 use crate::adamw::outcome::{columns, elements, statistics_dtype};
 use crate::adamw::update::StepScalars;
 
-/// Two loss columns follow the named columns.
+/// The number of columns per rank. Two loss columns follow the named columns.
 const COLUMNS: usize = columns::COUNT + 2;
 
 /// Returns the statistics of three ranks with 5003 tokens in total.
@@ -86,7 +86,7 @@ fn an_outcome_follows_from_the_statistics_and_the_outcome_before() {
 
 #[test]
 fn a_step_is_skipped_for_what_any_rank_has() {
-    // Row, column, value, expected outcome.
+    // Each case has a row, a column, a value, and the expected outcome.
     let cases = [
         (1, columns::LARGEST, 6.5, elements::TAKEN),
         (1, columns::LARGEST, 6.6, elements::NOT_FINITE),
@@ -158,7 +158,7 @@ fn a_step_by_an_outcome_has_the_bits_of_one_by_its_numbers() {
                 let mut known = vec![elements::TAKEN, scale, size, 1.0, root, rate, 1.0];
                 let by = |known: &Vec<f64>, gradient: Tensor<1>| {
                     let outcome = tensor(known.clone(), &device);
-                    // Rate and step number come from the outcome, not from this step.
+                    // The learning rate and the step number come from the outcome, not from this step.
                     let step = numbers(1);
                     let (stepped, copy) =
                         adamw_with_outcome(buffers(), gradient, &decay, &step, outcome, model());
@@ -182,7 +182,8 @@ fn a_step_by_an_outcome_has_the_bits_of_one_by_its_numbers() {
     }
 }
 
-/// Returns segments of several lengths, with gaps of zeros. One is longer than a chunk, one is empty.
+/// Returns segments of several lengths, with gaps of zeros between them. One segment is longer than a chunk, and one is
+/// empty.
 fn segments() -> Vec<std::ops::Range<usize>> {
     vec![
         0..1,
@@ -252,7 +253,7 @@ fn what_does_not_fit_is_refused() {
     );
     let error = refused(&|| step_outcome(zeros(7), zeros(6), rule(1.0)));
     assert!(
-        error.contains("an outcome before of 6 elements: expected 7"),
+        error.contains("the previous outcome has 6 elements: expected 7"),
         "{error}"
     );
     let table = Segments::new(vec![0..3, 64..70]);

@@ -1,8 +1,8 @@
-//! Weights that never had a gradient.
+//! Tests weights whose gradient was always 0.
 
 use super::*;
 
-/// For unused rows of an embedding, gradient and moments are 0.
+/// The gradient and the moments of unused rows of an embedding are 0.
 #[test]
 fn an_epsilon_of_zero_leaves_what_was_never_used_to_its_decay() {
     let length = 2 * DECAY_BLOCK + 5;
@@ -40,8 +40,8 @@ fn an_epsilon_of_zero_leaves_what_was_never_used_to_its_decay() {
                     for (i, (after, still)) in after.iter().zip(&still).enumerate() {
                         let what = format!("{dtype:?}, element {i}: {after}, {still}");
                         assert!(after.is_finite() && still.is_finite(), "{what}");
-                        // Only the decay applies: it removes at most `rate * weight_decay`, or twice this value in a
-                        // block.
+                        // Only weight decay changes these weights. It removes at most the fraction
+                        // `rate * weight_decay`, or twice this value in a block with a learning rate factor of 2.
                         let least = 1.0 - 2.0 * step.rate * step.weight_decay - 1e-6;
                         assert!((least..=1.0).contains(still), "{what}");
                         if i % 3 != 0 {

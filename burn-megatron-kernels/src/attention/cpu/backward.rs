@@ -1,4 +1,4 @@
-//! The backward of one head.
+//! The backward pass of one head.
 
 use std::ops::Range;
 
@@ -7,10 +7,11 @@ use super::load::{HeadRows, matrix};
 use super::product::{LANES, ROWS, add_transposed_times, times_panels, times_rows};
 use crate::cpu::{Element, Real};
 
-/// The number of queries processed at a time: the depth of the products for keys and values.
+/// The number of queries that are processed at a time. They form the summed dimension of the matrix multiplications for
+/// the gradients of keys and values.
 const TILE: usize = 32;
 
-/// The gradients of one head, with rows padded in width, and of its sink.
+/// The gradients of one head, whose rows are padded, and the gradient of its sink.
 pub(super) struct HeadGradients<T> {
     pub q: Vec<T>,
     pub k: Vec<T>,
@@ -18,7 +19,7 @@ pub(super) struct HeadGradients<T> {
     pub sink: T,
 }
 
-/// The results of the forward and the gradient of its output.
+/// The results of the forward pass, and the gradient of the output.
 #[derive(Clone, Copy)]
 pub(super) struct SavedForward<'a, E: Element> {
     pub out: HeadRows<'a, E>,
@@ -26,13 +27,14 @@ pub(super) struct SavedForward<'a, E: Element> {
     pub lse: &'a [E::Wide],
 }
 
-/// A head in the layout that the products require: padded rows, and also panels for transposed right factors.
+/// A head in the layout that the matrix multiplications require: padded rows, and also panels for transposed right
+/// operands.
 struct PaddedHead<T> {
     /// The padded width of queries and keys.
     width: usize,
     /// The padded width of values.
     value_width: usize,
-    /// The depths of queries and keys, and of values.
+    /// The unpadded widths of queries and keys, and of values.
     depths: [usize; 2],
     q: Vec<T>,
     dout: Vec<T>,
@@ -124,7 +126,7 @@ pub(super) fn backward<E: Element, const FUSED: bool>(
 }
 
 impl<T: Real> PaddedHead<T> {
-    /// Computes the scores and `do v^T` of [`ROWS`] queries, starting at `row`.
+    /// Computes the scores `q k^T` and the products `do v^T` of [`ROWS`] queries, starting at `row`.
     #[inline(always)]
     fn products<const FUSED: bool>(
         &self,
@@ -148,7 +150,7 @@ impl<T: Real> PaddedHead<T> {
         times_panels::<_, FUSED>(dout.from(row), value_depth, v, ds, scores.stride);
     }
 
-    /// Computes `scale * ds k` of [`ROWS`] queries.
+    /// Computes the gradient `scale * ds k` of [`ROWS`] queries.
     #[inline(always)]
     fn queries<const FUSED: bool>(
         &self,
@@ -165,7 +167,7 @@ impl<T: Real> PaddedHead<T> {
     }
 }
 
-/// Turns the scores and `do v^T` of a row into probabilities and score gradients.
+/// Converts the scores and `do v^T` of a row to probabilities and score gradients.
 #[inline(always)]
 fn differentiate<T: Real>(p: &mut [T], ds: &mut [T], lse: T, delta: T) {
     for (p, ds) in p.chunks_exact_mut(LANES).zip(ds.chunks_exact_mut(LANES)) {

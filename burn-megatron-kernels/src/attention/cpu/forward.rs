@@ -1,4 +1,4 @@
-//! The forward of one head.
+//! The forward pass of one head.
 
 use std::ops::Range;
 
@@ -6,8 +6,7 @@ use super::load::{HeadRows, matrix};
 use super::product::{LANES, ROWS, lanes, times_panels, times_rows};
 use crate::cpu::{Element, Real};
 
-/// The output of one head: rows, padded in width, with the log-sum-exp and the largest score of
-/// each row.
+/// The output of one head, whose rows are padded, with the log-sum-exp and the largest score of each row.
 pub(super) struct HeadOutput<T> {
     pub out: Vec<T>,
     pub lse: Vec<T>,
@@ -33,7 +32,7 @@ pub(super) fn scores_stride(keys: usize) -> usize {
     keys + LANES
 }
 
-/// Returns the columns that are visible to a tile of rows, rounded to complete panels.
+/// Returns the range of columns that are visible to a tile of rows, rounded to complete panels.
 #[inline(always)]
 pub(super) fn panels_of(visible: &[Range<usize>]) -> Range<usize> {
     match (visible.first(), visible.last()) {
@@ -95,8 +94,8 @@ pub(super) fn forward<E: Element, const FUSED: bool>(
     }
 }
 
-/// Replaces the scores of a row, which start at column `first`, by `exp(score - largest)`, or by 0
-/// for hidden columns. Returns the largest score without and with the sink, and the sum.
+/// Replaces the scores of a row by `exp(score - largest)`, or by 0 for hidden columns. The scores start at column
+/// `first`. Returns the largest score without the sink, the largest score with the sink, and the sum.
 #[inline(always)]
 fn softmax<T: Real>(
     scores: &mut [T],

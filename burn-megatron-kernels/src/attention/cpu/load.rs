@@ -1,10 +1,10 @@
-//! Loads the rows of one head, widened and padded.
+//! Loads the rows of one head, converts them to f32 (f64 for f64) and pads them.
 
 use crate::cpu::Element;
 
 use super::product::{LANES, MatrixRows};
 
-/// The rows of a head in a tensor: `width` adjacent elements each, `stride` elements apart.
+/// The rows of a head in a tensor. Each row has `width` adjacent elements, and rows are `stride` elements apart.
 #[derive(Clone, Copy)]
 pub(super) struct HeadRows<'a, E> {
     pub values: &'a [E],
@@ -19,7 +19,7 @@ impl<'a, E: Element> HeadRows<'a, E> {
         &self.values[row * self.stride..][..self.width]
     }
 
-    /// Returns the width and the number of rows, rounded up to complete tiles.
+    /// Returns the width and the number of rows, both rounded up to complete tiles.
     #[inline(always)]
     pub(super) fn padded(&self) -> (usize, usize) {
         (

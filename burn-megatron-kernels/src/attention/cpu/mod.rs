@@ -1,5 +1,4 @@
-//! Attention on the CPU: one task per sequence and head, with the scores of a few queries at a
-//! time.
+//! Attention on the CPU. There is one task per sequence and head, which stores the scores of a few queries at a time.
 
 use std::ops::Range;
 
@@ -23,12 +22,12 @@ use crate::cpu::{Element, Real, for_float, for_rows, map_tasks, slice, tensor, u
 use crate::flat::cpu::accumulate;
 use crate::gradient::Place;
 
-/// Computes the forward; see [`Pass::Forward`](super::ops::Pass::Forward).
+/// Computes the forward pass. See [`Pass::Forward`](super::ops::Pass::Forward) for inputs and outputs.
 pub(super) fn forward(problem: &AttentionProblem, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
     for_float!(problem.dtype, E => forward_in::<E>(problem, inputs))
 }
 
-/// Computes the backward; see [`Pass::Backward`](super::ops::Pass::Backward).
+/// Computes the backward pass. See [`Pass::Backward`](super::ops::Pass::Backward) for inputs and outputs.
 pub(super) fn backward(
     problem: &AttentionProblem,
     inputs: Vec<FlexTensor>,
@@ -139,8 +138,7 @@ fn backward_in<E: Element>(
     outputs
 }
 
-/// The forward of one head. It is a struct because a closure of this size would not be inlined into
-/// SIMD code.
+/// The forward pass of one head. It is a struct because a closure of this size would not be inlined into SIMD code.
 struct ForwardTask<'a, E: Element>(HeadInputs<'a, E>);
 
 impl<E: Element> WithSimd for ForwardTask<'_, E> {
@@ -156,7 +154,7 @@ impl<E: Element> WithSimd for ForwardTask<'_, E> {
     }
 }
 
-/// The backward of one head.
+/// The backward pass of one head.
 struct BackwardTask<'a, E: Element>(HeadInputs<'a, E>, SavedForward<'a, E>);
 
 impl<E: Element> WithSimd for BackwardTask<'_, E> {
@@ -172,7 +170,7 @@ impl<E: Element> WithSimd for BackwardTask<'_, E> {
     }
 }
 
-/// The projections of all heads.
+/// The queries, keys and values of all heads.
 struct HeadTensors<'a, E: Element> {
     problem: &'a AttentionProblem,
     tensors: Vec<FlexTensor>,
@@ -234,7 +232,7 @@ impl<'a, E: Element> HeadTensors<'a, E> {
     }
 }
 
-/// Returns the tensor itself if the rows of a head are contiguous, otherwise a copy.
+/// Returns the tensor itself if each row of a head is contiguous, otherwise a contiguous copy.
 fn readable(tensor: FlexTensor) -> FlexTensor {
     let layout = tensor.layout();
     let last = layout.strides().last();
@@ -245,11 +243,11 @@ fn readable(tensor: FlexTensor) -> FlexTensor {
     }
 }
 
-/// The number of multiplications from which a parallel task is worth its overhead.
+/// The minimum number of multiplications for which a parallel task is worth its overhead.
 const MIN_TASK_PRODUCTS: usize = 256 * 1024;
 
-/// Computes one result per sequence and head, in that order. `products` is the number of matrix
-/// products.
+/// Computes one result per sequence and head, in this order. `products` is the number of matrix multiplications per
+/// head.
 fn tasks<T: Send>(
     problem: &AttentionProblem,
     products: usize,
@@ -266,7 +264,7 @@ fn tasks<T: Send>(
     results.into_iter().flatten().collect()
 }
 
-/// The padded rows of each task with `width` features, and the number of consecutive tasks that are
+/// The padded rows of each task, with `width` features per row, and the number of consecutive tasks whose results are
 /// summed.
 #[derive(Clone, Copy)]
 struct TaskRows<'a, T> {
@@ -275,7 +273,8 @@ struct TaskRows<'a, T> {
     width: usize,
 }
 
-/// Gathers rows `[batch, rows, features]`. Parts are adjacent, and so are the heads within a part.
+/// Gathers the rows of all tasks into `[batch, rows, features]`. In the features, parts are adjacent, and heads are
+/// adjacent within a part.
 fn gather<E: Element>(
     problem: &AttentionProblem,
     rows: usize,

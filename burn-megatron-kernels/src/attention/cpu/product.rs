@@ -1,12 +1,12 @@
-//! Products of tiles that stay in registers.
+//! Matrix multiplication of tiles that stay in registers.
 //!
-//! Matrices are padded, so that all tiles are complete: [`ROWS`] rows and [`LANES`] columns.
+//! Matrices are padded, so that all tiles are complete. A tile has [`ROWS`] rows and [`LANES`] columns.
 
 use crate::cpu::Real;
 
 /// The number of rows of a tile.
 pub(super) const ROWS: usize = 8;
-/// The number of columns of a tile. The widths of matrices are multiples of this number.
+/// The number of columns of a tile. The padded width of a matrix is a multiple of this number.
 pub(super) const LANES: usize = 16;
 
 /// A matrix whose rows are `stride` elements apart.
@@ -17,7 +17,7 @@ pub(super) struct MatrixRows<'a, T> {
 }
 
 impl<'a, T> MatrixRows<'a, T> {
-    /// Returns the matrix without the rows before `row`.
+    /// Returns the matrix that starts at row `row`.
     #[inline(always)]
     pub(super) fn from(&self, row: usize) -> Self {
         Self {
@@ -53,7 +53,7 @@ fn plus<T: Real, const FUSED: bool>(mut sums: [T; LANES], a: T, b: &[T; LANES]) 
     sums
 }
 
-/// Repeats the body for each of [`ROWS`] rows. A loop would be vectorised over the wrong dim.
+/// Repeats the body for each of [`ROWS`] rows. A loop would be vectorized over the wrong dimension.
 macro_rules! unrolled {
     ($m:ident => $body:expr) => {
         unrolled!($m => $body, 0, 1, 2, 3, 4, 5, 6, 7)
@@ -81,8 +81,8 @@ fn tile<T: Real, const FUSED: bool>(
     sums
 }
 
-/// The left factor of a tile, read one column of [`ROWS`] rows at a time. It is a trait because a
-/// closure may not be inlined.
+/// The left operand of a tile product, read one column of [`ROWS`] rows at a time. It is a trait because a closure may
+/// not be inlined.
 trait LeftColumns<T> {
     fn column(&self, k: usize) -> [T; ROWS];
 }
@@ -108,7 +108,7 @@ impl<T: Real> LeftColumns<T> for RowColumns<'_, T> {
     }
 }
 
-/// The columns of a transposed matrix: [`ROWS`] neighbours in each row, starting at `first`.
+/// The columns of a transposed matrix: [`ROWS`] adjacent elements of each row, starting at `first`.
 struct Transposed<'a, T> {
     a: MatrixRows<'a, T>,
     first: usize,

@@ -1,5 +1,5 @@
-//! The gradients. One kernel keeps queries resident and streams keys. The other kernel keeps keys resident and streams
-//! queries. No two cubes write to the same place, and sums have a fixed order.
+//! The kernels that compute the gradients. One kernel keeps queries in shared memory and streams keys. The other kernel
+//! keeps keys in shared memory and streams queries. No two cubes write to the same place, and sums have a fixed order.
 
 use cubecl::prelude::*;
 
@@ -10,8 +10,8 @@ use super::tile::{
 };
 use crate::cube::{cube_sum, lane_sum};
 
-/// Computes `delta[batch, heads, queries] = sum(out * dout)` over rows `[batch, queries, heads,
-/// width]`, with [`LANES`] units per row.
+/// Computes `delta[batch, heads, queries] = sum(out * dout)` over rows of `[batch, queries, heads, width]`, with
+/// [`LANES`] units per row.
 #[cube(launch_unchecked)]
 pub(crate) fn attention_delta<F: Float, N: Size>(
     out: &[Vector<F, N>],
@@ -141,7 +141,7 @@ pub(crate) fn attention_queries<F: Float, N: Size>(
             let key = at as usize;
             streamed.load(v, &v_rows, key, 1.0f32, value_width);
             sync_cube();
-            // Kept in shared memory while the scores are computed. Only this unit reads it.
+            // The values are kept in shared memory while the scores are computed. Only this unit reads them.
             let dp = dots::<N>(&gradient, &streamed, value_width, shape);
             #[unroll]
             for r in 0..own {
@@ -176,11 +176,11 @@ pub(crate) fn attention_queries<F: Float, N: Size>(
     }
 }
 
-/// Computes `dv = p^T dout` and `dk = ds^T (scale * q)`.
+/// Computes the gradients of keys and values, `dk = ds^T (scale * q)` and `dv = p^T dout`.
 ///
 /// One cube processes `shape.rows` keys of one group and all heads of the group, one after the other.
-/// `sizes.mask_range` holds the queries to which a key is visible. `add` selects, for `dk` and `dv`, whether to add to
-/// the existing values.
+/// `sizes.mask_range` is the range of queries to which a key is visible. `add` selects, for `dk` and `dv`, whether the
+/// kernel adds to the existing values.
 #[cube(launch_unchecked)]
 pub(crate) fn attention_keys<F: Float, G: Float, N: Size>(
     q: &[Vector<F, N>],

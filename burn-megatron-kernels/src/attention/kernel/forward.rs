@@ -1,4 +1,5 @@
-//! Output, log-sum-exp and largest score. Queries are the resident tile. Keys and values are streamed.
+//! The forward kernel, which computes the output, the log-sum-exp and the largest score. It keeps a tile of queries in
+//! shared memory (the resident tile) and streams tiles of keys and values.
 
 use cubecl::prelude::*;
 
@@ -7,8 +8,7 @@ use super::tile::{
     head_rows, reduce_lanes, store, vectors_per_unit, visible_end, visible_start, zeros,
 };
 
-/// A value below every score. It is finite because not every shading language has a literal for
-/// infinity.
+/// A value below every score. It is finite because not every shading language has a literal for infinity.
 pub(super) const MASKED_SCORE: f32 = -1.0e30;
 
 /// Computes the output for `shape.rows` queries of one head per cube.
@@ -131,7 +131,7 @@ pub(crate) fn attention_forward<F: Float, N: Size>(
     }
 }
 
-/// Returns the factor of a row's sums, its largest score and its total, including the sink of the
+/// Returns the factor for the sums of a row, the largest score of the row, and the total, all including the sink of the
 /// head.
 #[cube]
 pub(super) fn with_sink(

@@ -1,4 +1,4 @@
-//! The launches of the large kernels, for scalar units and for matrix units.
+//! The launches of the large attention kernels, for scalar units and for tensor cores.
 
 use cubecl::client::Client;
 use cubecl::prelude::*;
@@ -31,10 +31,9 @@ pub(super) struct KeyTarget {
     pub vector: usize,
     /// The strides of keys and of values.
     pub strides: [DeviceStridesLaunch; 2],
-    /// Whether to add to the existing keys' and values' gradients.
+    /// Whether the kernel adds to the existing gradients of keys and of values.
     pub add: [bool; 2],
-    /// Whether the destination is a flat buffer of sums, whose type may differ from the type of the
-    /// inputs.
+    /// Whether the destination is a flat gradient buffer, whose type may differ from the type of the inputs.
     pub is_flat: bool,
 }
 
@@ -45,13 +44,13 @@ pub(super) fn in_vectors(strides: HeadStrides, vector: usize) -> DeviceStridesLa
     DeviceStridesLaunch::new(offset, batch, row, head)
 }
 
-/// Tile sizes, and the kernels that use them.
+/// The sizes of the tiles, and the kernels that use them.
 pub(super) trait Tiles: Copy {
-    /// Returns the rows of the resident tile and the number of units per cube.
+    /// Returns the number of rows of the resident tile and the number of units per cube.
     fn sizes(&self) -> [usize; 2];
 
-    /// Writes `[out, lse]`. With `with_max`, the largest score of each query follows the
-    /// log-sum-exps.
+    /// Launches the forward kernel, which writes `[out, lse]`. With `with_max`, the largest score of each query follows
+    /// the log-sum-exps.
     fn forward(
         args: LaunchArgs<Self>,
         sink: ComptimeOptionArgs<OwnedTensor<f32>>,
@@ -59,7 +58,7 @@ pub(super) trait Tiles: Copy {
         with_max: bool,
     );
 
-    /// Writes the gradient of the queries. `statistics` holds `[dout, lse, delta]`.
+    /// Launches the kernel that writes the gradient of the queries. `statistics` holds `[dout, lse, delta]`.
     fn queries(
         args: LaunchArgs<Self>,
         statistics: [BufferArg; 3],
@@ -67,12 +66,12 @@ pub(super) trait Tiles: Copy {
         strides: DeviceStridesLaunch,
     );
 
-    /// Writes the gradients of keys and values.
+    /// Launches the kernel that writes the gradients of keys and values.
     fn keys(args: LaunchArgs<Self>, statistics: [BufferArg; 3], target: KeyTarget);
 }
 
-/// Implements [`Tiles`] with three kernels. The brackets name two optional arguments of the keys kernel: the vectors of
-/// its gradients, and whether the gradients go to a flat buffer.
+/// Implements [`Tiles`] with three kernels. The names in brackets are two optional arguments of the kernel for keys:
+/// the vector type of its gradients, and whether the gradients go to a flat buffer.
 macro_rules! tiles {
     (
         $tiles:ident, $sizes:expr, $forward:ident, $queries:ident, $keys:ident,

@@ -1,7 +1,7 @@
 //! Attention on CubeCL devices: tiles in shared memory, sums in registers.
 //!
-//! The kernels multiply in f32 on the scalar units. They read queries, keys and values in place,
-//! with any strides between rows.
+//! The kernels multiply in f32 without tensor cores. They read queries, keys and values without copying them, with any
+//! strides between rows.
 
 use std::collections::VecDeque;
 
@@ -38,7 +38,7 @@ use crate::cpu::wide;
 use crate::cube::{KernelTensor, RowPlan, empty, launch, own};
 use crate::gradient::Place;
 
-/// Runs one pass; see [`Pass`] for inputs and outputs.
+/// Runs the forward or the backward pass. See [`Pass`] for inputs and outputs.
 pub(super) fn run(op: &AttentionOp, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
     match op.kernels {
         Kernels::Portable => AttentionCall::new(op, inputs, TilePlan::new).run(),
@@ -58,13 +58,13 @@ tiles!(
     []
 );
 
-/// One problem on one device.
+/// An attention problem with its inputs on one device.
 #[derive(Debug)]
 struct AttentionCall<'a, T> {
     problem: &'a AttentionProblem,
     pass: Pass,
     projections: Vec<CubeTensor>,
-    /// The inputs that follow the projections, contiguous.
+    /// The contiguous inputs that follow the projections.
     rest: VecDeque<CubeTensor>,
     /// The places of the gradients of keys and values in a flat buffer.
     places: Option<[Place; 2]>,

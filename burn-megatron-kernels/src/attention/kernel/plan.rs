@@ -1,4 +1,4 @@
-//! The sizes of the tiles.
+//! The tile sizes of the kernels without tensor cores.
 
 use burn::tensor::DType;
 use cubecl::client::Client;
@@ -11,12 +11,12 @@ use crate::cube::RowPlan;
 /// The shared memory per cube with which three cubes fit on a multiprocessor.
 const SHARED_MEMORY_TARGET: usize = 64 * 1024;
 
-/// The maximum number of elements per load. Tiles are kept in f32, so wider loads would not save
-/// shared memory words.
+/// The maximum number of elements per load. Tiles in shared memory are f32, so wider loads would not save shared
+/// memory.
 const MAX_VECTOR: usize = 4;
 
-/// Candidates `[rows, columns, rows per unit]`, best first. Each needs fewer registers or less
-/// memory than the candidate before.
+/// Candidates `[rows, columns, rows per unit]` for the tile sizes, best first. Each candidate needs fewer registers or
+/// less memory than the previous candidate.
 const FORWARD: [[usize; 3]; 6] = [
     [64, 64, 4],
     [64, 32, 4],
@@ -34,16 +34,16 @@ const BACKWARD: [[usize; 3]; 6] = [
     [8, 8, 1],
 ];
 
-/// The elements per load, and the tiles of each kernel.
+/// The number of elements per load, and the tile sizes of each kernel.
 #[derive(Clone, Debug)]
 pub(super) struct TilePlan<T> {
     pub vector: usize,
-    /// The number of elements per store to gradients of keys and values in a flat buffer.
+    /// The number of elements per store, for gradients of keys and values in a flat buffer.
     pub flat_vector: usize,
     pub forward: T,
-    /// The tiles of the gradient of the queries.
+    /// The tile sizes for the gradient of the queries.
     pub queries: T,
-    /// The tiles of the gradients of keys and values, one launch per element.
+    /// The tile sizes for the gradients of keys and values. Each element is a separate launch.
     pub keys: Vec<T>,
 }
 
@@ -57,7 +57,7 @@ impl TilePlan<TileShape> {
         let widths = [problem.heads.width, problem.value_width];
         let hardware = &client.properties().hardware;
         let row = RowPlan::new(client, problem.dtype, widths[0]);
-        // The lanes of a row must be neighbours in one plane.
+        // The lanes of a row must be adjacent units of one plane.
         let planes = row.planes() && hardware.plane_size_min as usize >= LANES;
         let vector = vector(client, problem.dtype, widths, head_strides);
         let memory = hardware.max_shared_memory_size.min(SHARED_MEMORY_TARGET);
@@ -74,7 +74,7 @@ impl TilePlan<TileShape> {
     }
 }
 
-/// Returns the widest load that fits every row, up to [`MAX_VECTOR`].
+/// Returns the number of elements of the widest load that divides every row, up to [`MAX_VECTOR`].
 fn vector(
     client: &Client,
     dtype: DType,
@@ -94,8 +94,8 @@ fn vector(
     sizes.find(|size| fits(*size)).unwrap_or(1)
 }
 
-/// Returns the first of `sizes` that fits with `resident` resident tiles, for heads with these key and value widths.
-/// The last size fits on every device.
+/// Returns the first element of `sizes` for which `resident` resident tiles fit into the memory of the device, for
+/// heads with these key and value widths. The last element fits on every device.
 fn best(
     sizes: [[usize; 3]; 6],
     resident: usize,
@@ -123,7 +123,7 @@ fn best(
     sizes.into_iter().map(shape).find(fits).unwrap_or(last)
 }
 
-/// Returns the tiles of a large device, for AOT instances.
+/// Returns the tile sizes of a large device. AOT instances use them.
 pub(super) fn typical(width: usize, vector: usize) -> [TileShape; 2] {
     let shape = |sizes, resident| {
         best(

@@ -1,7 +1,7 @@
-//! Tiles in shared memory and their products in registers.
+//! Tiles in shared memory, and matrix multiplications of these tiles in registers.
 //!
-//! [`LANES`] adjacent units share a row. A unit owns a few consecutive rows of the resident tile,
-//! and every [`LANES`]th column of each of these rows.
+//! [`LANES`] adjacent units share a row. A unit computes a few consecutive rows of the resident tile, and every
+//! [`LANES`]th column of each of these rows.
 
 use cubecl::prelude::*;
 
@@ -21,8 +21,8 @@ pub(crate) struct DeviceStrides {
     pub head: u32,
 }
 
-/// [`MaskRange`](super::super::mask::MaskRange) as a kernel argument: the columns `row + shift - before ..= row + shift
-/// + after` are visible to `row`.
+/// The mask [`MaskRange`](super::super::mask::MaskRange) as a kernel argument. The columns
+/// `row + shift - before ..= row + shift + after` are visible to `row`.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct DeviceMaskRange {
     /// The position of row 0.
@@ -46,23 +46,23 @@ pub(crate) struct AttentionStrides {
     pub out: DeviceStrides,
 }
 
-/// The sizes of a problem, with the mask as it applies to the rows of the resident tiles.
+/// The sizes of a problem, and the mask for the rows of the resident tiles.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct AttentionSizes {
     pub mask_range: DeviceMaskRange,
-    /// The factor of the scores.
+    /// The factor that multiplies the scores.
     pub scale: f32,
     pub batches: u32,
     pub heads: u32,
     pub heads_per_group: u32,
 }
 
-/// The sizes of a kernel's tiles.
+/// The tile sizes of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct TileShape {
-    /// The number of rows of the resident tile, and of each cube.
+    /// The number of rows of the resident tile. A cube processes these rows.
     pub rows: usize,
-    /// The number of rows of a streamed tile, which are columns of the scores.
+    /// The number of rows of a streamed tile. These rows are the columns of the scores.
     pub columns: usize,
     /// The number of rows per unit.
     pub own: usize,
@@ -75,13 +75,13 @@ pub(crate) struct TileShape {
 }
 
 impl TileShape {
-    /// Returns the pitch of a row in shared memory, in vectors. It is odd, so that lanes that read
-    /// different rows read different banks.
+    /// Returns the distance between rows in shared memory, in vectors. It is odd, so that lanes that read different
+    /// rows read different banks.
     pub(crate) fn pitch(&self) -> usize {
         self.width.max(self.value_width).next_multiple_of(LANES) + 1
     }
 
-    /// Returns the pitch of a row of weights in shared memory.
+    /// Returns the distance between rows of weights in shared memory.
     pub(crate) fn weight_pitch(&self) -> usize {
         self.columns + 1
     }
@@ -91,8 +91,7 @@ impl TileShape {
         self.rows / self.own * LANES
     }
 
-    /// Returns the number of shared memory words through which lanes exchange values without plane
-    /// operations.
+    /// Returns the number of shared memory words that lanes need to exchange values without plane operations.
     pub(crate) fn exchange(&self) -> usize {
         if self.planes {
             1
@@ -101,23 +100,23 @@ impl TileShape {
         }
     }
 
-    /// Returns the number of row values that the backward keeps in shared memory.
+    /// Returns the number of values per row that the backward pass keeps in shared memory.
     pub(crate) fn kept(&self) -> usize {
         4 * self.rows
     }
 
-    /// Returns the number of score columns that a unit owns in each of its rows.
+    /// Returns the number of score columns that a unit computes in each of its rows.
     pub(crate) fn columns_per_unit(&self) -> usize {
         self.columns / LANES
     }
 }
 
-/// Returns the number of vectors that a unit owns in a row of `width` vectors.
+/// Returns the number of vectors that a unit computes in a row of `width` vectors.
 pub(crate) const fn vectors_per_unit(width: usize) -> usize {
     width.div_ceil(LANES)
 }
 
-/// The rows of a head in memory, in vectors.
+/// The location of the rows of a head in memory, in vectors.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct HeadRows {
     /// The first row.
@@ -145,15 +144,15 @@ pub(crate) fn head_rows(
     }
 }
 
-/// The rows of one head that a cube processes, and the columns visible to at least one of them.
+/// The rows of one head that a cube processes, and the range of columns that are visible to these rows.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct Block {
     /// The first row.
     pub first: usize,
     pub batch: usize,
     pub head: usize,
-    /// The visible columns of all rows, from the first column of the first row to the last column
-    /// of the last row.
+    /// The start of the range of visible columns. The range extends from the first visible column of the first row to
+    /// the last visible column of the last row.
     pub start: i32,
     pub end: i32,
 }
@@ -164,8 +163,8 @@ pub(crate) fn block_count(sizes: &AttentionSizes, heads: usize, #[comptime] rows
     (sizes.mask_range.rows as usize).div_ceil(rows) * (sizes.batches as usize * heads)
 }
 
-/// Returns the block of this cube. With `backwards`, the last rows of all heads come first, because
-/// with causal attention the last queries have the most keys.
+/// Returns the block that this cube processes. With `backwards`, the last rows of all heads come first, because with
+/// causal attention the last queries have the most keys.
 #[cube]
 pub(crate) fn block(
     sizes: &AttentionSizes,
@@ -277,8 +276,8 @@ impl<N: Size> Tile<N> {
         }
     }
 
-    /// Fills the tile with rows of `width` vectors of a head, times `factor`. The rows start at
-    /// `first`. Elements past the last row or past the width become zeros.
+    /// Loads rows of a head, which have `width` vectors, and multiplies them by `factor`. The rows start at `first`.
+    /// Elements after the last row or after the width become zeros.
     pub(crate) fn load<F: Float>(
         &mut self,
         from: &[Vector<F, N>],
@@ -306,8 +305,8 @@ impl<N: Size> Tile<N> {
     }
 }
 
-/// Returns the products of the unit's rows of `resident` with its columns, which are rows of
-/// `streamed`. Both have rows of `width` vectors.
+/// Returns the dot products of the unit's rows of `resident` with its rows of `streamed`, which are its columns of the
+/// scores. Both tiles have rows of `width` vectors.
 #[cube]
 pub(crate) fn dots<N: Size>(
     resident: &Tile<N>,
@@ -347,8 +346,8 @@ pub(crate) fn dots<N: Size>(
     sums
 }
 
-/// Adds the products of the unit's rows of `weights` with its vectors of the rows of `streamed`,
-/// which have `width` vectors.
+/// Adds the matrix product of the unit's rows of `weights` and its vectors of the rows of `streamed`, which have
+/// `width` vectors.
 #[cube]
 pub(crate) fn accumulate<N: Size>(
     weights: &Shared<[f32]>,
@@ -381,7 +380,7 @@ pub(crate) fn accumulate<N: Size>(
     }
 }
 
-/// Returns zeroed registers for the unit's vectors of its rows of `width` vectors.
+/// Returns registers with zeros for the unit's vectors of its rows. The rows have `width` vectors.
 #[cube]
 pub(crate) fn zeros<N: Size>(
     #[comptime] width: usize,
@@ -407,7 +406,7 @@ pub(crate) fn filled(value: f32, #[comptime] count: usize) -> Array<f32> {
     values
 }
 
-/// Writes the unit's vectors of its rows of `width` vectors, or adds them to the existing values.
+/// Writes the unit's vectors of its rows, or adds them to the existing values. The rows have `width` vectors, and
 /// `first` is the first row of the tile.
 #[cube]
 pub(crate) fn store<F: Float, N: Size>(
@@ -441,8 +440,8 @@ pub(crate) fn store<F: Float, N: Size>(
     }
 }
 
-/// Reduces each row's values over its lanes to their maximum or their sum. Every lane gets the
-/// result. All units of the cube must call it.
+/// Reduces the values of each row over its lanes to their maximum or their sum. Every lane gets the result. All units
+/// of the cube must call this function.
 #[cube]
 pub(crate) fn reduce_lanes(
     values: &mut Array<f32>,

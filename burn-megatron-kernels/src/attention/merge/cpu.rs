@@ -1,4 +1,4 @@
-//! The CPU implementation: one pass over the rows.
+//! The CPU implementation of the merge. It makes one pass over the rows.
 
 use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
@@ -6,7 +6,7 @@ use burn::backend::flex::FlexTensor;
 use super::UNSEEN;
 use crate::cpu::{Real, for_rows, own, slice, slice_mut, tensor};
 
-/// Merges two results; see [`merge`](super::merge). All inputs must be contiguous and not empty.
+/// Merges two results. See [`merge`](super::merge). All inputs must be contiguous and must not be empty.
 pub(super) fn merge<E: Real>(mut inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
     let [_, queries, heads, width] = inputs[0].shape().dims();
     let mut out = own::<E>(inputs.remove(0));
@@ -34,7 +34,7 @@ pub(super) fn merge<E: Real>(mut inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
     vec![out, tensor(lse, shape)]
 }
 
-/// The shares of both parts in a row of the result, and its log-sum-exp.
+/// The weights of both results in a row of the merged result, and its log-sum-exp.
 struct Merged<E> {
     share: E,
     other_share: E,

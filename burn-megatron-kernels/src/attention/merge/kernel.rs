@@ -1,4 +1,4 @@
-//! The CubeCL kernel: one vector of the output per unit.
+//! The CubeCL kernel of the merge. It computes one vector of the output per unit.
 
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
@@ -36,7 +36,7 @@ fn merge_kernel<F: Float, N: Size>(
         let (one, two) = (lse[statistic], other_lse[statistic]);
         let largest = max(one, two);
         let sees = largest > F::new(comptime!(UNSEEN as f32));
-        // If no key is visible, both are minus infinity and their difference is NaN.
+        // If no key is visible, both log-sum-exps are minus infinity and their difference is NaN.
         let base = select(sees, largest, F::new(0.0));
         let mut share = (one - base).exp();
         let mut other_share = (two - base).exp();
@@ -51,7 +51,7 @@ fn merge_kernel<F: Float, N: Size>(
     }
 }
 
-/// Merges two results; see [`merge`](super::merge). All inputs must be contiguous and not empty.
+/// Merges two results. See [`merge`](super::merge). All inputs must be contiguous and must not be empty.
 pub(super) fn merge(mut inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
     let (other_lse, other, lse) = (inputs.remove(3), inputs.remove(2), inputs.remove(1));
     let out = own(inputs.remove(0));
@@ -61,7 +61,7 @@ pub(super) fn merge(mut inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
     let vector = RowPlan::new(&client, out.dtype, width).vector;
     let vectors = shape.num_elements() / vector;
     let merged = empty(&lse, lse.shape(), lse.dtype);
-    // SAFETY: vectors past the end are left out, and the public function checks the shapes.
+    // SAFETY: vectors past the end are skipped, and the public function checks the shapes.
     unsafe {
         launch!(
             merge_kernel,
@@ -75,7 +75,7 @@ pub(super) fn merge(mut inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
     vec![out, merged]
 }
 
-/// Adds the instance in f32 for heads of width 128.
+/// Adds the AOT instance in f32 for heads of width 128.
 pub(crate) fn aot_instances(list: &mut AotList) {
     let f32 = ElemType::Float(FloatKind::F32);
     instance!(

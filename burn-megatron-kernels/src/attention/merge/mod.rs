@@ -1,4 +1,4 @@
-//! Merges two attention results on different keys.
+//! Merges two attention results for the same queries and different keys.
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Tensor};
@@ -15,21 +15,21 @@ pub(crate) mod kernel;
 
 const NAME: &str = "merge of attention";
 
-/// The largest log-sum-exp of a query without visible keys.
+/// The threshold for a query without visible keys: its log-sum-exp is at most this value.
 pub(crate) const UNSEEN: f64 = -1e30;
 
-/// Merges two results of the same queries on different keys.
+/// Merges two attention results for the same queries and different keys.
 ///
-/// Outputs are `[batch, queries, heads, width]` and log-sum-exps of the scores are
-/// `[batch, heads, queries]`, all in f32 or all in f64.
+/// Outputs are `[batch, queries, heads, width]` and log-sum-exps are `[batch, heads, queries]`. All inputs are f32, or
+/// all are f64.
 ///
 /// ```text
 /// lse = ln(e^lse1 + e^lse2)      out = e^(lse1 - lse) out1 + e^(lse2 - lse) out2
 /// ```
 ///
-/// A query without visible keys in both results gives 0 and minus infinity. The function takes one pass and writes the
-/// first output in place if it is uniquely owned. It is not differentiable: nothing is recorded for autodiff.
-/// [`composed::merge`](super::composed::merge) is the same function composed of Burn's own operations.
+/// For a query without visible keys in both results, the output is 0 and the log-sum-exp is minus infinity. The first
+/// output is updated in place if no other tensor shares its memory. The function is not differentiable: autodiff does
+/// not record it. [`composed::merge`](super::composed::merge) computes the same function with Burn's own operations.
 ///
 /// # Panics
 ///
@@ -85,7 +85,7 @@ fn check(outs: [&Tensor<4>; 2], lses: [&Tensor<3>; 2]) -> Result<(), KernelError
     })
 }
 
-/// The merge as a device operation. Inputs: output and log-sum-exp of both results.
+/// The merge as a device operation. Its inputs are the output and the log-sum-exp of both results.
 #[derive(Debug)]
 struct MergeOp;
 

@@ -1,14 +1,14 @@
-//! Attention problems to test with every engine on every device.
+//! Attention problems that are tested with every engine on every device.
 
 use super::*;
 
-/// Tolerance factor for gradients.
+/// The factor of the tolerance for gradients.
 ///
-/// Gradients are sums of terms that nearly cancel, but errors are relative to the sum. On matrix units, the weights of
-/// the sum are also rounded to 16 bits.
+/// Gradients are sums of terms that nearly cancel, but the tolerance is relative to the sum. On tensor cores, the
+/// weights of the sum are also rounded to 16 bits.
 pub const CANCELLED: f64 = 6.0;
 
-/// An engine on a device, with the types that the engine supports there.
+/// An engine on a device, with the element types that the engine supports on this device.
 pub struct Tested {
     pub device: Device,
     pub engine: Arc<dyn AttentionEngine>,
@@ -24,7 +24,7 @@ pub fn portable() -> impl Iterator<Item = Tested> {
     })
 }
 
-/// Returns the engines for matrix units. Prints the devices without one.
+/// Returns the engines that use tensor cores. Prints the devices that have no such engine.
 pub fn matrix_engines() -> Vec<Tested> {
     #[allow(unused_mut)]
     let mut engines = Vec::new();
@@ -84,7 +84,7 @@ pub fn compare_matrix_engines(
     }
 }
 
-/// An attention to test.
+/// An attention problem to test.
 #[derive(Clone, Debug)]
 pub struct Case {
     pub batch: usize,
@@ -166,7 +166,7 @@ impl Case {
         inputs
     }
 
-    /// Returns queries, keys and values from flat leaves, and the sink.
+    /// Splits the flat inputs of a test into queries, keys, values and the sink.
     pub fn split(&self, x: &[Tensor<1>]) -> ([Tensor<4>; 3], Option<Tensor<1>>) {
         let shapes = self.shapes();
         let tensors = [0, 1, 2].map(|i| x[i].clone().reshape(shapes[i]));

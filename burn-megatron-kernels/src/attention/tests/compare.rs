@@ -1,4 +1,4 @@
-//! The comparison with the portable engine rejects wrong engines.
+//! Tests that the comparison with the portable engine rejects wrong engines.
 
 use burn::tensor::s;
 
@@ -10,7 +10,7 @@ use super::*;
 enum Fault {
     /// No fault.
     None,
-    /// Each query also attends to the next key.
+    /// The mask is wrong: each query also attends to the next key.
     Mask,
     /// The window is ignored.
     Window,
@@ -32,7 +32,7 @@ enum Fault {
     Coarse,
 }
 
-/// Attention by Burn's operations in f32, which imitates an engine on matrix units. Probabilities and gradients of
+/// Attention with Burn's operations in f32 that imitates an engine on tensor cores. Probabilities and gradients of
 /// scores are rounded to the type of the inputs.
 #[derive(Debug)]
 struct Rounding(Fault);
@@ -198,7 +198,7 @@ fn an_engine_that_rounds_once_is_accepted() {
             }
         }
     }
-    // Values that are narrower than keys, in separate tensors.
+    // In this case the values are narrower than the keys, and all projections are separate tensors.
     let device = Device::flex();
     let compared =
         compare_with_portable(&Portable, &device, DType::F16, (heads(4, 2, 24), 16), None);
@@ -267,7 +267,7 @@ fn a_wrong_engine_is_skipped_with_its_numbers() {
         panic!("{:?}", wrong.skipped)
     };
     assert!(
-        reason.starts_with("mma: gradients of queries differ from those of portable by "),
+        reason.starts_with("mma: gradients of queries differ from the results of portable by "),
         "{reason}"
     );
     // If one engine is requested, there is no fallback.

@@ -1,9 +1,10 @@
-//! Guarantees for callers who merge partial results: ranges of keys, log-sum-exps, sums in flat buffers.
+//! Tests the guarantees for callers that merge partial results: key ranges, log-sum-exps, and gradients in flat
+//! buffers.
 
 use super::*;
 
-/// Returns the positions of one of two ranks. Rank 0 has the first and the last of four chunks, rank 1 the middle
-/// chunks.
+/// Returns the positions of one of two ranks. The sequence is split into four chunks. Rank 0 has the first and the last
+/// chunk, and rank 1 has the two middle chunks.
 fn zigzag(rank: usize, chunk: usize) -> Vec<usize> {
     let chunks = [rank, 3 - rank];
     chunks
@@ -12,7 +13,8 @@ fn zigzag(rank: usize, chunk: usize) -> Vec<usize> {
         .collect()
 }
 
-/// Returns the range of visible keys of each causal query, up to `left` positions before the query.
+/// Returns the range of visible keys of each query with a causal mask and a window of `left` positions before the
+/// query.
 fn seen(queries: &[usize], keys: &[usize], left: usize) -> Vec<Range<usize>> {
     let before = |position: usize| keys.partition_point(|key| *key < position);
     let ranges = queries
@@ -30,9 +32,9 @@ fn ranges_are_those_of_the_composition() {
     let (low, high) = (zigzag(0, 20), zigzag(1, 20));
     for (queries, keys, left) in [
         (&low, &low, 100),
-        // The first half of the queries has no visible key, the second half all keys.
+        // The first half of the queries has no visible key. All keys are visible to the second half.
         (&low, &high, 100),
-        // The first half of the keys is visible to all queries, the second half to none.
+        // The first half of the keys is visible to all queries. The second half is visible to no query.
         (&high, &low, 100),
         (&high, &low, 13),
         (&low, &high, 13),
@@ -46,7 +48,8 @@ fn ranges_are_those_of_the_composition() {
         }
         .compare();
     }
-    // Rows without keys between other rows, fewer queries than keys, and a mask in addition to the ranges.
+    // These ranges have rows without keys between other rows, fewer queries than keys, and a mask in addition to the
+    // ranges.
     let ranges = [
         0..3,
         0..3,
@@ -83,8 +86,8 @@ fn values_may_be_narrower_or_wider_than_keys() {
     }
 }
 
-/// Two steps of a ring on rank 0 of two, with four tokens of two features. The expected numbers were computed by hand
-/// in f64.
+/// Two steps of ring attention on rank 0 of two ranks, with four tokens of two features. The expected numbers were
+/// computed by hand in f64.
 #[test]
 fn partial_results_are_those_of_a_ring() {
     let device = Device::flex();
@@ -121,8 +124,8 @@ fn partial_results_are_those_of_a_ring() {
     assert_near("lse", lse[1..].to_vec(), vec![0.924728503], 1e-8);
 }
 
-/// The queries of one of two ranks attend to the keys of both ranks, one rank after the other. Gradients of keys and
-/// values are added to one flat buffer.
+/// The queries of one of two ranks attend to the keys of both ranks, one rank after the other. The gradients of keys
+/// and values are added to one flat buffer.
 #[test]
 fn blocks_of_keys_make_the_whole() {
     const CHUNK: usize = 18;
@@ -274,7 +277,7 @@ fn gradients_of_keys_are_written_or_added_as_they_were_summed() {
                 );
                 expected[gap].fill(1.0);
             }
-            // The device may fuse the multiplication by the scale and the addition into one rounding.
+            // The device may compute the multiplication by the scale and the addition with a single rounding.
             assert_near(
                 &format!("{what}: added"),
                 doubles(added),
@@ -322,7 +325,7 @@ fn a_call_without_visible_keys_gives_what_belongs_to_its_sink() {
             .reshape([1, 2, 1])
             .expand([2, 2, 9]);
         assert_eq!(doubles(of_sink), doubles(expected));
-        // The result of the forward over all keys.
+        // The result of the forward pass over all keys.
         let result = forward(Some(sink.clone()), &all);
         let expected = backward(Some(sink.clone()), result.clone(), &all, None).dsink;
         let flat = Tensor::ones([320], (device, lse.dtype()));
@@ -342,7 +345,7 @@ fn a_call_without_visible_keys_gives_what_belongs_to_its_sink() {
     }
 }
 
-/// Compares with loops in f64 over the visible keys of each query.
+/// Compares the largest scores with loops in f64 over the visible keys of each query.
 #[test]
 fn the_largest_scores_are_those_of_the_visible_products() {
     let of_ranges = Case {

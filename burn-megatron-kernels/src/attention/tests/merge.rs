@@ -1,4 +1,4 @@
-//! Merging two results on different keys, against Burn's operations in f64.
+//! Tests the merge of two results on different keys against Burn's operations in f64.
 
 use super::*;
 

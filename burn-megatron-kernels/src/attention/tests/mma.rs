@@ -1,9 +1,9 @@
-//! Tests of the engine for matrix units. They run only on devices that have matrix units.
+//! Tests of the engine for tensor cores. They run only on devices with tensor cores.
 
 use super::*;
 
 impl Case {
-    /// Compares the engines for matrix units only.
+    /// Compares only the engines for tensor cores.
     fn compare_matrices(&self) {
         let widths = (self.heads.width, self.value_width);
         let ours = |x: &[_], engine| self.by(engine, x);
@@ -31,7 +31,7 @@ fn the_log_sum_exp_of_the_matrix_units_is_that_of_the_portable_kernels() {
                 let input = Input::wave([2, rows, 2, 16], phase);
                 plain::<4>(&input, &device, dtype)
             };
-            // The first queries are before the first key and have no visible key.
+            // The first queries have positions before the first key, so no key is visible to them.
             let (q, k, v) = (values(45, 0.1), values(40, 0.5), values(40, 0.9));
             let options = AttentionOptions {
                 causal: true,
@@ -57,7 +57,7 @@ fn the_log_sum_exp_of_the_matrix_units_is_that_of_the_portable_kernels() {
 
 #[test]
 fn windows_and_documents_skip_tiles() {
-    // Several tiles in each direction: some are visible to all rows, some to no row.
+    // There are several tiles in each direction. Some tiles are visible to all rows, and some to no row.
     for (causal, window) in [(true, Some((70, 0))), (false, Some((3, 90))), (false, None)] {
         let case = Case {
             causal,
@@ -104,7 +104,7 @@ fn two_runs_of_an_engine_give_the_same_bits() {
 #[test]
 fn what_the_matrix_units_do_not_take_is_refused() {
     let error = MmaTiles::new(&Device::flex()).unwrap_err().to_string();
-    let expected = "it is not a CubeCL device: use Portable";
+    let expected = "the device is not a CubeCL device: use Portable";
     assert!(error.contains(expected), "{error}");
     for tested in matrix_engines() {
         let dtype = tested.types[0];
@@ -157,14 +157,14 @@ fn what_the_matrix_units_do_not_take_is_refused() {
     }
 }
 
-/// The error on a device without `mma.sync` names the missing feature.
+/// The error on a device that does not support `mma.sync` names the missing feature.
 #[test]
 fn a_device_without_mma_sync_is_named() {
     for (device, _) in devices() {
         if let Err(error) = MmaTiles::new(&device) {
             let error = error.to_string();
             let is_named = error.contains("no mma.sync of 16x8x16")
-                || error.contains("it is not a CubeCL device");
+                || error.contains("the device is not a CubeCL device");
             assert!(is_named, "{error}");
         }
     }
@@ -205,7 +205,7 @@ fn the_engine_of_a_device_with_matrix_units_uses_them_in_16_bits() {
                 EngineKind::Portable
             };
             assert_eq!(select(64).kind, expected, "{dtype:?} on {device:?}");
-            // The heads are narrower than a matrix unit.
+            // The heads are narrower than a tile of the tensor cores.
             let narrow = select(8);
             assert_eq!(
                 (narrow.kind, narrow.skipped.len()),

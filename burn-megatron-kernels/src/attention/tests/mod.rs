@@ -171,7 +171,7 @@ fn views_are_taken() {
     ];
     let options = AttentionOptions::default();
     let split = |x: &[Tensor<1>]| {
-        // Transposed, sliced in rows and in features, and transposed in the last dimension.
+        // Transposed queries, slices of rows and of features, and a transposed last dimension.
         let q = x[0].clone().reshape([2, 2, 24, 27]).swap_dims(1, 2);
         let q = q.narrow(1, 3, 12).narrow(3, 4, 16);
         let k = x[1].clone().reshape([2, 12, 2, 34]).narrow(3, 1, 16);
@@ -254,7 +254,7 @@ fn the_log_sum_exp_is_that_of_f64() {
         attention_forward(&Portable, q, k, v, sink, &case.options(device)).1
     };
     let exact = doubles(lse(&Device::flex(), DType::F64));
-    // One row by hand: all keys are visible to the last query of the first head.
+    // One row is computed by hand. All keys are visible to the last query of the first head.
     let (q, k) = (&inputs[0].values, &inputs[1].values);
     let score = |j: usize| {
         let products = (0..12).map(|w| q[(19 * 2) * 12 + w] * k[j * 12 + w]);

@@ -44,7 +44,7 @@ fn what_does_not_fit_is_refused_on_every_device() {
         assert!(scale.contains("invalid scale = NaN"), "{scale}");
         let ranges = refused(four, four, None, None, Some(5));
         assert!(
-            ranges.contains("ranges of 5 queries in 5 keys for 4 queries"),
+            ranges.contains("ranges for 5 queries and 5 keys, but there are 4 queries"),
             "{ranges}"
         );
     }
@@ -121,7 +121,10 @@ fn a_buffer_that_does_not_hold_the_gradients_is_refused() {
         })
     };
     let dtype = refused(DType::BF16, 32, &[0, 16]);
-    assert!(dtype.contains("BF16 beside F32: expected F32"), "{dtype}");
+    assert!(
+        dtype.contains("BF16 with queries in F32: expected F32"),
+        "{dtype}"
+    );
     let length = refused(DType::F32, 31, &[0, 16]);
     assert!(length.contains("expected at least 32"), "{length}");
     for offsets in [&[0][..], &[0, 18]] {

@@ -1,4 +1,4 @@
-//! Adds partial sums in a fixed order.
+//! Adds the partial sums of several cubes in a fixed order.
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::DType;
@@ -15,15 +15,15 @@ const CUBE_SUMS: u32 = 32;
 /// The maximum number of units per cube.
 const MAX_UNITS: u32 = 1024;
 
-/// The maximum number of sets of sums per fold.
+/// The maximum number of sets of sums per call.
 const MAX_SETS: usize = 3;
 
-/// The compile-time variant of the fold.
+/// The compile-time parameters of the fold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct FoldVariant {
     /// The number of sets of sums, up to [`MAX_SETS`].
     sets: usize,
-    /// Whether each set has its own target. Otherwise all sets go to target 0.
+    /// Whether each set has its own target. Otherwise all sets have target 0.
     apart: bool,
     /// Whether each set is added to the existing values.
     add: [bool; MAX_SETS],
@@ -31,8 +31,8 @@ struct FoldVariant {
     units: u32,
 }
 
-/// The layout of the partial sums of `sets * width` sums. Term `k` of sum `i` is element `first + i
-/// * stride + k * step`, with `k < count`.
+/// The layout of partial sums, for `sets * width` sums. Term `k` of sum `i` is the element
+/// `first + i * stride + k * step`, with `k < count`.
 pub(crate) struct Partials {
     /// The partial sums in f32.
     pub tensor: CubeTensor,
@@ -43,17 +43,16 @@ pub(crate) struct Partials {
     pub step: usize,
 }
 
-/// The destination of sums.
+/// The destination of the sums.
 pub(crate) enum SumTarget {
-    /// A new tensor per set, in this type.
+    /// A new tensor of this type for each set of sums.
     Each(DType),
-    /// The place of each set in a flat buffer.
+    /// A flat buffer, and the place of each set of sums in this buffer.
     Flat(CubeTensor, Vec<Place>),
 }
 
 impl SumTarget {
-    /// Creates the target: the place in a flat buffer if both are given, otherwise a tensor of type
-    /// `dtype`.
+    /// Creates the target. With a place, the target is the flat buffer. Otherwise it is a new tensor of type `dtype`.
     pub(crate) fn new(flat: Option<CubeTensor>, place: Option<Place>, dtype: DType) -> Self {
         match flat.zip(place) {
             Some((flat, place)) => Self::Flat(flat, vec![place]),
@@ -131,7 +130,7 @@ fn fold_kernel<W: Float>(
     }
 }
 
-/// Writes a sum to an element, or adds it there.
+/// Writes a sum to an element, or adds the sum to the element.
 #[cube]
 fn write<W: Float>(to: &mut [W], at: u32, sum: f32, #[comptime] add: bool) {
     let at = at as usize;
@@ -203,14 +202,14 @@ pub(crate) fn fold_sets(partials: Partials, sets: usize, target: SumTarget) -> V
     sums
 }
 
-/// Returns the number of units per cube. If the device allows it, a unit adds up to eight terms.
+/// Returns the number of units per cube. If the device allows enough units, each unit adds at most eight terms.
 fn units(count: usize, most: u32) -> u32 {
     let along = (count.div_ceil(8).next_power_of_two() as u32).min(MAX_UNITS / CUBE_SUMS);
     let most = (most / CUBE_SUMS).max(1);
     CUBE_SUMS * along.min(1 << most.ilog2())
 }
 
-/// Adds instances with one to three sets, to tensors and to a flat buffer, written and added.
+/// Adds instances with one to three sets, for new tensors and for a flat buffer, with and without addition.
 pub(super) fn aot_instances(list: &mut AotList) {
     for (name, dtype, _) in types() {
         for (form, sets, apart, add) in [

@@ -1,4 +1,4 @@
-//! The CubeCL implementation: partial sums over strips of rows, which [`fold`] adds.
+//! The CubeCL implementation. A first kernel sums strips of rows, and [`fold`] adds these partial sums.
 
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
@@ -44,7 +44,7 @@ fn column_sum_kernel<F: Float, N: Size>(
     }
 }
 
-/// Computes [`column_sum`] of the first input. With a place, the sum goes to the second input.
+/// Computes [`column_sum`] of the first input. With a place, the sum is written to the second input.
 pub(super) fn sum_of_rows(
     (columns, place): &(usize, Option<Place>),
     mut inputs: Vec<CubeTensor>,
@@ -54,7 +54,7 @@ pub(super) fn sum_of_rows(
     column_sum(x, *columns, target)
 }
 
-/// Returns the sum of the rows of a tensor with at least one column.
+/// Returns the sum of the rows of a tensor. The tensor must have at least one column.
 pub(crate) fn column_sum(x: CubeTensor, columns: usize, target: SumTarget) -> Vec<CubeTensor> {
     let client = x.client.clone();
     let rows = x.shape().num_elements() / columns;
@@ -79,7 +79,7 @@ pub(crate) fn column_sum(x: CubeTensor, columns: usize, target: SumTarget) -> Ve
     fold(partials, target)
 }
 
-/// Adds the gradient of the QKV bias in GPT-2 124M, and the folds of every operation.
+/// Adds instances for the gradient of the QKV bias in GPT-2 124M, and the instances of [`fold`] for every operation.
 pub(crate) fn aot_instances(list: &mut AotList) {
     fold::aot_instances(list);
     for (name, dtype, vector) in types() {

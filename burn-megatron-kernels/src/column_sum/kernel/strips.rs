@@ -1,16 +1,15 @@
-//! The split of rows into strips. Each strip gives one partial sum per column.
+//! The split of the rows into strips. Each strip produces one partial sum per column.
 
 /// The number of units per cube.
 pub(crate) const STRIP_UNITS: u32 = 256;
-/// The minimum number of rows per strip, which keeps the number of partial sums small compared to
-/// the rows.
+/// The minimum number of rows per strip. It keeps the number of partial sums small compared to the number of rows.
 const MIN_ROWS: usize = 32;
-/// The number of units that fills a large device, which limits the number of strips.
+/// The number of units that fills a large device. It limits the number of strips.
 const MAX_UNITS: usize = 1 << 19;
-/// The minimum number of adjacent units that read complete sectors of memory.
+/// The minimum number of adjacent units for which the units read complete sectors of memory.
 const MIN_ACROSS: usize = 32;
 
-/// The arrangement of a cube's units in two dimensions. A unit processes one group of columns, and every n-th row.
+/// The arrangement of a cube's units in two dimensions. A unit processes one group of columns and every n-th row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Strips {
     /// The number of strips. Strip `i` has the rows `i`, `i + count` and so on.
@@ -25,7 +24,7 @@ impl Strips {
     /// Splits `rows` rows with `groups` groups of columns.
     pub(crate) fn new(rows: usize, groups: usize) -> Self {
         let most = STRIP_UNITS as usize;
-        // A power of two that divides the groups leaves no unit without columns.
+        // If the number of units is a power of two that divides the number of groups, no unit is without columns.
         let exact = 1 << groups.trailing_zeros().min(most.ilog2());
         let across = if exact >= MIN_ACROSS {
             exact
@@ -39,7 +38,7 @@ impl Strips {
         }
     }
 
-    /// Returns the cubes of the launch.
+    /// Returns the number of cubes of the launch.
     pub(crate) fn cubes(&self) -> usize {
         let down = STRIP_UNITS as usize / self.across;
         self.cubes_of_row * self.count.div_ceil(down)

@@ -1,4 +1,4 @@
-//! The loss from the statistics of all parts, with one unit per row.
+//! The kernel that combines the statistics of all shards to the loss. Each unit computes one row.
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::tensor::CubeTensor;
@@ -57,14 +57,14 @@ pub(super) fn combine_kernel<I: Int>(
     }
 }
 
-/// The weights of the terms of the loss; see [`LossWeights`].
+/// The weights of the terms of the loss as kernel arguments. See [`LossWeights`].
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(super) struct LossScales {
     pub keep: f32,
     pub share: f32,
     pub smoothing: f32,
     pub z: f32,
-    /// NaN, passed as an argument because WGSL has no such constant.
+    /// NaN. It is an argument, because WGSL has no constant for it.
     pub nan: f32,
 }
 

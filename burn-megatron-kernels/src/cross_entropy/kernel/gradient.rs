@@ -1,4 +1,4 @@
-//! The gradient of the logits, which are read once and written once.
+//! The kernel for the gradient of the logits. It reads the logits once and writes the gradient once.
 
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
@@ -7,7 +7,7 @@ use super::super::ops::{LossOp, LossWeights, Vocabulary};
 use super::{IGNORED_TARGET, INVALID_TARGET, LOADS_PER_STEP, LossLaunch, token_of};
 use crate::cube::{launch, output_over};
 
-/// The scalars of a row's gradient: `softmax * exp(x - lse) - share`, and `- keep` at the target.
+/// The scalars of the gradient of a row: `softmax * exp(x - lse) - share`, minus `keep` at the target.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(super) struct GradientScales {
     /// `1 - s`.
@@ -16,16 +16,16 @@ pub(super) struct GradientScales {
     pub share: f32,
     /// `2 z`.
     pub twice_z: f32,
-    /// NaN, passed as an argument because WGSL has no such constant.
+    /// NaN. It is an argument, because WGSL has no constant for it.
     pub nan: f32,
 }
 
-/// The vocabulary of a launch; see [`Vocabulary`].
+/// The vocabulary of a launch as kernel arguments. See [`Vocabulary`].
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(super) struct VocabularyColumns {
     /// The number of columns of a row, including padding.
     pub width: u32,
-    /// The token of column 0.
+    /// The index of column 0 in the complete vocabulary.
     pub first: u32,
     /// The number of columns that are tokens.
     pub valid: u32,
@@ -95,7 +95,7 @@ impl RowGradient {
         }
     }
 
-    /// Returns the gradient of a vector of logits that lies in the row and starts at `column`.
+    /// Returns the gradient of a vector of logits that starts at `column`. The vector must lie completely in the row.
     pub fn vector<N: Size>(
         &self,
         values: Vector<f32, N>,
@@ -135,8 +135,8 @@ impl RowGradient {
     }
 }
 
-/// Loads the [`LOADS_PER_STEP`] vectors that a unit processes at a time. They start at vector `i`
-/// of the row's `count` vectors, which begin at `head`.
+/// Loads the [`LOADS_PER_STEP`] vectors that a unit processes at a time. The row has `count` vectors, which begin at
+/// vector `head`. The loaded vectors start at vector `i` of the row.
 #[cube]
 pub(super) fn load_step<F: Float, N: Size>(
     logits: &Tensor<Vector<F, N>>,
@@ -156,8 +156,8 @@ pub(super) fn load_step<F: Float, N: Size>(
     values
 }
 
-/// Computes the gradient with one cube per row, which writes the vectors that begin in the row.
-/// `output` may be `logits`.
+/// Computes the gradient with one cube per row. The cube writes the vectors that begin in the row. `output` may be
+/// `logits`.
 #[cube(launch_unchecked)]
 pub(super) fn gradient_kernel<F: Float, I: Int, N: Size>(
     logits: &Tensor<Vector<F, N>>,
@@ -197,7 +197,7 @@ pub(super) fn gradient_kernel<F: Float, I: Int, N: Size>(
                     if stop <= width {
                         result = own.vector::<N>(values[k], column, &columns);
                     } else {
-                        // The last lanes belong to the following rows.
+                        // The last lanes of the vector belong to the following rows.
                         #[unroll]
                         for lane in 0..lanes {
                             let below = row + (column + lane) / width;

@@ -1,5 +1,5 @@
-//! Loss and gradient of each row in one launch. Each row is read from memory once and written once. The second read
-//! comes from the cache.
+//! The kernel that computes the loss and the gradient of each row. It reads each row from memory once and writes it
+//! once. The second read of a row comes from the cache.
 
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
@@ -73,7 +73,7 @@ pub(in crate::cross_entropy) fn loss_and_gradient(
     let mut vectors = launch.client.io_optimized_vector_sizes(logits.dtype.size());
     let widest = vectors.next().unwrap_or(1);
     if launch.rows == 0 || !launch.width.is_multiple_of(widest) {
-        // A vector may span two rows, which different cubes process.
+        // A vector may contain elements of two rows, which are processed by different cubes.
         let statistics = statistics(op, [logits.clone(), targets.clone()]);
         let [loss, lse] = combine(op, [statistics, targets.clone()]);
         return [loss, gradient(op, [logits, targets, lse, upstream])];

@@ -1,4 +1,4 @@
-//! Loss and gradient in one operation agree with the three separate operations.
+//! Tests that the operation for loss and gradient agrees with the three separate operations.
 
 use super::*;
 use crate::cross_entropy::loss_and_gradient;
@@ -23,7 +23,7 @@ fn in_parts(
 
 #[test]
 fn loss_and_gradient_at_once_are_those_of_the_parts() {
-    // Complete vectors, a padded last vector, wide rows, and widths that are not a multiple of a vector.
+    // The cases are complete vectors, a padded last vector, wide rows, and widths that are not a multiple of a vector.
     for (width, tokens) in [(16, 16), (64, 59), (20_480, 20_479), (13, 13), (50, 41)] {
         let rows = 6;
         let mut targets = spread(rows, tokens);

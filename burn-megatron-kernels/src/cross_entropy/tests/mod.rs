@@ -31,7 +31,7 @@ fn spread(rows: usize, tokens: usize) -> Vec<i64> {
 
 type Loss = fn(Tensor<2>, Tensor<1, Int>, &CrossEntropyOptions) -> Tensor<1>;
 
-/// Returns a loss as an operation on flat logits.
+/// Returns a loss as an operation on flat logits, for the test harness.
 fn flat(
     loss: Loss,
     width: usize,
@@ -58,7 +58,7 @@ fn tensor(values: &[f64], width: usize, options: (&Device, DType)) -> Tensor<2> 
 #[test]
 fn every_width_agrees_with_the_composition() {
     let options = options(0.1, 1e-3, None);
-    // With eight rows, odd widths are read in vectors. With three rows they are not.
+    // With eight rows, rows of an odd width are read in vectors. With three rows, they are not.
     for (rows, width) in [
         (3, 1),
         (8, 1),
@@ -70,7 +70,7 @@ fn every_width_agrees_with_the_composition() {
         (2, 4097),
     ] {
         let targets = spread(rows, width);
-        // With one token, only the small z-loss remains of `1 + 2 z lse - 1`.
+        // With a single token, the gradient `1 + 2 z lse - 1` consists only of the small z-loss term.
         let factor = if width == 1 { 30.0 } else { 1.0 };
         compare_within(
             factor,
@@ -248,7 +248,7 @@ fn extreme_logits_do_not_overflow() {
 
 #[test]
 fn large_logits_lose_no_more_than_their_own_precision() {
-    // In f32, the difference to a log-sum-exp of 1e3 has 24 - 10 bits.
+    // In f32, the difference from a log-sum-exp of 1e3 has 24 - 10 bits of precision.
     let targets = spread(8, 40);
     let options = options(0.1, 0.0, None);
     compare_within(
@@ -348,7 +348,7 @@ fn targets_of_every_integer_type_are_taken() {
 fn many_rows_are_spread_over_the_grid() {
     for (device, _) in devices() {
         let rows = 70_000;
-        // The logits are made on the host, because Burn's fusion stacks more than 65 535 rows incorrectly.
+        // The logits are created on the host, because Burn's fusion stacks more than 65 535 rows incorrectly.
         let ramp = (0..rows).map(|row| row as f64 / rows as f64);
         let logits: Vec<f64> = ramp.flat_map(|x| [x, -x]).collect();
         let logits = tensor(&logits, 2, (&device, DType::F32));
@@ -419,12 +419,11 @@ fn what_does_not_fit_is_refused_in_words() {
         let three = Tensor::<3>::zeros([1, 3, 3], on);
         assert_snapshot!(
             message(|| combine(three, targets(), 4, &plain)),
-            @"cross_entropy: statistics [1, 3, 3] beside targets [3]: expected [parts, 3, 4] with 1 part \
-              or more"
+            @"cross_entropy: statistics [1, 3, 3] for targets [3]: expected [parts, 3, 4] with 1 part or more"
         );
         assert_snapshot!(
             message(|| gradient(logits(), targets(), row(3), row(2), &part, &plain)),
-            @"cross_entropy: logits [3, 4] beside a log-sum-exp [3] and a gradient [2]: expected [3] for both"
+            @"cross_entropy: logits [3, 4] with a log-sum-exp [3] and a gradient [2]: expected [3] for both"
         );
         let half = row(3).cast(DType::F16);
         let text = message(|| gradient(logits(), targets(), row(3), half, &part, &plain));

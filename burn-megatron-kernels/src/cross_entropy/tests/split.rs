@@ -1,10 +1,10 @@
-//! The three operations on a split vocabulary: values, statistics, reuse of memory.
+//! Tests the three operations on a sharded vocabulary: values, statistics, and reuse of memory.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// Returns the loss, and the gradient for an upstream gradient of ones. The vocabulary is split into parts of `width`
+/// Returns the loss and the gradient for an upstream gradient of ones. The vocabulary is split into shards of `width`
 /// columns.
 fn split(
     logits: &[f64],
@@ -68,7 +68,7 @@ fn assert_near(what: &str, expected: &[f64], actual: &[f64], tolerance: f64) {
 
 #[test]
 fn a_split_vocabulary_gives_the_whole_loss_and_gradient() {
-    // With (5, 4), the last parts are only padding.
+    // For the case (5, 4), the last shards contain only padding.
     let tokens = 11;
     let targets = [0, 10, 4, 3, -1, 11, 7, 8];
     let logits = Input::wave([8, tokens], 0.3).values;

@@ -11,8 +11,7 @@ use cubecl::ir::{ElemType, FloatKind};
 pub(crate) mod ptx;
 pub(crate) mod swizzle;
 
-/// The number of elements in 16 bytes: the size of one copy, and of one row of an `ldmatrix`
-/// matrix.
+/// The number of 16-bit elements in 16 bytes, which is the size of one copy and of one row of an `ldmatrix` matrix.
 pub(crate) const CHUNK: usize = 8;
 
 /// The size of a chunk in bytes.
@@ -24,7 +23,7 @@ pub(crate) const PAIR: usize = 2;
 /// The number of units per warp.
 pub(crate) const WARP: usize = 32;
 
-/// Returns the first feature that products of `dtype` need and that the device does not support.
+/// Returns the first feature that matrix multiplications of `dtype` require and the device does not support.
 pub(crate) fn missing_support(client: &Client, dtype: DType) -> Option<String> {
     let properties = client.properties();
     let kind = match dtype {
@@ -63,8 +62,8 @@ pub(crate) fn missing_support(client: &Client, dtype: DType) -> Option<String> {
     missing.map(|(_, what)| format!("the device has no {what} in {dtype:?}"))
 }
 
-/// Returns a tensor whose rows start at multiples of 16 bytes, the minimum size of a `cp.async`
-/// copy. Tensors with other strides are copied.
+/// Returns a tensor whose rows start at multiples of 16 bytes, as copies with `cp.async` require. A tensor with other
+/// strides is copied.
 pub(crate) fn aligned(tensor: CubeTensor) -> CubeTensor {
     let strides = tensor.meta.strides();
     let (last, others) = strides.split_last().unwrap_or((&1, &[]));

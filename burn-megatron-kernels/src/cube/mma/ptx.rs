@@ -1,11 +1,12 @@
-//! PTX instructions of the kernels, one function each. Addresses of shared memory are in bytes.
+//! The PTX instructions that the kernels use, with one function per instruction. Addresses of shared memory are in
+//! bytes.
 //!
 //! Source: NVIDIA, "Parallel Thread Execution ISA": `mma.m16n8k16`, `ldmatrix`, `cp.async`,
 //! `ex2.approx`.
 
 use cubecl::prelude::*;
 
-/// The number of registers of a 16 by 16 fragment in 16 bits, and of 16 by 8 sums in f32.
+/// The number of registers of a 16 by 16 fragment of 16-bit elements, and of a 16 by 8 tile of f32 sums.
 pub(crate) type Quad = Const<4>;
 
 /// Returns the address of a slice of shared memory.
@@ -42,22 +43,22 @@ pub(crate) fn copy_4_bytes(from: &[f32], to: u32, bytes: u32) {
     );
 }
 
-/// Closes a group of copies.
+/// Ends a group of copies.
 #[cube]
 pub(crate) fn commit_copies() {
     gpu_asm!("cp.async.commit_group;");
 }
 
-/// Waits until this unit's copies are done, except for the last `pending` groups.
+/// Waits until the copies of this unit are done, except for the last `pending` groups of copies.
 #[cube]
 pub(crate) fn wait_for_copies(#[comptime] pending: usize) {
     gpu_asm!("cp.async.wait_group {pending};", pending = const pending);
 }
 
-/// Loads four 8 by 8 matrices in 16 bits.
+/// Loads four 8 by 8 matrices of 16-bit elements.
 ///
-/// Lane `i` passes the address of row `i % 8` of matrix `i / 8`. It gets the columns `2 (i % 4)`
-/// and `2 (i % 4) + 1` of row `i / 4`, of the transposed matrix if `transposed`.
+/// Lane `i` passes the address of row `i % 8` of matrix `i / 8`. The lane gets the columns `2 (i % 4)` and
+/// `2 (i % 4) + 1` of row `i / 4` of each matrix. If `transposed` is true, the matrices are transposed first.
 #[cube]
 pub(crate) fn load_matrices(address: u32, #[comptime] transposed: bool) -> Vector<u32, Quad> {
     let suffix = comptime!(if transposed { ".trans" } else { "" });
@@ -71,8 +72,7 @@ pub(crate) fn load_matrices(address: u32, #[comptime] transposed: bool) -> Vecto
     matrices
 }
 
-/// Returns `sums + a b`. `a` is 16 by 16, and `b` is half number `half` (8 columns) of a 16 by 16
-/// matrix.
+/// Returns `sums + a b`. `a` is 16 by 16. `b` is one half (8 columns) of a 16 by 16 matrix, selected by `half`.
 #[cube]
 pub(crate) fn multiply(
     a: Vector<u32, Quad>,
@@ -112,7 +112,7 @@ pub(crate) fn pack(first: f32, second: f32, #[comptime] bf16: bool) -> u32 {
     packed
 }
 
-/// Returns `2^x` to 2 units in the last place; 0 for minus infinity.
+/// Returns `2^x` with an error of at most 2 units in the last place. The result for minus infinity is 0.
 #[cube]
 pub(crate) fn exp2(x: f32) -> f32 {
     let power: f32;

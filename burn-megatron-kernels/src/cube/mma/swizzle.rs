@@ -1,4 +1,4 @@
-//! The layout of 16-bit tiles in shared memory, and reading them as fragments.
+//! The layout of 16-bit tiles in shared memory, and reads of these tiles as fragments.
 //!
 //! Chunk `c` of row `r` is stored as chunk `c ^ (r / group_rows % group)` of the row, so that
 //! neither copies nor fragments have bank conflicts.
@@ -16,8 +16,9 @@ pub(crate) struct Swizzle {
 }
 
 impl Swizzle {
-    /// Returns the number of adjacent chunks that are permuted together. This is the largest of 2, 4 and 8 that divides
-    /// the number of chunks of a row. The same chunks of eight rows then lie in different banks.
+    /// Returns the number of adjacent chunks that are permuted together. It is the largest of 2, 4 and 8 that divides
+    /// the number of chunks per row. With this permutation, chunks of the same column in eight rows lie in different
+    /// banks.
     pub(crate) fn group(&self) -> usize {
         1 << self.chunks.trailing_zeros().min(3)
     }
@@ -33,24 +34,22 @@ impl Swizzle {
     }
 }
 
-/// Returns the permutation of the chunks of a row.
+/// Returns the permutation of the chunks of row `row`.
 #[cube]
 pub(crate) fn permutation(row: u32, #[comptime] swizzle: Swizzle) -> u32 {
     row / comptime!(swizzle.group_rows() as u32) % comptime!(swizzle.group() as u32)
 }
 
-/// Returns the address from which this lane reads the fragments of a tile at `tile`. The rows of
-/// the tile are the rows of a left factor, or the summed dim of a right factor, which is read
-/// `transposed`.
+/// Returns the address from which this lane reads the fragments of a tile at `tile`. The rows of the tile are the rows
+/// of a left operand, or the summed dimension of a right operand. A right operand is read `transposed`.
 #[cube]
 pub(crate) fn row_lane(tile: u32, #[comptime] swizzle: Swizzle) -> u32 {
     let lane = UNIT_POS % comptime!(WARP as u32);
     lane_address(tile, lane % 16, lane / 16, swizzle)
 }
 
-/// Returns the address from which this lane reads the fragments of a tile at `tile`. The rows of
-/// the tile are the columns of a right factor, or the summed dim of a left factor, which is read
-/// `transposed`.
+/// Returns the address from which this lane reads the fragments of a tile at `tile`. The rows of the tile are the
+/// columns of a right operand, or the summed dimension of a left operand. A left operand is read `transposed`.
 #[cube]
 pub(crate) fn column_lane(tile: u32, #[comptime] swizzle: Swizzle) -> u32 {
     let lane = UNIT_POS % comptime!(WARP as u32);
@@ -63,8 +62,8 @@ fn lane_address(tile: u32, row: u32, chunk: u32, #[comptime] swizzle: Swizzle) -
     tile + place * comptime!(CHUNK_BYTES as u32)
 }
 
-/// Returns a fragment: 16 rows starting at `row`, and 16 elements of each row starting at element `16 step`. `lane` is
-/// the [`row_lane`] or [`column_lane`] of the tile.
+/// Returns a fragment of 16 rows, starting at `row`, and 16 elements of each row, starting at element `16 step`. `lane`
+/// is the result of [`row_lane`] or [`column_lane`] for the tile.
 #[cube]
 pub(crate) fn fragment(
     lane: u32,
@@ -73,7 +72,7 @@ pub(crate) fn fragment(
     #[comptime] transposed: bool,
     #[comptime] swizzle: Swizzle,
 ) -> Vector<u32, Quad> {
-    // Steps of a group differ in the permuted bits. Groups and rows differ in higher bits.
+    // The steps of a group differ in the permuted bits of the address. Groups and rows differ in higher bits.
     let steps = comptime!(swizzle.group() / 2);
     let within = comptime!((step % steps * 2 * CHUNK_BYTES) as u32);
     let above =
@@ -81,13 +80,13 @@ pub(crate) fn fragment(
     load_matrices((lane ^ within) + above, transposed)
 }
 
-/// Returns row number `index` of this lane, counted from the first row of its warp.
+/// Returns the row with number `index` that this lane holds, counted from the first row of the warp.
 #[cube]
 pub(crate) fn lane_row(#[comptime] index: usize) -> u32 {
     UNIT_POS % comptime!(WARP as u32) / 4 + comptime!((8 * index) as u32)
 }
 
-/// Returns the first of the two columns of this lane in a 16 by 8 tile.
+/// Returns the first of the two columns that this lane holds in a 16 by 8 tile.
 #[cube]
 pub(crate) fn lane_column() -> u32 {
     UNIT_POS % 4 * 2

@@ -1,4 +1,5 @@
-//! Tests through the public functions that every split gives the same bits as the kernel's default.
+//! Tests that every split computes the same bits as the default split of the kernel. The tests use the public
+//! functions.
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_megatron_test_support::skipped_in_part;
@@ -9,12 +10,12 @@ use crate::dropout::{Draw, bias_dropout_add};
 use crate::rope::{Pairing, Positions, RopeConfig, RopeOptions, RopeTable, Scaling, rotate};
 use crate::testing::{Input, evaluate};
 
-/// Sizes with several cubes of the largest split and an incomplete last cube, with loads of four,
-/// two and one elements.
+/// Sizes that need several cubes of the largest split and an incomplete last cube. They have loads of four, two and one
+/// elements.
 const SIZES: [[usize; 2]; 3] = [[9, 1000], [11, 514], [3, 1033]];
 
 /// Asserts that outputs and gradients have the same bits in all splits. Each split compiles its own kernel, so each
-/// case is tested in only one type.
+/// case is tested in only one element type.
 fn assert_bits(
     name: &str,
     dtype: DType,
@@ -73,7 +74,7 @@ fn activations() {
     }
 }
 
-/// Tests the backward with bias and weights, which is another kernel.
+/// Tests the backward pass with bias and row weights, which uses a different kernel.
 #[test]
 fn activations_with_bias_and_weights() {
     let [rows, width] = SIZES[0];
@@ -101,7 +102,7 @@ fn dropout() {
         pitch,
     };
     let [four, two, one] = SIZES;
-    // Masks of four elements of a Philox block at once, and of single elements.
+    // The masks of four elements use one Philox block at once. Other masks use the blocks of single elements.
     for ([rows, width], dtype, draw) in [
         (four, DType::F32, draw(8, four[0] * four[1], 0)),
         (two, DType::F16, draw((1 << 32) - 5, 7, 19)),
@@ -119,7 +120,7 @@ fn dropout() {
             bias_dropout_add(rowed(&leaves[0]), bias, residual, Some(draw)).flatten(0, 1)
         });
     }
-    // Nothing is dropped. Without a bias, the backward is the same kernel.
+    // Nothing is dropped. Without a bias, the backward pass uses the same kernel.
     let [rows, width] = four;
     let inputs = [Input::wave([rows, width], 0.1)];
     assert_bits("residual", DType::F32, &inputs, |leaves| {
@@ -128,7 +129,7 @@ fn dropout() {
     });
 }
 
-/// Returns positions of `[2, seq]` tokens, given individually or consecutive.
+/// Returns the positions of tokens `[2, seq]`, given for each token or only for the first token.
 fn positions(seq: usize, each: bool, device: &Device) -> Positions {
     if !each {
         return Positions::From(3);
@@ -138,8 +139,8 @@ fn positions(seq: usize, each: bool, device: &Device) -> Positions {
     Positions::Each(Tensor::<2, Int>::from_data(data, &device.clone().inner()))
 }
 
-/// Tests the rotation out of place, and in place where the backward rotates the gradient. Heads are in groups of four,
-/// two and one. Some features and heads are copied.
+/// Tests the rotation into a new tensor, and in place if the backward pass rotates the gradient. A unit processes
+/// groups of four, two and one heads. Some features and heads are copied.
 #[test]
 fn rope() {
     let seq = 37;

@@ -1,17 +1,19 @@
 //! The work split of element-wise kernels, measured with the autotuner of CubeCL.
 //!
-//! A launch that writes at least [`MIN_TUNED_ELEMENTS`] elements is tuned on every CubeCL device.
-//! The first launch of each [`TuneKey`] runs each of [`SPLITS`] a few times on the tensors of that
-//! call. The first launch and all later ones then use the fastest split. CubeCL caches the result
-//! as it does for matrix products: in the process, and on disk with its feature `persistence`.
+//! A launch that writes at least [`MIN_TUNED_ELEMENTS`] elements is tuned on every CubeCL device. The first launch with
+//! a new [`TuneKey`] runs each split of [`SPLITS`] a few times on the tensors of this launch. The first launch and all
+//! later launches then use the fastest split. CubeCL caches the result as it does for matrix multiplications: in the
+//! process, and on disk with its feature `persistence`.
 //!
-//! The kernel's default split is used for smaller launches. It is also used for a key without a measurement while a
-//! graph is captured, because measuring waits for the device. The same holds while another thread measures the key.
+//! The default split of the kernel is used in three cases:
+//! - for smaller launches,
+//! - for a key without a measurement during the capture of a graph, because a measurement waits for the device,
+//! - while another thread measures the key.
 //!
-//! A split only assigns vectors to units. The code per vector is the same in all splits, and no unit reads the results
-//! of another unit. Therefore processes with different measurements compute the same bits. Settings that determine the
-//! order of a sum are not tuned here: the units of a row and the rows that a cube sums. The vector size is not tuned
-//! either: it is the largest that the sizes allow.
+//! A split only assigns vectors to units. All splits run the same code per vector, and no unit reads the results of
+//! another unit. Therefore processes with different measurements compute the same bits. Settings that determine the
+//! order of a sum are not tuned: the number of units per row and the number of rows that a cube sums. The vector size
+//! is not tuned either. It is the largest size that the tensor allows.
 
 use core::fmt::{Display, Formatter};
 
@@ -25,8 +27,8 @@ use serde::{Deserialize, Serialize};
 use crate::activation::kind::Curve;
 use crate::dropout::kernel::alignment::MaskAlignment;
 
-/// The number of written elements from which a launch is tuned. Smaller launches take a few
-/// microseconds with any split.
+/// The minimum number of written elements for which a launch is tuned. Smaller launches take a few microseconds with
+/// any split.
 const MIN_TUNED_ELEMENTS: usize = 1 << 20;
 
 /// A division of work among units.
@@ -56,8 +58,8 @@ impl Display for Split {
     }
 }
 
-/// The measured splits: more loads in flight per unit, or more units. With more than two portions,
-/// a unit of some kernels runs out of registers.
+/// The splits that are measured. They have more loads in flight per unit, or more units. With more than two portions, a
+/// unit of some kernels would run out of registers.
 pub(crate) const SPLITS: [Split; 5] = [
     Split::new(128, 2),
     Split::new(256, 1),
@@ -66,7 +68,7 @@ pub(crate) const SPLITS: [Split; 5] = [
     Split::new(512, 2),
 ];
 
-/// A tuned kernel, with the compile-time parameters that affect its speed.
+/// A kernel that is tuned, with the compile-time parameters that affect its speed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) enum Operation {
     /// An activation, or the gradient of its input.
@@ -75,22 +77,22 @@ pub(crate) enum Operation {
         gated: bool,
         backward: bool,
     },
-    /// Bias, dropout and residual addition. The input may have its own type.
+    /// Bias, dropout and residual addition. The input may have a different type than the output.
     Dropout {
         input: DType,
         bias: bool,
         residual: bool,
         draws: MaskAlignment,
     },
-    /// Rotary positions. `copies`: whether features and heads that are not rotated are copied.
+    /// Rotary position embedding. `copies` is true if features and heads that are not rotated are copied.
     Rope { copies: bool },
-    /// The kernel of the tests.
+    /// The kernel that the tests use.
     #[cfg(all(test, feature = "wgpu"))]
     Counted,
 }
 
-/// The key shared by launches with the same measurement. The number of elements is rounded to a
-/// power of two.
+/// The key of a measurement. All launches with the same key share the measurement. The number of elements is rounded to
+/// a power of two.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, AutotuneKey)]
 pub(crate) struct TuneKey {
     operation: Operation,
@@ -102,13 +104,12 @@ pub(crate) struct TuneKey {
     elements: usize,
 }
 
-/// A launch of a kernel that accepts any [`Split`] and gives the same bits with each.
+/// A launch of an element-wise kernel that accepts any [`Split`] and computes the same bits with each split.
 pub(crate) trait Elementwise: Clone + Send + Sync + 'static {
-    /// The default split, used without a measurement. Every device must support its number of
-    /// units.
+    /// The split that is used without a measurement. Every device must support its number of units.
     const STATIC: Split;
 
-    /// Returns the kernel's part of the key.
+    /// Returns the part of the key that describes the kernel.
     fn operation(&self) -> Operation;
 
     /// Returns the number of elements per load.
@@ -117,8 +118,8 @@ pub(crate) trait Elementwise: Clone + Send + Sync + 'static {
     /// Returns the output, whose type and size are part of the key.
     fn output(&self) -> &CubeTensor;
 
-    /// Returns a launch to measure, which is repeated many times. It may write to an output that no other operation
-    /// reads, as this default does. A kernel that works in place must override it.
+    /// Returns a launch for the measurement, which repeats it many times. It may write to an output that no other
+    /// operation reads, as this default implementation does. A kernel that works in place must override this function.
     fn trial(&self) -> Self {
         self.clone()
     }
@@ -156,9 +157,9 @@ fn launch_measured<K: Elementwise>(kernel: K) {
     }
 }
 
-/// Returns the candidate splits for a device whose cubes have up to `most` units.
+/// Returns the candidate splits for a device whose cubes have at most `most` units.
 ///
-/// The kernel's default comes first, because it is used while another thread measures.
+/// The default split of the kernel comes first, because it is used while another thread measures.
 fn candidates<K: Elementwise>(most: u32) -> TunableSet<TuneKey, K, (), Split> {
     let others = SPLITS
         .into_iter()
@@ -189,7 +190,7 @@ thread_local! {
     static FORCED_SPLIT: std::cell::Cell<Option<Split>> = const { std::cell::Cell::new(None) };
 }
 
-/// Runs `work` with the tuned kernels of this thread in `split`, or in their default split.
+/// Runs `work` with the tuned kernels of this thread in `split`, or in their default split if `split` is `None`.
 #[cfg(all(test, feature = "wgpu"))]
 fn with_split<T>(split: Option<Split>, work: impl FnOnce() -> T) -> T {
     FORCED_SPLIT.set(split);

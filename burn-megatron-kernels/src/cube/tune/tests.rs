@@ -5,7 +5,7 @@ use cubecl::wgpu::WgpuDevice;
 
 use super::*;
 
-/// A kernel that records its launches: the trials of the tuner, and the final launch.
+/// A kernel that records its launches: the trials of the tuner and the final launch.
 #[derive(Clone)]
 struct Counted {
     output: CubeTensor,
@@ -65,12 +65,12 @@ impl Elementwise for Counted {
             &self.launches
         };
         splits.lock().unwrap().push(split);
-        // This copy makes the launch take device time.
+        // This copy gives the launch a measurable device time.
         self.output.copy();
     }
 }
 
-/// The first call of a kind tries every split. Each call, including the first, launches once.
+/// The first call with a key tries every split. Each call, including the first call, launches the kernel once.
 #[test]
 fn only_the_first_call_of_a_kind_measures() {
     let kernel = Counted::new(MIN_TUNED_ELEMENTS);
@@ -80,7 +80,7 @@ fn only_the_first_call_of_a_kind_measures() {
     for _ in 0..3 {
         assert_eq!(kernel.call(), [vec![], chosen.clone()]);
     }
-    // Other sizes: one of another kind, and one of the kind that was already measured.
+    // Two other sizes. One has a different key, and one has the key that was already measured.
     let other = Counted::new(MIN_TUNED_ELEMENTS + 1);
     assert!(other.count()[0] >= SPLITS.len());
     assert_eq!(Counted::new(2 * MIN_TUNED_ELEMENTS).count(), [0, 1]);

@@ -1,4 +1,4 @@
-//! The alignment of a mask with the elements of a kernel.
+//! The alignment between the elements of a kernel and the Philox blocks of a mask.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,17 +8,16 @@ pub(super) const WORDS: usize = 4;
 /// The mapping of the elements of a mask to Philox blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) enum MaskAlignment {
-    /// Nothing is dropped.
+    /// There is no mask, so nothing is dropped.
     None,
-    /// Four elements use the four words of one block.
+    /// Four consecutive elements use the four words of one block.
     Aligned,
-    /// Each element looks up the word of its draw.
+    /// Each element finds the block and the word of its random number.
     Any,
 }
 
 impl MaskAlignment {
-    /// Returns the alignment for groups that start at multiples of `start`. `is_aligned` describes
-    /// the mask.
+    /// Returns the alignment for groups that start at multiples of `start`. `is_aligned` is `None` without a mask.
     pub(super) fn new(is_aligned: Option<bool>, start: usize) -> Self {
         match is_aligned {
             None => Self::None,

@@ -1,7 +1,7 @@
-//! Gradients of the input and of the bias in one pass.
+//! The kernel for the gradients of the input and of the bias.
 //!
-//! Each unit keeps its columns and processes every n-th row, so that each group of rows gives one
-//! partial sum. A second kernel adds the partial sums in order.
+//! Each unit processes a fixed set of columns and every n-th row, so that each group of rows gives one partial sum. A
+//! second kernel adds the partial sums in order.
 
 use burn::backend::TensorMetadata;
 use burn::tensor::DType;

@@ -1,4 +1,4 @@
-//! The output from input, bias and residual, or the gradient of only the input.
+//! The element-wise kernel. It computes the output from input, bias and residual, or only the gradient of the input.
 
 use burn::backend::TensorMetadata;
 use burn::tensor::DType;
@@ -11,7 +11,7 @@ use super::*;
 use crate::cube::instance::{AotList, given, instance, types};
 use crate::cube::{Elementwise, Operation, SPLITS, Split, empty, launch, launch_tuned};
 
-/// Computes the output. A portion of the split is a group of `each` vectors.
+/// Computes the output. A portion of the work split is a group of `each` vectors.
 #[cube(launch_unchecked)]
 fn bias_dropout_add_kernel<I: Float, B: Float, O: Float, N: Size>(
     input: &Tensor<Vector<I, N>>,
@@ -110,10 +110,10 @@ struct DropoutLaunch {
     input: CubeTensor,
     bias: Option<CubeTensor>,
     residual: Option<CubeTensor>,
-    /// The output, not initialised.
+    /// The uninitialized output.
     output: CubeTensor,
     mask: Option<DropoutMask>,
-    /// The number of elements after which the bias repeats.
+    /// The length of the bias, after which it repeats.
     width: usize,
     dtypes: [DType; 3],
     vector: usize,
@@ -175,7 +175,7 @@ pub(super) fn aot_instances(list: &mut AotList) {
             MaskAlignment::Aligned,
             MaskAlignment::Any,
         ] {
-            // A unit that draws needs the most registers per portion.
+            // A unit that computes random numbers needs the most registers per portion.
             let splits = match draws {
                 MaskAlignment::Aligned => &SPLITS[..],
                 _ => &[DropoutLaunch::STATIC],

@@ -1,5 +1,5 @@
-//! Factors of a mask from Philox 4x32 with 10 rounds, in 32-bit arithmetic because not every device
-//! has 64-bit integers.
+//! The factors of a dropout mask, computed with Philox 4x32 with 10 rounds. The kernels use 32-bit arithmetic, because
+//! not every device has 64-bit integers.
 
 use cubecl::prelude::*;
 
@@ -8,7 +8,7 @@ use crate::cube::instance::default_fields;
 use crate::dropout::{DropoutMask, halves};
 use crate::philox::{MULTIPLIERS, ROUNDS, WEYL};
 
-/// A 64-bit number in two halves.
+/// A 64-bit number, stored as two 32-bit halves.
 #[derive(CubeLaunch, CubeType)]
 pub(crate) struct U64Halves {
     low: u32,
@@ -61,7 +61,7 @@ impl MaskArgs {
 default_fields!(U64HalvesCompilationArg [low high]);
 default_fields!(MaskArgsCompilationArg [key position first pitch run threshold scale]);
 
-/// The words of one block.
+/// The words of one Philox block.
 #[derive(CubeType)]
 struct PhiloxBlock {
     a: u32,
@@ -70,7 +70,7 @@ struct PhiloxBlock {
     d: u32,
 }
 
-/// Returns the draw of an element: `first + (element / run) * pitch + element % run`.
+/// Returns the index of the random number of an element: `first + (element / run) * pitch + element % run`.
 #[cube]
 fn draw(mask: &MaskArgs, element: u32) -> U64Halves {
     let run = element / mask.run;
@@ -86,7 +86,7 @@ fn draw(mask: &MaskArgs, element: u32) -> U64Halves {
     }
 }
 
-/// Returns the block that holds a draw.
+/// Returns the Philox block that holds the random number with this index.
 #[cube]
 fn block_of(mask: &MaskArgs, draw: &U64Halves) -> PhiloxBlock {
     let mut key_low = mask.key.low;
@@ -116,7 +116,7 @@ fn factor(mask: &MaskArgs, word: u32) -> f32 {
     select(word < mask.threshold, mask.scale, 0.0f32)
 }
 
-/// Returns the factors of `count` elements, starting at `element`.
+/// Returns the mask factors of `count` elements, starting at `element`.
 #[cube]
 pub(super) fn factors(
     mask: &MaskArgs,
@@ -152,7 +152,7 @@ pub(super) fn factors(
         #[unroll]
         for i in 0..count {
             if comptime!(i > 0) {
-                // The draw follows the last draw except in a new run, so that most elements need no
+                // The index increases by one for each element, except in a new run. Most elements therefore need no
                 // division.
                 low += 1u32;
                 high += u32::cast_from(low == 0u32);
@@ -163,7 +163,7 @@ pub(super) fn factors(
                     next += mask.run;
                 }
             }
-            // A new block is drawn only if the last block does not hold the word.
+            // A new block is computed only if the previous block does not contain the word.
             if (low ^ held_low) >= 4u32 || high != held_high {
                 let words = block_of(mask, &U64Halves { low, high });
                 a = words.a;
@@ -182,7 +182,7 @@ pub(super) fn factors(
     factors
 }
 
-/// Returns vector `i` of a group, multiplied by its factors.
+/// Returns vector `i` of a group, multiplied by its mask factors.
 #[cube]
 pub(super) fn masked<N: Size>(
     value: Vector<f32, N>,

@@ -1,5 +1,4 @@
-//! The CubeCL kernels: a unit processes a group of elements, at least the four elements of one
-//! Philox block.
+//! The CubeCL kernels. A unit processes a group of elements, which has at least the four elements of one Philox block.
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::DType;
@@ -21,8 +20,8 @@ use mask::{MaskArgs, factors, masked};
 /// The number of units per cube of the element-wise kernels.
 const UNITS: u32 = 256;
 
-/// Returns the number of elements per load for rows of `width` elements: at most 128 bits of the
-/// widest type.
+/// Returns the number of elements per load for rows of `width` elements. A load has at most 128 bits in the widest
+/// type.
 fn vector(client: &Client, dtypes: &[DType], width: usize) -> usize {
     let widest = dtypes.iter().map(DType::size).max().unwrap_or(4);
     let mut sizes = client.io_optimized_vector_sizes(widest);

@@ -1,4 +1,4 @@
-//! The CPU implementation: one pass in tasks of a fixed number of elements.
+//! The CPU implementation. It makes one pass over the values, in tasks of a fixed number of elements.
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::DType;
@@ -10,7 +10,7 @@ use crate::fp8::format::{Format, Rounding};
 /// The number of values that are encoded before they are packed. They stay in the L1 cache.
 const BATCH: usize = 1024;
 
-/// Encodes values; see [`encode`](super::encode).
+/// Encodes values. See [`encode`](super::encode).
 pub(super) fn encode(coding: Coding, values: &FlexTensor) -> FlexTensor {
     vector(for_float!(values.dtype(), E => encode_all(coding, slice::<E>(values))))
 }
@@ -25,7 +25,7 @@ fn encode_all<E: Element>(coding: Coding, values: &[E]) -> Vec<u32> {
     words
 }
 
-/// Encodes values with a loop that is compiled once per coding.
+/// Encodes values with a loop that is compiled separately for each coding.
 fn encode_part<E: Element>(coding: Coding, values: &[E], words: &mut [u32]) {
     macro_rules! each {
         ($($coding:path),*) => {
@@ -63,7 +63,7 @@ fn encode_batches<E: Element>(coding: Coding, values: &[E], words: &mut [u32]) {
     }
 }
 
-/// Decodes values; see [`decode`](super::decode).
+/// Decodes values. See [`decode`](super::decode).
 pub(super) fn decode(coding: Coding, count: usize, dtype: DType, codes: &FlexTensor) -> FlexTensor {
     for_float!(dtype, E => vector(decode_all::<E>(coding, count, slice(codes))))
 }

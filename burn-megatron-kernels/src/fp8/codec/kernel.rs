@@ -1,4 +1,4 @@
-//! The CubeCL kernels: one unit reads or writes complete words of codes.
+//! The CubeCL kernels. A unit reads or writes complete words of codes.
 
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
@@ -26,14 +26,14 @@ struct CodecPlan {
     loads: usize,
     /// The number of words per unit.
     words: usize,
-    /// Whether the last unit has fewer values than its words hold.
+    /// Whether the last unit has fewer values than its words can hold.
     ragged: bool,
 }
 
 impl CodecPlan {
     fn new(client: &Client, dtype: DType, count: usize, coding: Coding) -> Self {
         let per_word = coding.per_word();
-        // The widest vectors of the device if every word is full, otherwise single values.
+        // If every word is full, the widest vectors of the device are used, otherwise single values.
         let whole = count.is_multiple_of(per_word);
         let vector = RowPlan::new(client, dtype, if whole { count } else { 1 }).vector;
         Self::of(vector, coding, !whole)
@@ -72,8 +72,7 @@ fn value_of(code: u32, #[comptime] coding: Coding) -> f32 {
     }
 }
 
-/// Encodes the values of a unit. `count` is the number of values, and `units` the number of units
-/// for them.
+/// Encodes the values of a unit. `count` is the total number of values, and `units` is the number of units.
 #[cube(launch_unchecked)]
 fn encode_kernel<F: Float, N: Size, M: Size>(
     values: &[Vector<F, N>],
@@ -96,7 +95,7 @@ fn encode_kernel<F: Float, N: Size, M: Size>(
             if comptime!(!plan.ragged) {
                 loaded[load] = Vector::cast_from(values[at]);
             } else {
-                // The rest of the last word is 0, and 0 has the code 0 in all formats.
+                // The unused part of the last word is 0, because 0 has the code 0 in all formats.
                 loaded[load] = Vector::cast_from(0.0f32);
                 if at < count {
                     loaded[load] = Vector::cast_from(values[at]);
@@ -120,8 +119,7 @@ fn encode_kernel<F: Float, N: Size, M: Size>(
     }
 }
 
-/// Decodes the values of a unit. `count` is the number of values, and `units` the number of units
-/// for them.
+/// Decodes the values of a unit. `count` is the total number of values, and `units` is the number of units.
 #[cube(launch_unchecked)]
 fn decode_kernel<F: Float, N: Size, M: Size>(
     codes: &[Vector<u32, M>],
@@ -160,7 +158,7 @@ fn decode_kernel<F: Float, N: Size, M: Size>(
     }
 }
 
-/// Encodes contiguous values; see [`encode`](super::encode).
+/// Encodes contiguous values. See [`encode`](super::encode).
 pub(super) fn encode(values: CubeTensor, coding: Coding) -> CubeTensor {
     let client = values.client.clone();
     let count = values.shape().num_elements();
@@ -183,7 +181,7 @@ pub(super) fn encode(values: CubeTensor, coding: Coding) -> CubeTensor {
     codes
 }
 
-/// Decodes contiguous codes that hold at least `count` values; see [`decode`](super::decode).
+/// Decodes contiguous codes that hold at least `count` values. See [`decode`](super::decode).
 pub(super) fn decode(codes: CubeTensor, count: usize, dtype: DType, coding: Coding) -> CubeTensor {
     let client = codes.client.clone();
     let values = empty(&codes, [count], dtype);
@@ -204,7 +202,7 @@ pub(super) fn decode(codes: CubeTensor, count: usize, dtype: DType, coding: Codi
     values
 }
 
-/// Adds every format from and to every type, and the scales.
+/// Adds AOT instances that encode and decode every format from and to every type, and the E8M0 scales.
 pub(crate) fn aot_instances(list: &mut AotList) {
     for (format, coding) in [
         ("e4m3", Coding::Value(Format::E4M3)),
@@ -218,7 +216,7 @@ pub(crate) fn aot_instances(list: &mut AotList) {
                 list.streaming("fp8/encode/{name}/{format}"), UNITS,
                 encode_kernel::EncodeKernel [_ _ _ _] (vector, plan.words, plan, coding, dtype)
             );
-            // Reads a quarter or half of the bytes that it writes.
+            // The kernel reads a quarter or half of the bytes that it writes.
             instance!(
                 list.other("fp8/decode/{name}/{format}"), UNITS,
                 decode_kernel::DecodeKernel [_ _ _ _] (vector, plan.words, plan, coding, dtype)

@@ -1,4 +1,4 @@
-//! Encodes and decodes many values as packed codes.
+//! Encodes many values as packed codes, and decodes these codes.
 
 use burn::tensor::{DType, FloatDType, Int, Tensor};
 
@@ -18,15 +18,16 @@ pub(crate) use kernel::aot_instances;
 
 /// Encodes `values`, `[count]`, as packed codes, `[ceil(count / n)]` in u32.
 ///
-/// The first code is in the lowest bits, and `n` is 4 for 8-bit formats and 8 for E2M1. The rest of
-/// the last word is 0.
+/// A u32 word holds `n` codes: 4 for 8-bit formats and 8 for E2M1. The first code is in the lowest bits. The unused
+/// bits of the last word are 0.
 ///
-/// Each value is rounded to the nearest value of the format, ties to the even code. See [`Format::encode`] for
-/// saturation and NaN. `values` may be f32, f16, bf16 or, on the CPU, f64, which is rounded to f32 first. A count of 0
-/// is valid. On devices that flush subnormal f16 numbers, f16 values below 2^-14 become 0. This affects only E5M2.
+/// Each value is rounded to the nearest value of the format. Ties are rounded to the even code. See [`Format::encode`]
+/// for saturation and NaN. `values` may be f32, f16, bf16 or, on the CPU, f64. f64 values are rounded to f32 first.
+/// `count` may be 0. On devices that flush subnormal f16 numbers, f16 values below 2^-14 become 0. This affects only
+/// E5M2.
 ///
-/// On CubeCL devices this is one launch, plus a copy if the values are not contiguous. It moves 128
-/// bits at a time if `count` is a multiple of the number of values in 128 bits.
+/// On CubeCL devices this is one kernel launch, and an additional copy if the values are not contiguous. The kernel
+/// moves 128 bits at a time if `count` is a multiple of the number of values in 128 bits.
 ///
 /// # Panics
 ///
@@ -49,24 +50,25 @@ pub fn encode(values: Tensor<1>, format: Format) -> Tensor<1, Int> {
     encode_as(values, Coding::Value(format))
 }
 
-/// Decodes the first `count` of `codes`, in the layout of [`encode`], to `[count]` in `dtype`.
+/// Decodes the first `count` of the packed `codes`, which have the layout of [`encode`]. The result is `[count]` in
+/// `dtype`.
 ///
-/// The result is exact. f32, f64, f16 and bf16 hold all values of the formats, including infinities and NaN. Subnormal
-/// f16 numbers, which only E5M2 has, become 0 on devices that flush them.
+/// The result is exact, because f32, f64, f16 and bf16 can represent all values of the formats, including infinities
+/// and NaN. Only E5M2 has values that are subnormal in f16. They become 0 on devices that flush subnormal f16 numbers.
 ///
 /// # Panics
 ///
-/// Panics with a [`KernelError`] if there are fewer than `count` codes or the codes are not u32. Also panics if the
-/// device does not support a type.
+/// Panics with a [`KernelError`] if there are fewer than `count` codes, if the codes are not u32, or if the device does
+/// not support a type.
 pub fn decode(codes: Tensor<1, Int>, count: usize, format: Format, dtype: FloatDType) -> Tensor<1> {
     decode_as(codes, count, dtype, Coding::Value(format))
 }
 
-/// Encodes `values`, `[count]`, as powers of two in E8M0, packed to `[ceil(count / 4)]` in u32. The
-/// first code is in the lowest bits, and the rest of the last word is 0.
+/// Encodes `values`, `[count]`, as powers of two in E8M0, packed into `[ceil(count / 4)]` in u32. The first code is in
+/// the lowest bits. The unused bits of the last word are 0.
 ///
-/// See [`e8m0::encode`] for values outside the range of the format, negative values and NaN.
-/// `values` may have the same types as in [`encode`].
+/// See [`e8m0::encode`] for values outside the range of the format, negative values and NaN. `values` may have the same
+/// types as in [`encode`].
 ///
 /// # Panics
 ///
@@ -87,8 +89,8 @@ pub fn encode_scales(values: Tensor<1>, rounding: Rounding) -> Tensor<1, Int> {
     encode_as(values, Coding::Scale(rounding))
 }
 
-/// Decodes the first `count` E8M0 `codes`, in the layout of [`encode_scales`], exactly to `[count]` in f32. The
-/// smallest value, 2^-127, is subnormal in f32.
+/// Decodes the first `count` of the packed E8M0 `codes`, which have the layout of [`encode_scales`]. The result is
+/// exact, `[count]` in f32. The smallest value, 2^-127, is subnormal in f32.
 ///
 /// # Panics
 ///

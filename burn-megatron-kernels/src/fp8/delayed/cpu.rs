@@ -1,12 +1,12 @@
-//! The CPU implementation.
+//! The CPU implementation of delayed scaling.
 
 use burn::backend::flex::FlexTensor;
 
 use super::{LOG_COLUMNS, NOTHING, ScaleRule, ScaleRules};
 use crate::cpu::{own, slice, slice_mut, vector};
 
-/// Adds the range statistics of `elements` values to an entry of a log: the largest magnitude, and
-/// the number of values beyond the format.
+/// Adds statistics to an entry of a log: the largest magnitude, and the number of saturated values. The statistics
+/// cover `elements` values.
 pub(in crate::fp8) fn log_entry(
     log: FlexTensor,
     slot: usize,
@@ -21,14 +21,14 @@ pub(in crate::fp8) fn log_entry(
     log
 }
 
-/// Returns the larger of two magnitudes, or NaN if one is NaN. A negative number means no
+/// Returns the larger of two magnitudes, or NaN if one of them is NaN. A negative number stands for a missing
 /// magnitude.
 fn larger(one: f32, other: f32) -> f32 {
     let key = |magnitude: f32| magnitude.to_bits() as i32;
     if key(one) < key(other) { other } else { one }
 }
 
-/// Returns state, log and counts.
+/// Returns the new state, an empty log, and the counts.
 pub(super) fn next_scales(
     rules: &ScaleRules,
     logs: &FlexTensor,
@@ -57,8 +57,8 @@ pub(super) fn next_scales(
 }
 
 impl ScaleRule {
-    /// Returns the scale after a step from the magnitudes of this step and earlier ones. `None`
-    /// means that the scale stays.
+    /// Returns the new scale from the amax history, whose first element is the magnitude of this step. Returns `None`
+    /// if the scale does not change.
     fn scale(&self, history: &[f32]) -> Option<f32> {
         if !history[0].is_finite() {
             return None;

@@ -1,5 +1,5 @@
-//! The CubeCL kernels: one cube per slot. Numbers are handled as bits, so that NaN and subnormal
-//! magnitudes are the same as on the CPU.
+//! The CubeCL kernels. One cube processes one slot. Floats are processed as bits, so that NaN and subnormal magnitudes
+//! give the same results as on the CPU.
 
 use burn::backend::TensorMetadata;
 use burn::tensor::DType;
@@ -15,12 +15,12 @@ use crate::launch::exactly;
 
 /// The bits of infinity. The bits of NaN are larger.
 const INFINITY: u32 = 0x7f80_0000;
-/// The bits of -1, which stands for no magnitude. The bits of -0 and all larger bits are not magnitudes.
+/// The bits of -1, which stands for a missing magnitude. The bits of -0 and all larger bits are not magnitudes.
 const NONE: u32 = 0xbf80_0000;
 const SIGN: u32 = 0x8000_0000;
 
-/// Adds range statistics to an entry of a log: the bits of the largest magnitude, and the number of values beyond the
-/// format. They cover `elements` values. Only one unit may call it.
+/// Adds statistics to an entry of a log: the bits of the largest magnitude, and the number of saturated values. The
+/// statistics cover `elements` values. Only one unit may call this function.
 #[cube]
 pub(in crate::fp8) fn log_entry(log: &mut [u32], slot: u32, amax: u32, beyond: f32, elements: f32) {
     let at = slot as usize * LOG_COLUMNS;
@@ -41,7 +41,7 @@ fn log_kernel(log: &mut [u32], seen: &[u32], slot: u32, elements: f32, #[comptim
     }
 }
 
-/// Adds a magnitude to a log; see [`log_magnitude`](super::log_magnitude).
+/// Adds statistics to a log. See [`log_magnitude`](super::log_magnitude).
 pub(super) fn log(inputs: Vec<CubeTensor>, slot: usize, elements: usize) -> CubeTensor {
     let [log, seen] = exactly(inputs);
     let counts = seen.shape()[0] == 2;
@@ -61,15 +61,15 @@ pub(super) fn log(inputs: Vec<CubeTensor>, slot: usize, elements: usize) -> Cube
     log
 }
 
-/// Returns the bits of `numerator / amax`, at most the bits of the largest float. `amax` may be subnormal, even on a
-/// device that treats subnormal numbers as 0. The quotient is then far above the largest float.
+/// Returns the bits of `numerator / amax`, limited to the bits of the largest float. `amax` may be subnormal, even on a
+/// device that treats subnormal numbers as 0. In this case the quotient is far above the largest float.
 #[cube]
 fn quotient(numerator: u32, amax: u32) -> u32 {
     let top = f32::reinterpret(numerator);
     let mut scale = u32::reinterpret(top / f32::reinterpret(amax));
     if amax < 0x0080_0000 {
-        // The number is scaled by 2^149 and the exponent corrected afterwards. A compiler could
-        // merge a product of powers of two to one factor, which is infinite.
+        // The number is scaled by 2^149, and the exponent is corrected afterwards. The correction is not a
+        // multiplication, because a compiler could merge two powers of two to one factor, which is infinite.
         let large = u32::reinterpret(top / f32::cast_from(amax));
         let is_finite = (large >> 23) + 149u32 < 255u32;
         scale = select(is_finite, large + (149u32 << 23), INFINITY);
@@ -77,7 +77,7 @@ fn quotient(numerator: u32, amax: u32) -> u32 {
     min(scale, 0x7f7f_ffffu32)
 }
 
-/// Computes the scales. `table` has four numbers per slot; see [`ScaleRules`].
+/// Computes the scales. `table` has four numbers per slot. See [`ScaleRules`].
 #[cube(launch_unchecked)]
 fn next_scales_kernel(
     logs: &[u32],
@@ -92,7 +92,7 @@ fn next_scales_kernel(
 ) {
     let slot = CUBE_POS;
     if slot < slots as usize {
-        // The bits of the largest magnitude plus one; 0 for none.
+        // The bits of the largest magnitude plus one, or 0 if there is no magnitude.
         let mut key = 0u32;
         let mut beyond = 0.0f32;
         let mut elements = 0.0f32;
@@ -114,7 +114,7 @@ fn next_scales_kernel(
         let moves = u32::cast_from(key > 0);
         let mut most = 0u32;
         let mut at = UNIT_POS;
-        // The oldest magnitude is dropped if there is a new one.
+        // If there is a new magnitude, the oldest magnitude is dropped.
         while at + moves < history {
             let bits = state[start + at as usize];
             next[start + (at + moves) as usize] = bits;
@@ -142,7 +142,7 @@ fn next_scales_kernel(
     }
 }
 
-/// Computes the scales; see [`next_scales`](super::next_scales).
+/// Computes the scales. See [`next_scales`](super::next_scales).
 pub(super) fn next_scales(rules: &ScaleRules, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
     let [logs, state, table] = exactly(inputs);
     let (client, slots) = (state.client.clone(), rules.slots());

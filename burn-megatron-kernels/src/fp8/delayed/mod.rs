@@ -1,13 +1,13 @@
-//! Delayed scaling on the device: the magnitudes of a step, and the scales computed from them.
+//! Delayed scaling on the device: records the largest magnitude (amax) of each tensor, and computes scales from these
+//! magnitudes.
 //!
 //! The operands of a model share two buffers, in which each operand has a slot:
 //!
-//! - The log has the magnitudes of the current step. [`quantize_logged`](super::quantize_logged)
-//!   adds to it.
-//! - The state has the scales and the magnitudes of earlier steps. Quantisers read the scales with
+//! - The log holds the magnitudes of the current step. [`quantize_logged`](super::quantize_logged) updates the log.
+//! - The state holds the scales and the magnitudes of earlier steps. Quantizers read the scales with
 //!   [`Scaling::Element`](super::Scaling::Element).
 //!
-//! [`next_scales`] ends a step. The formulas follow Transformer Engine (Micikevicius et al. 2022,
+//! Call [`next_scales`] at the end of a step. The formulas follow Transformer Engine (Micikevicius et al. 2022,
 //! arXiv:2209.05433).
 
 use std::ops::Range;
@@ -30,43 +30,41 @@ mod tests;
 
 pub(super) use cpu::log_entry;
 
-/// The numbers per slot in a log: the largest magnitude, the number of saturated values, and the number of values. A
-/// value is saturated if it is beyond the largest value of the format. See [`empty_log`].
+/// The number of values per slot in a log: the largest magnitude, the number of saturated values, and the number of all
+/// values. A value is saturated if it exceeds the largest value of the format. See [`empty_log`].
 pub const LOG_COLUMNS: usize = 3;
 
-/// The numbers of a slot without a tensor.
+/// The values of a slot that has not received a tensor.
 const NOTHING: [f32; LOG_COLUMNS] = [-1.0, 0.0, 0.0];
 
-/// The rule that computes the scale of an operand from its magnitudes.
+/// The rule that computes the scale of an operand from its amax history.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ScaleRule {
     /// The length of the amax history, at least 1.
     pub history: usize,
-    /// The numerator of `scale = numerator / amax`: the largest value of the format, reduced by the
-    /// margin.
+    /// The numerator in `scale = numerator / amax`: the largest value of the format, reduced by the margin.
     pub numerator: f32,
-    /// Whether the most recent magnitude is used. Otherwise the largest magnitude of the history is
-    /// used.
+    /// Whether the most recent magnitude of the history is used as `amax`. Otherwise the largest magnitude of the
+    /// history is used.
     pub most_recent: bool,
 }
 
-/// The rules of all slots on a device, created once for all steps. A slot without a rule keeps its
-/// scale.
+/// The rules of all slots, stored on a device. Create them once for all steps. A slot without a rule keeps its scale.
 ///
-/// The state is `[length]` in f32: the scales of all slots, then for each slot with a rule its
-/// [magnitudes](Self::history), newest first.
+/// The state is `[length]` in f32. It holds the scales of all slots, followed by the [amax history](Self::history) of
+/// each slot with a rule, newest first.
 #[derive(Clone, Debug)]
 pub struct ScaleRules {
     rules: Arc<[Option<ScaleRule>]>,
-    /// The start of each slot's magnitudes, followed by the end of the last ones.
+    /// The start of each slot's history, followed by the end of the last history.
     starts: Arc<[usize]>,
-    /// On CubeCL devices `[4 * slots]`: the first magnitude, their number, the bits of the
-    /// numerator, and whether the most recent magnitude is used.
+    /// On CubeCL devices `[4 * slots]`: the start and the length of the history, the bits of the numerator, and whether
+    /// the most recent magnitude is used.
     table: Option<Tensor<1, Int>>,
 }
 
 impl ScaleRules {
-    /// Creates the rules of slots for buffers on `device`.
+    /// Creates the rules of all slots for buffers on `device`.
     pub fn new(rules: impl IntoIterator<Item = Option<ScaleRule>>, device: &Device) -> Self {
         let rules: Arc<[_]> = rules.into_iter().collect();
         let mut starts = vec![rules.len()];
@@ -80,7 +78,7 @@ impl ScaleRules {
                 let recent = u32::from(rule.most_recent);
                 (rule.history as u32, rule.numerator.to_bits(), recent)
             });
-            // The kernel reads them as unsigned numbers.
+            // The kernel reads the numbers as unsigned numbers.
             [*start as u32, history, numerator, most_recent].map(|number| number as i32)
         };
         let table = (!on_cpu && !rules.is_empty()).then(|| {
@@ -100,7 +98,7 @@ impl ScaleRules {
         self.rules.len()
     }
 
-    /// Returns the range of a slot's magnitudes in the state.
+    /// Returns the range of a slot's amax history in the state.
     ///
     /// # Panics
     ///
@@ -115,19 +113,19 @@ impl ScaleRules {
     }
 }
 
-/// Returns an empty log, `[LOG_COLUMNS * slots]` in f32. The largest magnitude of a slot is -1
-/// without a tensor, and NaN if a value was NaN. Counts are exact up to 2^24 and rounded beyond.
+/// Creates an empty log, `[LOG_COLUMNS * slots]` in f32. The largest magnitude of a slot is -1 before the slot receives
+/// a tensor. It is NaN after a tensor with a NaN. Counts are exact up to 2^24 and rounded beyond.
 pub fn empty_log(slots: usize, device: &Device) -> Tensor<1> {
     let numbers: Vec<f32> = NOTHING.repeat(slots);
     let shape = [numbers.len()];
     Tensor::from_data(TensorData::new(numbers, shape), (device, DType::F32))
 }
 
-/// Adds the magnitudes that a quantiser has [`seen`](super::Quantized::seen) in `elements` values
-/// to entry `slot` of `log`.
+/// Adds the statistics [`seen`](super::Quantized::seen) of a quantizer to entry `slot` of `log`. `elements` is the
+/// number of values that were quantized.
 ///
-/// If `seen` has one element, no value counts as beyond the format. The log is updated in place if
-/// it is uniquely owned. On CubeCL devices this is one launch.
+/// If `seen` has one element, which is the largest magnitude, no value counts as saturated. The log is updated in place
+/// if no other tensor shares its memory. On CubeCL devices this is one kernel launch.
 ///
 /// # Panics
 ///
@@ -161,37 +159,37 @@ pub fn log_magnitude(log: Tensor<1>, slot: usize, seen: Tensor<1>, elements: usi
 /// The result of [`next_scales`].
 #[derive(Clone, Debug)]
 pub struct NextScales {
-    /// The state of the next step.
+    /// The state for the next step.
     pub state: Tensor<1>,
-    /// An empty log.
+    /// An empty log for the next step.
     pub log: Tensor<1>,
-    /// The counts of each slot over all ranks, `[2 * slots]` in f32: the number of saturated values, and the number of
-    /// values.
+    /// The counts of each slot over all ranks, `[2 * slots]` in f32: the number of saturated values and the number of
+    /// all values.
     pub counts: Tensor<1>,
 }
 
-/// Ends a step: computes the new scales from the logs of all ranks.
+/// Computes the scales of the next step from the logs of all ranks. Call it at the end of a step.
 ///
 /// `logs` holds the concatenated logs, `[ranks * LOG_COLUMNS * slots]`.
 ///
-/// A slot with a tensor on any rank is updated with the largest magnitude of all ranks (NaN if a
-/// rank has NaN):
+/// If a slot has received a tensor on any rank, the largest magnitude of all ranks is added to its history. The largest
+/// magnitude is NaN if it is NaN on a rank.
 ///
 /// ```text
 /// amax  = the last magnitude of the history, or the largest finite magnitude of the history
 /// scale = numerator / amax    if the last magnitude is finite and amax above 0, else the previous scale
 /// ```
 ///
-/// An infinite quotient becomes the largest float. If the magnitude is infinite or NaN, the scale
-/// stays, and the maximum of later steps ignores the magnitude. Otherwise one overflow of loss
-/// scaling would fix the scale for the length of the history. A slot without a tensor also keeps
-/// its magnitudes.
+/// If the quotient is infinite, the scale is the largest f32. If the last magnitude is infinite or NaN, the scale does
+/// not change. Later steps ignore such a magnitude, because one overflow of loss scaling would otherwise fix the scale
+/// for the length of the history. If a slot has not received a tensor on any rank, its scale and its history do not
+/// change.
 ///
-/// On CubeCL devices this is one launch. See [`quantize`](fn@super::quantize) for the accuracy of the division.
+/// On CubeCL devices this is one kernel launch. See [`quantize`](fn@super::quantize) for the accuracy of the division.
 ///
 /// # Panics
 ///
-/// Panics with a [`KernelError`] if lengths do not fit the rules, or if a type is not f32.
+/// Panics with a [`KernelError`] if the lengths do not match the rules, or if a tensor is not f32.
 pub fn next_scales(logs: Tensor<1>, state: Tensor<1>, rules: &ScaleRules) -> NextScales {
     accept(check_lengths(&logs, &state, rules));
     let (slots, flat) = (rules.slots(), |count| Spec::new([count], DType::F32));

@@ -37,7 +37,7 @@ fn most_recent(history: usize) -> ScaleRule {
     }
 }
 
-/// Checks the scale after each step. `script` has the magnitude of each step and the expected scale.
+/// Checks the scale after each step. `script` has the largest magnitude of each step and the expected scale.
 #[track_caller]
 fn assert_follows(rule: ScaleRule, script: &[(f32, f32)]) {
     for (device, _) in devices() {
@@ -145,7 +145,8 @@ fn a_small_numerator_over_a_subnormal_magnitude_is_no_infinity() {
     assert_follows(rule, &script);
 }
 
-/// The history is longer than the number of units in a cube. The step drops the oldest magnitude, which is the largest.
+/// The history is longer than the number of units in a cube. The step drops the oldest magnitude, which is the largest
+/// one.
 #[test]
 fn a_long_history_moves_by_one() {
     for (device, _) in devices() {
@@ -159,7 +160,7 @@ fn a_long_history_moves_by_one() {
     }
 }
 
-/// Three slots with different rules, one of them without a rule. One of the three ranks has no tensor.
+/// Three slots have different rules, and one of them has no rule. One of the three ranks has received no tensor.
 #[test]
 fn a_slot_has_the_magnitudes_of_all_ranks() {
     for (device, _) in devices() {
@@ -198,8 +199,8 @@ fn a_slot_has_the_magnitudes_of_all_ranks() {
     }
 }
 
-/// [`quantize_logged`] agrees with [`quantize`] in its copies and its log. It takes the scale from an element of a
-/// tensor.
+/// Tests that [`quantize_logged`] agrees with [`quantize`] in its copies and its log. The scale is an element of a
+/// tensor of scales.
 #[test]
 fn a_logged_quantiser_is_the_other_one() {
     for (device, _) in devices() {

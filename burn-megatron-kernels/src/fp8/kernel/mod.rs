@@ -1,4 +1,4 @@
-//! Shared code of the CubeCL kernels of 8-bit floats.
+//! Shared code of the CubeCL kernels for FP8.
 
 mod code;
 #[cfg(test)]

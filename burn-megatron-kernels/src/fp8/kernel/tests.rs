@@ -1,4 +1,4 @@
-//! Encoding of single values, on every device with kernels.
+//! Tests the encoding of single values on every device with kernels.
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
@@ -11,8 +11,8 @@ use crate::fp8::{Format, e8m0};
 use crate::launch::{DeviceOp, Spec, launch_one};
 use crate::testing::devices;
 
-/// Computes four results per value: the code of a block scale, the two factors of its lowest 8 bits, and the word of
-/// this and the next three values.
+/// Computes four results per value: the code of a block scale, the two factors of its lowest 8 bits, and the word with
+/// the codes of this value and the next three values.
 #[cube(launch_unchecked)]
 fn probe(values: &[f32], results: &mut [u32], count: u32) {
     let at = ABSOLUTE_POS;

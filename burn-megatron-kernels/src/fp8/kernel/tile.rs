@@ -1,7 +1,7 @@
-//! Tiles of 128 x 128: their mapping to the units of a cube, and the transposition of their codes.
+//! Tiles of 128 x 128 elements: their mapping to the units of a cube, and the transposition of their codes.
 //!
-//! A unit processes patches of 4 rows, so that 4 codes of a column form a word. Columns go through
-//! shared memory, where a row of words is a column of the tile.
+//! A unit processes patches of 4 rows, so that 4 codes of a column form a word. To transpose a tile, these words go
+//! through shared memory. A row of words in shared memory is a column of the tile.
 
 use cubecl::prelude::*;
 
@@ -10,7 +10,7 @@ use crate::fp8::matrix::BLOCK;
 /// The number of units per cube.
 pub(crate) const UNITS: u32 = 256;
 
-/// The number of rows per patch: the number of codes in a word.
+/// The number of rows per patch, which is the number of codes in a word.
 pub(crate) const PATCH_ROWS: usize = 4;
 
 /// The number of patches in a column of a tile.
@@ -23,16 +23,15 @@ const fn staged_index_of(column: usize, group: usize) -> usize {
     column * (GROUPS + 1) + column / 8 + group
 }
 
-/// Returns the index in shared memory of the word of a column and a group of 4 rows. The two gaps
-/// avoid bank conflicts among the writes of adjacent units (columns 4 or 8 apart) and among the
-/// reads (adjacent words).
+/// Returns the index in shared memory of the word for a column and a group of 4 rows. Two gaps in the layout avoid bank
+/// conflicts, both for the writes of adjacent units (columns 4 or 8 apart) and for the reads (adjacent words).
 #[cube]
 pub(crate) fn staged_index(column: usize, group: usize) -> usize {
     column * comptime!(GROUPS + 1) + column / 8 + group
 }
 
-/// Transposes the codes of 4 words, one per row, to words of the 4 columns. Bytes are exchanged in
-/// pairs of words, then halves.
+/// Transposes the codes of 4 words, one word per row, to 4 words, one word per column. Pairs of words first exchange
+/// bytes, and then halves.
 #[cube]
 pub(crate) fn transposed_words(
     first: u32,
@@ -50,7 +49,7 @@ pub(crate) fn transposed_words(
     )
 }
 
-/// Returns bytes 0 and 2 of both words, interleaved, and bytes 1 and 3, interleaved.
+/// Returns two words: bytes 0 and 2 of both inputs, interleaved, and bytes 1 and 3 of both inputs, interleaved.
 #[cube]
 fn interleaved(one: u32, other: u32) -> (u32, u32) {
     (
@@ -59,8 +58,8 @@ fn interleaved(one: u32, other: u32) -> (u32, u32) {
     )
 }
 
-/// Writes a transposed tile to `[columns, rows]`, 16 codes at a time. `left` is its first column
-/// and `top` its first row. All units of the cube must call it after a synchronisation.
+/// Writes a transposed tile to `[columns, rows]`, 16 codes at a time. `left` is the first column of the tile and `top`
+/// is its first row. All units of the cube must call this function after a synchronization.
 #[cube]
 pub(crate) fn write_columns<Q: Size>(
     staged: &Shared<[u32]>,

@@ -1,4 +1,4 @@
-//! Transposition and padding of codes: the CPU implementation.
+//! The CPU implementation of the transposition and the padding of codes.
 
 use super::words;
 use crate::cpu::{for_each_task, rows_per_task};
@@ -12,7 +12,7 @@ fn code(row: &[u32], at: usize) -> u32 {
     (row[at / 4] >> (8 * (at % 4))) & 0xff
 }
 
-/// Transposes padded rows of codes `[rows, depth]` to `[depth, rows]`.
+/// Transposes codes `[rows, depth]` with padded rows to `[depth, rows]`.
 pub(in super::super) fn transposed_codes(codes: &[u32], [rows, depth]: [usize; 2]) -> Vec<u32> {
     let [from, to] = [words(depth), words(rows)];
     let mut turned = vec![0u32; depth * to];
@@ -30,7 +30,7 @@ pub(in super::super) fn transposed_codes(codes: &[u32], [rows, depth]: [usize; 2
             }
         }
     };
-    // Narrow bands, so that the code rows that a tile reads stay in the cache.
+    // The bands are narrow, so that the rows of codes that a tile reads stay in the cache.
     let high = (rows_per_task(rows) / TILE).max(1) * TILE;
     let length = (high * to).max(1);
     let bands = turned.chunks_mut(length).enumerate();
@@ -38,7 +38,7 @@ pub(in super::super) fn transposed_codes(codes: &[u32], [rows, depth]: [usize; 2
     turned
 }
 
-/// Pads `rows` rows of `depth` codes.
+/// Pads `rows` rows, which have `depth` codes each.
 pub(super) fn padded(codes: &[u32], [rows, depth]: [usize; 2]) -> Vec<u32> {
     let stride = words(depth);
     let mut all = vec![0u32; rows * stride];

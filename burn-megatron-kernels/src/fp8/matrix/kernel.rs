@@ -1,4 +1,4 @@
-//! Transposition and padding of codes: the CubeCL implementation.
+//! The CubeCL implementation of the transposition and the padding of codes.
 
 use burn::backend::TensorMetadata;
 use burn::tensor::DType;
@@ -12,7 +12,7 @@ use super::{BLOCK, words};
 use crate::cube::instance::{AotList, instance};
 use crate::cube::{empty, launch};
 
-/// The number of 16-code loads per tile row. With 4 rows per unit they make up the cube.
+/// The number of 16-code loads per row of a tile. A cube has this number of units for every 4 rows.
 const LOADS_PER_ROW: usize = BLOCK / 16;
 const _: () = assert!(LOADS_PER_ROW * GROUPS == UNITS as usize);
 
@@ -64,7 +64,7 @@ fn transpose_kernel<Q: Size>(
     }
 }
 
-/// Transposes padded rows of `depth` codes.
+/// Transposes codes whose rows are padded. A row has `depth` codes.
 pub(super) fn transpose(codes: CubeTensor, depth: usize) -> CubeTensor {
     let client = codes.client.clone();
     let rows = codes.shape()[0];
@@ -107,7 +107,7 @@ fn pad_kernel(flat: &[u32], padded: &mut [u32], rows: u32, depth: u32) {
     }
 }
 
-/// Pads `rows` rows of `depth` codes.
+/// Pads `rows` rows, which have `depth` codes each.
 pub(super) fn pad(flat: CubeTensor, [rows, depth]: [usize; 2]) -> CubeTensor {
     let client = flat.client.clone();
     let padded = empty(&flat, [rows, words(depth)], DType::U32);
@@ -127,7 +127,7 @@ pub(super) fn pad(flat: CubeTensor, [rows, depth]: [usize; 2]) -> CubeTensor {
     padded
 }
 
-/// Adds both kernels.
+/// Adds the AOT instances of both kernels.
 pub(crate) fn aot_instances(list: &mut AotList) {
     instance!(
         list.streaming("fp8/transpose"), UNITS,

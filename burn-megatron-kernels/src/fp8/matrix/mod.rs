@@ -18,48 +18,50 @@ mod tests;
 
 pub(super) use cpu::transposed_codes;
 
-/// The alignment of rows in bytes. Rows are padded to a multiple, as FP8 products on GPUs require.
+/// The alignment of rows in bytes. Rows are padded to a multiple of this size, as FP8 matrix multiplication on GPUs
+/// requires.
 pub const ROW_BYTES: usize = 16;
 
-/// The number of elements along the depth that share a scale in a blockwise matrix.
+/// The number of elements along the summed dimension that share a scale in a matrix with blockwise scales.
 pub const BLOCK: usize = 128;
 
 /// The number of elements that share a scale in MXFP8.
 pub const MX_BLOCK: usize = 32;
 
-/// The name of the type of codes in errors.
+/// The name of the element type of codes in error messages.
 const CODES: &str = "type of the codes";
 
-/// A matrix `[rows, depth]` of 8-bit codes in the layout that a product reads. The summed dimension is along each row.
+/// A matrix `[rows, depth]` of 8-bit codes, as an operand of a matrix multiplication. The multiplication sums along the
+/// rows, over `depth`.
 ///
-/// A value is its code times its scale. Rows are padded with zeros to a multiple of [`ROW_BYTES`].
-/// The zeros add nothing to a product.
+/// A value is its code times its scale. Rows are padded with zeros to a multiple of [`ROW_BYTES`]. The zeros do not
+/// change the result of a multiplication.
 #[derive(Clone, Debug)]
 pub struct Fp8Matrix {
-    /// The codes, `[rows, words]` in u32 with four codes per word, the first in the lowest bits.
-    /// `words` is `4 ceil(depth / 16)`.
+    /// The codes, `[rows, words]` in u32 with `words = 4 ceil(depth / 16)`. A word holds four codes, the first in the
+    /// lowest bits.
     pub codes: Tensor<2, Int>,
-    /// The factors of the codes.
+    /// The scales, which multiply the codes.
     pub scales: Scales,
     /// The format of the codes: E4M3 or E5M2.
     pub format: Format,
-    /// The size of the summed dimension.
+    /// The number of elements per row, without the padding. This is the size of the summed dimension.
     pub depth: usize,
 }
 
-/// The scales of a quantised matrix.
+/// The scales of a quantized matrix.
 #[derive(Clone, Debug)]
 pub enum Scales {
     /// One scale for the complete matrix, `[1]` in f32.
     Tensor(Tensor<1>),
     /// One scale per block, `[ceil(rows / height), ceil(depth / 128)]` in f32.
     Blocks {
-        /// The scales.
+        /// The scales of the blocks.
         scales: Tensor<2>,
         /// The number of rows that share a scale: 1 or [`BLOCK`].
         height: usize,
     },
-    /// One E8M0 scale per [`MX_BLOCK`] elements of a row, four in a u32: `[rows, words]` with
+    /// One E8M0 scale per [`MX_BLOCK`] elements of a row. A u32 word holds four scales: `[rows, words]` with
     /// `words = ceil(ceil(depth / 32) / 4)`.
     Mx(Tensor<2, Int>),
 }
@@ -70,8 +72,8 @@ impl Fp8Matrix {
         self.codes.dims()[0]
     }
 
-    /// Returns codes and scales, for example to save them for a backward. The inverse is
-    /// [`with_tensors`](Self::with_tensors).
+    /// Returns the codes and the scales, for example to save them for a backward pass.
+    /// [`with_tensors`](Self::with_tensors) is the inverse.
     pub fn tensors(&self) -> [DispatchTensor; 2] {
         [
             self.codes.clone().into_dispatch(),
@@ -79,7 +81,8 @@ impl Fp8Matrix {
         ]
     }
 
-    /// Returns the matrix with new codes and scales, of the same kinds and sizes as [`tensors`](Self::tensors) returns.
+    /// Returns the matrix with these codes and scales. They must have the same types and sizes as the tensors that
+    /// [`tensors`](Self::tensors) returns.
     pub fn with_tensors(&self, [codes, scales]: [DispatchTensor; 2]) -> Self {
         let scales = match &self.scales {
             Scales::Tensor(_) => Scales::Tensor(Tensor::from_dispatch(scales)),
@@ -96,15 +99,15 @@ impl Fp8Matrix {
         }
     }
 
-    /// Returns the transposed matrix, `[depth, rows]`, with the same values. For a single scale and
-    /// for blocks of 128 x 128, this is the other copy of [`quantize`](fn@super::quantize).
+    /// Returns the transposed matrix, `[depth, rows]`, with the same values. With a single scale and with blocks of 128
+    /// x 128, this equals the other copy that [`quantize`](fn@super::quantize) computes of the same matrix.
     ///
-    /// On CubeCL devices this is one launch, and one more for the scales of blocks.
+    /// On CubeCL devices this is one kernel launch. The scales of blocks need a second launch.
     ///
     /// # Panics
     ///
     /// Panics with a [`KernelError`] if codes and scales do not match. Also panics for blocks of 1 x 128 and for MX,
-    /// whose scales belong to the elements of one row.
+    /// because their scales belong to the elements of one row.
     pub fn transposed(&self) -> Self {
         accept(self.check("transposed", "the matrix"));
         let scales = match &self.scales {
@@ -142,14 +145,14 @@ impl Fp8Matrix {
 
     /// Creates a matrix `[rows, depth]` from contiguous codes without padding.
     ///
-    /// `codes` is `[words]` in u32 with four codes per word, the first in the lowest bits, as
-    /// [`encode`](super::encode) returns them. Only the first `rows * depth` codes are used. All
-    /// values are multiplied by `descale`, `[1]` in f32. If `depth` is a multiple of [`ROW_BYTES`],
-    /// nothing is copied. Otherwise this is one launch on CubeCL devices.
+    /// `codes` is `[words]` in u32 with four codes per word, the first in the lowest bits, as returned by
+    /// [`encode`](super::encode). Only the first `rows * depth` codes are used. `descale`, `[1]` in f32, is the scale
+    /// of the matrix. If `depth` is a multiple of [`ROW_BYTES`], nothing is copied. Otherwise the codes are padded,
+    /// which is one kernel launch on CubeCL devices.
     ///
     /// # Panics
     ///
-    /// Panics with a [`KernelError`] for [`Format::E2M1`], if there are too few codes or the codes are not u32, or if
+    /// Panics with a [`KernelError`] for [`Format::E2M1`], if there are too few codes, if the codes are not u32, or if
     /// `descale` is not `[1]` in f32.
     pub fn from_flat(
         codes: Tensor<1, Int>,
@@ -194,10 +197,10 @@ impl Fp8Matrix {
         }
     }
 
-    /// Checks that the format has 8 bits, and that codes and scales match. Errors call the matrix
-    /// `name`.
+    /// Checks that the format has 8 bits, and that codes and scales match. `name` is the name of the matrix in error
+    /// messages.
     ///
-    /// The fields of a matrix are public. With mismatched sizes, kernels would read past the end.
+    /// The fields of a matrix are public. With mismatched sizes, kernels would read past the end of the memory.
     pub(super) fn check(
         &self,
         operation: &'static str,
@@ -238,7 +241,7 @@ impl Fp8Matrix {
         check_type(operation, "type of the scales", scales.dtype(), wanted)
     }
 
-    /// Returns the size of the matrix in bytes, including scales.
+    /// Returns the size of the matrix in bytes, including its scales and the padding.
     pub fn bytes(&self) -> usize {
         let words = |shape: Shape| 4 * shape.num_elements();
         words(self.codes.shape()) + words(self.scales.to_dispatch().shape())
@@ -254,7 +257,7 @@ impl Scales {
         }
     }
 
-    /// Returns the shape of this kind of scales for a matrix `[rows, depth]`.
+    /// Returns the shape that scales of this kind have for a matrix `[rows, depth]`.
     fn fits(&self, [rows, depth]: [usize; 2]) -> Vec<usize> {
         match self {
             Self::Tensor(_) => vec![1],

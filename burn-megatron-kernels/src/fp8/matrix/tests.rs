@@ -79,7 +79,7 @@ fn scales_of_one_row_cannot_be_transposed() {
     });
 }
 
-/// Returns contiguous codes of `x` times a scale. Each rank encodes its own part, and parts end at word boundaries.
+/// Returns contiguous codes of `x` times a scale. Each rank encodes its own part, and the parts end at word boundaries.
 fn flat(x: &Tensor<2>, scale: f32, ranks: usize, format: Format) -> Tensor<1, Int> {
     let count = x.shape().num_elements();
     let x = x.clone().reshape([count]) * scale;

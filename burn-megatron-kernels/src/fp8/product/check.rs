@@ -1,4 +1,4 @@
-//! Input checks of products.
+//! Input checks of FP8 matrix multiplications.
 
 use burn::tensor::{Device, FloatDType, Tensor};
 
@@ -23,7 +23,7 @@ pub(super) fn multiply(
     if let Some(bias) = bias {
         let (given, fits) = (bias.dims()[0], b.rows());
         check_shape(MULTIPLY, given == fits, || {
-            format!("the bias is [{given}] beside b of {fits} rows: expected [{fits}]")
+            format!("a bias [{given}] for b with {fits} rows: expected [{fits}]")
         })?;
         same_device(MULTIPLY, "device of the bias", &device, &bias.device())?;
     }
@@ -66,6 +66,6 @@ fn same_device(
     own: &Device,
     other: &Device,
 ) -> Result<(), KernelError> {
-    let value = format_args!("{other:?} beside a on {own:?}");
+    let value = format_args!("{other:?} with a on {own:?}");
     check_option(operation, own == other, name, value, "the device of a")
 }

@@ -1,4 +1,4 @@
-//! Products with cuBLASLt.
+//! FP8 matrix multiplication with cuBLASLt.
 
 use std::sync::Arc;
 
@@ -22,8 +22,7 @@ use crate::launch::{DeviceOp, Spec, launch_one};
 /// cuBLASLt on a device, or the reason why it is not available.
 type Engine = Result<Arc<CublasLt>, String>;
 
-/// Computes [`multiply`](super::multiply), or returns `None` if the library does not support the
-/// product.
+/// Computes [`multiply`](super::multiply), or returns `None` if cuBLASLt does not support the problem.
 pub(super) fn multiply(
     a: &Fp8Matrix,
     b: &Fp8Matrix,
@@ -59,8 +58,8 @@ pub(super) fn multiply(
     })
 }
 
-/// Returns a product into a flat buffer, written directly if its address is aligned, or `None` if
-/// the library does not support it.
+/// Returns a multiplication that accumulates into a flat buffer, or `None` if cuBLASLt does not support it. The result
+/// is written directly to the buffer if its address is aligned.
 pub(super) fn flat_problem(
     a: &Fp8Matrix,
     b: &Fp8Matrix,
@@ -98,13 +97,13 @@ pub(super) fn accumulate_at(
     }
 }
 
-/// Returns whether the library adds this bias without rounding. With an f32 result it supports only
-/// bias types that would round an f32 bias.
+/// Returns whether cuBLASLt adds this bias without rounding it. With an f32 result, cuBLASLt supports only bias types
+/// to which an f32 bias would be rounded.
 fn inside(bias: DType, result: DType) -> bool {
     bias == result && result != DType::F32
 }
 
-/// Checks whether the library supports a product.
+/// Checks whether cuBLASLt supports a multiplication.
 fn supports(engine: &Engine, problem: &Fp8Problem) -> Result<(), String> {
     let engine = engine.as_ref().map_err(String::clone)?;
     let accepted = problem
@@ -130,12 +129,12 @@ fn launch(
     launch_one(Fp8MatmulOp { problem, offset }, inputs)
 }
 
-/// The product as a device operation. Inputs: the codes of both factors, their scales in the layout
-/// of the library, and a bias or the flat buffer.
+/// The multiplication as a device operation. Its inputs are the codes of both operands, their scales in the layout of
+/// cuBLASLt, and a bias or the flat buffer.
 #[derive(Debug)]
 struct Fp8MatmulOp {
     problem: Fp8Problem,
-    /// The element of the buffer at which the product begins.
+    /// The element of the buffer at which the result begins.
     offset: usize,
 }
 

@@ -1,4 +1,4 @@
-//! Products of decoded factors, in f32, or in f64 if the result is f64.
+//! FP8 matrix multiplication that decodes its operands. It computes in f32, or in f64 if the result is f64.
 
 use burn::tensor::{DType, Tensor};
 
@@ -8,7 +8,7 @@ use crate::fp8::matrix::Fp8Matrix;
 use crate::fp8::quantize::dequantize;
 use crate::gemm;
 
-/// Computes [`multiply`](super::multiply).
+/// Multiplies two matrices. See [`multiply`](super::multiply).
 pub(super) fn multiply(
     a: &Fp8Matrix,
     b: &Fp8Matrix,
@@ -23,7 +23,7 @@ pub(super) fn multiply(
     gemm::linear(a, b.transpose(), bias).cast(dtype)
 }
 
-/// Computes [`accumulate_at`](super::accumulate_at).
+/// Multiplies two matrices and accumulates into a buffer. See [`accumulate_at`](super::accumulate_at).
 pub(super) fn accumulate_at(
     a: &Fp8Matrix,
     b: &Fp8Matrix,

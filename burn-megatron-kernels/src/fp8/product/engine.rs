@@ -1,4 +1,4 @@
-//! A description of the engine of a device.
+//! A description of how a device multiplies FP8 matrices.
 
 use burn::tensor::Device;
 
@@ -6,7 +6,7 @@ use burn::tensor::Device;
 use crate::gemm::cublaslt::CublasLt;
 use crate::gemm::engine_of;
 
-/// The description of the emulated path.
+/// The description of the emulated multiplication.
 pub(super) const DECODED: &str = "decoded to f32 and multiplied";
 
 pub(super) fn describe(device: &Device) -> String {

@@ -1,18 +1,18 @@
-//! Products of quantised matrices.
+//! Multiplication of quantized matrices.
 //!
-//! The reference path decodes both factors to f32 and multiplies them in f32, or in f64 if the
-//! result is f64. On CUDA, cuBLASLt multiplies the codes directly if the GPU and the library
-//! support it. Both results agree within the rounding of the sums.
+//! The reference path decodes both operands to f32 and multiplies them in f32, or in f64 if the result is f64. On CUDA,
+//! cuBLASLt multiplies the codes directly if the GPU and the library support it. The two results differ only by the
+//! rounding of the sums.
 //!
 //! | scales | compute capability | library |
 //! |---|---|---|
 //! | single | 8.9 and later | cuBLASLt 12 |
-//! | 1 x 128 and 128 x 128, not both factors 128 x 128 | 9.0 only | cuBLASLt 12.9 |
+//! | 1 x 128 and 128 x 128, not both operands 128 x 128 | 9.0 only | cuBLASLt 12.9 |
 //! | MXFP8 | 10.0 and later | cuBLASLt 12.8 |
 //!
-//! cuBLASLt also requires that the rows of both factors are multiples of 16 and that at least one
-//! factor is E4M3. Other products are decoded, with one warning. [`engine_of_fp8`] describes the
-//! engine of a device.
+//! cuBLASLt also requires that the number of rows of both operands is a multiple of 16 and that at least one operand is
+//! E4M3. Other operands are decoded, and a warning is logged once. [`engine_of_fp8`] returns a description of the path
+//! that a device uses.
 
 use burn::tensor::{Device, FloatDType, Tensor};
 
@@ -34,39 +34,37 @@ mod tests;
 
 pub use scales::library_scales;
 
-/// The accumulation of a product of 8-bit factors on a tensor core. The emulated path ignores it.
+/// The precision in which a tensor core accumulates a product of FP8 matrices. The emulated path ignores it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Accumulation {
-    /// Accumulation in f32: the partial sums of the tensor core are added in f32 every few steps.
-    /// Used for gradients.
+    /// The partial sums of the tensor core are added in f32 every few steps. This is used for gradients.
     #[default]
     Exact,
-    /// Accumulation only in the accumulators of the tensor core, which is faster but on Hopper has fewer bits than f32.
-    /// Used for outputs, as in Transformer Engine. It requires a single scale per factor. With other scales it equals
-    /// [`Exact`](Self::Exact).
+    /// The sums stay in the accumulators of the tensor core. This is faster, but on Hopper these accumulators have
+    /// fewer bits than f32. It is used for outputs, as in Transformer Engine. It requires a single scale per operand.
+    /// With other scales it equals [`Exact`](Self::Exact).
     Fast,
 }
 
-/// Computes `a b^T + bias`.
+/// Computes `a b^T + bias` for FP8 matrices `a` and `b`.
 ///
 /// - `a`: `[m, depth]`.
 /// - `b`: `[n, depth]`.
 /// - `bias`: `[n]` of any float type.
 /// - returns `[m, n]` in `dtype`, which is f32, f16, bf16 or, on the CPU, f64.
 ///
-/// Sums are computed in f32 (f64 for a result in f64), the bias is added, and the result is rounded
-/// once.
+/// Sums are computed in f32 (f64 if `dtype` is f64). The bias is added before the result is rounded once.
 ///
-/// Both factors may have any kind of scales and be E4M3 or E5M2. Any size may be 0. The sum over a
-/// depth of 0 is 0.
+/// Both operands may have any kind of scales and be E4M3 or E5M2. Any size may be 0. If `depth` is 0, the product
+/// `a b^T` is 0.
 ///
 /// # Panics
 ///
 /// Panics with a [`KernelError`](crate::KernelError) if
-/// - depths differ, or the bias has a different size,
-/// - codes or scales do not have the sizes that [`Fp8Matrix`] documents,
+/// - the depths differ, or the bias has a wrong size,
+/// - codes or scales do not have the sizes that are documented for [`Fp8Matrix`],
 /// - the matrices are on different devices,
-/// - the device does not support the type.
+/// - the device does not support `dtype` or the type of the bias.
 ///
 /// # Example
 ///
@@ -101,26 +99,25 @@ pub fn multiply(
     emulated::multiply(a, b, bias, dtype.into())
 }
 
-/// Writes `a b^T`, row by row, to `flat`, starting at element `offset`, or adds it if `add`.
+/// Computes `a b^T` for FP8 matrices and writes it, row by row, to `flat`, starting at element `offset`. If `add` is
+/// true, adds the result to the existing elements.
 ///
 /// - `a`: `[m, depth]`.
 /// - `b`: `[n, depth]`.
-/// - `flat`: `[length]` in f32, or in f64 on the CPU, updated in place if it is uniquely owned. The
-///   product takes `m n` elements.
+/// - `flat`: `[length]` in f32, or in f64 on the CPU. It is updated in place if no other tensor shares its memory. The
+///   result takes `m n` elements.
 ///
-/// The function is meant for weight gradients. Sums are computed in the type of `flat` with
-/// [`Accumulation::Exact`].
+/// The function is meant for weight gradients. Sums are computed in the type of `flat` with [`Accumulation::Exact`].
 ///
-/// Any size may be 0. The product over a depth of 0 is 0. On CUDA the product is written directly
-/// to the buffer if the range starts at a multiple of 16 bytes. Otherwise it goes through a
-/// temporary matrix.
+/// Any size may be 0. If `depth` is 0, the product is 0. On CUDA, the result is written directly to the buffer if the
+/// range starts at a multiple of 16 bytes. Otherwise it is first written to a temporary matrix.
 ///
 /// # Panics
 ///
 /// Panics with a [`KernelError`](crate::KernelError) if
-/// - depths differ,
-/// - the range exceeds the buffer, or the buffer has a different type,
-/// - codes or scales do not have the sizes that [`Fp8Matrix`] documents,
+/// - the depths differ,
+/// - the range exceeds the buffer, or the buffer has a wrong type,
+/// - codes or scales do not have the sizes that are documented for [`Fp8Matrix`],
 /// - the tensors are on different devices.
 ///
 /// # Example
@@ -152,17 +149,17 @@ pub fn accumulate_at(
     emulated::accumulate_at(a, b, flat, offset, add)
 }
 
-/// Describes the engine that multiplies 8-bit matrices on a device, and the reason why no faster
-/// engine is used.
+/// Returns a description of the engine that multiplies FP8 matrices on a device, with the reason why no faster engine
+/// is used.
 pub fn engine_of_fp8(device: &Device) -> String {
     engine::describe(device)
 }
 
-/// Writes a product `[m, n]` in f32 to the buffer, or adds it.
+/// Writes a matrix `[m, n]` in f32 to the buffer, or adds it to the buffer.
 fn store_flat(product: Tensor<2>, flat: Tensor<1>, offset: usize, add: bool) -> Tensor<1> {
     let len = product.shape().num_elements();
     if len == 0 {
-        // Burn's reshape reads a 0 as "keep this dimension".
+        // Burn's reshape interprets a 0 as "keep this dimension".
         return flat;
     }
     let product = product.cast(wide(flat.dtype())).reshape([len]);

@@ -1,4 +1,4 @@
-//! A product of 8-bit matrices for cuBLASLt: the supported products, and the request.
+//! A multiplication of FP8 matrices with cuBLASLt: checks whether it is supported, and creates the request.
 
 use burn::tensor::DType;
 
@@ -10,28 +10,28 @@ use crate::fp8::matrix::{BLOCK, Fp8Matrix, Scales};
 use crate::gemm::request::{Chip, Element, Request, ScaleMode, Scaled};
 use crate::gemm::{ColumnMajor, Epilogue, Matrix};
 
-/// The product `a b^T` with an epilogue.
+/// The multiplication `a b^T` with an epilogue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Fp8Problem {
     /// The number of rows of `a` and of the result.
     pub rows: usize,
     /// The number of rows of `b`, which is the number of columns of the result.
     pub columns: usize,
-    /// The number of codes per row, including the zeros at its end, which add nothing.
+    /// The number of codes per row, including the zeros at the end of the row.
     pub depth: usize,
-    /// The factor `a`.
+    /// The operand `a`.
     pub a: Fp8Factor,
-    /// The factor `b`.
+    /// The operand `b`.
     pub b: Fp8Factor,
     /// The type of the result.
     pub result: DType,
-    /// The epilogue.
+    /// The operation after the multiplication.
     pub epilogue: Epilogue,
-    /// The accumulation of the sums.
+    /// The precision of the accumulation.
     pub accumulation: Accumulation,
 }
 
-/// Format and scales of a factor.
+/// Format and scales of an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Fp8Factor {
     pub format: Format,
@@ -52,7 +52,7 @@ impl From<&Fp8Matrix> for Fp8Factor {
     }
 }
 
-/// The alignment of the rows of both factors and of the codes per row.
+/// The required alignment of the number of rows of both operands, and of the number of codes per row.
 const ALIGNED: usize = 16;
 
 impl Fp8Problem {
@@ -75,8 +75,8 @@ impl Fp8Problem {
         }
     }
 
-    /// Checks whether the documentation of this GPU and this library supports the product. The
-    /// library may still reject it.
+    /// Checks whether this GPU and this library support the multiplication according to the documentation of cuBLASLt.
+    /// The library may still reject it.
     pub(super) fn accept(&self, chip: Chip) -> Result<(), String> {
         let sizes = [self.rows, self.columns, self.depth];
         if sizes.contains(&0) {
@@ -94,7 +94,7 @@ impl Fp8Problem {
         on_chip(self.pair()?, chip)
     }
 
-    /// Returns the kinds of scales of both factors, if they can be combined.
+    /// Returns the scale mode of both operands if the operands can be combined.
     fn pair(&self) -> Result<ScaleMode, String> {
         use ScaleMode::{Mx, Rows, Squares, Tensor};
         match (self.a.scales, self.b.scales) {
@@ -105,12 +105,14 @@ impl Fp8Problem {
                 "both factors have scales of 128 x 128: expected 1 x 128 for one of them"
                     .to_string(),
             ),
-            (a, b) => Err(format!("scales of {a:?} beside scales of {b:?}")),
+            (a, b) => Err(format!(
+                "a has scales of {a:?}, b has scales of {b:?}: expected scales of the same kind"
+            )),
         }
     }
 
-    /// Returns the same product as the library expects it, with `b` as the first factor; see
-    /// [`ColumnMajor::of`].
+    /// Returns the same multiplication in the column-major form that the library expects, with `b` as the first
+    /// operand. See [`ColumnMajor::of`].
     pub(super) fn request(&self) -> Request {
         let rows = |rows| Matrix::contiguous(rows, self.depth);
         let one_scale = self.pair() == Ok(ScaleMode::Tensor);
@@ -128,8 +130,8 @@ impl Fp8Problem {
     }
 }
 
-/// Checks whether the tensor cores of this GPU and this library support a kind of scales. Both
-/// kinds of blocks count as the same kind.
+/// Checks whether the tensor cores of this GPU and this library support a kind of scales. The two kinds of blocks count
+/// as one kind.
 pub(super) fn on_chip(scales: ScaleMode, chip: Chip) -> Result<(), String> {
     let (capabilities, has, least) = match scales {
         ScaleMode::Tensor => ("8.9 and later have", chip.capability >= (8, 9), 120_000),
@@ -157,7 +159,7 @@ pub(super) fn on_chip(scales: ScaleMode, chip: Chip) -> Result<(), String> {
     }
 }
 
-/// Describes in one line the scales that a GPU supports, and the handling of unsupported scales.
+/// Returns a description, in one line, of the scales that a GPU supports, and of the handling of unsupported scales.
 pub(super) fn describe(chip: Chip) -> String {
     let kinds = [
         ("one scale", ScaleMode::Tensor),

@@ -1,4 +1,4 @@
-//! The input of a quantiser: values, or the inputs of an activation.
+//! The input of a quantizer: a matrix, or the inputs of an activation.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Device, FloatDType, Tensor};
@@ -8,8 +8,7 @@ use crate::activation::{
 };
 use crate::error::accept;
 
-/// The matrix that a quantiser reads, in f32, f16, bf16 or f64. An f64 matrix is rounded to f32
-/// first.
+/// The matrix that a quantizer reads. It is f32, f16, bf16 or f64. An f64 matrix is rounded to f32 first.
 #[derive(Clone, Debug)]
 pub struct QuantizerInput {
     x: Tensor<2>,
@@ -24,9 +23,9 @@ impl From<Tensor<2>> for QuantizerInput {
 }
 
 impl QuantizerInput {
-    /// Creates an input that is the output of [`activate`] without options, from `x`
-    /// `[rows, width]` and a bias `[width]`. The values are rounded to the type of `x` and
-    /// quantised as they are computed, without being written to memory.
+    /// Creates an input from the output of [`activate`] with default options. `x` is `[rows, width]` and the bias is
+    /// `[width]`. The quantizer computes the activation, rounds it to the type of `x` and quantizes it, without writing
+    /// it to memory.
     ///
     /// # Panics
     ///
@@ -54,7 +53,7 @@ impl QuantizerInput {
         self.x.device()
     }
 
-    /// Returns the values of the matrix.
+    /// Returns the values of the matrix. If the input is an activation, computes it first.
     pub fn into_values(self) -> Tensor<2> {
         match self.activation {
             Some((kind, bias)) => activate(self.x, bias, None, kind, ActivationOptions::default()),
@@ -62,10 +61,10 @@ impl QuantizerInput {
         }
     }
 
-    /// Returns the activation and the inputs of an operation that computes it.
+    /// Returns the activation and its inputs for an operation that computes the activation.
     pub(super) fn into_inputs(self) -> (Option<FusedActivation>, Vec<DispatchTensor>) {
         let Some((kind, bias)) = self.activation else {
-            // The kernels compute in f32 at most.
+            // The kernels compute in f32 and do not support f64.
             let x = match self.x.dtype() {
                 DType::F64 => self.x.cast(FloatDType::F32),
                 _ => self.x,

@@ -1,8 +1,7 @@
-//! Quantisers: convert floats to codes and scales, and compute the largest magnitude as a
-//! by-product.
+//! Quantizers, which convert floats to codes and scales, and return the largest magnitude as a by-product.
 //!
-//! The formulas follow Transformer Engine. The MX formulas follow the OCP Microscaling Formats (MX)
-//! Specification 1.0, with the scale rounded up.
+//! The formulas follow Transformer Engine. The MX formulas follow the OCP Microscaling Formats (MX) Specification 1.0,
+//! with scales that are rounded up.
 
 use burn::tensor::{DType, Tensor};
 
@@ -31,26 +30,26 @@ const NAME: &str = "quantize";
 /// The result of [`quantize`].
 #[derive(Clone, Debug)]
 pub struct Quantized {
-    /// The rowwise copy, if requested.
+    /// The copy for multiplications that sum over the columns, if requested.
     pub rowwise: Option<Fp8Matrix>,
-    /// The columnwise copy, if requested.
+    /// The transposed copy for multiplications that sum over the rows, if requested.
     pub columnwise: Option<Fp8Matrix>,
-    /// Range statistics, `[2]` in f32: the largest magnitude (NaN if a value is NaN), and the
-    /// number of saturated values.
+    /// Statistics of the values, `[2]` in f32: the largest magnitude (NaN if a value is NaN), and the number of
+    /// saturated values.
     ///
-    /// A value is saturated if it exceeds the largest value of the format after scaling, in the
-    /// first computed copy. Infinities count, NaN does not.
+    /// A value is saturated if it exceeds the largest value of the format after scaling. If both copies are computed,
+    /// saturation is counted in the rowwise copy. Infinities count as saturated, NaN does not.
     pub seen: Tensor<1>,
 }
 
-/// Quantises the matrix `x`, `[rows, columns]` in f32, f16 or bf16, in one pass.
+/// Quantizes the matrix `x`, `[rows, columns]` in f32, f16 or bf16, in one pass.
 ///
-/// See [`Fp8Matrix`] for the layout of the copies. `x` may be the output of an activation, which is
-/// computed in the same pass; see [`QuantizerInput::activated`].
+/// See [`Fp8Matrix`] for the layout of the copies. `x` may be the output of an activation, which is computed in the
+/// same pass. See [`QuantizerInput::activated`].
 ///
-/// A value `v` becomes the code of `v s` ([`Format::encode`]), and the scale of the copy is
-/// `1 / s`, rounded to f32. With `max` = [`Format::max`] and `amax` the largest magnitude of a
-/// block:
+/// A value `v` is multiplied by a factor `s`, and `v s` is converted to a code by [`Format::encode`]. The scale in the
+/// copy is `1 / s`, rounded to f32. The factor depends on the scaling method. In the formulas, `max` is
+/// [`Format::max`], and `amax` is the largest magnitude of a block:
 ///
 /// ```text
 /// Tensor   s is given
@@ -60,26 +59,27 @@ pub struct Quantized {
 ///          2^-127 for 0, 2^127 for infinity, NaN for NaN
 /// ```
 ///
-/// The last block may be short, so all sizes are valid, including 0. Infinities saturate. NaN gets the code of NaN.
-/// With MX, all values of a block with NaN get the code of NaN. With 1 x 128 blocks and MX, the columnwise copy has
-/// different blocks and scales. It is therefore not the transpose of the rowwise copy.
+/// The last block may be smaller than the other blocks, so all sizes are valid, including 0. Infinities saturate. NaN
+/// is converted to the code of NaN. With MX, all values of a block that contains NaN are converted to the code of NaN.
+/// With 1 x 128 blocks and with MX, the two copies have different blocks and scales. The columnwise copy is therefore
+/// not the transpose of the rowwise copy.
 ///
-/// MX is meant for [`Format::E4M3`]. With E5M2, no value saturates, but the upper part of the range stays unused.
+/// MX is meant for [`Format::E4M3`]. With E5M2, no value saturates, but the upper part of the range is not used.
 ///
-/// On CubeCL devices this is two launches, plus a copy if the values are not contiguous. The first
-/// launch reads `x` once, 128 bits at a time if `columns` is a multiple of the elements in 128
-/// bits. The second launch is small.
+/// On CubeCL devices this is two kernel launches, and an additional copy if the values are not contiguous. The first
+/// launch reads `x` once. It loads 128 bits at a time if `columns` is a multiple of the number of elements in 128 bits.
+/// The second launch is small.
 ///
-/// The results are bit-equal to the results on the CPU. For scales that are not powers of two, this requires IEEE 754
-/// division, as on CUDA. WebGPU allows errors of 2.5 units in the last place. Subnormal f16 numbers are 0 on devices
-/// that flush them. Subnormal f32 numbers are kept on all devices. `x` in f64 is rounded to f32 first.
+/// All devices compute the same bits as the CPU. For scales that are not powers of two, this requires IEEE 754
+/// division, as on CUDA. WebGPU allows errors of 2.5 units in the last place. Subnormal f16 numbers are read as 0 on
+/// devices that flush them. Subnormal f32 numbers are kept on all devices. An f64 matrix is rounded to f32 first.
 ///
 /// # Panics
 ///
 /// Panics with a [`KernelError`](crate::KernelError) if
 /// - the format is [`Format::E2M1`],
-/// - a given scale is not `[1]` in f32,
-/// - the matrix has a different type, or a type that the device does not support,
+/// - a scale that is given is not `[1]` in f32,
+/// - the matrix has an unsupported type,
 /// - there are more elements than [`MAX_ELEMENTS`](crate::MAX_ELEMENTS),
 /// - tensors are on different devices.
 ///
@@ -111,14 +111,13 @@ pub fn quantize(
     run(x.into(), format, scaling, usage, None)
 }
 
-/// Computes [`quantize`] and adds the magnitudes of `x` to entry `slot` of a
-/// [log](super::empty_log). The log is returned as [`Quantized::seen`]. It is updated in place if
-/// it is uniquely owned.
+/// Computes [`quantize`] and adds the statistics of `x` to entry `slot` of a [log](super::empty_log). The log is
+/// returned as [`Quantized::seen`]. It is updated in place if no other tensor shares its memory.
 ///
 /// # Panics
 ///
-/// Panics in the same cases as [`quantize`], and with a [`KernelError`](crate::KernelError) if the
-/// log has no such entry.
+/// Panics in the same cases as [`quantize`], and with a [`KernelError`](crate::KernelError) if the log has no entry
+/// `slot`.
 pub fn quantize_logged(
     x: impl Into<QuantizerInput>,
     format: Format,
@@ -184,12 +183,13 @@ fn run(
     }
 }
 
-/// Returns the largest magnitude of a tensor in f32, f16 or bf16, `[1]` in f32. It is NaN if a value is NaN, and 0 for
-/// an empty tensor. On CubeCL devices this is two launches. The result does not depend on the device.
+/// Returns the largest magnitude of a tensor in f32, f16 or bf16. The result is `[1]` in f32. It is NaN if a value is
+/// NaN, and 0 for an empty tensor. On CubeCL devices this is two kernel launches. The result does not depend on the
+/// device.
 ///
 /// # Panics
 ///
-/// Panics with a [`KernelError`](crate::KernelError) if the tensor has a different type or too many elements.
+/// Panics with a [`KernelError`](crate::KernelError) if the tensor has an unsupported type or too many elements.
 pub fn amax(x: Tensor<2>) -> Tensor<1> {
     let (_, inputs) = QuantizerInput::from(x).into_inputs();
     let op = SimpleOp {
@@ -203,18 +203,18 @@ pub fn amax(x: Tensor<2>) -> Tensor<1> {
     Tensor::from_dispatch(launch_one(op, inputs))
 }
 
-/// Returns the scale for a tensor with the largest magnitude `amax`, both `[1]` in f32. The scale
-/// multiplies the values and is `max / amax`, where `max` is [`Format::max`].
+/// Returns the scale for a tensor whose largest magnitude is `amax`. Both are `[1]` in f32. The scale multiplies the
+/// values before they are encoded. It is `max / amax`, where `max` is [`Format::max`].
 ///
-/// `amax` is raised to [`CurrentScale::epsilon`] first. If the result is 0, infinite or NaN, the
-/// scale is 1. If the quotient is infinite, the scale is the largest f32.
-/// [`CurrentScale::power_of_two`] clears the mantissa. On CubeCL devices this is one launch; see
-/// [`quantize`] for the accuracy of the division.
+/// If `amax` is smaller than [`CurrentScale::epsilon`], epsilon is used instead. If the result is 0, infinite or NaN,
+/// the scale is 1. If the quotient is infinite, the scale is the largest f32. With [`CurrentScale::power_of_two`], the
+/// scale is rounded down to a power of two. On CubeCL devices this is one kernel launch. See [`quantize`] for the
+/// accuracy of the division.
 ///
 /// # Panics
 ///
-/// Panics with a [`KernelError`](crate::KernelError) if `amax` is not `[1]` in f32, for
-/// [`Format::E2M1`], and if epsilon is negative, infinite or NaN.
+/// Panics with a [`KernelError`](crate::KernelError) if `amax` is not `[1]` in f32, if the format is [`Format::E2M1`],
+/// or if epsilon is negative, infinite or NaN.
 pub fn current_scale(amax: Tensor<1>, format: Format, options: CurrentScale) -> Tensor<1> {
     const NAME: &str = "current_scale";
     accept(check::format(NAME, format));
@@ -233,14 +233,14 @@ pub fn current_scale(amax: Tensor<1>, format: Format, options: CurrentScale) -> 
     Tensor::from_dispatch(launch_one(op, vec![amax.into_dispatch()]))
 }
 
-/// Returns the values of a quantised matrix, `[rows, depth]` in f32: each code times its scale.
+/// Returns the values of a quantized matrix, `[rows, depth]` in f32. A value is its code times its scale.
 ///
-/// On CubeCL devices this is one launch, and results that are subnormal in f32 may be 0.
+/// On CubeCL devices this is one kernel launch, and values that are subnormal in f32 may become 0.
 ///
 /// # Panics
 ///
-/// Panics with a [`KernelError`](crate::KernelError) if codes and scales do not match or have other
-/// types than [`Fp8Matrix`] documents, and for [`Format::E2M1`].
+/// Panics with a [`KernelError`](crate::KernelError) if codes and scales do not match, if their types differ from the
+/// types that are documented for [`Fp8Matrix`], or if the format is [`Format::E2M1`].
 pub fn dequantize(matrix: &Fp8Matrix) -> Tensor<2> {
     const NAME: &str = "dequantize";
     accept(matrix.check(NAME, "the matrix"));

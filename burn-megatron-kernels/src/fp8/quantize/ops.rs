@@ -1,4 +1,4 @@
-//! The quantisers as device operations.
+//! Quantization as device operations.
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::DType;
@@ -14,18 +14,18 @@ use super::scaling::{QuantizerUsage, ScalingKind};
 use crate::activation::FusedActivation;
 use crate::launch::{DeviceOp, Spec};
 
-/// The quantiser as a device operation. Inputs: the matrix (or the input and the bias of an activation), the scales if
-/// they are given, and the optional log.
+/// The quantizer as a device operation. Its inputs are the matrix (or the input and the bias of an activation), the
+/// scales if they are given, and the optional log.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct QuantizeOp {
     pub format: Format,
     pub kind: ScalingKind,
     pub usage: QuantizerUsage,
-    /// The activation that computes the matrix.
+    /// The activation that computes the matrix, if the input is an activation.
     pub activation: Option<FusedActivation>,
-    /// The index of the given scale.
+    /// The index of the given scale in the tensor of scales.
     pub given: usize,
-    /// The entry of the log to which the magnitudes are added.
+    /// The entry of the log to which the statistics are added.
     pub slot: Option<usize>,
 }
 

@@ -1,4 +1,4 @@
-//! Scaling methods, and the requested copies.
+//! The scaling methods of quantizers, and the selection of copies.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Int, Tensor};
@@ -6,69 +6,68 @@ use burn::tensor::{DType, Int, Tensor};
 use crate::fp8::matrix::{BLOCK, Fp8Matrix, Scales, mx_words};
 use crate::launch::Spec;
 
-/// The scaling method.
+/// The method that determines the scales of a quantized matrix.
 #[derive(Clone, Debug)]
 pub enum Scaling {
-    /// A given scale for the complete matrix: the factor of the values before they are encoded.
-    /// `[1]` in f32, a positive normal number.
+    /// A given scale for the complete matrix, `[1]` in f32. The values are multiplied by it before they are encoded. It
+    /// must be a positive normal number.
     Tensor(Tensor<1>),
-    /// A given scale, stored as one element of the scales of many matrices.
+    /// A given scale that is one element of a tensor with the scales of many matrices.
     Element {
-        /// The scales, `[count]` in f32.
+        /// The tensor of scales, `[count]` in f32.
         scales: Tensor<1>,
-        /// The index of the scale.
+        /// The index of the scale in the tensor.
         index: usize,
     },
-    /// One scale per 128 elements of a row (or of a column, for the columnwise copy).
+    /// One scale per 128 elements of a row. In the columnwise copy, one scale per 128 elements of a column.
     Blocks {
-        /// Whether 128 rows share the scale too, so that both copies have the same codes.
+        /// Whether blocks have 128 x 128 elements, so that both copies have the same codes. Otherwise blocks have 1 x
+        /// 128 elements.
         square: bool,
         /// Whether scales are rounded down to powers of two.
         power_of_two: bool,
     },
-    /// One E8M0 scale per 32 elements of a row (or of a column, for the columnwise copy).
+    /// One E8M0 scale per 32 elements of a row. In the columnwise copy, one scale per 32 elements of a column.
     Mx,
 }
 
-/// The copies to compute.
+/// Selects the copies that [`quantize`](fn@super::quantize) computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct QuantizerUsage {
-    /// Whether to compute the rowwise copy, `[rows, columns]`, for products that sum over the
-    /// columns.
+    /// Whether to compute the rowwise copy, `[rows, columns]`, for multiplications that sum over the columns.
     pub rowwise: bool,
-    /// Whether to compute the columnwise copy, `[columns, rows]`, for products that sum over the
-    /// rows.
+    /// Whether to compute the columnwise copy, `[columns, rows]`, for multiplications that sum over the rows.
     pub columnwise: bool,
 }
 
 impl QuantizerUsage {
-    /// Both copies.
+    /// Both the rowwise and the columnwise copy.
     pub const BOTH: Self = Self {
         rowwise: true,
         columnwise: true,
     };
-    /// The rowwise copy.
+    /// Only the rowwise copy.
     pub const ROWWISE: Self = Self {
         rowwise: true,
         columnwise: false,
     };
-    /// The columnwise copy.
+    /// Only the columnwise copy.
     pub const COLUMNWISE: Self = Self {
         rowwise: false,
         columnwise: true,
     };
 }
 
-/// Options for computing the scale from the largest magnitude of a tensor.
+/// Options of [`current_scale`](super::current_scale), which computes a scale from the largest magnitude of a tensor.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct CurrentScale {
-    /// The minimum of the largest magnitude; 0 or more.
+    /// The lower bound for the largest magnitude. It must be at least 0.
     pub epsilon: f32,
     /// Whether the scale is rounded down to a power of two.
     pub power_of_two: bool,
 }
 
-/// [`Scaling`] without its tensor.
+/// The kind of a [`Scaling`], without its tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum ScalingKind {
     Tensor,
@@ -104,8 +103,7 @@ impl ScalingKind {
         }
     }
 
-    /// Returns whether both copies have the same codes, so that one copy is the transpose of the
-    /// other.
+    /// Returns whether both copies have the same codes. In this case one copy is the transpose of the other copy.
     pub(super) fn shares_codes(self) -> bool {
         match self {
             Self::Tensor => true,
@@ -122,8 +120,8 @@ impl ScalingKind {
         }
     }
 
-    /// Returns the number of scale rows for `rows` rows that begin with a block; 0 if the scale is
-    /// given.
+    /// Returns the number of rows of scales for `rows` rows that start at the first row of a block. Returns 0 if the
+    /// scale is given.
     pub(super) fn scale_rows(self, rows: usize) -> usize {
         match self {
             Self::Tensor => 0,
@@ -131,7 +129,7 @@ impl ScalingKind {
         }
     }
 
-    /// Wraps the tensor of scales in this kind.
+    /// Creates the scales of this kind from a tensor.
     pub(super) fn scales(self, tensor: DispatchTensor) -> Scales {
         match self {
             Self::Tensor => Scales::Tensor(Tensor::from_dispatch(tensor)),

@@ -1,4 +1,4 @@
-//! Quantisation errors of a tensor, for reports.
+//! Quantization errors of a tensor, for reports.
 
 use burn::tensor::{Bool, DType, FloatDType, Tensor};
 
@@ -10,37 +10,36 @@ use crate::error::{accept, check_shape};
 
 const NAME: &str = "statistics";
 
-/// Quantisation errors of a matrix.
+/// Quantization errors of a matrix.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Statistics {
-    /// The largest magnitude; NaN if a value is NaN, 0 for an empty matrix.
+    /// The largest magnitude. It is NaN if a value is NaN, and 0 for an empty matrix.
     pub amax: f64,
-    /// The fraction of values whose magnitude exceeds the largest value of the format times their
-    /// scale.
+    /// The fraction of values that saturate: their magnitude exceeds the largest value of the format times their scale.
     pub saturated: f64,
-    /// The fraction of nonzero values that became zero.
+    /// The fraction of nonzero values that the quantization converted to zero.
     pub flushed: f64,
-    /// The signal-to-noise ratio in decibels, `10 log10(sum x^2 / sum (x - quantised)^2)`. It is
-    /// infinite without errors, and NaN if a value is infinite or NaN.
+    /// The signal-to-noise ratio in decibels, `10 log10(sum x^2 / sum (x - quantized)^2)`. It is infinite if there are
+    /// no errors, and NaN if a value is infinite or NaN.
     pub snr: f64,
 }
 
-/// The relative tolerance of the largest value of the format times the scale: two roundings of the
-/// scale.
+/// The relative tolerance of the saturation limit, which is the largest value of the format times the scale. It allows
+/// for two roundings of the scale.
 const ROUNDING: f64 = 4.0 * f32::EPSILON as f64;
 
-/// Compares a matrix with its copy in 8 bits.
+/// Computes the quantization errors of a matrix from its quantized copy.
 ///
-/// `x` is `[rows, depth]` as in the copy. For a columnwise copy, pass the transposed input.
+/// `x` is `[rows, depth]`, as in the copy. For a columnwise copy, pass the transposed matrix.
 ///
-/// The function is meant for reports. It consists of a dozen launches of Burn's operations and is synchronous. Sums are
-/// in f32. For an empty matrix, the signal-to-noise ratio is infinite and all other values are 0. NaN counts as neither
-/// saturated nor flushed.
+/// The function is meant for reports. It launches a dozen of Burn's operations and waits for the result. Sums are in
+/// f32. For an empty matrix, the signal-to-noise ratio is infinite and all other values are 0. NaN counts as neither
+/// saturated nor flushed to zero.
 ///
 /// # Panics
 ///
-/// Panics with a [`KernelError`] if `x` does not have the size of the copy, and in the same cases
-/// as [`dequantize`].
+/// Panics with a [`KernelError`] if the size of `x` differs from the size of the copy, and in the same cases as
+/// [`dequantize`].
 ///
 /// # Example
 ///
@@ -82,7 +81,7 @@ pub fn statistics(x: Tensor<2>, matrix: &Fp8Matrix) -> Statistics {
     let beyond = magnitude.clone().greater(limit);
     let nonzero = magnitude.greater_elem(0.0);
     let flushed = nonzero.clone().bool_and(codes.clone().equal_elem(0.0));
-    // Squares are taken relative to the largest value, so they cannot overflow.
+    // Squares are computed relative to the largest value, so that they cannot overflow.
     let noise = (x.clone() - codes * scales) / largest;
     let signal = x / largest;
     let total = |x: Tensor<2>| x.clone().mul(x).sum();
@@ -96,7 +95,7 @@ pub fn statistics(x: Tensor<2>, matrix: &Fp8Matrix) -> Statistics {
     }
 }
 
-/// Returns the values of the codes without scales, and the scale of each code.
+/// Returns the values of the codes without their scales, and the scale of each code.
 fn codes_and_scales(matrix: &Fp8Matrix) -> (Tensor<2>, Tensor<2>) {
     let device = matrix.codes.device();
     let one = match matrix.format {

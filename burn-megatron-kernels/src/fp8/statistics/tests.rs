@@ -28,8 +28,8 @@ fn of(values: [[f32; 4]; 2], scaling: &Scaling, device: &Device) -> Statistics {
 fn shares_and_noise_are_counted() {
     for (device, _) in devices() {
         let one = Scaling::Tensor(Tensor::from_floats([2.0], &device));
-        // Times 2, 224 gives 448 and fits, 225 gives 450 and does not. `tiny` gives 2^-10, half of the smallest value,
-        // and is flushed to 0.
+        // Multiplied by 2, 224 becomes 448, which does not saturate. 225 becomes 450, which saturates. `tiny` becomes
+        // 2^-10, half of the smallest value, and is flushed to 0.
         let tiny = 2f32.powi(-11);
         let found = of(
             [[224.0, -225.0, 0.0, 17.0], [tiny, -tiny, 3.0 * tiny, 1.0]],

@@ -1,5 +1,5 @@
-//! The algorithm of a product: the heuristic's choice, a chosen algorithm, or all candidates, which
-//! are timed.
+//! The selection of the algorithm for a matrix multiplication. It is the choice of the heuristic, a stored algorithm,
+//! or all candidates if they are timed.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,18 +14,18 @@ use super::plan::{Algorithm, AlgorithmSource};
 use crate::gemm::algorithms::{GemmAlgorithm, GemmAlgorithms, GemmLibrary, GemmTiming};
 use crate::gemm::request::Request;
 
-/// The algorithms of a device that replace the heuristic's choices.
+/// The algorithms of a device that are used instead of the heuristic's choices.
 #[derive(Debug, Default)]
 pub(super) struct Choices {
     chosen: Mutex<HashMap<String, [u64; 8]>>,
     timing: Mutex<Option<(GemmTiming, Timed)>>,
 }
 
-/// The timed products and their fastest algorithms.
+/// The multiplications that have been timed, and their fastest algorithms.
 type Timed = Arc<Mutex<BTreeMap<String, GemmAlgorithm>>>;
 
 impl Choices {
-    /// Returns the source of the algorithm for the plan of a product.
+    /// Returns the source of the algorithm for the plan of a multiplication.
     pub(super) fn source(&self, request: &Request) -> AlgorithmSource {
         if let Some((timing, _)) = &*lock(&self.timing) {
             return AlgorithmSource::Candidates(timing.candidates.max(1));
@@ -34,7 +34,7 @@ impl Choices {
         chosen.map_or(AlgorithmSource::Heuristic, AlgorithmSource::Chosen)
     }
 
-    /// Returns the timing of the next product of this request, if it is timed.
+    /// Returns the timing of the next multiplication with this request, or `None` if it is not timed.
     pub(super) fn timing_of(&self, request: &Request) -> Option<ProductTiming> {
         let timing = lock(&self.timing);
         let (timing, timed) = timing.as_ref()?;
@@ -46,7 +46,7 @@ impl Choices {
     }
 }
 
-/// The timing of a product, on the thread that submits it.
+/// The timing of a multiplication. It runs on the thread that submits the multiplication.
 pub(super) struct ProductTiming {
     product: String,
     timing: GemmTiming,
@@ -54,7 +54,7 @@ pub(super) struct ProductTiming {
 }
 
 impl ProductTiming {
-    /// Runs and times the candidates, unless they were timed before.
+    /// Runs and times the candidates. If the multiplication has already been timed, runs only the first candidate.
     pub(super) fn run(
         self,
         candidates: &[Algorithm],
@@ -65,7 +65,7 @@ impl ProductTiming {
             return candidates.first().map_or(Ok(()), run);
         }
         let wait = || {
-            // SAFETY: the products are on this stream.
+            // SAFETY: the multiplications are on this stream.
             unsafe { synchronize(stream) }.map_err(|error| format!("{error:?}"))
         };
         for algorithm in candidates {
@@ -114,13 +114,13 @@ fn engine(device: &Device) -> Result<Arc<CublasLt>, String> {
 }
 
 impl CublasLt {
-    /// Drops all plans, because their algorithms change.
+    /// Drops all plans, because their algorithms may change.
     fn plan_again(&self) {
         lock(&self.plans).clear();
     }
 }
 
-/// Returns the library; see [`gemm_library`](crate::gemm::algorithms::gemm_library).
+/// Returns the library. See [`gemm_library`](crate::gemm::algorithms::gemm_library).
 pub(in crate::gemm) fn library(device: &Device) -> Result<GemmLibrary, String> {
     let engine = engine(device)?;
     Ok(GemmLibrary {
@@ -129,7 +129,7 @@ pub(in crate::gemm) fn library(device: &Device) -> Result<GemmLibrary, String> {
     })
 }
 
-/// Times the algorithms; see [`time_algorithms`](crate::gemm::algorithms::time_algorithms).
+/// Times the algorithms. See [`time_algorithms`](crate::gemm::algorithms::time_algorithms).
 pub(in crate::gemm) fn time(
     device: &Device,
     timing: GemmTiming,
@@ -140,7 +140,7 @@ pub(in crate::gemm) fn time(
     *lock(&engine.choices.timing) = Some((timing, timed.clone()));
     engine.plan_again();
     work();
-    // All submitted work has run when this call returns.
+    // After this call, all submitted work has run.
     let ended = engine.submitter.wait(|| Ok(()));
     *lock(&engine.choices.timing) = None;
     engine.plan_again();
@@ -149,7 +149,7 @@ pub(in crate::gemm) fn time(
     Ok(GemmAlgorithms { library, products })
 }
 
-/// Uses the algorithms; see [`use_algorithms`](crate::gemm::algorithms::use_algorithms).
+/// Uses the algorithms. See [`use_algorithms`](crate::gemm::algorithms::use_algorithms).
 pub(in crate::gemm) fn choose(device: &Device, algorithms: &GemmAlgorithms) -> Result<(), String> {
     let engine = engine(device)?;
     let products = algorithms.products.iter();

@@ -1,4 +1,4 @@
-//! cuBLASLt, opened at run time.
+//! Calls of cuBLASLt, which is opened at run time.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
@@ -24,7 +24,7 @@ use algorithms::Choices;
 use plan::{Addresses, Algorithm, MatmulPlan, check_status};
 use workspaces::Workspaces;
 
-/// cuBLASLt on one device.
+/// The cuBLASLt library for one device.
 #[derive(Debug)]
 pub(crate) struct CublasLt {
     submitter: Submitter,
@@ -35,7 +35,7 @@ pub(crate) struct CublasLt {
     workspaces: Arc<Workspaces>,
 }
 
-/// The handle of the library. All threads may use it.
+/// The handle of the library. Several threads may use it at the same time.
 #[derive(Clone, Copy, Debug)]
 struct Library(sys::cublasLtHandle_t);
 
@@ -46,27 +46,28 @@ unsafe impl Sync for Library {}
 type Engines = HashMap<usize, Result<Arc<CublasLt>, String>>;
 static ENGINES: LazyLock<Mutex<Engines>> = LazyLock::new(Mutex::default);
 
-/// The buffers of a product. Each operand is at the beginning of its buffer, except for the result.
+/// The buffers of a matrix multiplication. Each operand is at the beginning of its buffer. The result may be at an
+/// offset.
 #[derive(Debug)]
 pub(crate) struct Buffers {
-    /// `A` of the request.
+    /// The matrix `A` of the request.
     pub a: Handle,
-    /// `B` of the request.
+    /// The matrix `B` of the request.
     pub b: Handle,
-    /// `D`, which is also read if the product is added to it.
+    /// The matrix `D` of the request. It is also read if the result is added to it.
     pub d: Handle,
     /// The offset of the result in `d`, in bytes.
     pub start: u64,
-    /// The bias, which is added to each column of `D`, or its gradient.
+    /// The bias that is added to each column of `D`, or the gradient of the bias.
     pub bias: Option<Handle>,
-    /// The auxiliary matrix of GELU.
+    /// The auxiliary matrix of the GELU epilogue.
     pub auxiliary: Option<Handle>,
-    /// The scales of the 8-bit factors `A` and `B`.
+    /// The scales of the FP8 matrices `A` and `B`.
     pub scales: Option<[Handle; 2]>,
 }
 
 impl Buffers {
-    /// Returns the buffers that a product with this GELU writes.
+    /// Returns the buffers that a multiplication with this GELU epilogue writes.
     fn written(&self, gelu: Option<Gelu>) -> Vec<Handle> {
         let also = match gelu {
             None => None,
@@ -78,19 +79,19 @@ impl Buffers {
 }
 
 impl CublasLt {
-    /// Returns the engine of `device`, created on first use.
+    /// Returns the cuBLASLt engine of `device`. The engine is created when it is first used.
     ///
     /// # Errors
     ///
-    /// Returns the reason if cuBLASLt is not available.
+    /// Returns an error message with the reason if cuBLASLt is not available.
     pub(crate) fn of(device: &CudaDevice) -> Result<Arc<Self>, String> {
         let mut engines = ENGINES.lock().unwrap_or_else(PoisonError::into_inner);
         let open = || Self::open(device).map(Arc::new);
         engines.entry(device.index).or_insert_with(open).clone()
     }
 
-    /// Returns the engine of a Burn device, with or without autodiff. Returns `None` for devices
-    /// other than CUDA devices.
+    /// Returns the cuBLASLt engine of a Burn device, with or without autodiff. Returns `None` for devices other than
+    /// CUDA devices.
     pub(crate) fn on(device: &Device) -> Option<Result<Arc<Self>, String>> {
         let CubeDevice::Cuda(device) = cube_device(device.as_dispatch())? else {
             return None;
@@ -99,7 +100,7 @@ impl CublasLt {
     }
 
     fn open(device: &CudaDevice) -> Result<Self, String> {
-        // SAFETY: opens a library of NVIDIA that has no harmful initialiser.
+        // SAFETY: opens a library of NVIDIA whose initializer does no harm.
         if !unsafe { sys::is_culib_present() } {
             return Err("libcublasLt was not found on the search path of libraries".to_string());
         }
@@ -125,11 +126,11 @@ impl CublasLt {
         self.chip
     }
 
-    /// Checks whether the library supports this request.
+    /// Checks whether cuBLASLt supports this request.
     ///
     /// # Errors
     ///
-    /// Returns the error of the library.
+    /// Returns the error of cuBLASLt.
     pub(crate) fn supports_request(&self, request: &Request) -> Result<(), String> {
         self.plan(request).map(|_| ())
     }
@@ -145,7 +146,7 @@ impl CublasLt {
         plans.entry(*request).or_insert_with(make).clone()
     }
 
-    /// Queues a product that the library [supports](Self::supports_request).
+    /// Queues a matrix multiplication that cuBLASLt [supports](Self::supports_request).
     pub(crate) fn launch(&self, request: &Request, client: &Client, buffers: Buffers) {
         let plan = match self.plan(request) {
             Ok(plan) => plan,

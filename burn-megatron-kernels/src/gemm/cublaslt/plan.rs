@@ -1,4 +1,4 @@
-//! One matmul, as descriptors of the library.
+//! The cuBLASLt descriptors of one matrix multiplication.
 
 use std::ffi::c_void;
 
@@ -12,7 +12,7 @@ use crate::gemm::cube::{FLAT_ALIGNMENT, warn_once};
 use crate::gemm::engine::{Epilogue, Operand};
 use crate::gemm::request::{Element, Gelu, Request, ScaleMode, Scaled};
 
-/// The descriptors of a request, and its algorithm.
+/// The cuBLASLt descriptors of a request, and the selected algorithm.
 ///
 /// A plan is used only on the thread that submits the work of its device.
 #[derive(Debug)]
@@ -21,15 +21,15 @@ pub(super) struct MatmulPlan {
     a: Layout,
     b: Layout,
     d: Layout,
-    /// The algorithm of [`run`](Self::run).
+    /// The algorithm that [`run`](Self::run) uses.
     pub(super) algorithm: Algorithm,
     /// The algorithms to time, in the order of the heuristic.
     pub(super) candidates: Vec<Algorithm>,
-    /// The factor of the old result: 0 or 1.
+    /// The factor of the existing result: 0 or 1.
     beta: f32,
 }
 
-/// An algorithm of the library.
+/// An algorithm of cuBLASLt.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Algorithm {
     own: sys::cublasLtMatmulAlgo_t,
@@ -42,14 +42,14 @@ pub(super) struct Algorithm {
 pub(super) enum AlgorithmSource {
     /// The first algorithm of the heuristic.
     Heuristic,
-    /// The first algorithms of the heuristic, up to this number, for timing.
+    /// The first algorithms of the heuristic for timing, at most this number.
     Candidates(usize),
-    /// The given algorithm.
+    /// A given algorithm.
     Chosen([u64; 8]),
 }
 
 impl Algorithm {
-    /// Returns the words in which the algorithm is stored.
+    /// Returns the algorithm as the words in which it is stored.
     pub(super) fn words(&self) -> [u64; 8] {
         self.own.data
     }
@@ -71,7 +71,7 @@ struct Preference(sys::cublasLtMatmulPreference_t);
 
 impl Description {
     fn new() -> Result<Self, String> {
-        // Sums in f32. Factors in f32 stay f32, not TF32.
+        // The sums are in f32. Operands in f32 stay f32 and are not converted to TF32.
         let sums = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
         check_status(lt::create_matmul_desc(sums, sys::cudaDataType::CUDA_R_32F)).map(Self)
     }
@@ -89,7 +89,7 @@ impl Description {
         })
     }
 
-    /// Sets an attribute by its number, because bindings for CUDA before 12.8 have no name for it.
+    /// Sets an attribute by its number. Bindings for CUDA before 12.8 have no name for this attribute.
     fn set_by_number(&self, attribute: u32, value: i32) -> Result<(), String> {
         type Set = unsafe extern "C" fn(
             sys::cublasLtMatmulDesc_t,
@@ -112,7 +112,7 @@ impl Description {
         check_status(status.result())
     }
 
-    /// Sets the scales of 8-bit factors, except for their addresses.
+    /// Sets the scale modes of FP8 operands. The addresses of the scales are set later.
     fn set_scaled(&self, scaled: Scaled) -> Result<(), String> {
         use sys::cublasLtMatmulDescAttributes_t as Attribute;
         let fast = i8::from(scaled.fast);
@@ -129,7 +129,7 @@ impl Description {
         self.set_scales([ALIGNED; 2])
     }
 
-    /// Sets the auxiliary matrix, which has the layout of `D`, except for its address; see
+    /// Sets the auxiliary matrix, which has the layout of `D`. Its address is set later, as in
     /// [`set_scaled`](Self::set_scaled).
     fn set_auxiliary(&self, d: Operand) -> Result<(), String> {
         use sys::cublasLtMatmulDescAttributes_t as Attribute;
@@ -148,11 +148,11 @@ impl Description {
     }
 }
 
-/// `CUBLASLT_MATMUL_DESC_A_SCALE_MODE`. The attribute of `B` follows.
+/// The number of `CUBLASLT_MATMUL_DESC_A_SCALE_MODE`. The attribute for `B` has the next number.
 const A_SCALE_MODE: u32 = 31;
 const B_SCALE_MODE: u32 = 32;
 
-/// A placeholder address with the largest alignment.
+/// A placeholder for an address, with the largest alignment.
 const ALIGNED: u64 = 256;
 
 impl Layout {
@@ -217,7 +217,7 @@ dropped!(Description, lt::destroy_matmul_desc);
 dropped!(Layout, lt::destroy_matrix_layout);
 dropped!(Preference, lt::destroy_matmul_pref);
 
-/// The addresses of a product.
+/// The addresses of the buffers of a multiplication.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Addresses {
     pub a: u64,
@@ -257,7 +257,8 @@ impl MatmulPlan {
                 Ok(algorithm) => (algorithm, vec![]),
                 Err(error) => {
                     warn_once(format!(
-                        "the algorithm that was chosen for {request} is not used, but the heuristic's: {error}"
+                        "cannot use the algorithm that was chosen for {request}, so the heuristic's algorithm is used: \
+                         {error}"
                     ));
                     (search.advised(&preference, 1)?[0], vec![])
                 }
@@ -277,7 +278,7 @@ impl MatmulPlan {
         })
     }
 
-    /// Queues the product with one of its algorithms.
+    /// Queues the multiplication with one of the algorithms of the plan.
     pub(super) fn run(
         &self,
         library: Library,
@@ -307,8 +308,8 @@ impl MatmulPlan {
             self.description.set_scales(scales)?;
         }
         let alpha = 1.0f32;
-        // SAFETY: the addresses belong to live buffers of the sizes of the plan. `Submitter` keeps
-        // the buffers until the stream has passed. The scalars are read immediately.
+        // SAFETY: the addresses belong to live buffers of the sizes of the plan. `Submitter` keeps the buffers until
+        // the stream has run the work. The scalars are read immediately.
         check_status(unsafe {
             lt::matmul(
                 library.0,
@@ -332,7 +333,7 @@ impl MatmulPlan {
     }
 }
 
-/// A product for which an algorithm is searched.
+/// A search for the algorithms of a multiplication.
 struct Search<'a> {
     library: Library,
     description: &'a Description,
@@ -341,7 +342,7 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// Returns the candidates of the heuristic, at least one and at most `most`.
+    /// Returns the candidates of the heuristic. There is at least one candidate and at most `most`.
     fn advised(&self, preference: &Preference, most: usize) -> Result<Vec<Algorithm>, String> {
         let [a, b, d] = self.layouts.map(|layout| layout.0);
         // SAFETY: plain numbers, for which 0 is valid.
@@ -372,12 +373,12 @@ impl Search<'_> {
         let usable = results.iter().filter(|result| usable(result));
         let candidates: Vec<_> = usable.map(Algorithm::of).collect();
         if candidates.is_empty() {
-            return Err("the heuristic knows no algorithm".to_string());
+            return Err("the heuristic of cuBLASLt returned no algorithm".to_string());
         }
         Ok(candidates)
     }
 
-    /// Returns a stored algorithm, if it is valid for this product.
+    /// Returns a stored algorithm, or an error if it is not valid for this multiplication.
     fn checked(&self, words: [u64; 8]) -> Result<Algorithm, String> {
         let [a, b, d] = self.layouts.map(|layout| layout.0);
         let own = sys::cublasLtMatmulAlgo_t { data: words };
@@ -399,7 +400,7 @@ impl Search<'_> {
         check_status(status.result())?;
         if result.workspaceSize > WORKSPACE {
             return Err(format!(
-                "it works in {} bytes: at most {WORKSPACE} fit",
+                "the algorithm requires a workspace of {} bytes; the limit is {WORKSPACE}",
                 result.workspaceSize
             ));
         }
@@ -456,7 +457,7 @@ fn data_type(element: Element) -> Result<sys::cudaDataType, String> {
         Element::Plain(DType::BF16) => Ok(sys::cudaDataType::CUDA_R_16BF),
         Element::Fp8(Format::E4M3) => Ok(sys::cudaDataType::CUDA_R_8F_E4M3),
         Element::Fp8(Format::E5M2) => Ok(sys::cudaDataType::CUDA_R_8F_E5M2),
-        other => Err(format!("no products of {other:?} here")),
+        other => Err(format!("cuBLASLt has no products of {other:?}")),
     }
 }
 

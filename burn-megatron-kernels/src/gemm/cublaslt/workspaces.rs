@@ -1,4 +1,4 @@
-//! The workspaces of products, at one address per stream of the device.
+//! The workspaces of matrix multiplications. Each stream of the device has one workspace with a fixed address.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -9,8 +9,8 @@ use cudarc::driver::sys::{CUdeviceptr, CUstream};
 /// The size of a workspace in bytes, as NVIDIA recommends for Hopper.
 pub(super) const WORKSPACE: usize = 32 << 20;
 
-/// One workspace per stream, allocated on first use and kept. Products on the same stream run one
-/// after the other and share the workspace.
+/// One workspace per stream. It is allocated when it is first used, and never freed. Multiplications on the same stream
+/// run one after the other and share the workspace.
 #[derive(Debug, Default)]
 pub(super) struct Workspaces(Mutex<HashMap<usize, CUdeviceptr>>);
 
@@ -29,7 +29,7 @@ impl Workspaces {
         if let Some(address) = workspaces.get(&(stream as usize)) {
             return Ok(*address);
         }
-        // SAFETY: the memory is never freed, and only products that wrote it read it.
+        // SAFETY: the memory is never freed, and a multiplication reads only what it has written.
         let address = unsafe { malloc_sync(WORKSPACE) }
             .map_err(|error| format!("a workspace of {WORKSPACE} bytes: {error:?}"))?;
         workspaces.insert(stream as usize, address);

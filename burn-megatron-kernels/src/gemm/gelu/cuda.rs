@@ -1,4 +1,4 @@
-//! GELU epilogues of cuBLASLt.
+//! Matrix multiplications with a GELU epilogue in cuBLASLt.
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Device, Shape, Tensor};
@@ -14,10 +14,10 @@ use crate::gemm::engine::{ColumnMajor, Epilogue, Matrix};
 use crate::gemm::request::{Element, Gelu, Request};
 use crate::launch::{DeviceOp, Spec, launch};
 
-/// The number of rows to check if the number of rows is not known yet.
+/// The number of rows for the check if the actual number of rows is not known yet.
 const SOME_ROWS: usize = 128;
 
-/// Checks the epilogues; see [`check_gelu_epilogues`](super::check_gelu_epilogues).
+/// Checks whether the epilogues are supported. See [`check_gelu_epilogues`](super::check_gelu_epilogues).
 pub(super) fn check(
     device: &Device,
     dtype: DType,
@@ -37,7 +37,7 @@ pub(super) fn check(
     Ok(())
 }
 
-/// Computes [`linear_gelu`](super::linear_gelu), or returns `None` if there is no epilogue for it.
+/// Computes [`linear_gelu`](super::linear_gelu), or returns `None` if cuBLASLt does not support the epilogue.
 pub(super) fn linear_gelu(
     x: &Tensor<2>,
     weight: &Tensor<2>,
@@ -57,8 +57,7 @@ pub(super) fn linear_gelu(
     Some(GeluOutput { activated, input })
 }
 
-/// Computes [`gelu_gradient`](super::gelu_gradient), or returns `None` if there is no epilogue for
-/// it.
+/// Computes [`gelu_gradient`](super::gelu_gradient), or returns `None` if cuBLASLt does not support the epilogue.
 pub(super) fn gelu_gradient(
     gradient: &Tensor<2>,
     weight: &Tensor<2>,
@@ -77,9 +76,10 @@ pub(super) fn gelu_gradient(
     Some((gradient, outputs.next().map(Tensor::from_dispatch)))
 }
 
-/// A product with GELU.
+/// A matrix multiplication with a GELU epilogue.
 ///
-/// - Forward: the inputs are `x`, the weight `[in, out]` and an optional bias. The outputs are GELU and its input.
+/// - Forward: the inputs are `x`, the weight `[in, out]` and an optional bias. The outputs are the output of GELU and
+///   the input of GELU.
 /// - Gradient: the inputs are the gradient, the weight `[out, width]` and the input of GELU. The outputs are the
 ///   gradients of the input of GELU and of its bias.
 #[derive(Clone, Copy, Debug)]
@@ -104,8 +104,8 @@ impl GeluOp {
         }
     }
 
-    /// Checks whether the device has the epilogue for factors of these sizes. Logs the reason if
-    /// cuBLASLt rejects them.
+    /// Checks whether the device supports the epilogue for operands of these sizes. Logs the reason if cuBLASLt rejects
+    /// them.
     fn supported(self, [left, right]: [&Tensor<2>; 2]) -> Option<()> {
         let engine = CublasLt::on(&left.device())?;
         let ([rows, inputs], [_, width]) = (left.dims(), right.dims());
@@ -114,7 +114,9 @@ impl GeluOp {
         }
         let supported = || {
             if !width.is_multiple_of(WIDTH_MULTIPLE) {
-                return Err(format!("{width} is no multiple of {WIDTH_MULTIPLE}"));
+                return Err(format!(
+                    "the width is {width}: expected a multiple of {WIDTH_MULTIPLE}"
+                ));
             }
             let right = match self.gelu {
                 Gelu::Forward => Matrix::contiguous(inputs, width),
@@ -124,7 +126,9 @@ impl GeluOp {
             engine?.supports_request(&self.request(left.dtype(), left_matrix, right))
         };
         supported()
-            .map_err(|reason| warn_once(format!("GELU is not an epilogue of products: {reason}")))
+            .map_err(|reason| {
+                warn_once(format!("GELU is not fused into matrix products: {reason}"))
+            })
             .ok()
     }
 }

@@ -1,13 +1,13 @@
-//! GELU (tanh approximation) as the epilogue of the adjacent products of an MLP.
+//! GELU (tanh approximation) as the epilogue of the matrix multiplications of an MLP.
 //!
-//! The product before GELU stores its activated output, and also its output before GELU, from which
-//! the backward computes the derivative of GELU. In the backward, the product after GELU multiplies
-//! its input gradient by that derivative and sums the bias gradient.
+//! The multiplication before GELU stores the output of GELU and also the input of GELU. In the backward pass, the
+//! multiplication after GELU computes its input gradient, multiplies it by the derivative of GELU, and sums the bias
+//! gradient.
 //!
-//! On CUDA these are the epilogues `GELU_AUX_BIAS` and `DGELU_BGRAD` of cuBLASLt, so that the
-//! activation needs no launch. On other devices, and if cuBLASLt [rejects](check_gelu_epilogues)
-//! the product, the kernels of [`activation`](crate::activation) run after the products. The
-//! operations are not differentiable: nothing is recorded for autodiff.
+//! On CUDA these are the epilogues `GELU_AUX_BIAS` and `DGELU_BGRAD` of cuBLASLt, so that the activation needs no
+//! separate kernel. On other devices, and if cuBLASLt [rejects](check_gelu_epilogues) the multiplication, the kernels
+//! of [`activation`](crate::activation) run after the multiplication. The operations are not differentiable: autodiff
+//! does not record them.
 
 use burn::tensor::{DType, Device, Tensor};
 
@@ -27,24 +27,24 @@ const GRADIENT: &str = "gelu_gradient";
 /// The result of [`linear_gelu`].
 #[derive(Clone, Debug)]
 pub struct GeluOutput {
-    /// GELU of [`input`](Self::input), `[rows, out]`.
+    /// The output of GELU, `[rows, out]`: GELU of [`input`](Self::input).
     pub activated: Tensor<2>,
-    /// `x weight + bias`, saved for the backward, `[rows, out]`.
+    /// The input of GELU, `[rows, out]`: `x weight + bias`. Save it for the backward pass.
     pub input: Tensor<2>,
 }
 
-/// Computes `x weight + bias`, and GELU (tanh approximation) of the sum.
+/// Computes a linear layer followed by GELU (tanh approximation): GELU of `x weight + bias`.
 ///
 /// - `x`: `[rows, in]`.
 /// - `weight`: `[in, out]`.
 /// - `bias`: `[out]`.
 ///
-/// All tensors have the same type. Sums and GELU are computed in f32 (f64 for f64), and each result
-/// is rounded once to the type. Without the epilogue, GELU is computed from the rounded input.
+/// All tensors have the same type. Sums and GELU are computed in f32 (f64 for f64), and each result is rounded once to
+/// the type of the inputs. If the epilogue is not supported, GELU is computed from the rounded `x weight + bias`.
 ///
 /// # Panics
 ///
-/// Panics with a [`KernelError`] if sizes or types do not agree.
+/// Panics with a [`KernelError`] if sizes or types do not match.
 pub fn linear_gelu(x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> GeluOutput {
     accept(check_linear(&x, &weight, bias.as_ref()));
     #[cfg(feature = "cuda")]
@@ -59,19 +59,20 @@ pub fn linear_gelu(x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> 
     }
 }
 
-/// Computes the gradient of the input of GELU from the gradient of the output of the following
-/// product: `gradient weight^T` times the derivative of GELU at `input`. With `with_bias`, also
-/// returns the sum of its rows, which is the gradient of a bias in `input`.
+/// Computes the gradient of the input of GELU for a GELU that is followed by a linear layer.
 ///
-/// - `gradient`: `[rows, out]`.
-/// - `weight`: `[width, out]`.
-/// - `input`: `[rows, width]`.
+/// The result is `gradient weight^T` times the derivative of GELU at `input`. With `with_bias`, the function also
+/// returns the sum over the rows of the result, which is the gradient of the bias before GELU.
+///
+/// - `gradient`: `[rows, out]`, the gradient of the output of the linear layer.
+/// - `weight`: `[width, out]`, the weight of the linear layer.
+/// - `input`: `[rows, width]`, the input of GELU.
 ///
 /// All tensors and both results have the same type.
 ///
 /// # Panics
 ///
-/// Panics with a [`KernelError`] if sizes or types do not agree.
+/// Panics with a [`KernelError`] if sizes or types do not match.
 pub fn gelu_gradient(
     gradient: Tensor<2>,
     weight: Tensor<2>,
@@ -97,12 +98,12 @@ pub fn gelu_gradient(
     (gradient, bias)
 }
 
-/// Checks whether a device has these epilogues for products in `dtype` between `inputs` and `width`
-/// features. `width` is the number of features of GELU.
+/// Checks whether a device supports the GELU epilogues in `dtype` for a linear layer with `inputs` input features and
+/// `width` output features. `width` is the number of features of GELU.
 ///
 /// # Errors
 ///
-/// Returns the unsupported property and the supported values.
+/// Returns a message with the unsupported property and the supported values.
 pub fn check_gelu_epilogues(
     device: &Device,
     dtype: DType,
@@ -112,14 +113,16 @@ pub fn check_gelu_epilogues(
     check_on(device, dtype, [inputs, width])
 }
 
-/// Checks the requirements that apply to all devices.
+/// Checks the requirements of the GELU epilogues that do not depend on the device.
 ///
 /// # Errors
 ///
-/// Returns the unsupported property and the supported values.
+/// Returns a message with the unsupported property and the supported values.
 pub fn check_gelu_shape(dtype: DType, width: usize) -> Result<(), String> {
     if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) {
-        return Err(format!("they are for f32, f16 and bf16, not {dtype:?}"));
+        return Err(format!(
+            "the fused epilogues require F32, F16 or BF16, got {dtype:?}"
+        ));
     }
     if width.is_multiple_of(WIDTH_MULTIPLE) {
         Ok(())
@@ -132,7 +135,7 @@ pub fn check_gelu_shape(dtype: DType, width: usize) -> Result<(), String> {
     }
 }
 
-/// The alignment of the leading dimension of cuBLASLt's auxiliary matrix, in elements
+/// The required alignment of the leading dimension of cuBLASLt's auxiliary matrix, in elements
 /// (`CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD`).
 const WIDTH_MULTIPLE: usize = 8;
 
@@ -147,7 +150,7 @@ fn check_on(device: &Device, _dtype: DType, _sizes: [usize; 2]) -> Result<(), St
 }
 
 fn only_cuda(device: &Device) -> String {
-    format!("they are cuBLASLt's, for CUDA devices with the feature `cuda`, not for {device:?}")
+    format!("the fused epilogues require a CUDA device and the feature `cuda`, got {device:?}")
 }
 
 fn activation() -> ActivationFunction {

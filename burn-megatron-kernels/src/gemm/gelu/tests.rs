@@ -1,4 +1,4 @@
-//! Both products, compared with plain loops in f64 on every device.
+//! Compares the multiplication before and the multiplication after GELU with plain loops in f64 on every device.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use insta::assert_snapshot;
@@ -25,7 +25,7 @@ fn doubles<const D: usize>(tensor: &Tensor<D>) -> Vec<f64> {
     data.try_into_vec().expect("converted to f64")
 }
 
-/// Returns the product `[rows, depth] [depth, columns]`.
+/// Returns the matrix product `[rows, depth] [depth, columns]`.
 fn product(left: &[f64], right: &[f64], [rows, depth, columns]: [usize; 3]) -> Vec<f64> {
     let element = |index: usize| {
         let (row, column) = (index / columns, index % columns);
@@ -44,7 +44,7 @@ fn gelu(x: f64) -> f64 {
     0.5 * x * (1.0 + inside(x).tanh())
 }
 
-/// Returns the derivative of GELU, from the logistic function `s`: GELU is `x s(2 inside)`.
+/// Returns the derivative of GELU, computed from the logistic function `s`: GELU is `x s(2 inside)`.
 fn slope(x: f64) -> f64 {
     let s = 1.0 / (1.0 + (-2.0 * inside(x)).exp());
     let of_inside = (2.0 / std::f64::consts::PI).sqrt() * (1.0 + 3.0 * 0.044715 * x * x);
@@ -63,8 +63,8 @@ fn assert_near(what: &str, found: &[f64], expected: &[f64], tolerance: f64) {
     }
 }
 
-/// Returns the tolerance relative to the largest value: one rounding of the result and one of the value from which it
-/// is computed.
+/// Returns the tolerance relative to the largest value. It allows for one rounding of the result, and one rounding of
+/// the value from which the result is computed.
 fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::F64 => 1e-13,
@@ -74,7 +74,7 @@ fn tolerance(dtype: DType) -> f64 {
     }
 }
 
-/// Rows, inputs and width. On CUDA, the first size has no fused epilogue.
+/// The numbers of rows, inputs and features. On CUDA, the first size has no fused epilogue.
 const SIZES: [[usize; 3]; 4] = [[3, 5, 7], [1, 8, 16], [65, 24, 40], [100, 70, 128]];
 
 #[test]
@@ -121,7 +121,7 @@ fn gradients_go_through_gelu_to_its_input_and_its_bias() {
                     for (gradient, x) in expected.iter_mut().zip(&of_input) {
                         *gradient *= slope(*x);
                     }
-                    // The weight as a layer stores it, and the weight transposed in memory.
+                    // The weight in the layout in which a layer stores it, and the same weight transposed in memory.
                     let held = turned.clone().transpose();
                     let stored = Tensor::<2>::from_data(held.to_data(), (&device, dtype));
                     for weight in [held, stored] {
@@ -173,7 +173,7 @@ fn what_does_not_fit_is_named() {
     let error = check_gradient(&zeros([2, 3]), &half, &zeros([2, 4])).unwrap_err();
     assert_snapshot!(
         error,
-        @"gelu_gradient: invalid type of the weight = F16 beside x in F32: expected the type of x"
+        @"gelu_gradient: invalid type of the weight = F16 with x in F32: expected the type of x"
     );
 }
 
@@ -188,11 +188,11 @@ fn a_device_without_the_epilogues_says_why() {
     let flex = Device::flex();
     let error = check(&flex, DType::F32, 64).unwrap_err();
     assert!(
-        error.starts_with("they are cuBLASLt's, for CUDA devices"),
+        error.starts_with("the fused epilogues require a CUDA device"),
         "{error}"
     );
     let error = check(&flex, DType::F64, 64).unwrap_err();
-    assert_snapshot!(error, @"they are for f32, f16 and bf16, not F64");
+    assert_snapshot!(error, @"the fused epilogues require F32, F16 or BF16, got F64");
     let error = check(&flex, DType::F32, 60).unwrap_err();
     assert_snapshot!(error, @"the width on a rank is 60: expected a multiple of 8, as 56 or 64");
     #[cfg(feature = "cuda")]

@@ -1,17 +1,18 @@
-//! Products that are written into a flat buffer.
+//! Tests of matrix multiplications that are written into a flat buffer.
 
 use insta::assert_snapshot;
 
 use super::*;
 
-/// The number of elements after the product in the buffer.
+/// The number of elements in the buffer after the result.
 const BEHIND: usize = 5;
 
 fn vector(count: usize, phase: f64, device: &Device, dtype: DType) -> Tensor<1> {
     row(count, phase, device, dtype)
 }
 
-/// Asserts that the range is near, as [`assert_near`] does, and that all other elements are equal.
+/// Asserts that the range has approximately the expected values, as [`assert_near`] does, and that all other elements
+/// are unchanged.
 fn assert_stretch(
     what: &str,
     actual: Tensor<1>,
@@ -64,7 +65,7 @@ fn products_go_to_any_offset_in_every_type() {
                             accumulate_weight_gradient_at(x, gradient, flat(&device), offset, add);
                         assert_eq!(sum.dtype(), own);
                         let stretch = [offset, count];
-                        // Sums are in f32 for all types of factors except f64.
+                        // Sums are in f32 for all element types except f64.
                         assert_stretch(&what, sum, expected.clone(), stretch, tolerance(own));
                     }
                 }
@@ -103,7 +104,8 @@ fn what_is_written_over_is_not_read_and_nothing_sums_to_zeros() {
         for rows in [0, 9] {
             let x = |device: &Device| matrix([rows, 3], 0.1, device, DType::F32);
             let gradient = |device: &Device| matrix([rows, 4], 0.5, device, DType::F32);
-            // The reference is computed on the CPU. On a GPU, Burn's matmul may round the factors to fewer bits.
+            // The reference is computed on the CPU, because Burn's matmul on a GPU may round the operands to fewer
+            // bits.
             let flex = Device::flex();
             let zeros = Tensor::zeros([3, 4], &flex);
             let product = composed::accumulate_weight_gradient(x(&flex), gradient(&flex), zeros);
@@ -185,11 +187,12 @@ fn what_does_not_fit_a_flat_buffer_is_named_on_every_device() {
         let half = |sizes| zeros(sizes).cast(DType::F16);
         assert_snapshot!(
             call(half([2, 3]), zeros([2, 5]), flat(), 0),
-            @"accumulate_weight_gradient_at: invalid type of the gradient = F32 beside x in F16: expected the type of x"
+            @"accumulate_weight_gradient_at: invalid type of the gradient = F32 with x in F16: expected the type of x"
         );
         assert_snapshot!(
             call(half([2, 3]), half([2, 5]), flat().cast(DType::F16), 0),
-            @"accumulate_weight_gradient_at: invalid type of the flat buffer = F16 beside x in F16: expected F32, or F64 for F64"
+            @"accumulate_weight_gradient_at: invalid type of the flat buffer = F16 with x in F16: expected F32, or F64 \
+              for F64"
         );
     });
 }

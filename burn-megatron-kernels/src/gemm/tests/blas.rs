@@ -1,10 +1,10 @@
-//! Products by the BLAS libraries that this machine has.
+//! Tests of matrix multiplications with the BLAS libraries that are installed on this machine.
 
 use burn_megatron_test_support::skipped;
 
 use super::*;
 
-/// Returns the BLAS libraries of this machine.
+/// Returns the BLAS libraries that are installed on this machine.
 fn libraries() -> Vec<Blas> {
     let mut all = vec![];
     for kind in CpuGemm::ALL {
@@ -19,7 +19,7 @@ fn libraries() -> Vec<Blas> {
     all
 }
 
-/// Sizes that several threads share, and an empty size.
+/// Sizes that are split over several threads, and an empty size.
 const LARGE: [[usize; 3]; 3] = [[300, 200, 170], [170, 200, 301], [0, 3, 4]];
 
 #[test]

@@ -37,9 +37,9 @@ fn assert_near(what: &str, actual: Tensor<2>, expected: Tensor<2>, tolerance: f6
     }
 }
 
-/// Returns the tolerance: one rounding of the result, and sums of up to 300 terms in f32 or f64. In f32, the error of
-/// the sum is at most 300 / 2^24 = 1.8e-5 of the sum of magnitudes. The order of the additions differs between
-/// libraries and processors.
+/// Returns the tolerance. It allows for one rounding of the result, and for sums of up to 300 terms in f32 or f64. In
+/// f32, the error of the sum is at most 300 / 2^24 = 1.8e-5 of the sum of magnitudes. The order of the additions
+/// differs between libraries and processors.
 fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::F64 => 1e-13,
@@ -142,7 +142,7 @@ fn weight_gradients_are_added_in_every_type() {
                 for (x, gradient, into) in forms {
                     let sum = accumulate_weight_gradient(x, gradient, into);
                     assert_eq!(sum.dtype(), own);
-                    // Sums are in f32 for all types of factors except f64.
+                    // Sums are in f32 for all element types except f64.
                     assert_near(&what, sum, expected.clone(), tolerance(own));
                 }
                 assert_near(&what, into, matrix([inputs, outputs], 0.8, &flex, own), 0.0);
@@ -155,7 +155,7 @@ fn weight_gradients_are_added_in_every_type() {
 fn sums_of_16_bit_factors_are_made_in_f32() {
     for (device, dtypes) in devices() {
         for dtype in dtypes {
-            // Adding ones one by one, f16 stops at 2048 and bf16 at 256.
+            // If ones are added one by one, the sum stops at 2048 in f16 and at 256 in bf16.
             let ones = |sizes| Tensor::<2>::ones(sizes, (&device, dtype));
             let count = 4096;
             let y = linear(ones([3, count]), ones([count, 5]), None);
@@ -230,7 +230,7 @@ fn results_do_not_depend_on_the_number_of_threads() {
         };
         pool.expect("a pool can be built").install(work)
     };
-    // Small sizes, and sizes that are split in every direction.
+    // The cases are small sizes, and sizes that are split in every direction.
     for sizes in [
         [7, 9, 11],
         [300, 257, 129],
@@ -255,7 +255,7 @@ fn strides_determine_the_layout_of_a_matrix() {
     assert_eq!(matrix_of([3, 5], [8, 1]), Some((8, false)));
     assert_eq!(matrix_of([3, 5], [1, 3]), Some((3, true)));
     assert_eq!(matrix_of([3, 5], [1, 4]), Some((4, true)));
-    // Expanded, overlapping, reversed, and with gaps in both directions.
+    // The strides belong to matrices that are expanded, overlapping, reversed, or have gaps in both directions.
     for strides in [[0, 1], [1, 0], [4, 1], [1, 2], [-5, 1], [10, 2]] {
         assert_eq!(matrix_of([3, 5], strides), None, "{strides:?}");
     }
@@ -316,7 +316,7 @@ fn the_three_products_of_a_linear_layer_in_the_terms_of_blas() {
     );
     assert_eq!(of_weight.a, operand(outputs, rows, 10, false));
     assert_eq!(of_weight.b, operand(inputs, rows, 4, true));
-    // Rows with gaps.
+    // The rows have gaps between them.
     let pitched = problem(lying([rows, inputs], [128, 1]), weight).column_major();
     assert_eq!(pitched.b, operand(inputs, rows, 128, false));
 }
@@ -437,7 +437,7 @@ fn what_does_not_fit_is_named_on_every_device() {
         );
         assert_snapshot!(
             message(|| drop(linear(zeros([2, 3]), zeros([3, 5]).cast(DType::F16), None))),
-            @"linear: invalid type of the weight = F16 beside x in F32: expected the type of x"
+            @"linear: invalid type of the weight = F16 with x in F32: expected the type of x"
         );
         let call =
             |x, gradient, into| message(|| drop(accumulate_weight_gradient(x, gradient, into)));
@@ -449,7 +449,8 @@ fn what_does_not_fit_is_named_on_every_device() {
         let half = |sizes| zeros(sizes).cast(DType::F16);
         assert_snapshot!(
             call(half([2, 3]), half([2, 5]), half([3, 5])),
-            @"accumulate_weight_gradient: invalid type of the accumulator = F16 beside x in F16: expected F32, or F64 for F64"
+            @"accumulate_weight_gradient: invalid type of the accumulator = F16 with x in F16: expected F32, or F64 \
+              for F64"
         );
     });
 }
@@ -465,7 +466,7 @@ fn every_device_names_its_engine() {
     );
 }
 
-/// On the CPU, a row has the same bits alone and among other rows. This holds for weights in row-major and in
+/// On the CPU, a row has the same bits on its own and among other rows. This holds for weights in row-major and in
 /// column-major order.
 #[test]
 fn a_row_does_not_depend_on_the_others() {

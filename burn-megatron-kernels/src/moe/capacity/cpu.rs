@@ -1,4 +1,4 @@
-//! The CPU implementation: the pairs of each expert are sorted.
+//! The CPU implementation. It sorts the pairs of each expert by weight.
 
 use burn::backend::flex::FlexTensor;
 
@@ -27,7 +27,7 @@ pub(super) fn keep(experts: usize, capacity: usize, inputs: &[FlexTensor]) -> Fl
     tensor(kept, inputs[0].layout().shape().clone())
 }
 
-/// Sorts by weight, largest first. The sort is stable, so that equal weights keep the order of the
+/// Sorts pairs by weight, largest first. The sort is stable, so that pairs with equal weights keep the order of the
 /// tokens.
 fn sort<E: Element>(pairs: &mut [usize], weights: &[E]) {
     let weight = |pair: &usize| weights[*pair].wide().double();

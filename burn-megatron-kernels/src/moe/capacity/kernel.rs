@@ -74,7 +74,7 @@ fn keep_largest_kernel<F: Float>(
     }
 }
 
-/// Applies the capacity; see [`keep_within_capacity`](super::keep_within_capacity).
+/// Applies the capacity. See [`keep_within_capacity`](super::keep_within_capacity).
 pub(super) fn keep(capacity: usize, mut inputs: Vec<CubeTensor>) -> CubeTensor {
     let weights = (inputs.len() > 4).then(|| inputs.remove(4));
     let [indices, pair_to_row, row_to_pair, offsets] = exactly(inputs);

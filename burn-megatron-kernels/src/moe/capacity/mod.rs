@@ -1,8 +1,8 @@
 //! Expert capacity: selects the tokens that each expert keeps.
 //!
-//! A pair consists of a token and an expert that the token chose. Pairs beyond the capacity of
-//! their expert are dropped. Pairs are ranked by weight (largest first), then by token index.
-//! Without weights they are ranked by token index. Nothing is copied to the host.
+//! A pair consists of a token and an expert that the token chose. Pairs beyond the capacity of their expert are
+//! dropped. Pairs are ranked by weight (largest first), then by token index. Without weights, they are ranked by token
+//! index. No data is copied to the host.
 
 use burn::tensor::{DType, Int, IntDType, Tensor};
 
@@ -20,20 +20,19 @@ mod tests;
 
 const NAME: &str = "keep_within_capacity";
 
-/// Returns `indices` in I32, with -1 for each pair that is dropped so that an expert keeps at most
-/// `capacity` pairs.
+/// Drops token-expert pairs, so that each expert keeps at most `capacity` pairs. Returns `indices` in I32, with -1 for
+/// each dropped pair.
 ///
 /// - `indices`: `[tokens, k]`, the experts that each token chose.
-/// - `weights`: `[tokens, k]`. Each expert keeps the pairs with the largest weights, or without
-///   weights the first pairs.
+/// - `weights`: `[tokens, k]`. Each expert keeps the pairs with the largest weights. Without weights, it keeps the
+///   first pairs.
 ///
-/// An index outside `0..experts` chooses no expert and stays unchanged. The function is not
-/// differentiable.
+/// An index outside `0..experts` selects no expert and is returned unchanged. The function is not differentiable.
 ///
 /// # Panics
 ///
-/// Panics with a [`KernelError`](crate::KernelError) if there is no expert or more than 2048, or if the weights have a
-/// different shape.
+/// Panics with a [`KernelError`](crate::KernelError) if there are no experts or more than 2048 experts, or if the
+/// shapes of `weights` and `indices` differ.
 ///
 /// # Example
 ///
@@ -60,7 +59,7 @@ pub fn keep_within_capacity(
         given.is_none_or(|given| given == sizes),
         || {
             let given = given.unwrap_or_default();
-            format!("weights {given:?} of indices {sizes:?}: expected as many")
+            format!("weights {given:?} for indices {sizes:?}: expected equal shapes")
         },
     ));
     let pairs = indices.dims().iter().product();

@@ -15,7 +15,7 @@ fn pairs(tokens: usize, k: usize, experts: usize) -> (Vec<i32>, Vec<f32>) {
     (all.clone().map(choice).collect(), all.map(weight).collect())
 }
 
-/// Returns the expected choices. For each expert, the pairs are selected one by one, the largest weight first.
+/// Returns the expected choices. For each expert, the pairs are selected one by one, starting with the largest weight.
 fn expected(choices: &[i32], weights: Option<&[f32]>, experts: i32, capacity: usize) -> Vec<i32> {
     let mut kept = choices.to_vec();
     for expert in 0..experts {

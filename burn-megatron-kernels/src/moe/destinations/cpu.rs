@@ -1,4 +1,4 @@
-//! The CPU implementation: one token after the other.
+//! The CPU implementation. It processes one token after the other.
 
 use burn::backend::flex::FlexTensor;
 
@@ -22,7 +22,7 @@ pub(super) fn destinations(ranks: &ExpertPlacement, indices: &FlexTensor) -> Fle
     tensor(found, [tokens, top_k * ranks.parts])
 }
 
-/// Returns the destination, or -1 without a destination.
+/// Returns the destination of a part of an expert, or -1 if it has no destination.
 fn destination(ranks: &ExpertPlacement, choice: i32, part: usize) -> i32 {
     let expert = usize::try_from(choice)
         .ok()

@@ -1,4 +1,5 @@
-//! The CubeCL kernel: a unit finds the destination of one slot, and of the slots before it.
+//! The CubeCL kernel. A unit computes the destination of one slot, and compares it with the destinations of the earlier
+//! slots.
 
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
@@ -11,7 +12,7 @@ use crate::cube::{empty, launch, matrix_sizes};
 /// The number of units per cube.
 const UNITS: u32 = 256;
 
-/// Returns the destination of a part of an expert, or -1 without a destination.
+/// Returns the destination of a part of an expert, or -1 if it has no destination.
 #[cube]
 fn destination(choice: i32, part: u32, #[comptime] ranks: ExpertPlacement) -> i32 {
     let experts = comptime!(ranks.experts as i32);
@@ -23,7 +24,7 @@ fn destination(choice: i32, part: u32, #[comptime] ranks: ExpertPlacement) -> i3
     );
     let size = comptime!(ranks.size as u32);
     let count = comptime!(ranks.count as u32);
-    // Counted from 1; 0 means none.
+    // The result is the destination plus 1, or 0 without a destination.
     let mut result = 0i32;
     if choice >= 0i32 && choice < experts {
         let rank = choice as u32 / per_rank * stride + part * part_stride;
@@ -64,7 +65,7 @@ fn destinations_kernel(
     }
 }
 
-/// Computes the destinations; see [`super::destinations`].
+/// Computes the destinations. See [`super::destinations`].
 pub(super) fn destinations(ranks: &ExpertPlacement, indices: CubeTensor) -> CubeTensor {
     let client = indices.client.clone();
     let [tokens, top_k] = matrix_sizes(&indices);
@@ -84,7 +85,7 @@ pub(super) fn destinations(ranks: &ExpertPlacement, indices: CubeTensor) -> Cube
     found
 }
 
-/// Adds one instance, for 64 experts on 8 ranks.
+/// Adds one AOT instance, for 64 experts on 8 ranks.
 pub(crate) fn aot_instances(list: &mut AotList) {
     let ranks = ExpertPlacement {
         experts: 64,

@@ -1,10 +1,10 @@
-//! The destination ranks of each token. A rank occurs once per token, even if it has several of the
-//! token's experts.
+//! The destination ranks of each token. Each rank occurs only once per token, even if it has several of the token's
+//! experts.
 //!
-//! A token with choices `indices[t, j]` has `k` slots, or `k parts` slots if `parts` ranks share each expert. The first
-//! slot with a given destination holds it. Later slots with the same destination hold -1. A
+//! A token with the choices `indices[t, j]` has `k` slots, or `k parts` slots if `parts` ranks share each expert. The
+//! first slot with a given destination holds this destination. Later slots with the same destination hold -1. A
 //! [`RowMap`](super::permutation::RowMap) of the destinations therefore has one row for each pair of a token and a
-//! destination, and [`unpermute`](super::permutation::unpermute) adds the rows.
+//! destination. [`unpermute`](super::permutation::unpermute) adds these rows.
 
 use burn::tensor::{DType, Int, IntDType, Tensor};
 
@@ -21,18 +21,18 @@ mod tests;
 
 const NAME: &str = "destinations";
 
-/// The assignment of experts to ranks, and of ranks to destinations.
+/// The placement of experts on ranks, and of ranks in destinations.
 ///
-/// Destinations are `count` runs of `size` ranks, starting at rank `first`, such as single ranks or
-/// the nodes of a cluster. Expert `e` is on the ranks `(e / experts_per_rank) stride + part
-/// part_stride`, for each `part` below `parts`.
+/// A destination is a group of `size` consecutive ranks, such as a single rank or a node of a cluster. There are
+/// `count` destinations, and the first one starts at rank `first`. Expert `e` is on the ranks
+/// `(e / experts_per_rank) stride + part part_stride`, for each `part` below `parts`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ExpertPlacement {
-    /// The number of experts of all ranks.
+    /// The total number of experts on all ranks.
     pub experts: usize,
-    /// The number of experts per rank, a divisor of `experts`.
+    /// The number of experts per rank. It must be a divisor of `experts`.
     pub experts_per_rank: usize,
-    /// The distance between two ranks with consecutive experts.
+    /// The distance between the ranks of the experts `e` and `e + experts_per_rank`.
     pub stride: usize,
     /// The number of ranks that share an expert.
     pub parts: usize,
@@ -46,21 +46,22 @@ pub struct ExpertPlacement {
     pub count: usize,
 }
 
-/// Returns the destination of each slot of `indices`, `[tokens, k]`, as `[tokens, k parts]` in I32.
+/// Returns the destination of each slot of a token. `indices`, `[tokens, k]`, are the experts that each token chose.
+/// The result is `[tokens, k parts]` in I32.
 ///
 /// A slot is -1 if
 /// - an earlier slot of the token has the same destination,
-/// - its rank is not a destination,
-/// - its index is outside the experts.
+/// - the rank of the expert is in no destination,
+/// - the index is outside `0..experts`.
 ///
 /// The function is not differentiable.
 ///
 /// # Panics
 ///
 /// Panics with a [`KernelError`] if
-/// - there is no expert or more than 2048,
-/// - there is no destination or more than 2048, or a destination is empty,
-/// - experts are not split evenly.
+/// - there are no experts or more than 2048 experts,
+/// - there are no destinations or more than 2048 destinations, or a destination has no ranks,
+/// - `experts_per_rank` is not a divisor of `experts`.
 ///
 /// # Example
 ///

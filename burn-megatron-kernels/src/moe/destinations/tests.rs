@@ -14,7 +14,8 @@ const RANKS: ExpertPlacement = ExpertPlacement {
     count: 4,
 };
 
-/// Returns placements on single ranks, on nodes and on ranks of a node, and experts on two ranks in both orders.
+/// Returns placements with destinations that are single ranks, nodes, and ranks of a node. Some experts are on two
+/// ranks, in both orders.
 fn cases() -> Vec<ExpertPlacement> {
     let shared = ExpertPlacement {
         parts: 2,

@@ -1,4 +1,4 @@
-//! The product as a recorded function, and the device operations.
+//! The grouped matrix multiplication as a [`Function`], and its device operations.
 
 use std::sync::Arc;
 
@@ -16,17 +16,18 @@ use crate::function::{Function, Gradients, Tensors};
 use crate::gradient::{Destination, FlatGradients, Place};
 use crate::launch::{DeviceOp, Spec, launch_one};
 
-/// [`grouped_matmul_with`](super::grouped_matmul_with) as a [`Function`]. The inputs are the rows
-/// and the weights, and the function saves them for the backward.
+/// The grouped matrix multiplication of [`grouped_matmul_with`](super::grouped_matmul_with) as a [`Function`].
+///
+/// The inputs are the rows and the weights. The function saves them for the backward pass.
 #[derive(Debug)]
 pub struct GroupedMatmul {
     group_sizes: Arc<[usize]>,
-    /// The flat buffer that receives the gradient of the weights. `None`: autodiff receives it.
+    /// The flat buffer that receives the gradient of the weights. With `None`, autodiff receives the gradient.
     destination: Option<Destination>,
 }
 
 impl GroupedMatmul {
-    /// Creates the product of rows of this shape and type with `weights`.
+    /// Creates the multiplication of rows of this shape and type with `weights`.
     ///
     /// # Panics
     ///
@@ -60,7 +61,7 @@ impl GroupedMatmul {
     }
 }
 
-/// Returns the gradient of the weights, flat, or the flat buffer that contains it.
+/// Returns the gradient of the weights as a flat tensor, or the flat buffer that contains the gradient.
 fn weight_gradient(
     x: Tensor<2>,
     gradient: Tensor<2>,
@@ -78,7 +79,7 @@ fn weight_gradient(
     if flat.dtype() == wide(x.dtype()) {
         accumulate_grouped_weight_gradient_at(x, gradient, sizes, flat, offset, add)
     } else {
-        // The buffer has a 16-bit type.
+        // In this case the buffer has a 16-bit type.
         accumulate(flat, offset, alone(x, gradient), add)
     }
 }
@@ -114,7 +115,7 @@ impl Function for GroupedMatmul {
     }
 }
 
-/// The product as a device operation. Inputs: the rows and the weights.
+/// The multiplication as a device operation. Its inputs are the rows and the weights.
 #[derive(Debug)]
 pub(super) struct ProductOp {
     pub group_sizes: Arc<[usize]>,
@@ -145,13 +146,13 @@ impl DeviceOp for ProductOp {
     }
 }
 
-/// The weight gradient as a device operation. Inputs: the rows, the gradient, and the flat buffer.
+/// The weight gradient as a device operation. Its inputs are the rows, the gradient of the result, and the flat buffer.
 #[derive(Debug)]
 pub(super) struct WeightGradientOp {
     pub group_sizes: Arc<[usize]>,
     /// The element of the buffer at which the gradient begins.
     pub offset: usize,
-    /// Whether to add to the existing elements.
+    /// Whether the gradient is added to the existing elements.
     pub add: bool,
 }
 

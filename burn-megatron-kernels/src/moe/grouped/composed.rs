@@ -1,11 +1,11 @@
-//! The reference product, composed of Burn's own operations.
+//! The reference grouped matrix multiplication, composed of Burn's own operations.
 
 use burn::tensor::Tensor;
 
 use super::{NAME, check, groups};
 use crate::error::{accept, check_same_type};
 
-/// Computes [`super::grouped_matmul`] as one product per expert, differentiated by Burn.
+/// Computes [`super::grouped_matmul`] with one matrix multiplication per expert and Burn's autodiff.
 ///
 /// # Panics
 ///

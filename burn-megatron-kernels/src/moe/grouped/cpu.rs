@@ -1,8 +1,8 @@
-//! The CPU implementation: blocks of the result in parallel, each computed by the `gemm` crate on
-//! one thread.
+//! The CPU implementation. It computes blocks of the result in parallel. The `gemm` crate computes each block on one
+//! thread.
 //!
-//! Blocks depend only on the sizes, so that neither their results nor their order depend on the
-//! number of threads. An expert with many rows is split into several blocks.
+//! Blocks depend only on the sizes. Therefore neither their results nor their order depend on the number of threads. An
+//! expert with many rows is split into several blocks.
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::DType;
@@ -13,11 +13,10 @@ use crate::cpu::{Real, for_each_task, own, slice, slice_mut, tensor};
 use crate::gemm::Matrix;
 use crate::gemm::cpu::{multiply_alone, of_singles, singles};
 
-/// The number of rows per block. It is large enough that reading a weight takes a small part of the
-/// time of its products.
+/// The number of rows per block. With this number, reading a weight takes a small part of the time of a block.
 const BLOCK_ROWS: usize = 256;
 
-/// Computes the rows `[rows, in]` times the weights `[experts, in, out]`.
+/// Multiplies the rows `[rows, in]` of each expert by its weights `[experts, in, out]`.
 pub(super) fn product(op: &ProductOp, mut inputs: Vec<FlexTensor>) -> FlexTensor {
     let (weights, x) = (inputs.remove(1), inputs.remove(0).to_contiguous());
     let (weights, transposed) = stored(weights);
@@ -41,7 +40,7 @@ pub(super) fn product(op: &ProductOp, mut inputs: Vec<FlexTensor>) -> FlexTensor
     }
 }
 
-/// Returns the weights as they are stored, and whether their last two dims are exchanged in memory.
+/// Returns the weights as they are stored in memory, and whether their last two dimensions are exchanged in memory.
 fn stored(weights: FlexTensor) -> (FlexTensor, bool) {
     if weights.is_contiguous() {
         return (weights, false);

@@ -1,5 +1,5 @@
-//! The CubeCL implementation: with [tensor cores](super::mma), one launch for the products of all
-//! experts. Otherwise it computes the products of single experts, one after the other.
+//! The CubeCL implementation. With [tensor cores](super::mma), one kernel computes all experts. Otherwise the experts
+//! are computed one after the other.
 
 use burn::backend::ops::FloatTensorOps;
 use burn::tensor::{Shape, Slice};
@@ -14,7 +14,7 @@ use crate::cube::empty;
 use crate::gemm::cube::multiply;
 use crate::gemm::op::GemmOp;
 
-/// Computes the rows `[rows, in]` times the weights `[experts, in, out]`.
+/// Multiplies the rows `[rows, in]` of each expert by its weights `[experts, in, out]`.
 pub(super) fn product(op: &ProductOp, mut inputs: Vec<CubeTensor>) -> CubeTensor {
     let (weights, x) = (inputs.remove(1), inputs.remove(0));
     if mma::takes_product(op, &x, &weights) {
@@ -23,7 +23,7 @@ pub(super) fn product(op: &ProductOp, mut inputs: Vec<CubeTensor>) -> CubeTensor
     let x = into_contiguous(x);
     let rows = x.meta.shape()[0];
     let columns = weights.meta.shape()[2];
-    // Weights are sliced as they are stored.
+    // The weights are sliced without changing their layout in memory.
     let strides = weights.meta.strides();
     let exchanged = strides[1] < strides[2];
     let weights = if exchanged {

@@ -1,4 +1,4 @@
-//! Products of rows with the weights of their experts (grouped GEMM).
+//! Grouped GEMM: multiplies the rows of each expert by the weights of this expert.
 //!
 //! Rows are sorted by expert, with `group_sizes[e]` rows for expert `e`, as in
 //! [`RowMap`](super::permutation::RowMap):
@@ -7,17 +7,19 @@
 //! y_e = x_e W_e      dx_e = dy_e W_e^T      dW_e = x_e^T dy_e
 //! ```
 //!
-//! Sums are computed in f32 (f64 for f64). An expert without rows has a weight gradient of exactly
-//! 0.
+//! Sums are computed in f32 (f64 for f64). If an expert has no rows, the gradient of its weights is exactly 0.
 //!
-//! On the CPU, blocks of rows of all experts are multiplied in parallel, each on one thread. The
-//! result does not depend on the number of threads.
+//! On the CPU, blocks of rows are multiplied in parallel, each on one thread. The result does not depend on the number
+//! of threads.
 //!
-//! On CUDA devices with compute capability 8.0 or later, a product in f16 or bf16 is one launch with `mma.sync` for all
-//! experts. This requires that `in` and `out` are multiples of 8, and that the products of single experts do not fill
-//! the GPU. A product fills the GPU if it has at least 4 result tiles of 128 by 128 per multiprocessor. In all other
-//! cases, and on other CubeCL devices, the [engine](crate::gemm) of single products multiplies one expert after the
-//! other. The number of launches then grows with the number of experts that have rows.
+//! On CUDA devices with compute capability 8.0 or later, one kernel launch with `mma.sync` computes all experts if
+//! - the type is f16 or bf16,
+//! - `in` and `out` are multiples of 8,
+//! - the multiplication of a single expert does not fill the GPU. It fills the GPU if its result has at least 4 tiles
+//!   of 128 by 128 per multiprocessor.
+//!
+//! In all other cases, and on other CubeCL devices, the [engine](crate::gemm) for single matrix multiplications
+//! computes one expert after the other. The number of kernel launches is then the number of experts that have rows.
 
 use std::sync::Arc;
 
@@ -45,19 +47,19 @@ use backward::WeightGradientOp;
 
 const NAME: &str = "grouped_matmul";
 
-/// Multiplies the rows of each expert by its weights.
+/// Multiplies the rows of each expert by the weights of this expert.
 ///
 /// - `x`: `[rows, in]`, sorted by expert.
 /// - `weights`: `[experts, in, out]`, in the type of `x`.
 /// - `group_sizes`: the number of rows of each expert.
 /// - returns `[rows, out]` in the type of `x`.
 ///
-/// With `weights.swap_dims(1, 2)` it computes the gradient of the input. Weights transposed in this
-/// way are read in place. The function is differentiable in both arguments.
+/// The gradient of the input is the same function with `weights.swap_dims(1, 2)`. Weights that are transposed in this
+/// way are read in place. The function is differentiable in `x` and `weights`.
 ///
 /// # Panics
 ///
-/// Panics with a [`KernelError`] if sizes or types do not agree.
+/// Panics with a [`KernelError`] if sizes or types do not match.
 ///
 /// # Example
 ///
@@ -75,8 +77,8 @@ pub fn grouped_matmul(x: Tensor<2>, weights: Tensor<3>, group_sizes: &[usize]) -
     grouped_matmul_with(x, weights, None, group_sizes)
 }
 
-/// Computes [`grouped_matmul`] with weights whose gradient goes to a flat buffer. `weights` must
-/// not be tracked if there is a destination.
+/// Computes [`grouped_matmul`] with weights whose gradient can go to a flat buffer. If there is a destination,
+/// `weights` must not be tracked by autodiff.
 ///
 /// # Panics
 ///
@@ -91,7 +93,7 @@ pub fn grouped_matmul_with(
     apply(vec![x.into_dispatch(), weights.into_dispatch()], function)
 }
 
-/// Returns the gradient of the weights, `[experts, in, out]` in the type of `x`.
+/// Returns the gradient of the weights of [`grouped_matmul`], `[experts, in, out]` in the type of `x`.
 ///
 /// - `x`: `[rows, in]`.
 /// - `gradient`: `[rows, out]`, the gradient of the result.
@@ -100,7 +102,7 @@ pub fn grouped_matmul_with(
 ///
 /// # Panics
 ///
-/// Panics with a [`KernelError`] if sizes or types do not agree.
+/// Panics with a [`KernelError`] if sizes or types do not match.
 pub fn grouped_weight_gradient(
     x: Tensor<2>,
     gradient: Tensor<2>,
@@ -123,19 +125,20 @@ pub fn grouped_weight_gradient(
     }
 }
 
-/// Writes the gradient of the weights to `flat`, starting at element `offset`, or adds it if `add`. The order is expert
-/// by expert and row by row. `flat` is updated in place if it is uniquely owned.
+/// Computes the gradient of the weights of [`grouped_matmul`] and writes it to `flat`, starting at element `offset`. If
+/// `add` is true, adds the gradient to the existing elements. `flat` is updated in place if no other tensor shares its
+/// memory.
 ///
 /// - `x`: `[rows, in]`.
-/// - `gradient`: `[rows, out]`, in the type of `x`.
-/// - `flat`: `[length]` in f32 (f64 for f64), with space for `experts * in * out` elements.
+/// - `gradient`: `[rows, out]`, the gradient of the result, in the type of `x`.
+/// - `flat`: `[length]` in f32 (f64 for f64). The gradient takes `experts * in * out` elements: expert by expert, each
+///   row by row.
 ///
-/// For experts without rows, 0 is written or added. The function is not differentiable.
+/// If an expert has no rows, its gradient is 0. The function is not differentiable.
 ///
 /// # Panics
 ///
-/// Panics with a [`KernelError`] if sizes or types do not agree, or if the range exceeds the
-/// buffer.
+/// Panics with a [`KernelError`] if sizes or types do not match, or if the range exceeds the buffer.
 ///
 /// # Example
 ///
@@ -163,7 +166,7 @@ pub fn accumulate_grouped_weight_gradient_at(
     let shape = [group_sizes.len(), inputs, outputs];
     accept(check([rows, inputs], shape, group_sizes));
     accept(check_shape(NAME, rows == others, || {
-        format!("x has {rows} rows, the gradient {others}: expected as many")
+        format!("x has {rows} rows, the gradient {others}: expected equal numbers of rows")
     }));
     let (dtype, of_gradient, of_flat) =
         (x.dtype(), "type of the gradient", "type of the flat buffer");
@@ -204,7 +207,7 @@ fn check(
     })
 }
 
-/// Returns each expert with its first row and its number of rows.
+/// Returns the index, the first row and the number of rows of each expert.
 fn groups(sizes: &[usize]) -> impl Iterator<Item = (usize, usize, usize)> {
     let mut end = 0;
     let group = move |(expert, size): (usize, &usize)| {

@@ -4,8 +4,8 @@ use insta::assert_snapshot;
 use super::*;
 use crate::testing::{Input, assert_close, compare_within, devices, evaluate, tolerance};
 
-/// Returns rows per expert, inputs and outputs. Cases: equal, skewed, several blocks, empty experts in all positions,
-/// no rows.
+/// Returns the rows per expert, the inputs and the outputs of test cases. The cases are equal groups, skewed groups,
+/// several blocks, empty experts in all positions, and no rows.
 fn cases() -> Vec<(Vec<usize>, usize, usize)> {
     vec![
         (vec![4, 4, 4], 8, 16),
@@ -51,7 +51,7 @@ fn products_and_gradients_equal_a_loop_over_experts() {
                 let product = composed::grouped_matmul(matrix(&x[0], rows), weights(&x[1]), &sizes);
                 product.reshape([rows * outputs])
             };
-            // The longest sums have as many terms as the largest dimension of the three products.
+            // The number of terms of the longest sums is the largest dimension of the three matrix multiplications.
             let factor = (inputs.max(outputs).max(rows) as f64).sqrt();
             let name =
                 format!("groups {sizes:?} of [{inputs}, {outputs}], transposed {transposed}");
@@ -59,8 +59,8 @@ fn products_and_gradients_equal_a_loop_over_experts() {
                 compare_within(factor, &name, &leaves, ours, composed);
                 continue;
             }
-            // Other cases run only on the CPU. On other devices, each size is tuned, and products are covered by the
-            // tests of `gemm`.
+            // Other cases run only on the CPU. On other devices each size would be tuned, and single multiplications
+            // are covered by the tests of `gemm`.
             let (cpu, types) = devices().remove(0);
             for dtype in types {
                 let expected = evaluate(&leaves, &cpu, DType::F64, dtype, &composed);
@@ -211,7 +211,7 @@ fn sizes_and_types_that_do_not_agree_are_refused() {
     assert!(message(&|| drop(grouped_matmul(x(), weights(3), &[2, 2]))).contains("with 2 groups"));
     assert_snapshot!(
         message(&|| drop(grouped_matmul(x(), weights(2).cast(DType::F64), &[2, 2]))),
-        @"grouped_matmul: invalid type of the weights = F64 beside x in F32: expected the type of x"
+        @"grouped_matmul: invalid type of the weights = F64 with x in F32: expected the type of x"
     );
     let into = |rows: usize, flat: Tensor<1>, offset: usize| {
         let dy = Tensor::ones([rows, 2], &device);
@@ -226,7 +226,7 @@ fn sizes_and_types_that_do_not_agree_are_refused() {
     };
     assert_snapshot!(
         message(&|| into(3, Tensor::ones([9], &device), 0)),
-        @"grouped_matmul: x has 4 rows, the gradient 3: expected as many"
+        @"grouped_matmul: x has 4 rows, the gradient 3: expected equal numbers of rows"
     );
     assert_snapshot!(
         message(&|| into(4, Tensor::ones([9], &device), 4)),
@@ -234,6 +234,6 @@ fn sizes_and_types_that_do_not_agree_are_refused() {
     );
     assert_snapshot!(
         message(&|| into(4, Tensor::ones([9], (&device, DType::F16)), 0)),
-        @"grouped_matmul: invalid type of the flat buffer = F16 beside x in F32: expected F32, or F64 for F64"
+        @"grouped_matmul: invalid type of the flat buffer = F16 with x in F32: expected F32, or F64 for F64"
     );
 }

@@ -1,38 +1,38 @@
-//! The number of rows of each expert.
+//! The layout of the rows: the number of rows of each expert.
 
 use super::NAME;
 use crate::KernelError;
 use crate::error::{check_option, check_shape};
 
-/// The number of rows of each expert, which determines the total number.
+/// The layout of the permuted rows, which determines the number of rows of each expert.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowLayout {
-    /// One row for each pair that is not dropped. The counts are copied to the host.
+    /// Each expert has one row for each of its pairs that is not dropped. The counts are copied to the host.
     Kept,
-    /// The rows of [`Kept`](Self::Kept) with a total number given by the caller. Nothing is copied to the host. Pairs
-    /// past the total are dropped, and rows past the pairs are empty.
+    /// The rows of [`Kept`](Self::Kept), limited or extended to this total number. Pairs beyond the total are dropped.
+    /// Rows beyond the pairs are empty. Nothing is copied to the host.
     Rows(usize),
-    /// The rows of [`Kept`](Self::Kept), followed for each expert that has rows by empty rows up to the next multiple
-    /// of this number.
+    /// The rows of [`Kept`](Self::Kept), with the number of rows of each expert padded to a multiple of this number by
+    /// empty rows. The counts are copied to the host.
     Aligned(usize),
-    /// This number of rows for each expert: the first pairs in token order, then empty rows. Nothing is copied to the
-    /// host.
+    /// Each expert has this number of rows: its first pairs in token order, followed by empty rows. Nothing is copied
+    /// to the host.
     Capacity(usize),
 }
 
-/// A layout as numbers.
+/// The numbers that define a [`RowLayout`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LayoutSizes {
-    /// The alignment of the number of rows of a group.
+    /// The number of rows of a group is padded to a multiple of this number.
     pub align: usize,
-    /// The number of rows of each group, regardless of its pairs.
+    /// The number of rows of each group, regardless of the number of its pairs. `None` if it depends on the pairs.
     pub capacity: Option<usize>,
-    /// The maximum number of rows of all groups.
+    /// The maximum total number of rows of all groups.
     pub limit: usize,
 }
 
 impl LayoutSizes {
-    /// Returns the number of rows of a group with `pairs` pairs, before the limit.
+    /// Returns the number of rows of a group with `pairs` pairs, before [`limit`](Self::limit) is applied.
     pub fn group(&self, pairs: usize) -> usize {
         self.capacity
             .unwrap_or_else(|| pairs.next_multiple_of(self.align))
@@ -57,8 +57,8 @@ impl RowLayout {
         }
     }
 
-    /// Returns the number of rows of each expert. Calls `counts` only if needed. Returns `None` for
-    /// [`Rows`](Self::Rows).
+    /// Returns the number of rows of each expert. Calls `counts` only if the layout depends on the counts. Returns
+    /// `None` for [`Rows`](Self::Rows).
     pub(super) fn group_sizes(
         self,
         experts: usize,

@@ -1,17 +1,17 @@
-//! Permutation of rows into the order of their experts, and back.
+//! Permutation of tokens into rows that are sorted by expert, and back.
 //!
-//! A token `t` with choices `indices[t, j]` has `k` pairs `(t, j)`. Each pair is one row of its expert. [`RowMap`] is
-//! the stable counting sort of the pairs by expert: the rows of an expert are in the order of the tokens. A pair whose
-//! index is outside `0..experts` is dropped and has no row.
+//! A token `t` with the choices `indices[t, j]` has `k` pairs `(t, j)`. Each pair becomes one row of its expert.
+//! [`RowMap`] is a stable counting sort of the pairs by expert, so the rows of an expert are in the order of the
+//! tokens. A pair whose index is outside `0..experts` is dropped and has no row.
 //!
 //! ```text
 //! permute:    y[n] = x[token of row n]                             [tokens, h] to [rows, h]
 //! unpermute:  y[t] = sum over the rows n of t, by slot, of x[n]    [rows, h] to [tokens, h]
 //! ```
 //!
-//! Each operation is the backward of the other, and both are gathers without atomics. Sums are computed in f32 (f64 for
-//! f64) and rounded once. They do not apply weights: [`permute_weights`] returns the weights of the rows, and an
-//! [activation](crate::activation::activate) multiplies by them.
+//! Each operation is the backward pass of the other operation. Both are gathers without atomic additions. Sums are
+//! computed in f32 (f64 for f64) and rounded once. The operations do not apply the router weights. [`permute_weights`]
+//! returns the weights of the rows, and an [activation](crate::activation::activate) multiplies by them.
 
 use burn::tensor::{DType, Int, IntDType, Tensor, TensorData};
 
@@ -33,18 +33,18 @@ pub use words::permute_words;
 
 const NAME: &str = "RowMap";
 
-/// The row of each pair of a token and a choice.
+/// The mapping between token-expert pairs and rows that are sorted by expert.
 ///
-/// All tensors are I32 on the device of the indices, and not part of an autodiff graph.
+/// All tensors are I32 on the device of the indices, and autodiff does not track them.
 #[derive(Clone, Debug)]
 pub struct RowMap {
     tokens: usize,
     top_k: usize,
     experts: usize,
     rows: usize,
-    /// The number of rows of each expert, including empty rows. `None` if it is only on the device.
+    /// The number of rows of each expert, including empty rows. `None` if the numbers are only on the device.
     group_sizes: Option<Vec<usize>>,
-    /// The pair `(t, j)` of each row as `t * k + j`, or -1 for an empty row, `[rows]`.
+    /// The index `t * k + j` of the pair `(t, j)` of each row, or -1 for an empty row, `[rows]`.
     pub(super) row_to_pair: Tensor<1, Int>,
     pub(super) slot_to_row: Tensor<2, Int>,
     counts: Tensor<1, Int>,
@@ -54,12 +54,12 @@ pub struct RowMap {
 impl RowMap {
     /// Sorts `indices`, `[tokens, k]` of any integer type, by expert.
     ///
-    /// On a GPU the sort runs on the device. With [`RowLayout::Kept`] and [`RowLayout::Aligned`],
-    /// the counts are copied to the host, which needs the number of rows.
+    /// On a GPU, the sort runs on the device. With [`RowLayout::Kept`] and [`RowLayout::Aligned`], the counts are
+    /// copied to the host, because the host needs the number of rows.
     ///
     /// # Panics
     ///
-    /// Panics with a [`KernelError`] if there is no expert or more than 2048. Also panics if an alignment is 0, or if
+    /// Panics with a [`KernelError`] if there are no experts or more than 2048 experts, if an alignment is 0, or if
     /// there are more than 2^31 - 1 pairs or rows.
     ///
     /// # Example
@@ -158,11 +158,11 @@ impl RowMap {
         self.rows
     }
 
-    /// Returns the number of rows of each expert, including empty rows, as
-    /// [`grouped_matmul`](crate::moe::grouped::grouped_matmul) requires it.
+    /// Returns the number of rows of each expert, including empty rows, as an argument for
+    /// [`grouped_matmul`](crate::moe::grouped::grouped_matmul).
     ///
-    /// With [`RowLayout::Rows`] this copies from the device. Rows after the last expert's rows
-    /// belong to no expert.
+    /// With [`RowLayout::Rows`], the counts are copied from the device. Rows after the rows of the last expert belong
+    /// to no expert.
     pub fn group_sizes(&self) -> Vec<usize> {
         match &self.group_sizes {
             Some(sizes) => sizes.clone(),
@@ -175,19 +175,20 @@ impl RowMap {
         self.slot_to_row.clone()
     }
 
-    /// Returns the number of pairs with a row of each expert, `[experts]`.
+    /// Returns the number of pairs of each expert that have a row, `[experts]`.
     pub fn counts(&self) -> Tensor<1, Int> {
         self.counts.clone()
     }
 
-    /// Returns the start of each expert's rows, followed by the end of the last ones,
+    /// Returns the index of the first row of each expert, followed by the end of the last expert's rows,
     /// `[experts + 1]`.
     pub fn offsets(&self) -> Tensor<1, Int> {
         self.offsets.clone()
     }
 }
 
-/// Returns evenly distributed pairs per expert, for a recording, which has no values.
+/// Returns the numbers of pairs per expert for evenly distributed pairs. A recording uses them, because it has no
+/// values.
 fn even(pairs: usize, experts: usize) -> Vec<usize> {
     let (each, more) = (pairs / experts, pairs % experts);
     (0..experts)
@@ -201,9 +202,9 @@ fn on_host(counts: Tensor<1, Int>) -> Vec<usize> {
     counts.into_iter().map(|count| count as usize).collect()
 }
 
-/// Checks that a tensor has the number of rows of a map.
+/// Checks that a tensor has the number of rows that a map has.
 fn check_rows(operation: &'static str, given: usize, expected: usize) -> Result<(), KernelError> {
     check_shape(operation, given == expected, || {
-        format!("{given} rows beside a map of {expected}: expected as many")
+        format!("{given} rows for a map of {expected} rows: expected {expected}")
     })
 }

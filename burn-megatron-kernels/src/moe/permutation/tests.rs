@@ -4,7 +4,7 @@ use insta::assert_snapshot;
 use super::*;
 use crate::testing::{Input, compare, devices};
 
-/// Returns choices that cover all experts unevenly. Some pairs are dropped, with both kinds of invalid index.
+/// Returns choices that cover all experts unevenly. Some pairs are dropped, with both kinds of invalid indices.
 fn choices(tokens: usize, top_k: usize, experts: usize) -> Vec<i32> {
     let choice = |pair: usize| {
         let (token, slot) = (pair / top_k, pair % top_k);
@@ -26,7 +26,8 @@ fn ints<const D: usize>(tensor: Tensor<D, Int>) -> Vec<i32> {
     tensor.into_data().iter::<i32>().collect()
 }
 
-/// Returns the pair of each row, the rows of each expert, and the counts. Pairs are found expert by expert.
+/// Returns the pair of each row, the number of rows of each expert, and the counts. The pairs are found expert by
+/// expert.
 fn sorted(choices: &[i32], experts: usize, layout: RowLayout) -> (Vec<i32>, Vec<usize>, Vec<i32>) {
     let (mut rows, mut sizes, mut counts) = (vec![], vec![], vec![]);
     for expert in 0..experts {
@@ -84,7 +85,7 @@ fn assert_map(device: &Device, values: &[i32], top_k: usize, experts: usize, lay
 
 #[test]
 fn rows_are_those_of_a_stable_sort() {
-    // Sizes: not a multiple of a chunk, several chunks, one expert, as many choices as experts.
+    // The sizes are not a multiple of a chunk, several chunks, one expert, or as many choices as experts.
     let sizes = [(1, 1, 1), (5, 2, 3), (40, 4, 4), (300, 4, 7), (700, 3, 300)];
     for (device, _) in devices() {
         for (tokens, top_k, experts) in sizes {
@@ -118,7 +119,7 @@ fn extremes_are_sorted() {
     ];
     for (device, _) in devices() {
         for layout in layouts {
-            // All pairs dropped, no tokens, all pairs in one expert.
+            // The cases are: all pairs dropped, no tokens, all pairs in one expert.
             assert_map(&device, &[-1, 9, -1, 5], 2, 5, layout);
             assert_map(&device, &[], 2, 3, layout);
             assert_map(&device, &[3; 1200], 1, 5, layout);
@@ -134,7 +135,7 @@ fn other_integers_are_accepted() {
     assert_eq!(ints(map.slot_to_row()), [1, -1, 0, -1]);
 }
 
-/// The golden numbers of the reference: four tokens with the top two of four experts.
+/// The expected numbers of the reference for four tokens with the top two of four experts.
 #[test]
 fn the_golden_permutation() {
     let chosen = [0, 1, 1, 0, 1, 2, 0, 1];
@@ -163,7 +164,7 @@ fn flat<const D: usize>(x: Tensor<D>) -> Tensor<1> {
 
 #[test]
 fn rows_and_sums_equal_products_with_a_selection() {
-    // Widths: one element, not a multiple of a vector, several tasks.
+    // The widths are one element, not a multiple of a vector, or several tasks.
     for (tokens, top_k, experts, width) in [(9, 2, 3, 1), (37, 3, 5, 7), (600, 4, 4, 128)] {
         let values = choices(tokens, top_k, experts);
         for layout in [RowLayout::Kept, RowLayout::Capacity(tokens / 2)] {
@@ -172,7 +173,7 @@ fn rows_and_sums_equal_products_with_a_selection() {
                 let device = x.device().inner();
                 RowMap::new(indices(&values, tokens, top_k, &device), experts, layout)
             };
-            // Selects the token of each row: the product of a selection of pairs and a selection of tokens.
+            // The token of each row is selected by the product of a selection of pairs and a selection of tokens.
             let of_tokens = |x: &Tensor<1>| {
                 let pairs: Vec<i32> = (0..(tokens * top_k) as i32)
                     .map(|i| i / top_k as i32)
@@ -296,14 +297,14 @@ fn other_sizes_are_refused() {
     let x = |rows| Tensor::<2>::ones([rows, 3], &device);
     assert_snapshot!(
         message(&|| drop(permute(x(4), &map))),
-        @"permute: 4 rows beside a map of 2: expected as many"
+        @"permute: 4 rows for a map of 2 rows: expected 2"
     );
     assert_snapshot!(
         message(&|| drop(unpermute(x(2), &map))),
-        @"unpermute: 2 rows beside a map of 4: expected as many"
+        @"unpermute: 2 rows for a map of 4 rows: expected 4"
     );
     assert_snapshot!(
         message(&|| drop(permute_weights(x(2), &map))),
-        @"permute_weights: weights [2, 3] beside a map of [2, 2]: expected as many"
+        @"permute_weights: weights [2, 3] for a map of [2, 2]: expected equal shapes"
     );
 }

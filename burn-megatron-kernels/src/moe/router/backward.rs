@@ -1,4 +1,4 @@
-//! The weights as a recorded function, and the device operations.
+//! The router weights as an autodiff function, and the device operations of the router.
 
 use burn::backend::DispatchTensor;
 use burn::backend::flex::FlexTensor;
@@ -13,7 +13,7 @@ use crate::cpu::{for_float, wide};
 use crate::function::{Function, Gradients, Tensors};
 use crate::launch::{DeviceOp, Spec, launch_one};
 
-/// The weights as a function of the logits, which it saves for the backward.
+/// The router weights as a function of the logits. The function saves the logits for the backward pass.
 #[derive(Debug)]
 pub(super) struct RouterWeights {
     pub options: RouterOptions,
@@ -41,11 +41,11 @@ impl Function for RouterWeights {
 /// A device operation of the router.
 #[derive(Debug)]
 pub(super) enum RouterOp {
-    /// From logits and an optional bias to indices.
+    /// Computes the indices from logits and an optional bias.
     Choose(RouterOptions),
-    /// From logits and indices to weights.
+    /// Computes the weights from logits and indices.
     Weights(RouterOptions),
-    /// From logits, indices and the gradient of the weights to the gradient of the logits.
+    /// Computes the gradient of the logits from logits, indices and the gradient of the weights.
     Gradient(RouterOptions),
 }
 

@@ -1,4 +1,4 @@
-//! The reference weights, composed of Burn's own operations.
+//! The reference router weights, composed of Burn's own operations.
 
 use burn::tensor::{Int, Tensor, activation};
 
@@ -6,7 +6,7 @@ use super::{RouterOptions, ScoreFunction, check_indices};
 use crate::cpu::wide;
 use crate::error::accept;
 
-/// Computes [`super::router_weights`], differentiated by Burn. All indices must be valid experts.
+/// Computes [`super::router_weights`] with Burn's operations and Burn's autodiff. All indices must be valid experts.
 ///
 /// # Panics
 ///

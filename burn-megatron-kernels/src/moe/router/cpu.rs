@@ -1,4 +1,4 @@
-//! The CPU implementation: tokens in parallel.
+//! The CPU implementation. It processes tokens in parallel.
 
 use burn::backend::flex::FlexTensor;
 
@@ -7,16 +7,17 @@ use crate::cpu::{Element, Real, for_row_tasks, slice, tensor};
 use crate::moe::permutation::sort::expert;
 use crate::moe::score::cpu::Denominator;
 
-/// Calls `work` with each row of `output` and its number, in parallel if that is worth it.
+/// Calls `work` with the index and the values of each row of `output`. The rows are processed in parallel if there are
+/// enough of them.
 fn each_row<T: Send>(output: &mut [T], width: usize, work: impl Fn(usize, &mut [T]) + Sync + Send) {
-    // Scores take tens of instructions each.
+    // A score takes tens of instructions.
     for_row_tasks(output, width, 16, |first, output| {
         let rows = output.chunks_exact_mut(width).enumerate();
         rows.for_each(|(i, row)| work(first + i, row));
     });
 }
 
-/// Chooses experts; see [`RouterOp`](super::backward::RouterOp).
+/// Chooses experts. See [`RouterOp`](super::backward::RouterOp).
 pub(super) fn choose<E: Element>(options: &RouterOptions, inputs: &[FlexTensor]) -> FlexTensor {
     let [tokens, experts] = sizes(&inputs[0]);
     let logits = slice::<E>(&inputs[0]);
@@ -61,8 +62,8 @@ pub(super) fn choose<E: Element>(options: &RouterOptions, inputs: &[FlexTensor])
     tensor(indices, [tokens, options.top_k])
 }
 
-/// Returns the first candidate after `last` in the order of scores: larger scores first, then
-/// smaller indices. Candidates are given in the order of their indices.
+/// Returns the first candidate after `last` in the order of the ranking: larger scores first, then smaller indices. The
+/// candidates must be given in the order of their indices.
 fn next<W: Real>(
     candidates: impl Iterator<Item = (W, usize)>,
     last: Option<(W, usize)>,
@@ -78,7 +79,7 @@ fn next<W: Real>(
     }
 }
 
-/// Returns for each group whether its experts may be chosen.
+/// Returns whether the experts of each group may be chosen.
 fn open_groups<W: Real>(scores: &[W], groups: ExpertGroups) -> Vec<bool> {
     let members = scores.chunks_exact(scores.len() / groups.groups);
     let score = |members: &[W]| {
@@ -106,7 +107,7 @@ fn sizes(logits: &FlexTensor) -> [usize; 2] {
     [shape[0], shape[1]]
 }
 
-/// Returns the denominator of a token's weights.
+/// Returns the divisor of a token's weights.
 #[inline(always)]
 fn denominator<W: Real>(
     options: &RouterOptions,
@@ -120,7 +121,7 @@ fn denominator<W: Real>(
     }
 }
 
-/// Computes weights; see [`RouterOp`](super::backward::RouterOp).
+/// Computes the weights. See [`RouterOp`](super::backward::RouterOp).
 pub(super) fn weights<E: Element>(options: &RouterOptions, inputs: &[FlexTensor]) -> FlexTensor {
     let [tokens, experts] = sizes(&inputs[0]);
     let top_k = options.top_k;
@@ -143,7 +144,7 @@ pub(super) fn weights<E: Element>(options: &RouterOptions, inputs: &[FlexTensor]
     tensor(weights, [tokens, top_k])
 }
 
-/// Computes the gradient; see [`RouterOp`](super::backward::RouterOp).
+/// Computes the gradient. See [`RouterOp`](super::backward::RouterOp).
 pub(super) fn gradient<E: Element>(options: &RouterOptions, inputs: &[FlexTensor]) -> FlexTensor {
     let [tokens, experts] = sizes(&inputs[0]);
     let (top_k, score) = (options.top_k, options.score);

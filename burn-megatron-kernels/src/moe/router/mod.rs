@@ -1,7 +1,7 @@
-//! The choice of `k` experts for each token, and their weights.
+//! The top-k router: chooses `k` experts for each token and computes their weights.
 //!
-//! With the logits `z` `[tokens, experts]`, the chosen experts `S` of a token, the factor `c` and
-//! the gradient `g` of the weights `p`:
+//! The table uses the logits `z` `[tokens, experts]`, the chosen experts `S` of a token, the scaling factor `c` and the
+//! gradient `g` of the weights `p`:
 //!
 //! | score | experts are chosen by | weight | backward |
 //! |---|---|---|---|
@@ -10,13 +10,12 @@
 //! | `Sigmoid` | `s = sigmoid(z)` | `c s_i / D` | `dz_i = ds_i s_i (1 - s_i)`, `ds_i = c / D (g_i - sum of g_j s_j / D)` |
 //! | `SqrtSoftplus` | `s = sqrt(ln(1 + e^z))` | as `Sigmoid` | `dz_i = ds_i sigmoid(z_i) / (2 s_i)` |
 //!
-//! `D` is 1e-20 plus the sum of `s` over `S`. With [`RouterOptions::normalized`] = false, and by
-//! default with `k = 1`, weights of `Sigmoid` and `SqrtSoftplus` are not divided: `p = c s`. A
-//! softmax over all experts that is divided by its sum over the chosen experts equals `Softmax`.
+//! `D` is 1e-20 plus the sum of `s` over `S`. If the weights are not [normalized](RouterOptions::normalized), the
+//! weights of `Sigmoid` and `SqrtSoftplus` are `p = c s`. This is the default for `k = 1`. A softmax over all experts
+//! that is divided by its sum over the chosen experts equals `Softmax`.
 //!
-//! Everything is computed in f32 (f64 for f64). Experts are ordered by score (largest first), then
-//! by index (smallest first). A score that is NaN or below the lowest finite f32 counts as the
-//! lowest finite f32.
+//! All values are computed in f32 (f64 for f64). Experts are ranked by score (largest first), then by index (smallest
+//! first). A score that is NaN or below the lowest finite f32 counts as the lowest finite f32.
 
 use burn::tensor::{Int, IntDType, Tensor};
 
@@ -41,22 +40,23 @@ use backward::{RouterOp, RouterWeights};
 
 const NAME: &str = "top_k_router";
 
-/// The lowest score.
+/// The score that replaces NaN and lower scores.
 const LOWEST: f32 = f32::MIN;
 
-/// Returns the experts of each token, best first, `[tokens, k]` in I32, and their weights,
-/// `[tokens, k]` in f32 (f64 for f64).
+/// Chooses `k` experts for each token. Returns the indices of the experts, best first, `[tokens, k]` in I32, and their
+/// weights, `[tokens, k]` in f32 (f64 for f64).
 ///
 /// - `logits`: `[tokens, experts]`.
 /// - `bias`: `[experts]`.
 ///
 /// The bias is added to the scores that select experts and groups. With [`ScoreFunction::Softmax`] these scores are the
-/// logits. The bias does not affect the weights of given choices and has no gradient. Only the weights are
+/// logits. The bias does not affect the weights of the chosen experts and has no gradient. Only the weights are
 /// differentiable.
 ///
 /// # Panics
 ///
-/// Panics with a [`KernelError`] if [`RouterOptions::check`] fails, or if the bias has a different length.
+/// Panics with a [`KernelError`] if [`RouterOptions::check`] fails, or if the length of the bias is not the number of
+/// experts.
 ///
 /// # Example
 ///
@@ -86,17 +86,17 @@ pub fn top_k_router(
     (indices.clone(), router_weights(logits, indices, options))
 }
 
-/// Computes the weights of given choices, `[tokens, k]` in f32 (f64 for f64).
+/// Computes the weights of experts that have already been chosen, `[tokens, k]` in f32 (f64 for f64).
 ///
 /// - `logits`: `[tokens, experts]`.
-/// - `indices`: `[tokens, k]`, as chosen by a router before.
+/// - `indices`: `[tokens, k]`, the chosen experts, for example from an earlier call of [`top_k_router`].
 ///
-/// The choices of a token must differ. A choice outside `0..experts` has weight 0 and no gradient, and is not part of
-/// the denominator of the other weights.
+/// The experts of a token must differ. An index outside `0..experts` has weight 0 and no gradient. It is not included
+/// in the sum that normalizes the other weights.
 ///
 /// # Panics
 ///
-/// Panics with a [`KernelError`] if [`RouterOptions::check`] fails, or if the indices have different sizes.
+/// Panics with a [`KernelError`] if [`RouterOptions::check`] fails, or if the shape of `indices` is wrong.
 pub fn router_weights(
     logits: Tensor<2>,
     indices: Tensor<2, Int>,

@@ -6,44 +6,45 @@ use crate::error::{check_option, check_shape};
 use crate::moe::permutation::sort::check_experts;
 use crate::moe::score::ScoreFunction;
 
-/// Options for the choice of a token's experts, and their weights.
+/// Options of the router: the choice of experts for a token, and the weights of these experts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RouterOptions {
     /// The number of experts per token, `k`.
     pub top_k: usize,
-    /// The function from logits to scores.
+    /// The function that computes the scores of experts from the logits.
     pub score: ScoreFunction,
-    /// Whether weights other than a softmax are divided by their sum over the chosen experts. The
-    /// default is true if a token chooses several experts.
+    /// Whether the weights are divided by their sum over the chosen experts. [`ScoreFunction::Softmax`] and
+    /// [`ScoreFunction::PreSoftmax`] ignore this option. The default is true if `top_k` is larger than 1.
     pub normalized: Option<bool>,
-    /// The factor of the weights.
+    /// The factor that multiplies the weights.
     pub scaling_factor: f64,
-    /// Limits a token to the experts of some groups.
+    /// Limits the experts of a token to some groups of experts (group-limited routing).
     pub groups: Option<ExpertGroups>,
 }
 
-/// Groups of experts: group `i` of `G` has the experts `i E / G` to `(i + 1) E / G`.
+/// Groups of experts for group-limited routing. Of `E` experts, group `i` of `G` groups has the experts from `i E / G`
+/// up to, but not including, `(i + 1) E / G`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertGroups {
     /// The number of groups, `G`.
     pub groups: usize,
-    /// The number of groups that a token may use, `g`: the groups with the largest scores.
+    /// The number of groups from which a token may choose experts, `g`. The groups with the largest scores are used.
     pub chosen: usize,
-    /// The score of a group.
+    /// The method that computes the score of a group.
     pub score: GroupScore,
 }
 
-/// The score of a group, computed from the scores of its experts.
+/// The method that computes the score of a group from the scores of its experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GroupScore {
-    /// The largest score, as in DeepSeek-V2.
+    /// The largest score of an expert, as in DeepSeek-V2.
     Max,
-    /// The sum of this number of largest scores: 2 in DeepSeek-V3, `k / g` in Megatron Core.
+    /// The sum of this number of largest scores. The number is 2 in DeepSeek-V3 and `k / g` in Megatron Core.
     SumOf(usize),
 }
 
 impl GroupScore {
-    /// Returns the number of experts whose scores are added.
+    /// Returns the number of experts whose scores are added to the score of a group.
     pub(super) fn terms(self) -> usize {
         match self {
             Self::Max => 1,
@@ -53,7 +54,7 @@ impl GroupScore {
 }
 
 impl RouterOptions {
-    /// Creates options that choose `k` experts by a softmax over their logits.
+    /// Creates options for a router that chooses `top_k` experts by a softmax over their logits.
     pub fn new(top_k: usize) -> Self {
         Self {
             top_k,
@@ -64,20 +65,20 @@ impl RouterOptions {
         }
     }
 
-    /// Returns whether the weights of the chosen experts are divided by a sum.
+    /// Returns whether the weights of the chosen experts are divided by their sum.
     pub(super) fn normalizes(&self) -> bool {
         self.score.is_softmax() || self.normalized.unwrap_or(self.top_k > 1)
     }
 
-    /// Checks the options for a number of experts.
+    /// Checks the options for a model with this number of experts.
     ///
     /// # Errors
     ///
     /// Returns an error if
-    /// - a token cannot choose `top_k` experts,
-    /// - the groups do not divide the experts, or more groups are chosen than there are,
-    /// - the score of a group takes no experts, or more experts than a group has,
-    /// - the factor is not finite.
+    /// - `top_k` is 0 or exceeds the number of experts that a token may use,
+    /// - the number of groups is not a divisor of the number of experts, or more groups are chosen than exist,
+    /// - the score of a group is the sum of 0 scores, or of more scores than a group has,
+    /// - the scaling factor is not finite.
     pub fn check(&self, experts: usize) -> Result<(), KernelError> {
         check_experts(NAME, experts)?;
         let top_k = self.top_k;

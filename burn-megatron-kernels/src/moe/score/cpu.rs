@@ -1,12 +1,12 @@
-//! Scores on the CPU.
+//! Computes expert scores on the CPU.
 
 use super::{SMALLEST_SUM, ScoreFunction};
 use crate::cpu::Real;
 
-/// The values shared by scores with the same denominator.
+/// The values that scores with a common denominator share.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::moe) struct Denominator<W> {
-    /// The largest logit, for a softmax only.
+    /// The largest logit. Only a softmax uses it.
     pub largest: W,
     /// The sum of the numerators.
     pub total: W,
@@ -28,7 +28,7 @@ impl<W: Real> Denominator<W> {
         Self { largest, total }
     }
 
-    /// Returns the denominator of scores that are not divided.
+    /// Returns the denominator 1, for scores that are not divided.
     pub fn one() -> Self {
         Self {
             largest: W::ZERO,
@@ -42,14 +42,14 @@ impl<W: Real> Denominator<W> {
         numerator(score, z, self.largest) / self.total
     }
 
-    /// Returns the slope of a score with a fixed denominator.
+    /// Returns the derivative of a score with respect to its logit, for a fixed denominator.
     #[inline(always)]
     pub fn slope(&self, score: ScoreFunction, z: W) -> W {
         slope(score, z, self.largest) / self.total
     }
 }
 
-/// Returns the score before it is divided.
+/// Returns the score before it is divided by the denominator.
 #[inline(always)]
 fn numerator<W: Real>(score: ScoreFunction, z: W, largest: W) -> W {
     match score {
@@ -62,7 +62,7 @@ fn numerator<W: Real>(score: ScoreFunction, z: W, largest: W) -> W {
     }
 }
 
-/// Returns the slope of [`numerator`].
+/// Returns the derivative of [`numerator`].
 #[inline(always)]
 fn slope<W: Real>(score: ScoreFunction, z: W, largest: W) -> W {
     match score {
@@ -70,7 +70,7 @@ fn slope<W: Real>(score: ScoreFunction, z: W, largest: W) -> W {
         ScoreFunction::Sigmoid => sigmoid(z) * sigmoid(-z),
         ScoreFunction::SqrtSoftplus => {
             let root = numerator(score, z, largest);
-            // For very negative logits, the sigmoid and the root underflow to 0.
+            // For very negative logits, both the sigmoid and the square root underflow to 0.
             if root == W::ZERO {
                 W::ZERO
             } else {
@@ -80,7 +80,7 @@ fn slope<W: Real>(score: ScoreFunction, z: W, largest: W) -> W {
     }
 }
 
-/// Returns the sigmoid. The exponential takes a negative argument, so that nothing overflows.
+/// Returns the sigmoid. The argument of the exponential is negative, so that it never overflows.
 #[inline(always)]
 fn sigmoid<W: Real>(z: W) -> W {
     let e = (-z.magnitude()).exponential();
@@ -88,7 +88,7 @@ fn sigmoid<W: Real>(z: W) -> W {
     if z < W::ZERO { e * larger } else { larger }
 }
 
-/// Returns `ln(1 + x)` for `x` from 0 to 1. The rounding error of the sum is divided out.
+/// Returns `ln(1 + x)` for `x` from 0 to 1. The function corrects the rounding error of the sum `1 + x`.
 #[inline(always)]
 fn ln_1p<W: Real>(x: W) -> W {
     let sum = W::ONE + x;

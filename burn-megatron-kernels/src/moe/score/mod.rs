@@ -1,7 +1,6 @@
-//! Scores of experts: functions of the logits of a token.
+//! Scores of experts, which are functions of the logits of a token.
 //!
-//! With the numerator `n(z)` of a score and the sum `D` of all numerators with a common
-//! denominator:
+//! The formulas use the numerator `n(z)` of a score and the sum `D` of the numerators that share a denominator:
 //!
 //! ```text
 //! softmax       n = exp(z - largest)      d (n / D)_e = (n_e / D) (g_e - sum of g_j n_j / D)
@@ -15,28 +14,29 @@ pub(super) mod kernel;
 #[cfg(feature = "cubecl")]
 pub(super) mod row;
 
-/// The score function of the router, which also determines the weights.
+/// The function that computes the scores of experts from the logits. It also determines the weights of the chosen
+/// experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ScoreFunction {
-    /// Experts are chosen by their logits. The weights are the softmax over the logits of the
-    /// chosen experts. With one chosen expert the weight is constant and has no gradient.
+    /// Experts are chosen by their logits. The weights are the softmax over the logits of the chosen experts. If a
+    /// token chooses one expert, the weight is constant and has no gradient.
     Softmax,
-    /// Experts are chosen by the softmax over all experts. The weights are these scores, which do
-    /// not add up to 1.
+    /// Experts are chosen by the softmax over all experts. The weights are the softmax values, which do not add up to 1
+    /// for the chosen experts.
     PreSoftmax,
-    /// Experts are chosen by the sigmoid. By default, the weights are divided by their sum if a
-    /// token chooses several experts.
+    /// Experts are chosen by the sigmoid of their logits. By default, the weights are divided by their sum if a token
+    /// chooses several experts.
     Sigmoid,
-    /// Experts are chosen by the square root of softplus. The weights follow
-    /// [`Sigmoid`](Self::Sigmoid).
+    /// Experts are chosen by the square root of the softplus of their logits. The weights are computed from these
+    /// scores as with [`Sigmoid`](Self::Sigmoid).
     SqrtSoftplus,
 }
 
-/// Keeps a sum of underflowed scores above 0.
+/// The number that is added to a sum of scores. It keeps the sum above 0 if all scores underflow.
 const SMALLEST_SUM: f64 = 1e-20;
 
 impl ScoreFunction {
-    /// Returns whether a score is a part of the sum of all exponentials.
+    /// Returns whether the score is a softmax, over all experts or over the chosen experts.
     pub(super) fn is_softmax(self) -> bool {
         matches!(self, Self::Softmax | Self::PreSoftmax)
     }

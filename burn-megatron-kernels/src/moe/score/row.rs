@@ -1,4 +1,4 @@
-//! The denominator of a row of logits in CubeCL kernels.
+//! Computes the denominator of a row of logits in CubeCL kernels.
 
 use cubecl::prelude::*;
 
@@ -6,17 +6,17 @@ use super::ScoreFunction;
 use super::kernel::{is_softmax, least, numerator};
 use crate::cube::{cube_max, cube_sum};
 
-/// The values shared by scores with the same denominator.
+/// The values that scores with a common denominator share.
 #[derive(CubeType, Clone, Copy)]
 pub(in crate::moe) struct Denominator {
-    /// The largest logit, for a softmax only.
+    /// The largest logit. Only a softmax uses it.
     pub largest: f32,
     /// The sum of the numerators.
     pub total: f32,
 }
 
-/// Computes the denominator of all `experts` logits, starting at element `start`. All units of the
-/// cube must call it.
+/// Computes the denominator of the `experts` logits that start at element `start`. All units of the cube must call this
+/// function.
 #[cube]
 pub(in crate::moe) fn row_denominator<F: Float>(
     logits: &Tensor<F>,

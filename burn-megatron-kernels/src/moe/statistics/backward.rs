@@ -1,4 +1,4 @@
-//! The sums as a recorded function, and the device operations.
+//! The sums over tokens as an autodiff function, and the device operations.
 
 use burn::backend::DispatchTensor;
 use burn::backend::flex::FlexTensor;
@@ -14,7 +14,7 @@ use crate::function::{Function, Gradients, Tensors};
 use crate::launch::{DeviceOp, Spec, launch_one};
 use crate::moe::score::ScoreFunction;
 
-/// The quantity that is summed over tokens.
+/// The values that are summed over tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum SumKind {
     /// The score of each expert.
@@ -24,7 +24,7 @@ pub(super) enum SumKind {
 }
 
 impl SumKind {
-    /// Returns the score function. Each score is divided by the sum over all experts.
+    /// Returns the score function. The scores are divided by their sum over all experts.
     pub fn score(self) -> ScoreFunction {
         match self {
             Self::Scores(score) => score,
@@ -41,19 +41,19 @@ impl SumKind {
     }
 }
 
-/// The sums of each sequence.
+/// The sums over the tokens of each sequence.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SequenceSums {
     pub kind: SumKind,
     pub sequences: usize,
 }
 
-/// The sums as a function of the logits `[tokens, experts]`, which it saves. The output is
+/// The sums over tokens as a function of the logits `[tokens, experts]`. The function saves the logits. Its output is
 /// `[sequences * width]`.
 #[derive(Debug)]
 pub(super) struct RouterSums {
     pub sums: SequenceSums,
-    /// 1 for a token that counts, otherwise 0, `[tokens]`.
+    /// A mask `[tokens]` that is 1 for tokens that are included, and 0 for the other tokens.
     pub valid: Option<DispatchTensor>,
 }
 
@@ -79,11 +79,11 @@ impl Function for RouterSums {
 /// A device operation of the statistics.
 #[derive(Debug)]
 pub(super) enum StatisticsOp {
-    /// From logits, and `valid` if given, to the sums.
+    /// Computes the sums from the logits, and `valid` if it is given.
     Sums(SequenceSums),
-    /// From logits, the gradient of the sums, and `valid` if given, to the gradient of the logits.
+    /// Computes the gradient of the logits from the logits, the gradient of the sums, and `valid` if it is given.
     Gradient(SequenceSums),
-    /// From indices to counts.
+    /// Computes the counts from the indices.
     Count { experts: usize, sequences: usize },
 }
 

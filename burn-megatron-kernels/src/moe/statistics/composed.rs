@@ -1,4 +1,4 @@
-//! Reference sums, composed of Burn's own operations.
+//! Reference sums over tokens, composed of Burn's own operations.
 
 use burn::tensor::{Bool, Tensor, activation};
 
@@ -6,7 +6,7 @@ use super::{ScoreFunction, check_sequences, check_valid};
 use crate::cpu::wide;
 use crate::error::accept;
 
-/// Computes [`super::sum_scores`], differentiated by Burn.
+/// Computes [`super::sum_scores`] with Burn's operations and Burn's autodiff.
 ///
 /// # Panics
 ///
@@ -32,7 +32,7 @@ pub fn sum_scores(
     scores.sum_dim(1).reshape([sequences, experts])
 }
 
-/// Computes [`super::sum_squared_lse`], differentiated by Burn.
+/// Computes [`super::sum_squared_lse`] with Burn's operations and Burn's autodiff.
 ///
 /// # Panics
 ///

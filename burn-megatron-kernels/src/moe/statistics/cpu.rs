@@ -1,4 +1,4 @@
-//! The CPU implementation: strips of tokens in parallel, whose sums are added in order.
+//! The CPU implementation. It processes strips of tokens in parallel and adds the sums of the strips in order.
 
 use burn::backend::flex::FlexTensor;
 use rayon::prelude::*;
@@ -11,7 +11,7 @@ use crate::moe::score::cpu::Denominator;
 /// The number of tokens per strip.
 const STRIP: usize = 64;
 
-/// Computes the sums; see [`StatisticsOp::Sums`](super::backward::StatisticsOp::Sums).
+/// Computes the sums. See [`StatisticsOp::Sums`](super::backward::StatisticsOp::Sums).
 pub(super) fn sums<E: Element>(op: SequenceSums, inputs: &[FlexTensor]) -> FlexTensor {
     let shape = inputs[0].layout().shape();
     let [tokens, experts] = [shape[0], shape[1]];
@@ -65,7 +65,7 @@ fn add_token<E: Element>(kind: SumKind, row: &[E], sums: &mut [E::Wide]) {
     }
 }
 
-/// Computes the gradient; see [`StatisticsOp::Gradient`](super::backward::StatisticsOp::Gradient).
+/// Computes the gradient. See [`StatisticsOp::Gradient`](super::backward::StatisticsOp::Gradient).
 pub(super) fn gradient<E: Element>(op: SequenceSums, inputs: &[FlexTensor]) -> FlexTensor {
     let shape = inputs[0].layout().shape();
     let [tokens, experts] = [shape[0], shape[1]];
@@ -113,7 +113,7 @@ fn token_gradient<E: Element>(kind: SumKind, row: &[E], upstream: &[E::Wide], gr
     }
 }
 
-/// Counts the choices; see [`StatisticsOp::Count`](super::backward::StatisticsOp::Count).
+/// Counts the choices. See [`StatisticsOp::Count`](super::backward::StatisticsOp::Count).
 pub(super) fn count(indices: &FlexTensor, experts: usize, sequences: usize) -> FlexTensor {
     let values: &[i32] = slice(indices);
     let mut counts = vec![0i32; sequences * experts];

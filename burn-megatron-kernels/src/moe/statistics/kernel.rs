@@ -1,4 +1,4 @@
-//! The CubeCL kernels: a cube sums a strip of tokens, and [`fold`] adds the strips.
+//! The CubeCL kernels. A cube sums a strip of tokens, and [`fold`] adds the sums of the strips.
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::DType;
@@ -18,12 +18,12 @@ use crate::moe::score::row::row_denominator;
 
 /// The minimum number of tokens per strip.
 const STRIP: usize = 32;
-/// The maximum number of strips of all tokens, enough cubes for a large device.
+/// The maximum total number of strips. This number of cubes fills a large device.
 const MOST_STRIPS: usize = 2048;
 /// The number of units of a cube that adds counts.
 const UNITS: u32 = 256;
 
-/// The compile-time variant of the sums.
+/// The compile-time parameters of the sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct SumVariant {
     kind: SumKind,
@@ -32,7 +32,7 @@ struct SumVariant {
     cube: TokenCube,
 }
 
-/// Returns whether a token counts.
+/// Returns whether a token is included in the sums.
 #[cube]
 fn counts(valid: &ComptimeOption<OwnedTensor<f32>>, token: usize) -> bool {
     let mut weight = 1.0f32;
@@ -46,8 +46,7 @@ fn counts(valid: &ComptimeOption<OwnedTensor<f32>>, token: usize) -> bool {
     weight != 0.0f32
 }
 
-/// Sums `strip` tokens per cube, from a sequence of `length` tokens. `partials` is
-/// `[strips, sequences, width]`.
+/// Sums `strip` tokens per cube. A sequence has `length` tokens. `partials` is `[strips, sequences, width]`.
 #[cube(launch_unchecked)]
 fn router_sums_kernel<F: Float>(
     logits: &Tensor<F>,
@@ -79,7 +78,7 @@ fn router_sums_kernel<F: Float>(
             let start = token * experts as usize;
             let shared = row_denominator::<F>(logits, start, experts, score, units, planes);
             let counts = counts(valid, token);
-            // Each unit adds its own sums.
+            // Each unit adds only its own sums.
             if comptime!(variant.kind == SumKind::SquaredLse) {
                 let lse = shared.largest + shared.total.ln();
                 if UNIT_POS == 0 && counts {
@@ -115,7 +114,7 @@ fn width(experts: u32, #[comptime] kind: SumKind) -> u32 {
     }
 }
 
-/// Computes the gradient of one token per cube, from a sequence of `length` tokens.
+/// Computes the gradient of one token per cube. A sequence has `length` tokens.
 #[cube(launch_unchecked)]
 fn router_sums_gradient_kernel<F: Float>(
     logits: &Tensor<F>,
@@ -169,7 +168,7 @@ fn router_sums_gradient_kernel<F: Float>(
     }
 }
 
-/// Adds the counts of chunks, `[sequences, chunks, experts]`.
+/// Adds the counts of the chunks, `[sequences, chunks, experts]`.
 #[cube(launch_unchecked)]
 fn add_counts_kernel(
     counts: &Tensor<i32>,
@@ -194,7 +193,7 @@ fn zeros(like: &CubeTensor, length: usize) -> CubeTensor {
     zeros_client(client, device, [length].into(), DType::F32)
 }
 
-/// Computes the sums; see [`StatisticsOp::Sums`](super::backward::StatisticsOp::Sums).
+/// Computes the sums. See [`StatisticsOp::Sums`](super::backward::StatisticsOp::Sums).
 pub(super) fn sums(op: SequenceSums, mut inputs: Vec<CubeTensor>) -> CubeTensor {
     let logits = inputs.remove(0);
     let client = logits.client.clone();
@@ -229,7 +228,7 @@ pub(super) fn sums(op: SequenceSums, mut inputs: Vec<CubeTensor>) -> CubeTensor 
     fold(partials, SumTarget::Each(DType::F32)).remove(0)
 }
 
-/// Computes the gradient; see [`StatisticsOp::Gradient`](super::backward::StatisticsOp::Gradient).
+/// Computes the gradient. See [`StatisticsOp::Gradient`](super::backward::StatisticsOp::Gradient).
 pub(super) fn gradient(op: SequenceSums, mut inputs: Vec<CubeTensor>) -> CubeTensor {
     let (upstream, logits) = (inputs.remove(1), inputs.remove(0));
     let client = logits.client.clone();
@@ -258,7 +257,7 @@ pub(super) fn gradient(op: SequenceSums, mut inputs: Vec<CubeTensor>) -> CubeTen
     gradient
 }
 
-/// Counts the choices; see [`StatisticsOp::Count`](super::backward::StatisticsOp::Count).
+/// Counts the choices. See [`StatisticsOp::Count`](super::backward::StatisticsOp::Count).
 pub(super) fn count(indices: CubeTensor, experts: usize, sequences: usize) -> CubeTensor {
     let client = indices.client.clone();
     let output = empty(&indices, [sequences, experts], DType::I32);
@@ -281,7 +280,7 @@ pub(super) fn count(indices: CubeTensor, experts: usize, sequences: usize) -> Cu
     output
 }
 
-/// Adds 256 experts with each score function, and the z-loss.
+/// Adds AOT instances with 256 experts for each score function, and for the z-loss.
 pub(crate) fn aot_instances(list: &mut AotList) {
     let mut kinds = scores()
         .map(|(name, score)| (name, SumKind::Scores(score)))

@@ -1,22 +1,22 @@
-//! Sums over tokens from which the auxiliary losses are computed.
+//! Sums over tokens, from which the auxiliary losses are computed.
 //!
 //! Let `s` be the scores of a token over all experts: a softmax, or sigmoids divided by their sum. `P_e` is the sum of
-//! the scores of expert `e` over the tokens. With the counts `c_e` of choices and the number of tokens `T` that were
-//! counted:
+//! the scores of expert `e` over the tokens. `c_e` is the number of tokens that choose expert `e`, and `T` is the
+//! number of tokens for which the choices were counted:
 //!
 //! ```text
 //! load balancing    F = E / (k T^2) sum over e of P_e c_e      dF/ds_te = E c_e / (k T^2)
 //! z-loss            Z = sum over t of lse_t^2, lse = log sum over e of exp(z_te)
 //! ```
 //!
-//! `F` is 1 if all experts are used equally, and at most `E / k`. Counts have no gradient. Counts may be summed over
-//! ranks while each rank's `P` covers its own tokens. Then the `F` of all ranks add up to the loss of all tokens. The
-//! load balancing loss is from Shazeer et al. 2017 and Fedus et al. 2021, "Switch Transformers". The z-loss is from
-//! Zoph et al. 2022, "ST-MoE".
+//! `F` is 1 if all experts are used equally, and at most `E / k`. Counts have no gradient. The counts may be summed
+//! over all ranks, while `P` covers only the tokens of one rank. In this case, the sum of `F` over all ranks is the
+//! loss of all tokens. The load balancing loss is from Shazeer et al. 2017 and Fedus et al. 2021, "Switch
+//! Transformers". The z-loss is from Zoph et al. 2022, "ST-MoE".
 //!
-//! Tokens are consecutive sequences of equal length: the sequences of a micro-batch, or a single
-//! sequence for all tokens. Everything is computed in f32 (f64 for f64), in an order that depends
-//! only on the sizes.
+//! The tokens consist of consecutive sequences of equal length. Pass the number of sequences of a micro-batch, or 1 to
+//! treat all tokens as a single sequence. All values are computed in f32 (f64 for f64), in an order that depends only
+//! on the sizes.
 
 use burn::tensor::{Bool, Int, IntDType, Tensor};
 
@@ -39,13 +39,13 @@ use backward::{RouterSums, SequenceSums, StatisticsOp, SumKind};
 
 const NAME: &str = "router statistics";
 
-/// Counts the tokens that choose each expert: `indices` `[tokens, k]` to `[sequences, experts]` in
+/// Counts the tokens that choose each expert. `indices` is `[tokens, k]`, and the result is `[sequences, experts]` in
 /// I32. An index outside `0..experts` is not counted.
 ///
 /// # Panics
 ///
-/// Panics with a [`KernelError`] if there is no expert or more than 2048. Also panics if the number of sequences is 0
-/// or does not divide the tokens.
+/// Panics with a [`KernelError`] if there are no experts or more than 2048 experts. Also panics if the number of
+/// sequences is 0 or is not a divisor of the number of tokens.
 pub fn count_experts(indices: Tensor<2, Int>, experts: usize, sequences: usize) -> Tensor<2, Int> {
     accept(check_experts(NAME, experts));
     accept(check_sequences(indices.dims()[0], sequences));
@@ -54,16 +54,17 @@ pub fn count_experts(indices: Tensor<2, Int>, experts: usize, sequences: usize) 
     Tensor::from_dispatch(launch_one(op, vec![indices]))
 }
 
-/// Sums the scores of each expert: `logits` `[tokens, experts]` to `[sequences, experts]` in f32
-/// (f64 for f64). The function is differentiable.
+/// Sums the scores of each expert over the tokens of each sequence. `logits` is `[tokens, experts]`, and the result is
+/// `[sequences, experts]` in f32 (f64 for f64). The function is differentiable.
 ///
-/// With [`ScoreFunction::Softmax`] and [`ScoreFunction::PreSoftmax`] the scores are the softmax
-/// over all experts. Other scores are divided by their sum over all experts. `valid` `[tokens]` is
-/// false for tokens that are left out. By default all tokens count.
+/// With [`ScoreFunction::Softmax`] and [`ScoreFunction::PreSoftmax`] the scores are the softmax over all experts. Other
+/// scores are divided by their sum over all experts. `valid` `[tokens]` is false for tokens that are excluded. Without
+/// `valid`, all tokens are included.
 ///
 /// # Panics
 ///
-/// Panics with a [`KernelError`] in the same cases as [`count_experts`], and if `valid` has a different length.
+/// Panics with a [`KernelError`] in the same cases as [`count_experts`], and if the length of `valid` is not the number
+/// of tokens.
 ///
 /// # Example
 ///
@@ -88,8 +89,8 @@ pub fn sum_scores(
     sums.reshape([sequences, experts])
 }
 
-/// Sums the squared log-sum-exp over tokens: `logits` `[tokens, experts]` to `[1]` in f32 (f64 for
-/// f64). The function is differentiable: `dz_te = 2 lse_t softmax(z_t)_e` for a gradient of 1.
+/// Sums the squared log-sum-exp of the logits over all tokens. `logits` is `[tokens, experts]`, and the result is `[1]`
+/// in f32 (f64 for f64). The function is differentiable: the gradient is `dz_te = 2 lse_t softmax(z_t)_e`.
 ///
 /// # Panics
 ///
@@ -98,20 +99,21 @@ pub fn sum_squared_lse(logits: Tensor<2>, valid: Option<Tensor<1, Bool>>) -> Ten
     router_sums(logits, SumKind::SquaredLse, 1, valid)
 }
 
-/// Returns the mean of the load balancing loss `F` over the sequences, `[1]` in the type of the
-/// sums.
+/// Returns the load balancing loss `F`, averaged over the sequences. The result is `[1]` in the type of `score_sums`.
 ///
-/// `score_sums` and `counts` are `[sequences, experts]`. The function is differentiable in the sums. The number of
-/// tokens is the sum of the counts divided by `top_k`. A sequence without counts has the loss 0. Counts may be summed
-/// over several ranks, or be the mean of several micro-batches.
+/// `score_sums` (see [`sum_scores`]) and `counts` (see [`count_experts`]) are `[sequences, experts]`. The function is
+/// differentiable in `score_sums`. The number of tokens is the sum of the counts divided by `top_k`. If all counts of a
+/// sequence are 0, its loss is 0. Counts may be sums over several ranks, or means over several micro-batches.
 ///
 /// # Panics
 ///
-/// Panics with a [`KernelError`] if sizes do not agree.
+/// Panics with a [`KernelError`] if the sizes do not match.
 pub fn load_balancing_loss(score_sums: Tensor<2>, counts: Tensor<2>, top_k: usize) -> Tensor<1> {
     let (sums, [sequences, experts]) = (score_sums.dims(), counts.dims());
     accept(check_shape(NAME, sums == [sequences, experts], || {
-        format!("sums of scores are {sums:?}, counts [{sequences}, {experts}]: expected the same")
+        format!(
+            "sums of scores are {sums:?}, counts [{sequences}, {experts}]: expected equal shapes"
+        )
     }));
     let counts = counts.inner().cast(score_sums.dtype());
     let total = counts.clone().sum_dim(1);

@@ -23,7 +23,8 @@ fn validity(tokens: usize, like: &Tensor<1>) -> Tensor<1, Bool> {
 
 #[test]
 fn sums_and_gradients_equal_the_composition() {
-    // Tokens, experts, sequences: one strip, several strips, more experts than units.
+    // Each case has tokens, experts and sequences. The cases have one strip, several strips, and more experts than
+    // units.
     let sizes = [(6, 2, 1), (36, 5, 3), (150, 70, 2), (300, 33, 1)];
     for (turn, (tokens, experts, sequences)) in sizes.into_iter().enumerate() {
         let logits = |x: &[Tensor<1>]| x[0].clone().reshape([tokens, experts]);
@@ -202,6 +203,6 @@ fn other_sizes_are_refused() {
     let zeros = |shape| Tensor::<2>::zeros(shape, &device);
     assert_snapshot!(
         message(&|| drop(load_balancing_loss(zeros([1, 4]), zeros([1, 3]), 2))),
-        @"router statistics: sums of scores are [1, 4], counts [1, 3]: expected the same"
+        @"router statistics: sums of scores are [1, 4], counts [1, 3]: expected equal shapes"
     );
 }

@@ -10,9 +10,8 @@ use crate::cube::instance::{AotList, instance, types};
 
 /// Adds every kernel in every type.
 ///
-/// LayerNorm has a residual and a bias, on narrow rows, on rows that stay in registers, and on rows
-/// that are read twice. Instances with a bias of `x` have the widest rows that a plane or a cube
-/// keeps in registers.
+/// LayerNorm has a residual and a bias. Its instances have narrow rows, rows that stay in registers, and rows that are
+/// read twice. Instances with a bias of `x` have the widest rows that a plane or a cube can keep in registers.
 pub(crate) fn aot_instances(list: &mut AotList) {
     let single = ElemType::Float(FloatKind::F32);
     for (name, dtype, vector) in types() {
@@ -31,7 +30,7 @@ pub(crate) fn aot_instances(list: &mut AotList) {
     }
 }
 
-/// Adds the kernels of rows of `width` elements. `x` and the tensor added to it have these types.
+/// Adds the kernels for rows of `width` elements. `x` and the tensor to which it is added have these types.
 fn rows(
     list: &mut AotList,
     name: &str,

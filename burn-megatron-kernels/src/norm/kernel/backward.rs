@@ -1,5 +1,5 @@
-//! The kernels of the backward. One kernel computes the input gradient and partial sums of the parameter gradients. The
-//! other kernel computes only the partial sums.
+//! The kernels of the backward pass. One kernel computes the input gradient and partial sums of the parameter
+//! gradients. The other kernel computes only partial sums.
 
 use cubecl::prelude::*;
 
@@ -7,12 +7,12 @@ use super::forward::factor;
 use super::layout::{RowLayout, row_sum};
 use crate::cube::lane_sum;
 
-/// The compile-time variant of the backward.
+/// The compile-time parameters of the backward kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in super::super) struct NormBackwardVariant {
     /// Whether the mean was subtracted.
     pub centred: bool,
-    /// Whether the weight is used as the stored value plus one.
+    /// Whether the factor is the weight plus one.
     pub zero_centered: bool,
     /// Whether the gradient of the input is computed.
     pub input: bool,
@@ -21,12 +21,12 @@ pub(in super::super) struct NormBackwardVariant {
     /// Whether the gradients of the weight and of the bias are summed.
     pub weight: bool,
     pub bias: bool,
-    /// Whether the gradient of the input is summed, for a bias of the input.
+    /// Whether the gradient of the input is summed over rows, for a bias of the input.
     pub x_bias: bool,
 }
 
 impl NormBackwardVariant {
-    /// Returns the number of sums.
+    /// Returns the number of parameter gradients that are summed.
     pub(super) fn sums(&self) -> usize {
         let all = [self.weight, self.bias, self.x_bias];
         all.into_iter().filter(|wanted| *wanted).count()
@@ -59,7 +59,7 @@ impl RowStatistics {
         }
     }
 
-    /// Returns the normalised values of a vector.
+    /// Returns the normalized values of a vector.
     fn normalised<S: Float, N: Size>(
         &self,
         source: Vector<S, N>,
@@ -73,9 +73,9 @@ impl RowStatistics {
     }
 }
 
-/// Returns whether a vector belongs to an `active` row. If this is known at compile time, no branch
-/// separates loads. Loops over small vectors keep their branch, because otherwise a compiler
-/// unrolls them until registers run out.
+/// Returns whether a vector belongs to an `active` row. If the answer is known at compile time, no branch separates the
+/// loads. Loops over small vectors keep their branch, because a compiler would otherwise unroll them until registers
+/// run out.
 #[cube]
 fn is_inside<N: Size>(active: bool, column: usize, #[comptime] layout: RowLayout) -> bool {
     let lanes = N::value();
@@ -102,12 +102,11 @@ fn reload<F: Float, N: Size>(
     }
 }
 
-/// Computes `dx = (g - mean(g) - x mean(g x)) rstd (+ so_far)`. `g` is `gradient * weight` and `x` holds the normalised
-/// values. `mean(g)` applies only if `centred`.
+/// Computes `dx = (g - mean(g) - x mean(g x)) rstd (+ so_far)`. `g` is `gradient * weight`, and `x` holds the
+/// normalized values. The term `mean(g)` is used only if `centred` is true.
 ///
-/// A cube processes every `cubes`-th block of rows. It writes unrounded sums of `gradient x`, of
-/// `gradient` and of `dx` to its part of `partials` `[cubes, sums, columns]`. Gradients that are
-/// not requested are neither read nor written.
+/// A cube processes every `cubes`-th block of rows. It writes unrounded sums of `gradient x`, of `gradient` and of `dx`
+/// to its part of `partials` `[cubes, sums, columns]`. Gradients that are not requested are neither read nor written.
 #[cube(launch_unchecked)]
 pub(super) fn norm_backward<Y: Float, S: Float, W: Float, N: Size>(
     source: &Tensor<Vector<S, N>>,
@@ -144,12 +143,12 @@ pub(super) fn norm_backward<Y: Float, S: Float, W: Float, N: Size>(
         of_x_bias[step] = Vector::new(0.0);
     }
 
-    // Loads come before the bounds branch. After it, a compiler would neither combine them nor keep
-    // their vectors intact. Out of bounds, the first vector is loaded and not used.
+    // The loads come before the branch on the bounds. After the branch, a compiler would neither combine the loads nor
+    // keep their vectors intact. If the vector is out of bounds, the first vector is loaded and not used.
     let mut block = CUBE_POS;
     while block < blocks {
-        // A single row is known to exist, which saves registers if the row is kept in them. Loops
-        // over longer rows need more registers without the branch.
+        // A cube with a single row has no rows out of bounds, so no branch is needed. This saves registers if the row
+        // is kept in registers. Loops over longer rows need more registers without the branch.
         let mut row = block * block_rows;
         let mut active = true;
         if comptime!(!(layout.is_alone() && in_registers)) {
@@ -211,9 +210,8 @@ pub(super) fn norm_backward<Y: Float, S: Float, W: Float, N: Size>(
                 if inside {
                     let value = row_statistics.normalised(raw, variant.centred);
                     let change = Vector::<f32, N>::cast_from(raw_gradient);
-                    // Rounded as in the mean. A compiler that fused this product with the
-                    // difference would leave its rounding error times `rstd` where the result must
-                    // be zero.
+                    // The product is rounded as in the mean. If a compiler fused this product with the difference, its
+                    // rounding error times `rstd` would remain where the result must be zero.
                     let factor = factor(weight, column, variant.zero_centered);
                     let product = fma(change, factor, Vector::new(0.0));
                     let mut result =
@@ -247,7 +245,7 @@ pub(super) fn norm_backward<Y: Float, S: Float, W: Float, N: Size>(
     }
 }
 
-/// Writes the sums of a cube's rows to a part `[columns]`. All units of the cube must call it.
+/// Writes the sums of a cube's rows to a part `[columns]`. All units of the cube must call this function.
 #[cube]
 fn write_part<N: Size>(
     own: &Array<Vector<f32, N>>,
@@ -269,7 +267,7 @@ fn write_part<N: Size>(
 }
 
 /// Returns the sum over the rows of a cube. Only the units of the first row get the sum. All units of the cube must
-/// call it.
+/// call this function.
 #[cube]
 fn across_rows<N: Size>(own: Vector<f32, N>, #[comptime] layout: RowLayout) -> Vector<f32, N> {
     let lanes = comptime!(layout.lanes);
@@ -288,8 +286,8 @@ fn across_rows<N: Size>(own: Vector<f32, N>, #[comptime] layout: RowLayout) -> V
     total
 }
 
-/// Computes only the partial sums, for rows that do not fit in registers. A unit processes one
-/// column of a strip of rows. `partials` is `[strips, weight and bias, columns]`.
+/// Computes only the partial sums of the parameter gradients, for rows that do not fit in registers. A unit processes
+/// one column of a strip of rows. `partials` is `[strips, weight and bias, columns]`.
 #[cube(launch_unchecked)]
 pub(super) fn norm_partials<Y: Float, S: Float, N: Size>(
     source: &Tensor<Vector<S, N>>,

@@ -1,22 +1,22 @@
-//! The kernel of the forward.
+//! The kernel of the forward pass.
 
 use cubecl::prelude::*;
 
 use super::layout::{RowLayout, row_sum};
 use crate::cube::lane_sum;
 
-/// The compile-time variant of the forward.
+/// The compile-time parameters of the forward kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in super::super) struct NormVariant {
     /// Whether the mean is subtracted.
     pub centred: bool,
-    /// Whether the weight is used as the stored value plus one.
+    /// Whether the factor is the weight plus one.
     pub zero_centered: bool,
     /// Whether a residual is added to `x` first.
     pub add: bool,
-    /// Whether there is a bias.
+    /// Whether the norm has a bias.
     pub bias: bool,
-    /// Whether `x` has a bias, which is added first.
+    /// Whether `x` has a bias, which is added to `x` first.
     pub x_bias: bool,
 }
 
@@ -34,7 +34,7 @@ pub(super) fn factor<W: Float, N: Size>(
     factor
 }
 
-/// Loads a vector of the row from registers, or a second time from memory.
+/// Loads a vector of the row from registers, or from memory a second time.
 #[cube]
 fn reload<S: Float, N: Size>(
     kept: &Array<Vector<S, N>>,
@@ -50,7 +50,8 @@ fn reload<S: Float, N: Size>(
     }
 }
 
-/// Loads a vector of the row for the first time: computes and writes the sum, or reads the input.
+/// Loads a vector of the row for the first time. With a residual, the function computes and writes the sum. Otherwise
+/// it reads the input.
 #[cube]
 fn first<X: Float, S: Float, B: Float, N: Size>(
     x: &Tensor<Vector<X, N>>,
@@ -75,13 +76,15 @@ fn first<X: Float, S: Float, B: Float, N: Size>(
     }
 }
 
-/// Normalises the rows of `source`. If there is a residual, it first writes
-/// `(x + x_bias) + residual` to `source`.
+/// Normalizes the rows of `source`. If there is a residual, the kernel first writes `(x + x_bias) + residual` to
+/// `source`.
 ///
-/// The statistics of a row are the reciprocal of its deviation, and with `centred` its mean in two parts. The second
-/// part is the mean of the differences to the first part. It corrects the mean and the variance for the rounding of the
-/// first part. Without an addition `source` is only read, and `x` and `residual` are not accessed. Without biases,
-/// `bias` and `x_bias` are not accessed.
+/// The statistics of a row are the reciprocal of its standard deviation, and with `centred` its mean in two parts. The
+/// second part of the mean is the mean of the differences from the first part. It corrects the mean and the variance
+/// for the rounding of the first part.
+///
+/// Without a residual, `source` is only read, and `x` and `residual` are not accessed. Without biases, `bias` and
+/// `x_bias` are not accessed.
 #[cube(launch_unchecked)]
 pub(super) fn norm_forward<X: Float, S: Float, W: Float, B: Float, N: Size>(
     x: &Tensor<Vector<X, N>>,

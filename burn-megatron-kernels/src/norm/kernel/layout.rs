@@ -1,4 +1,4 @@
-//! The mapping of rows to the units of cubes, and sums over a row in that layout.
+//! The mapping of rows to the units of cubes, and sums over a row with this mapping.
 
 use burn::tensor::DType;
 use cubecl::client::Client;
@@ -6,7 +6,8 @@ use cubecl::prelude::*;
 
 use crate::cube::{Reduction, RowPlan, cube_sum};
 
-/// The launch of a row kernel, with `lanes` units per row. A cube processes `units / lanes` rows at the same time.
+/// The launch parameters of a kernel with `lanes` units per row. A cube processes `units / lanes` rows at the same
+/// time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in super::super) struct RowLayout {
     /// The number of vectors per row.
@@ -17,19 +18,19 @@ pub(in super::super) struct RowLayout {
     pub lanes: u32,
     /// Whether a row stays in registers between its passes.
     pub in_registers: bool,
-    /// Whether sums over a cube use planes.
+    /// Whether sums over a cube use plane operations.
     pub planes: bool,
-    /// Whether the lanes of a row are in one plane, so that shuffles are enough to add them.
+    /// Whether the lanes of a row are in one plane, so that their values can be added by shuffles.
     pub shuffles: bool,
 }
 
 /// The register budget of a kernel.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RegisterBudget {
-    /// The number of vectors per unit for short rows.
+    /// The number of vectors per unit that short rows should have.
     pub wanted: usize,
-    /// The maximum number of vectors of rows that get one plane each and need no synchronisation of
-    /// the cube.
+    /// The maximum number of vectors of a row that is processed by one plane. Such rows need no synchronization of the
+    /// cube.
     pub plane_columns: usize,
     /// The number of vectors of a row that a unit can keep in registers.
     pub in_registers: usize,
@@ -37,14 +38,14 @@ pub(super) struct RegisterBudget {
     pub units: u32,
 }
 
-/// The number of units of a row that has its own plane, and the maximum if a cube has several rows.
+/// The number of units of a row that is processed by one plane. It is also the maximum number of units per row if a
+/// cube has several rows.
 const PLANE_LANES: u32 = 32;
 /// The number of units of the smallest cube.
 const MIN_UNITS: u32 = 128;
 
 impl RowLayout {
-    /// Creates the layout for rows of `width` elements of `dtype`, and returns it with the vector
-    /// size.
+    /// Creates the layout for rows of `width` elements of `dtype`. Returns the layout and the vector size.
     pub(super) fn new(
         client: &Client,
         dtype: DType,
@@ -59,7 +60,7 @@ impl RowLayout {
         (layout, plan.vector)
     }
 
-    /// Creates the layout for rows of `columns` vectors in cubes of up to `most` units.
+    /// Creates the layout for rows of `columns` vectors. A cube has at most `most` units.
     pub(super) fn of(
         columns: usize,
         planes: bool,
@@ -94,25 +95,25 @@ impl RowLayout {
         (self.units / self.lanes) as usize
     }
 
-    /// Returns the number of vectors per unit and row.
+    /// Returns the number of vectors of a row that each unit processes.
     pub(super) fn steps(&self) -> usize {
         self.columns.div_ceil(self.lanes as usize)
     }
 
-    /// Returns whether all units of a row have full steps, and all rows of a cube exist if one row
-    /// exists.
+    /// Returns whether all units of a row process the same number of vectors, and all rows of a cube exist if one of
+    /// them exists.
     pub(super) fn is_whole(&self) -> bool {
         self.is_alone() && self.columns == self.steps() * self.lanes as usize
     }
 
-    /// Returns the number of vectors of a row that a unit keeps.
+    /// Returns the number of vectors of a row that a unit keeps in registers.
     pub(super) fn kept(&self) -> usize {
         if self.in_registers { self.steps() } else { 1 }
     }
 }
 
 /// Returns the sum of `value` over the units of a row. Every unit of the row gets the sum. All units of the cube must
-/// call it.
+/// call this function.
 #[cube]
 pub(super) fn row_sum(value: f32, #[comptime] layout: RowLayout) -> f32 {
     let lanes = comptime!(layout.lanes);

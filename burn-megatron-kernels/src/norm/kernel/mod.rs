@@ -1,9 +1,9 @@
-//! The CubeCL implementation: launches of the kernels.
+//! The CubeCL implementation, which launches the kernels.
 //!
-//! Rows of up to 128 vectors get one plane each, with several planes per cube. Longer rows get one
-//! cube each. A row that fits stays in registers, in its own type. Otherwise it is read again.
-//! Parameter gradients are summed in registers over the rows of a cube, then a second kernel sums
-//! them over the cubes. For rows that do not fit in registers, separate kernels compute the sums.
+//! Rows of up to 128 vectors are processed by one plane each, with several planes per cube. Longer rows are processed
+//! by one cube each. A row that fits in registers stays there in its own type. Other rows are read again. Parameter
+//! gradients are summed in registers over the rows of a cube. A second kernel then adds the sums of the cubes. For rows
+//! that do not fit in registers, separate kernels compute the sums.
 
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
@@ -27,22 +27,22 @@ mod layout;
 
 pub(crate) use aot_instances::aot_instances;
 
-/// The budget for a row in registers and little else.
+/// The register budget for a row and little else.
 const FORWARD: RegisterBudget = RegisterBudget {
     wanted: 4,
     plane_columns: 128,
     in_registers: 8,
     units: 1024,
 };
-/// The budget for a row of the input, a row of the gradient and two rows of sums: 512 units leave
-/// 128 registers each.
+/// The register budget for a row of the input, a row of the gradient and two rows of sums. With 512 units, each unit
+/// has 128 registers.
 const BACKWARD: RegisterBudget = RegisterBudget {
     wanted: 2,
     plane_columns: 128,
     in_registers: 4,
     units: 512,
 };
-/// The budget of [`BACKWARD`] with three rows of sums, which take more registers.
+/// The register budget of [`BACKWARD`] with three rows of sums, which need more registers.
 const BACKWARD_WITH_X_BIAS: RegisterBudget = RegisterBudget {
     units: 256,
     plane_columns: 64,
@@ -50,12 +50,14 @@ const BACKWARD_WITH_X_BIAS: RegisterBudget = RegisterBudget {
 };
 /// The number of units of a cube that sums over columns.
 const PARTIAL_UNITS: u32 = 256;
-/// The assumed number of multiprocessors if the device does not report it.
+/// The number of multiprocessors that is assumed if the device does not report it.
 const MULTIPROCESSORS: u32 = 32;
-/// The maximum number of resident units per multiprocessor if rows are strided over cubes.
+/// The maximum number of resident units per multiprocessor for kernels in which a cube processes every n-th block of
+/// rows.
 const RESIDENT_UNITS: u32 = 1024;
-/// The number of row elements that the resident cubes keep. The registers of a multiprocessor hold eight numbers for
-/// each element. More cubes would only wait in the queue and add partial sums.
+/// The number of row elements that the resident cubes of a multiprocessor keep in registers. The registers of a
+/// multiprocessor hold eight numbers for each of these elements. Additional cubes would only wait in the queue and
+/// produce additional partial sums.
 const RESIDENT_ELEMENTS: usize = 8192;
 
 /// Returns the number of rows and the width of a tensor.
@@ -71,7 +73,7 @@ fn multiprocessors(client: &Client) -> usize {
     row_statistics.unwrap_or(MULTIPROCESSORS) as usize
 }
 
-/// Computes the forward; see [`NormForwardOp`].
+/// Computes the forward pass. See [`NormForwardOp`].
 pub(super) fn forward(op: &NormForwardOp, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
     let formula = op.formula;
     let NamedInputs {
@@ -92,8 +94,8 @@ pub(super) fn forward(op: &NormForwardOp, inputs: Vec<CubeTensor>) -> Vec<CubeTe
         bias: bias.is_some(),
         x_bias: x_bias.is_some(),
     };
-    // Without an addition, the input is passed as a placeholder for the residual and the sum, which
-    // are neither read nor written. Without biases, the weight is passed as their placeholder.
+    // Without a residual, the input is passed as a placeholder for the residual and the sum, which the kernel neither
+    // reads nor writes. Without biases, the weight is passed as a placeholder for them.
     let residual = residual.unwrap_or_else(|| x.clone());
     let source = if variant.add {
         empty(&x, x.shape(), residual.dtype)
@@ -126,7 +128,7 @@ pub(super) fn forward(op: &NormForwardOp, inputs: Vec<CubeTensor>) -> Vec<CubeTe
     }
 }
 
-/// Computes the backward; see [`NormBackwardOp`].
+/// Computes the backward pass. See [`NormBackwardOp`].
 pub(super) fn backward(op: &NormBackwardOp, mut inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
     let (formula, wanted) = (op.formula, op.wanted);
     let flat = op.places.as_ref().and_then(|_| inputs.pop());
@@ -171,7 +173,7 @@ pub(super) fn backward(op: &NormBackwardOp, mut inputs: Vec<CubeTensor>) -> Vec<
         left -= sets;
     }
     if left > 0 {
-        // Rows that do not fit in registers are summed from memory.
+        // If the rows do not fit in registers, the gradient of the input is summed from memory.
         sums.add(1, |target| column_sum(dx.clone(), width, target));
     }
     let input = wanted.input.then_some(dx);
@@ -205,7 +207,7 @@ impl Sums<'_> {
     }
 }
 
-/// The inputs of a backward.
+/// The inputs of a backward pass.
 struct BackwardInputs {
     source: CubeTensor,
     statistics: CubeTensor,
@@ -213,9 +215,9 @@ struct BackwardInputs {
 }
 
 impl BackwardInputs {
-    /// Returns the gradient of the input (a placeholder if it is not requested), and partial sums
-    /// `[parts, sums, width]` if any are requested. For rows that do not fit in registers, the
-    /// partial sums of `dx` are missing.
+    /// Returns the gradient of the input, and partial sums `[parts, sums, width]` if any are requested. If the gradient
+    /// of the input is not requested, it is a placeholder. For rows that do not fit in registers, the partial sums of
+    /// `dx` are missing.
     fn launch(
         self,
         variant: NormBackwardVariant,
@@ -234,7 +236,7 @@ impl BackwardInputs {
         let units = RESIDENT_ELEMENTS / (layout.kept() * vector);
         let cubes = units.min(RESIDENT_UNITS as usize) / layout.units as usize;
         let resident = multiprocessors(&client) * cubes.max(2);
-        // At least one cube, so that empty sums are written too.
+        // There is at least one cube, so that empty sums are written too.
         let cubes = blocks.min(resident).max(1);
         let sets = if layout.in_registers {
             variant.sums()

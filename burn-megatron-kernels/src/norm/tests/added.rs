@@ -1,4 +1,4 @@
-//! Norms of a sum, without a bias of `x`.
+//! Tests of norms with a residual addition, but without a bias of `x`.
 
 use burn::tensor::Tensor;
 

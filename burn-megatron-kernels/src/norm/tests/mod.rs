@@ -16,14 +16,14 @@ const ZERO_CENTERED: NormOptions = NormOptions {
     zero_centered: true,
 };
 
-/// Returns `inputs` tensors of shape `[rows, width]`, the weight and the bias.
+/// Returns the test inputs: `inputs` tensors of shape `[rows, width]`, the weight and the bias.
 fn leaves(rows: usize, width: usize, inputs: usize) -> Vec<Input> {
     let x = (0..inputs).map(|i| Input::wave([rows, width], 0.1 + 0.3 * i as f64));
     let params = (0..2).map(|i| Input::wave([width], 0.55 + 0.1 * i as f64));
     x.chain(params).collect()
 }
 
-/// Reshapes a flat leaf to `[rows, width]`.
+/// Reshapes a flat test input to `[rows, width]`.
 fn rows(leaf: &Tensor<1>, width: usize) -> Tensor<2> {
     leaf.clone().reshape([-1, width as i32])
 }
@@ -32,7 +32,7 @@ fn flat<const D: usize>(x: Tensor<D>) -> Tensor<1> {
     x.reshape([-1])
 }
 
-/// Returns both outputs in the type of the second, scaled so that their gradients differ.
+/// Returns both outputs in the type of the second output. They are scaled so that their gradients differ.
 fn both(y: Tensor<2>, sum: Tensor<2>) -> Tensor<1> {
     flat(Tensor::cat(vec![y.cast(sum.dtype()), sum * 1.5], 0))
 }
@@ -160,7 +160,7 @@ fn wide_parameters_and_a_wide_residual_are_taken() {
         },
         layer!(composed::layer_norm, OPTIONS),
     );
-    // Includes wide rows, which a GPU kernel reads twice.
+    // The widths include wide rows, which a GPU kernel reads twice.
     for width in [24, 40_000] {
         compare(
             "add_rms_norm with a wide residual",
@@ -260,8 +260,8 @@ fn an_empty_batch_has_gradients_of_zero() {
     }
 }
 
-/// In f32 on every device, against f64: the mean is 1e4 and the deviation 1. The difference of squares would have no
-/// correct digit, and one float does not hold the mean.
+/// The test compares f32 on every device with f64. The mean is 1e4 and the standard deviation is 1. A difference of
+/// squares would have no correct digit, and one float cannot hold the mean with sufficient precision.
 #[test]
 fn a_large_mean_loses_nothing() {
     let mut inputs = leaves(4, 1000, 1);

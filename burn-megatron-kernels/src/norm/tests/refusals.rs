@@ -1,4 +1,4 @@
-//! Threads, invalid arguments and random cases.
+//! Tests with several threads, with invalid arguments and with random cases.
 
 use proptest::prelude::*;
 
@@ -76,8 +76,8 @@ fn mistakes_are_named_on_every_device() {
                     let narrow = x([2, 8], DType::F16);
                     drop(add_layer_norm(x([2, 8], f32), narrow, w(8), None, OPTIONS));
                 }),
-                "add_layer_norm: invalid type of the residual = F16 beside F32: expected the \
-                 type of x, or F32 beside F16 and BF16",
+                "add_layer_norm: invalid type of the residual = F16 with x in F32: expected the type of x, or F32 if x \
+                 is F16 or BF16",
             ),
         ];
         for (actual, expected) in refused {

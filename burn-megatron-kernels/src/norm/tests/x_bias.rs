@@ -1,4 +1,4 @@
-//! Norms of the sum of `x`, its bias and a residual.
+//! Tests of norms of the sum of `x`, its bias and a residual.
 
 use super::*;
 
@@ -9,7 +9,7 @@ fn biased_leaves(count: usize, width: usize) -> Vec<Input> {
     inputs
 }
 
-/// Returns the bias of the norm, or `None` for RMS norm.
+/// Returns the bias of the norm, or `None` for RMSNorm.
 fn bias(kind: NormKind, t: &[Tensor<1>]) -> Option<Tensor<1>> {
     (kind == NormKind::Layer).then(|| t[3].clone())
 }
@@ -26,7 +26,7 @@ fn unfused(kind: NormKind, t: &[Tensor<1>]) -> [Tensor<2>; 2] {
     composed::add_normalise(kind, x, x_bias, residual, weight, bias(kind, t), OPTIONS).into()
 }
 
-/// Row counts and widths: rows of a plane, rows of a cube, and rows that are read twice.
+/// The numbers of rows and the widths. The cases are rows of a plane, rows of a cube, and rows that are read twice.
 const WIDTHS: [(usize, usize); 7] = [
     (37, 7),
     (5, 33),
@@ -99,7 +99,8 @@ fn either_output_alone_has_all_gradients() {
     }
 }
 
-/// On the CPU, the fused form has the same bits as `bias_dropout_add` followed by a norm, for outputs and gradients.
+/// On the CPU, the fused operation has the same bits as `bias_dropout_add` followed by a norm, for outputs and
+/// gradients.
 #[test]
 fn on_the_cpu_the_bits_are_those_of_two_operations() {
     let inputs = biased_leaves(60, 24);

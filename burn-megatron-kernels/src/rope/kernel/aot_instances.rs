@@ -1,4 +1,4 @@
-//! AOT instances of rotary positions.
+//! AOT instances of rotary position embedding.
 
 use cubecl::ir::ElemType;
 
@@ -9,7 +9,7 @@ use crate::cube::SPLITS;
 use crate::cube::instance::{AotList, given, instance, types};
 use crate::rope::{MlaDims, Pairing, RotaryHeads};
 
-/// Adds grouped heads of 128 features, and DeepSeek's latent attention.
+/// Adds instances for grouped-query attention with heads of 128 features, and for DeepSeek's latent attention.
 pub(crate) fn aot_instances(list: &mut AotList) {
     for dtype in types() {
         for pairing in [Pairing::Halves, Pairing::Interleaved] {
@@ -21,8 +21,8 @@ pub(crate) fn aot_instances(list: &mut AotList) {
 
 type Type = (&'static str, ElemType, usize);
 
-/// Adds instances that rotate 32 queries and 8 keys and copy 8 values, in place in every split, and
-/// with one position per token.
+/// Adds instances that rotate 32 query heads and 8 key heads, and copy 8 value heads. They rotate in place with every
+/// split, and with one position per token.
 fn rotate_instances(list: &mut AotList, (name, dtype, vector): Type, pairing: Pairing) {
     let heads = RotaryHeads {
         heads: 48,
@@ -49,7 +49,7 @@ fn rotate_instances(list: &mut AotList, (name, dtype, vector): Type, pairing: Pa
     }
 }
 
-/// Adds 128 heads of 128 and 64 features, with values of 128 features.
+/// Adds instances with 128 heads. The parts of a key have 128 and 64 features, and values have 128 features.
 fn mla_instances(list: &mut AotList, (name, dtype, vector): Type, pairing: Pairing) {
     let heads = RotaryHeads {
         heads: 128,

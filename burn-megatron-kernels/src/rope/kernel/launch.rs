@@ -1,4 +1,4 @@
-//! Launches that rotate one tensor.
+//! Launches the kernel that rotates one tensor.
 
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
@@ -9,7 +9,7 @@ use super::{AngleArgs, MAX_HEADS_PER_UNIT, RopePlan, UNITS, cubes};
 use crate::cube::{Elementwise, Operation, Split, empty, launch, launch_tuned};
 use crate::rope::RotaryHeads;
 
-/// Rotates `x`, in place if it is uniquely owned.
+/// Rotates `x`. `x` is updated in place if no other tensor shares its memory.
 pub(in crate::rope) fn rotate(x: CubeTensor, angles: AngleArgs, heads: RotaryHeads) -> CubeTensor {
     if x.shape().num_elements() == 0 {
         return x;
@@ -35,14 +35,14 @@ pub(in crate::rope) fn rotate(x: CubeTensor, angles: AngleArgs, heads: RotaryHea
     y
 }
 
-/// A launch of the kernel. A portion of its split is the same part of one more head.
+/// A launch of the kernel. A portion of the work split is the same part of one more head.
 #[derive(Clone)]
 struct RotateLaunch {
     plan: RopePlan,
     angles: AngleArgs,
     x: CubeTensor,
     y: CubeTensor,
-    /// Whether `y` is `x`.
+    /// Whether the output `y` is the input `x`.
     in_place: bool,
     /// Whether features and heads that are not rotated are copied.
     copies: bool,
@@ -76,7 +76,7 @@ impl Elementwise for RotateLaunch {
         &self.y
     }
 
-    /// Returns the same work out of place, because the input must be rotated only once.
+    /// Returns a launch that writes to a new tensor, because the input must be rotated only once.
     fn trial(&self) -> Self {
         let mut trial = self.clone();
         if self.in_place {

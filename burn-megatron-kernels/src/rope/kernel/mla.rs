@@ -1,4 +1,4 @@
-//! Queries and keys of multi-head latent attention.
+//! The kernels for the queries and keys of multi-head latent attention.
 
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
@@ -10,7 +10,7 @@ use super::{AngleArgs, RopePlan, UNITS, cubes};
 use crate::cube::{empty, launch, output_over};
 use crate::rope::{MlaDims, RotaryHeads};
 
-/// Returns [`MlaDims`] in vectors.
+/// Returns the sizes [`MlaDims`] in vectors.
 pub(super) fn in_vectors(mla: MlaDims, plan: RopePlan) -> MlaDims {
     MlaDims {
         nope: mla.nope / plan.vector,
@@ -19,7 +19,7 @@ pub(super) fn in_vectors(mla: MlaDims, plan: RopePlan) -> MlaDims {
 }
 
 /// Computes queries and keys. For each token, the first `queries` units process the queries. The next units rotate the
-/// shared key and write it to all heads. The last units copy the parts of the keys that are not shared.
+/// shared part of the key and write it to all heads. The last units copy the parts of the keys that are not shared.
 #[cube(launch_unchecked)]
 pub(super) fn mla_forward_kernel<F: Float, N: Size, T: Size>(
     q: &Tensor<Vector<F, N>>,
@@ -81,8 +81,9 @@ pub(super) fn mla_forward_kernel<F: Float, N: Size, T: Size>(
     }
 }
 
-/// Computes the gradients. For each token, some units sum the shared key's gradient over the heads in order and rotate
-/// it back. The other units copy the key parts that are not shared, and fill the gradient of the values with 0.
+/// Computes the gradients. For each token, some units sum the gradient of the shared part of the key over the heads in
+/// order and rotate it back. The other units copy the gradients of the parts that are not shared, and fill the gradient
+/// of the values with 0.
 #[cube(launch_unchecked)]
 pub(super) fn mla_backward_kernel<F: Float, N: Size, T: Size>(
     dk: &Tensor<Vector<F, N>>,
@@ -141,8 +142,8 @@ pub(super) fn mla_backward_kernel<F: Float, N: Size, T: Size>(
     }
 }
 
-/// Computes the queries, in place if `q` is uniquely owned, and the keys from `q`, `kv` and the
-/// shared key.
+/// Computes the queries, and the keys from `q`, `kv` and the shared part of the key. `q` is updated in place if no
+/// other tensor shares its memory.
 pub(in crate::rope) fn mla_forward(
     [q, kv, shared]: [CubeTensor; 3],
     angles: AngleArgs,
@@ -178,7 +179,7 @@ pub(in crate::rope) fn mla_forward(
     vec![rotated, k]
 }
 
-/// Computes the gradients of `kv`, which are 0 for the values, and of the shared key.
+/// Computes the gradient of `kv`, which is 0 for the values, and the gradient of the shared part of the key.
 pub(in crate::rope) fn mla_backward(
     dk: CubeTensor,
     angles: AngleArgs,

@@ -1,8 +1,7 @@
-//! The CubeCL implementation.
+//! The CubeCL implementation of rotary position embedding.
 //!
-//! One unit rotates one vector (or pair of vectors) of a few heads of a token, with the cosines and
-//! sines in registers. Unless the launch is in place, other units copy the parts that are not
-//! rotated.
+//! One unit rotates one vector (or pair of vectors) of a few heads of a token, with the cosines and sines in registers.
+//! If the rotation is not in place, other units copy the parts that are not rotated.
 
 use burn::backend::TensorMetadata;
 use burn::tensor::DType;
@@ -24,21 +23,21 @@ pub(super) use launch::rotate;
 pub(super) use mla::{mla_backward, mla_forward};
 use rotate::TokenAnglesLaunch;
 
-/// The number of units per cube without a measurement.
+/// The number of units per cube if the split has not been measured.
 const UNITS: u32 = 256;
 
-/// The maximum number of heads per unit without a measurement. Their loads are in flight together,
-/// and more heads need registers that reduce occupancy.
+/// The maximum number of heads per unit if the split has not been measured. The loads of these heads are in flight
+/// together. More heads would need registers that reduce occupancy.
 const MAX_HEADS_PER_UNIT: usize = 2;
 
-/// The distribution of a tensor's heads over units. Features are counted in vectors.
+/// The assignment of the heads of a tensor to units. Features are counted in vectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct RopePlan {
     /// The number of elements per vector.
     vector: usize,
     /// The number of elements per vector of the table.
     lanes: usize,
-    /// The number of table vectors per item.
+    /// The number of vectors of the table per item.
     loads: usize,
     heads: usize,
     rotated: usize,
@@ -53,12 +52,13 @@ struct RopePlan {
     items: usize,
     /// The distance between the first vectors of consecutive items.
     stride: usize,
-    /// The distance between the two vectors of an item; 0 if pairs lie within one vector.
+    /// The distance between the two vectors of an item. It is 0 if pairs lie within one vector.
     distance: usize,
 }
 
 impl RopePlan {
-    /// Creates a plan with the longest vectors that the device and all widths allow. `others` are additional widths.
+    /// Creates a plan with the longest vectors that the device and all widths allow. `others` are additional widths
+    /// that vectors must divide.
     fn new(client: &Client, dtype: DType, heads: RotaryHeads, others: &[usize]) -> Self {
         let rotated_units = match heads.pairing {
             Pairing::Halves => heads.width / 2,
@@ -95,8 +95,8 @@ impl RopePlan {
         .grouped(MAX_HEADS_PER_UNIT)
     }
 
-    /// Returns the plan with the largest number of heads per unit, up to `most`, that divides the
-    /// rotated heads.
+    /// Returns the plan with the largest number of heads per unit that divides the number of rotated heads and is at
+    /// most `most`.
     fn grouped(self, most: usize) -> Self {
         let divides = |group: &usize| self.rotated.is_multiple_of(*group);
         let group = (1..=most).rev().find(divides).unwrap_or(1);
@@ -114,7 +114,7 @@ impl RopePlan {
     }
 }
 
-/// The table and the positions of a launch.
+/// The table and the positions of a launch as kernel arguments.
 #[derive(Clone)]
 pub(super) struct AngleArgs {
     cosine: CubeTensor,
@@ -157,9 +157,10 @@ impl AngleArgs {
     }
 }
 
-/// Returns the number of cubes with `units` units, for `items` units for each of `tokens` tokens.
+/// Returns the number of cubes with `units` units for a launch with `items` units for each of `tokens` tokens.
 ///
-/// Units are counted in 32 bits. Only tensors with odd widths near the size limit need more.
+/// The total number of units must fit into 32 bits. It exceeds 32 bits only for tensors with odd widths near the size
+/// limit.
 fn cubes(tokens: usize, items: usize, units: u32) -> usize {
     accept(check_size(NAME, &[tokens, items]));
     (tokens * items).div_ceil(units as usize)

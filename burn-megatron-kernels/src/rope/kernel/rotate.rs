@@ -1,4 +1,4 @@
-//! Rotates one tensor.
+//! The kernel that rotates one tensor.
 
 use cubecl::prelude::*;
 
@@ -8,20 +8,20 @@ use crate::cube::instance::default_fields;
 /// The positions of the tokens of a launch, and the direction of the rotation.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(super) struct TokenAngles {
-    /// The position of the first token of a sequence.
+    /// The table row of the first token of a sequence.
     start: u32,
     /// The last row of the table.
     last: u32,
     /// The number of tokens per sequence.
     seq: u32,
     pub tokens: u32,
-    /// The direction: 1, or -1 for the inverse rotation.
+    /// The direction of the rotation: 1, or -1 for the inverse rotation.
     pub direction: f32,
 }
 
 default_fields!(TokenAnglesCompilationArg [start last seq tokens direction]);
 
-/// Returns the row of the token in the table, in vectors of the table.
+/// Returns the table row of a token, in vectors of the table.
 #[cube]
 pub(super) fn table_row(
     each: &ComptimeOption<OwnedTensor<i32>>,
@@ -40,7 +40,7 @@ pub(super) fn table_row(
     position as usize * comptime!(plan.items * plan.loads)
 }
 
-/// Returns the cosines of an item, one for each element of its first vector.
+/// Returns the cosines of an item, with one cosine for each element of its first vector.
 #[cube]
 pub(super) fn cosines<N: Size, T: Size>(
     table: &Tensor<Vector<f32, T>>,
@@ -61,8 +61,8 @@ pub(super) fn cosines<N: Size, T: Size>(
     angles
 }
 
-/// Returns the factors for the partners of the elements of an item's first vector. The factor is the negative sine, or
-/// the sine for the second element of a pair.
+/// Returns the factors that multiply the partners of the elements of an item's first vector. The factor is the negative
+/// sine for the first element of a pair, and the sine for the second element.
 #[cube]
 pub(super) fn sines<N: Size, T: Size>(
     table: &Tensor<Vector<f32, T>>,
@@ -84,8 +84,8 @@ pub(super) fn sines<N: Size, T: Size>(
     angles
 }
 
-/// Inserts the numbers of both elements of a pair, or only the first number if the second element
-/// is in another vector.
+/// Inserts the values of both elements of a pair. If the second element is in another vector, inserts only the value of
+/// the first element.
 #[cube]
 fn insert_pair<N: Size>(
     angles: &mut Vector<f32, N>,
@@ -117,7 +117,7 @@ pub(super) fn swapped_neighbors<N: Size>(
     y
 }
 
-/// Rotates an item of a group of heads. `at` is the item's first vector in the first head.
+/// Rotates an item of a group of heads. `at` is the index of the item's first vector in the first head.
 #[cube]
 pub(super) fn rotate_group<F: Float, N: Size>(
     x: &Tensor<Vector<F, N>>,
@@ -151,7 +151,7 @@ pub(super) fn rotate_group<F: Float, N: Size>(
     }
 }
 
-/// Rotates part `item` of a token, or copies it if it is past the rotated items.
+/// Rotates item `item` of a token. If the index is past the rotated items, copies the item.
 #[cube]
 pub(super) fn rotate_item<F: Float, N: Size, T: Size>(
     x: &Tensor<Vector<F, N>>,

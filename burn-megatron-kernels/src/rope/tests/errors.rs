@@ -2,7 +2,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::*;
 
-/// Asserts that the fused and the composed form panic with this message on every device.
+/// Asserts that the fused and the composed function panic with this message on every device.
 fn refused(message: &str, call: impl Fn(&Device, bool)) {
     for (device, _) in devices() {
         for fused in [true, false] {
@@ -45,7 +45,7 @@ fn features_and_heads_that_are_not_there() {
         }),
     );
     refused(
-        "rope: x [2, 4, 3, 8] has 3 heads, of which 4 are to be rotated: expected at most 3",
+        "rope: x [2, 4, 3, 8] has 3 heads, but 4 heads are to be rotated: expected at most 3",
         with(RopeOptions {
             heads: Some(4),
             ..Default::default()

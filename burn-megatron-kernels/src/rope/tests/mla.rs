@@ -125,7 +125,7 @@ fn gradients_are_those_of_differences() {
     }
 }
 
-/// The loss uses one output at a time, so the backward of the other outputs does not run.
+/// The loss uses one output at a time, so that the backward pass of the other outputs does not run.
 #[test]
 fn each_output_has_its_gradients_alone() {
     let inputs = CASE.inputs();
@@ -185,7 +185,8 @@ fn untracked_inputs_are_constants() {
     }
 }
 
-/// Moving even features to the front, as Megatron-LM's fused form does, does not change the products.
+/// Megatron-LM's fused function moves even features to the front. This does not change the dot products of queries and
+/// keys.
 #[test]
 fn products_do_not_depend_on_the_places_of_interleaved_features() {
     let case = Case {
@@ -201,7 +202,7 @@ fn products_do_not_depend_on_the_places_of_interleaved_features() {
     }
     let product = |(q, k, _): Outputs| q.swap_dims(1, 2).matmul(k.swap_dims(1, 2).transpose());
     let kept = product(case.run(true, &leaves));
-    // Even features first, followed by the rotation of halves.
+    // The even features come first, followed by the rotation of halves.
     let split = |x: Tensor<1>, width: usize, from: usize| {
         let x: Tensor<2> = x.reshape([-1, width as i32]);
         let order: Vec<i64> = (0..from)

@@ -23,7 +23,7 @@ fn table<const D: usize>(x: &Tensor<D>, width: usize, max_positions: usize) -> R
     RopeTable::new(&config, &x.device(), x.dtype()).unwrap()
 }
 
-/// Returns positions of `[batch, seq]` tokens, scattered over `0..max`.
+/// Returns the positions of tokens `[batch, seq]`, scattered over `0..max`.
 fn scattered(batch: usize, seq: usize, max: usize, device: &Device) -> Positions {
     let values: Vec<i32> = (0..batch * seq).map(|i| (i * 7 % max) as i32).collect();
     let data = TensorData::new(values, [batch, seq]);

@@ -7,7 +7,7 @@ type Operation = fn(Tensor<4>, &RopeTable, &Positions, &RopeOptions) -> Tensor<4
 
 const BOTH: [Pairing; 2] = [Pairing::Halves, Pairing::Interleaved];
 
-/// A call: the shape `[batch, seq, heads, features]`, the rotated part, and the positions.
+/// A test case: the shape `[batch, seq, heads, features]`, the rotated part, and the positions.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     shape: [usize; 4],
@@ -52,7 +52,7 @@ fn case(shape: [usize; 4], width: usize) -> Case {
     }
 }
 
-/// Rotated widths with all vector sizes, and features before and after the rotated part.
+/// The rotated widths use all vector sizes. There are features before and after the rotated part.
 #[test]
 fn all_widths_agree_with_the_composition() {
     for pairing in BOTH {
@@ -113,7 +113,7 @@ fn only_the_first_heads_are_rotated() {
     }
 }
 
-/// Each pair is a complex number, multiplied by a power of `e^(i frequency)`.
+/// Treats each pair as a complex number, which is multiplied by a power of `e^(i frequency)`.
 #[test]
 fn a_rotation_is_a_product_of_complex_numbers() {
     let (shape, width, max) = ([2, 4, 3, 6], 6, 11);
@@ -169,7 +169,7 @@ fn gradients_are_those_of_differences() {
     }
 }
 
-/// A slice of a joint projection, and a transposed tensor.
+/// The inputs are a slice of a joint projection, and a transposed tensor.
 #[test]
 fn strided_and_sliced_inputs_are_taken() {
     let run = |operation: Operation, leaves: &[Tensor<1>]| {
@@ -208,7 +208,7 @@ fn an_empty_batch_is_taken() {
     }
 }
 
-/// A tensor that another handle shares is not modified. A uniquely owned tensor gives the same result.
+/// A tensor whose memory is shared is not modified. A tensor whose memory is not shared gives the same result.
 #[test]
 fn a_shared_tensor_is_not_written_to() {
     for (device, _) in devices() {
@@ -236,7 +236,7 @@ fn a_shared_tensor_is_not_written_to() {
     }
 }
 
-/// Infinity and NaN stay in their pair. Large values do not overflow in intermediate results.
+/// Infinity and NaN affect only their own pair. Large values do not overflow in intermediate results.
 #[test]
 fn extreme_values_stay_in_their_pair() {
     for (device, _) in devices() {

@@ -11,7 +11,7 @@ const LLAMA: [(usize, f64); 7] = [
     (63, 3.068_925_988_914_512_7e-7),
 ];
 
-/// `10000^(-2i / 64)`, divided by 40 from pair 23. Pair 16 is 0.01 * (6 / 40 + 7) / 13.
+/// The frequencies are `10000^(-2i / 64)`, divided by 40 from pair 23 on. Pair 16 is 0.01 * (6 / 40 + 7) / 13.
 const YARN: [(usize, f64); 7] = [
     (0, 1.0),
     (10, 0.056_234_132_519_034_905),
@@ -48,8 +48,8 @@ fn assert_frequencies(config: &RopeConfig, expected: &[(usize, f64)]) {
     }
 }
 
-/// The published setting of Llama 3.1. Pair 32 by hand: 500000^-0.5 is 1 / 707.1, so 8192 positions make 1.8438 turns.
-/// The result is 0.28128 of the frequency plus 0.71872 of an eighth of the frequency.
+/// The published settings of Llama 3.1. Pair 32 was computed by hand: 500000^-0.5 is 1 / 707.1, so 8192 positions make
+/// 1.8438 full rotations. The result is 0.28128 of the frequency plus 0.71872 of an eighth of the frequency.
 #[test]
 fn llama_3_frequencies_are_the_known_ones() {
     let scaling = Scaling::Llama3 {
@@ -68,8 +68,9 @@ fn llama_3_frequencies_are_the_known_ones() {
     assert_eq!(config.concentration(), 1.0);
 }
 
-/// The published setting of DeepSeek-V2. The ramp goes from pair 10 (10.47 rounded down) to pair 23 (22.51 rounded up).
-/// By hand, these are `64 ln(4096 / (2 pi r)) / (2 ln 10000)` for 32 and 1 turns.
+/// The published settings of DeepSeek-V2. The transition goes from pair 10 (10.47 rounded down) to pair 23 (22.51
+/// rounded up). Computed by hand, these numbers are `64 ln(4096 / (2 pi r)) / (2 ln 10000)` for 32 and 1 full
+/// rotations.
 #[test]
 fn yarn_frequencies_are_the_known_ones() {
     let scaling = |mscale, mscale_all_dim| Scaling::Yarn {
@@ -94,7 +95,7 @@ fn yarn_frequencies_are_the_known_ones() {
     assert!((only - 1.368_887_945_411_393_7).abs() < 1e-15, "{only}");
 }
 
-/// The settings of gpt-oss, whose ramp goes from 8.0928 to 17.3980, and of Gemma 3.
+/// The settings of gpt-oss, whose transition goes from 8.0928 to 17.3980, and the settings of Gemma 3.
 #[test]
 fn a_ramp_that_is_not_rounded_and_a_divisor_of_all() {
     let config = RopeConfig {
@@ -171,7 +172,7 @@ fn the_length_of_a_sequence_chooses_the_factors_of_long_rope() {
     for (length, expected) in [(1, short), (16, short), (17, long), (40, long)] {
         assert_near(&both, length, expected);
     }
-    // A model without longer sequences.
+    // This model does not support sequences that are longer than the original context.
     let only_short = table(16);
     assert_eq!((only_short.rows(), only_short.short_rows()), (16, None));
     assert_near(&only_short, 16, short);

@@ -1,4 +1,4 @@
-//! Gradients of scores and of the sink.
+//! The kernels for the gradients of the scores and of the sink.
 
 use burn::backend::TensorMetadata;
 use burn_cubecl::tensor::CubeTensor;
@@ -8,10 +8,10 @@ use super::*;
 use crate::cube::instance::{AotList, given, instance, types as elements};
 use crate::cube::{cube_sum, empty, lane_sum, launch};
 
-/// The maximum number of elements that a unit keeps, for the output and for its gradient each.
+/// The maximum number of elements that a unit keeps of the output, and of the gradient of the output.
 const REGISTER_VALUES: usize = 16;
-/// The number of elements per unit above which a larger cube is used. With more elements, registers
-/// limit the number of concurrent cubes.
+/// The number of elements per unit above which a larger cube is used. With more elements per unit, the registers limit
+/// the number of concurrent cubes.
 const PREFERRED_VALUES: usize = 8;
 
 #[cube(launch_unchecked)]
@@ -60,7 +60,7 @@ fn gradient_kernel<F: Float, N: Size>(
             }
         }
         let total = cube_sum(lane_sum(partial), units, planes);
-        // Written before the loop, so that the loop holds one value less.
+        // The value is written before the loop, so that the loop keeps one value less in registers.
         #[comptime]
         match (share, sink) {
             (ComptimeOption::Some(share), ComptimeOption::Some(sink)) => {
@@ -94,7 +94,7 @@ fn gradient_kernel<F: Float, N: Size>(
     }
 }
 
-/// Returns `p g`, or 0 if `p` is 0, for any `g`.
+/// Returns `p g`. If `p` is 0, returns 0 for any `g`.
 #[cube]
 fn product<F: Float, N: Size>(p: Vector<F, N>, g: Vector<F, N>) -> Vector<f32, N> {
     let p = Vector::<f32, N>::cast_from(p);
@@ -116,7 +116,7 @@ fn of_scores<F: Float, N: Size>(
     select_many(p.equal(&zero), zero, value)
 }
 
-/// Sums the rows of each head with one cube per head, in an order that depends only on the sizes.
+/// Sums the rows of each head, with one cube per head. The order of the sum depends only on the sizes.
 #[cube(launch_unchecked)]
 fn sink_kernel(
     rows: &Tensor<f32>,
@@ -197,8 +197,8 @@ fn sum_of_heads(plan: &SoftmaxProblem, rows: CubeTensor) -> CubeTensor {
     sink
 }
 
-/// Adds rows of 4096 keys, read twice and in registers, the widest rows in registers, and the sum
-/// over the rows of a head.
+/// Adds AOT instances with rows of 4096 keys that are read twice or stay in registers, and with the widest rows that
+/// stay in registers. Also adds the kernel that sums over the rows of a head.
 pub(super) fn aot_instances(list: &mut AotList) {
     for (name, element, vector) in elements() {
         for (held, units) in [

@@ -1,4 +1,4 @@
-//! Probabilities from scores.
+//! The kernel that computes probabilities from scores.
 
 use burn::backend::TensorMetadata;
 use burn_cubecl::tensor::CubeTensor;
@@ -8,8 +8,7 @@ use super::*;
 use crate::cube::instance::{AotList, given, instance, types as elements};
 use crate::cube::{cube_max, cube_sum, empty, lane_max, lane_sum, launch};
 
-/// The maximum number of f32 values that a unit keeps. A cube of 1024 units has 64 registers per
-/// unit.
+/// The maximum number of f32 values that a unit keeps. In a cube of 1024 units, a unit has 64 registers.
 const REGISTER_VALUES: usize = 32;
 
 #[cube(launch_unchecked)]
@@ -134,8 +133,7 @@ fn softmax_kernel<F: Float, M: Int, N: Size>(
     }
 }
 
-/// The start of a row in the scores and in the mask tensor, in vectors, and the scale of the
-/// scores.
+/// The position of a row in the scores and in the mask tensor, in vectors, and the scale of the scores.
 #[derive(CubeType, Clone, Copy)]
 struct RowPlace {
     scores: usize,
@@ -143,7 +141,7 @@ struct RowPlace {
     scale: f32,
 }
 
-/// Returns the scaled scores of a vector of keys, with the lowest value for hidden keys.
+/// Returns the scaled scores of a vector of keys. Masked keys get the lowest finite value.
 #[cube]
 fn scaled<F: Float, M: Int, N: Size>(
     scores: &Tensor<Vector<F, N>>,
@@ -157,7 +155,7 @@ fn scaled<F: Float, M: Int, N: Size>(
         Vector::<f32, N>::cast_from(scores[place.scores + column]) * Vector::new(place.scale);
     if comptime!(span != KeyRangeKind::All) {
         let start = column * N::value();
-        // Only at the ends of the span are some lanes of a vector hidden.
+        // Only vectors at the ends of the visible range have both masked and visible lanes.
         if start < visible.low || start + N::value() > visible.high {
             #[unroll]
             for lane in 0..N::value() {
@@ -184,7 +182,7 @@ fn scaled<F: Float, M: Int, N: Size>(
     value
 }
 
-/// Returns `e^(value - largest)`, or 0 for hidden keys.
+/// Returns `e^(value - largest)`, or 0 for masked keys.
 #[cube]
 fn exp_weight<N: Size>(value: Vector<f32, N>, largest: f32) -> Vector<f32, N> {
     let hidden = value.less_equal(&Vector::new(f32::new(LOWEST)));
@@ -227,7 +225,7 @@ pub(in super::super) fn forward(
     [Some(output), share].into_iter().flatten().collect()
 }
 
-/// Adds rows of 4096 keys, in registers and read twice.
+/// Adds AOT instances with rows of 4096 keys that stay in registers or are read twice.
 pub(super) fn aot_instances(list: &mut AotList) {
     for (name, element, vector) in elements() {
         for register_vectors in [0, 4] {

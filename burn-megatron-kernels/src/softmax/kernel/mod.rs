@@ -1,8 +1,8 @@
-//! The CubeCL kernels: one cube processes one row.
+//! The CubeCL kernels of the masked softmax. One cube processes one row.
 //!
-//! A row that fits in the registers of a cube is read once. A longer row is read a second time,
-//! after one pass with a running maximum and sum. Vectors of masked keys are not read, and zeros
-//! are written for them.
+//! A row that fits in the registers of a cube is read once. A longer row is read twice: one pass computes a running
+//! maximum and sum, and a second pass computes the result. Vectors of masked keys are not read, and zeros are written
+//! for them.
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::tensor::CubeTensor;
@@ -19,10 +19,10 @@ mod forward;
 pub(super) use backward::backward;
 pub(super) use forward::forward;
 
-/// The lowest finite value. A score that is not above it counts as hidden.
+/// The lowest finite value. A score that is not above it counts as masked.
 const LOWEST: f32 = f32::MIN;
 
-/// The visible keys `low..high`, as the vectors `first..last`.
+/// The range of visible keys `low..high`, and the range of vectors `first..last` that contain these keys.
 #[derive(CubeType)]
 struct VisibleVectors {
     low: usize,
@@ -31,7 +31,7 @@ struct VisibleVectors {
     last: usize,
 }
 
-/// Sizes and positions as kernel arguments.
+/// The sizes of the scores and the mask as kernel arguments.
 #[derive(CubeLaunch, CubeType)]
 pub(crate) struct SoftmaxLayout {
     rows: usize,
@@ -55,7 +55,7 @@ impl SoftmaxLayout {
 
 default_fields!(SoftmaxLayoutCompilationArg [rows heads queries keys left right]);
 
-/// Returns the keys visible to row `row`, before the mask tensor is applied.
+/// Returns the keys that are visible to row `row`, without the mask tensor.
 #[cube]
 fn visible<N: Size>(
     layout: &SoftmaxLayout,
@@ -66,7 +66,7 @@ fn visible<N: Size>(
     let mut low = 0usize.runtime();
     let mut high = layout.keys;
     if comptime!(span == KeyRangeKind::Window) {
-        // `queries` is added on both sides, so that no number is negative.
+        // `queries` is added to both sides, so that no number is negative.
         let at = row % layout.queries + layout.keys;
         let reach = at + layout.right + 1;
         let past = layout.queries + layout.left;
@@ -94,11 +94,11 @@ fn visible<N: Size>(
 /// The method that determines the visible range of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum KeyRangeKind {
-    /// Every key.
+    /// Every key is visible.
     All,
-    /// The range follows from the position.
+    /// The visible range is computed from the position of the row.
     Window,
-    /// The range follows from the lengths.
+    /// The visible range is computed from the length of the sequence.
     Lengths,
 }
 
@@ -112,13 +112,14 @@ impl From<KeyRange> for KeyRangeKind {
     }
 }
 
-/// Returns the number of vectors of a row per unit. Returns 0 if the number exceeds `most`. The row is then read twice.
+/// Returns the number of vectors of a row that each unit keeps. Returns 0 if the number exceeds `most`. In this case
+/// the row is read twice.
 fn register_vectors(plan: &RowPlan, most: usize) -> usize {
     let each = plan.columns.div_ceil(plan.units as usize);
     if each <= most { each } else { 0 }
 }
 
-/// Returns the element types of a launch: floats, and booleans if there are any.
+/// Returns the element types of a launch: the float type, and the boolean type if there is a mask tensor.
 fn types(float: &CubeTensor, hidden: Option<&CubeTensor>) -> [ElemType; 2] {
     let bool_bytes = match hidden {
         Some(hidden) => dtype_to_storage_type(hidden.dtype),

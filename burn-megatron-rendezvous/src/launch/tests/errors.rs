@@ -1,4 +1,4 @@
-//! Tests of the complete text of every error.
+//! Tests of the complete message of every error.
 
 use insta::assert_snapshot;
 
@@ -11,7 +11,7 @@ fn message(texts: &[&str]) -> String {
 
 #[test]
 fn a_rank_needs_a_size_and_a_size_a_rank() {
-    let hint = "a rank by hand needs both RANK and WORLD_SIZE";
+    let hint = "a rank that is started by hand requires both RANK and WORLD_SIZE";
     assert_eq!(
         message(&["RANK=1"]),
         format!("RANK=1 is set, but WORLD_SIZE is not: {hint}")
@@ -210,8 +210,8 @@ fn an_address_must_be_valid() {
     );
     assert_snapshot!(
         message(&[TORCHRUN, "MASTER_PORT=65535"]),
-        @"MASTER_PORT=65535 leaves no port above it for the rendezvous, as torchrun's agent listens on \
-          that one itself: give torchrun a port below 65535, or set BURN_MEGATRON_PORT"
+        @"MASTER_PORT=65535 leaves no port above it for the rendezvous, because torchrun's agent already listens on \
+          MASTER_PORT=65535: give torchrun a port below 65535, or set BURN_MEGATRON_PORT"
     );
 }
 

@@ -52,7 +52,7 @@ fn other_formats_are_an_error() {
     }
 }
 
-/// Generates a name with one bracket in compressed form, and its first host.
+/// Generates a name with one pair of brackets in compressed form, and the first host of the name.
 fn name() -> impl Strategy<Value = (String, String)> {
     let range = (0u32..2000, 0u32..30, 1usize..6);
     let ranges = prop::collection::vec(range, 1..4);

@@ -7,8 +7,8 @@ mod recorded;
 
 use super::*;
 
-/// Reads the launch from texts with `NAME=value` lines. Later texts override earlier texts. A line with only `NAME`
-/// unsets the variable.
+/// Reads a launch from texts that consist of `NAME=value` lines. Later texts override earlier texts. A line that
+/// consists only of `NAME` unsets the variable.
 fn read(texts: &[&str]) -> Result<Option<(Launch, Origins)>, LaunchEnvError> {
     let mut vars: Vec<(&str, &str)> = Vec::new();
     for line in texts.iter().flat_map(|text| text.lines()).map(str::trim) {

@@ -1,8 +1,9 @@
-//! Recorded environments of the launchers.
+//! Tests with recorded environment variables of the launchers.
 
 use super::*;
 
-/// torchrun 2.15, two agents with `--rdzv-backend c10d`: the second process of the second agent.
+/// The environment of torchrun 2.15 with two agents and `--rdzv-backend c10d`, in the second process of the second
+/// agent.
 pub const TORCHRUN: &str = "\
     GROUP_RANK=1
     GROUP_WORLD_SIZE=2
@@ -21,7 +22,7 @@ pub const TORCHRUN: &str = "\
     TORCHELASTIC_USE_AGENT_STORE=True
     WORLD_SIZE=4";
 
-/// OpenMPI 4.1.4, `mpirun -n 2` on one machine: the second process.
+/// The environment of OpenMPI 4.1.4 with `mpirun -n 2` on one machine, in the second process.
 pub const OPEN_MPI: &str = "\
     OMPI_APP_CTX_NUM_PROCS=2
     OMPI_COMM_WORLD_LOCAL_RANK=1
@@ -37,7 +38,7 @@ pub const OPEN_MPI: &str = "\
     PMIX_RANK=1
     PMIX_VERSION=4.2.2rc2";
 
-/// `srun` with 11 tasks on 3 nodes, in a job with 4 nodes: the third task of the second node.
+/// The environment of `srun` with 11 tasks on 3 nodes in a job with 4 nodes, in the third task of the second node.
 pub const SLURM: &str = "\
     SLURM_JOB_ID=5816711
     SLURM_JOB_NODELIST=node[05-07],gpu3
@@ -64,7 +65,7 @@ const PMIX: &str = "\
     PMI_RANK=6
     PMI_SIZE=11";
 
-/// The script of `sbatch` with 8 tasks.
+/// The environment of the batch script of `sbatch` with 8 tasks.
 const BATCH: &str = "\
     SLURM_JOB_ID=5816711
     SLURM_JOB_NODELIST=node[05-06]
@@ -75,7 +76,7 @@ const BATCH: &str = "\
     SLURM_PROCID=0
     SLURM_TASKS_PER_NODE=4(x2)";
 
-/// The variables that the shell of `salloc` adds, as a reserved step of Slurm.
+/// The variables that the shell of `salloc` adds. The shell is a reserved step of Slurm.
 const INTERACTIVE: &str = "\
     PMIX_NAMESPACE=slurm.pmix.5816711.4294967290
     PMIX_RANK=0

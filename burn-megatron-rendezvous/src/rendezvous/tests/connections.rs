@@ -67,7 +67,7 @@ pub fn join(
     RendezvousClient::join(&[address], request(rank, size), provider)
 }
 
-/// Joins all ranks at once, because they wait for each other.
+/// Joins all ranks at the same time, because they wait for each other.
 pub fn clients(address: SocketAddr, size: usize) -> Vec<Arc<RendezvousClient>> {
     let join = |rank| thread::spawn(move || join(address, rank, size).unwrap());
     let joining: Vec<_> = (0..size).map(join).collect();

@@ -1,4 +1,4 @@
-//! Tests of the registry alone, with simulated time.
+//! Tests of the registry without connections, with simulated time.
 
 use std::time::Duration;
 
@@ -61,7 +61,7 @@ pub fn failed(kind: FailureKind, message: &str) -> RankMessage {
     }
 }
 
-/// Returns the number of the query, which must have been sent to these ranks.
+/// Returns the number of the status query, which must have been sent to the ranks in `ranks`.
 pub fn asked(outgoing: &[(Recipient, CoordinatorMessage)], ranks: &[usize]) -> u64 {
     let recipients: Vec<_> = outgoing.iter().map(|(recipient, _)| *recipient).collect();
     let expected: Vec<_> = ranks.iter().map(|rank| Recipient::Rank(*rank)).collect();

@@ -1,4 +1,4 @@
-//! Tests that count the messages as the number of ranks grows.
+//! Tests that count the messages for different numbers of ranks.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use crate::rendezvous::message::{CallId, CoordinatorMessage, FailureKind, RankMe
 use crate::rendezvous::registry::{Outgoing, Recipient, Registry};
 use burn_megatron_test_support::TIMEOUT;
 
-/// The number of messages by purpose.
+/// The number of messages for each purpose.
 struct Counted {
     join: usize,
     heartbeats: usize,
@@ -23,8 +23,8 @@ struct Counted {
     joined_after: Duration,
 }
 
-/// Runs ranks as threads. They join and send heartbeats for a second. Then all ranks query which ranks have not joined
-/// a call of the world, and one rank fails. Returns the number of messages of each phase.
+/// Runs ranks as threads. They join and send heartbeats for one second. Then all ranks send a query for the ranks that
+/// have not joined a call of the world, and one rank fails. Returns the number of messages in each phase.
 fn count(size: usize) -> Counted {
     let coordinator = coordinator(size, TIMEOUT, 2 * TIMEOUT);
     let began = Instant::now();
@@ -107,7 +107,7 @@ fn messages_grow_no_faster_than_n_log_n() {
     check(&[8, 32, 128]);
 }
 
-/// Needs more than two file descriptors per rank. A hard limit of 4096 (`ulimit -H -n`) is enough.
+/// This test requires more than two file descriptors per rank. A hard limit of 4096 (`ulimit -H -n`) is enough.
 #[test]
 #[ignore = "slow: run by hand"]
 fn messages_grow_no_faster_than_n_log_n_up_to_1024_ranks() {
@@ -123,8 +123,8 @@ fn lines(outgoing: &Outgoing, size: usize) -> usize {
     outgoing.iter().map(|(recipient, _)| of(recipient)).sum()
 }
 
-/// Decisions for 16,384 ranks. Each group of eight ranks waits in vain, and then one rank fails. The registry sends a
-/// few messages per rank and needs a few seconds.
+/// Tests the decisions for 16,384 ranks. Each group of eight ranks waits for a missing rank, and then one rank fails.
+/// The registry sends a few messages per rank. The test takes a few seconds.
 #[test]
 fn the_registry_of_16384_ranks_sends_a_few_messages_to_each() {
     let size = 16_384;

@@ -26,7 +26,7 @@ fn hello(rank: usize, version: &str, host: &str) -> String {
     serde_json::to_string(&hello).unwrap()
 }
 
-/// Connects, sends a line at once, and returns the complete answer.
+/// Connects, sends a line immediately, and returns the complete answer.
 fn send_line(server: &Coordinator, line: &[u8]) -> Vec<u8> {
     let mut stream = TcpStream::connect(server.address()).unwrap();
     stream.set_read_timeout(Some(TIMEOUT)).unwrap();
@@ -89,7 +89,8 @@ fn another_token_is_named_on_both_sides() {
         assert!(!shown.contains(&token().reveal()[..8]), "{shown}");
     }
     let error = join(server.address(), 0, 2).unwrap_err().to_string();
-    let rejected = "Connections with another token were rejected (2 times, last from 127.0.0.1).";
+    let rejected =
+        "Connections with a different token were rejected (2 times, last from 127.0.0.1).";
     assert!(error.ends_with(rejected), "{error}");
 }
 
@@ -108,7 +109,7 @@ fn sixty_slow_connections_do_not_block_the_ranks() {
     drop(slow);
 }
 
-/// Creates an authenticated connection with this hello.
+/// Creates an authenticated connection with the given hello.
 fn authenticated(server: &Coordinator, hello: &str) -> TcpStream {
     let stream = TcpStream::connect(server.address()).unwrap();
     client_handshake(&stream, Some(&token()), hello, TIMEOUT).unwrap();
@@ -174,7 +175,7 @@ fn another_version_is_reported_only_to_clients_with_the_token() {
     assert!(report.contains("rank 0 runs version 0.0.1"), "{report}");
 }
 
-/// Reads the ports that this process listens on from the system's table.
+/// Reads the ports on which this process listens from the table of the operating system.
 #[cfg(target_os = "linux")]
 #[test]
 fn one_machine_without_a_token_is_bound_to_loopback() {

@@ -19,7 +19,7 @@ pub(crate) fn check(config: &TrainConfig, layout: &ParallelConfig) -> Result<(),
         ("context", layout.context),
         ("expert", layout.expert),
     ];
-    let expected = "1, as a graph has no collectives; the data axis is free";
+    let expected = "1, because a graph has no collectives; any data size is supported";
     let is_split = |(name, size)| (size > 1, format!("{name} = {size}"), expected);
     first_refused(axes.map(is_split))?;
     let data = &config.data_parallel;
@@ -27,32 +27,32 @@ pub(crate) fn check(config: &TrainConfig, layout: &ParallelConfig) -> Result<(),
         (
             data.zero_stage == ZeroStage::Parameters,
             "zero_stage = 3",
-            "0 to 2, as a graph cannot gather parameters",
+            "0 to 2, because a graph cannot gather parameters",
         ),
         (
             data.offload != OffloadConfig::default(),
             "memory.offload",
-            "none, as the address of what the host steps changes",
+            "none, because the addresses of the host's optimizer state change",
         ),
         (
             matches!(config.loss_scale(), LossScale::Dynamic(_)),
             "a dynamic loss scale",
-            "bf16, or loss_scale = 1, as a graph repeats the scale",
+            "bf16, or loss_scale = 1, because a graph repeats the scale",
         ),
         (
             config.measures_logits().is_some(),
             config.measures_logits().unwrap_or_default(),
-            "none, as the host keeps the largest logits",
+            "none, because the host keeps the largest logits",
         ),
         (
             config.check_replay_every.is_some(),
             "check_replay",
-            "none, as it reads what each layer returns",
+            "none, because it reads the output of each layer",
         ),
         (
             cfg!(feature = "fusion"),
             "the feature fusion",
-            "a build without it, as it moves tensors",
+            "a build without it, because it moves tensors",
         ),
     ])
 }
@@ -70,12 +70,12 @@ pub(super) fn check_model<M: LanguageModel>(
         (
             !ddp.fp8().layers().is_empty(),
             "fp8",
-            "no FP8 layers, as the host keeps their magnitudes",
+            "no FP8 layers, because the host keeps their magnitudes",
         ),
         (
             !ddp.routers().layers().is_empty(),
             "experts",
-            "a dense model, as the host reads how many tokens each expert has",
+            "a dense model, because the host reads the number of tokens of each expert",
         ),
         (
             ddp.module().further_depths() > 0,
@@ -85,7 +85,7 @@ pub(super) fn check_model<M: LanguageModel>(
         (
             ddp.recompute().config().offload.bytes > 0,
             "offload of activations",
-            "none, as the host waits for what it has moved",
+            "none, because the host waits for the tensors that it has moved",
         ),
     ])
 }
@@ -102,7 +102,7 @@ pub(crate) fn check_device(
         (
             position.is_used(),
             "dropout".into(),
-            "0, as a graph repeats its masks",
+            "0, because a graph repeats its masks",
         ),
         (
             !device.contains("Cuda"),
@@ -112,7 +112,7 @@ pub(crate) fn check_device(
         (
             world.size() > 1 && world.on_device().is_none(),
             format!("{} ranks without NCCL", world.size()),
-            "one rank, or the engine nccl, by which each rank has a process of its own",
+            "one rank, or the engine nccl, in which each rank is a process",
         ),
     ])
 }
@@ -154,11 +154,11 @@ mod tests {
         assert_eq!(with(|_| ()), "accepted");
         assert_snapshot!(
             with(|config| config.data_parallel.zero_stage = ZeroStage::Parameters),
-            @"cuda_graph with zero_stage = 3: expected 0 to 2, as a graph cannot gather parameters"
+            @"cuda_graph with zero_stage = 3: expected 0 to 2, because a graph cannot gather parameters"
         );
         assert_snapshot!(
             with(|config| config.data_parallel.precision = Precision::F16),
-            @"cuda_graph with a dynamic loss scale: expected bf16, or loss_scale = 1, as a graph repeats the scale"
+            @"cuda_graph with a dynamic loss scale: expected bf16, or loss_scale = 1, because a graph repeats the scale"
         );
         let measured = with(|config| config.log_max_attention_logit = true);
         assert!(
@@ -189,7 +189,7 @@ mod tests {
             let checked = check_device(&groups, &device, builder.position());
             checked.unwrap_err().to_string()
         };
-        let expected = "cuda_graph with dropout: expected 0, as a graph repeats its masks";
+        let expected = "cuda_graph with dropout: expected 0, because a graph repeats its masks";
         assert_eq!(checked(0.1), expected);
         let error = checked(0.0);
         assert!(error.ends_with("expected a CUDA device"), "{error}");

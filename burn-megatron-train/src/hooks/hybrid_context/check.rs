@@ -26,12 +26,12 @@ pub(crate) fn check(
         (
             config.micro_batch_size != 1,
             format!("micro_batch_size = {}", config.micro_batch_size),
-            "1, as micro-batches have as many documents as max_seqlen_per_dp_cp_rank allows".into(),
+            "1, because max_seqlen_per_dp_cp_rank determines the number of documents of a micro-batch".into(),
         ),
         (
             config.check_replay_every.is_some(),
             "check_replay_every".into(),
-            "none, as other data ranks cannot compute the documents of a group".into(),
+            "none, because other data ranks cannot compute the documents of a group".into(),
         ),
         (
             length.next_multiple_of(divisor) > context,

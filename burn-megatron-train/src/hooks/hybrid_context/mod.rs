@@ -46,7 +46,8 @@ impl HybridContextHook {
         if hybrid.is_some() && !routers.is_empty() {
             let error = LayoutError::HybridContext {
                 setting: "experts".into(),
-                expected: "a model without them, as their losses and capacities count the tokens of a micro-batch".into(),
+                expected: "a model without experts, because their losses and capacities count the tokens of a \
+                           micro-batch".into(),
             };
             return Err(ConfigError::from(error).into());
         }

@@ -75,10 +75,10 @@ impl fmt::Display for Origin {
         match (is_before, site) {
             (true, site) => write!(
                 f,
-                "{site} got other inputs, although nothing that is recorded before it differs"
+                "{site} received different inputs, although no recorded value before it differs"
             ),
             (false, Site::Gradient { .. } | Site::Losses) => {
-                write!(f, "{site} differs, although all before it is equal")
+                write!(f, "{site} differs, although all values before it are equal")
             }
             (false, Site::Operation { is_backward, .. }) if !tensors.is_empty() => {
                 let what = if *is_backward {
@@ -89,10 +89,10 @@ impl fmt::Display for Origin {
                 let numbers = list(tensors);
                 write!(
                     f,
-                    "{site} returned another {what} {numbers} for the same inputs"
+                    "{site} returned a different {what} {numbers} for the same inputs"
                 )
             }
-            (false, site) => write!(f, "{site} returned something else for the same inputs"),
+            (false, site) => write!(f, "{site} returned a different result for the same inputs"),
         }
     }
 }
@@ -169,8 +169,8 @@ mod tests {
         assert_eq!(found, [origin]);
         assert_snapshot!(
             found[0],
-            @"on rank 1 the forward of LinearFunction in or after layer a, micro-batch 0 returned something else for the \
-              same inputs"
+            @"on rank 1 the forward of LinearFunction in or after layer a, micro-batch 0 returned a different result \
+              for the same inputs"
         );
     }
 
@@ -215,8 +215,8 @@ mod tests {
         let found = attribute(&[vec![], differences(&[of(&[1, 2, 0])], &[of(&[1, 3, 0])])]);
         assert_snapshot!(
             found[0],
-            @"on rank 1 the backward of LinearFunction in or after layer a, micro-batch 3 returned another gradient of its \
-              input 1 for the same inputs"
+            @"on rank 1 the backward of LinearFunction in or after layer a, micro-batch 3 returned a different \
+              gradient of its input 1 for the same inputs"
         );
     }
 

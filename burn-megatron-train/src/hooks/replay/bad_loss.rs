@@ -100,8 +100,8 @@ impl Replay {
             match shift {
                 None => tracing::warn!(
                     step,
-                    "{what}: the same when computed again; it was not computed on another device, as the layout has one \
-                     {only}"
+                    "{what}: the same when computed again; it was not computed on another device, because the layout \
+                     has one {only}"
                 ),
                 Some(_) => tracing::warn!(
                     step,
@@ -143,7 +143,7 @@ impl Replay {
                 let word = if ranks.len() == 1 { "rank" } else { "ranks" };
                 let ranks = ranks.join(", ");
                 let message = format!(
-                    "computed again from one state, the {what} are others on {word} {ranks}"
+                    "computed again from the same state, the {what} differ on {word} {ranks}"
                 );
                 return Err(bad.error(Verdict::Transient, &message));
             }
@@ -182,8 +182,9 @@ impl Replay {
             _ => None,
         };
         let (own, there) = (context.groups().rank(), data.group().ranks()[to]);
-        let other = what
-            .map(|what| format!("rank {there} has other {what} than rank {own} of its samples"));
+        let other = what.map(|what| {
+            format!("rank {there} has different {what} than rank {own} for the same samples")
+        });
         let all: Vec<Option<String>> = gather(&other, context.groups())?;
         let others: Vec<_> = all.into_iter().flatten().collect();
         if others.is_empty() {

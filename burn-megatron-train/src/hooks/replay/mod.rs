@@ -263,8 +263,8 @@ fn verdict(
             let origins: Vec<_> = origins.iter().map(ToString::to_string).collect();
             origins.join("; ")
         }
-        Ok(_) if differing == OTHER_OPERATIONS => "its runs are of other operations".into(),
-        Ok(_) => "no recorded operation returned it first".into(),
+        Ok(_) if differing == OTHER_OPERATIONS => "the runs have different operations".into(),
+        Ok(_) => "no recorded operation returned the difference first".into(),
         Err(other) => other,
     };
     let message = match verdict {

@@ -69,7 +69,7 @@ impl DifferingRanks {
         };
         let most = list(&self.most);
         match &self.others[..] {
-            [] => format!("on {most} {what} differs, of which they have the same"),
+            [] => format!("on {most} {what} differs, without a majority"),
             others => format!("on {} {what} differs from that on {most}", list(others)),
         }
     }
@@ -90,10 +90,7 @@ mod tests {
                 &[9, 7, 7, 7, 8],
                 "on ranks 0, 8 x differs from that on ranks 2, 4, 6",
             ),
-            (
-                &[7, 9],
-                "on ranks 0, 2 x differs, of which they have the same",
-            ),
+            (&[7, 9], "on ranks 0, 2 x differs, without a majority"),
         ] {
             let ranks = [0, 2, 4, 6, 8];
             let found = split(&ranks[..values.len()], values);

@@ -63,7 +63,10 @@ pub(crate) fn check(
             let divisors: Vec<_> = divisors.map(|length| length.to_string()).collect();
             format!("a length of {}", divisors.join(", "))
         } else if length <= before.length {
-            format!("a length above {}, that of the part before", before.length)
+            format!(
+                "a length above {}, the length of the previous part",
+                before.length
+            )
         } else if until_step <= before.until_step {
             format!("until_step above {}", before.until_step)
         } else if until_step >= steps {

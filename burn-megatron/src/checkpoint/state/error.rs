@@ -15,8 +15,8 @@ pub enum StateError {
     Checkpoint(#[from] CheckpointError),
     /// A tensor has a type whose values this run cannot represent exactly.
     #[error(
-        "{key} is {found:?} in {of}, and {wanted:?} in this run, which cannot hold every value of it; \
-         allow rounding by name, or save it in another type"
+        "{key} is {found:?} in {of}, and {wanted:?} in this run, which cannot represent all its values; allow rounding \
+         by name, or save the tensor in another type"
     )]
     Type {
         /// The name of the tensor source.
@@ -56,8 +56,8 @@ pub enum StateError {
     },
     /// The checkpoint was saved with another seed.
     #[error(
-        "{of} was saved by a run with the seed {found}, and this one has {wanted}: dropout and samples \
-         would differ; give the same seed"
+        "{of} was saved by a run with the seed {found}, and this run has the seed {wanted}: dropout and samples would \
+         differ; set the same seed"
     )]
     Seed {
         /// The name of the checkpoint.

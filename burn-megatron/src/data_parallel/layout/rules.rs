@@ -163,7 +163,7 @@ pub enum LayoutError {
     ZeroAlign,
     /// Buckets are padded to a common multiple of the number of ranks and the alignment, and this multiple overflows.
     #[error(
-        "the least multiple of {ranks} ranks and of {align} elements overflows {} bits; use fewer ranks or a \
+        "the least common multiple of {ranks} ranks and {align} elements overflows {} bits; use fewer ranks or a \
          smaller alignment",
         usize::BITS
     )]
@@ -175,8 +175,8 @@ pub enum LayoutError {
     },
     /// A buffer is too large to allocate.
     #[error(
-        "with parameter {index} of {elements} elements the {key} buffer exceeds {limit} elements, the most \
-         that can be allocated; split the model over more ranks"
+        "with parameter {index} of {elements} elements the {key} buffer exceeds {limit} elements, the maximum that can \
+         be allocated; split the model over more ranks"
     )]
     BufferTooLarge {
         /// The index of the parameter in the table.

@@ -61,7 +61,7 @@ fn invalid_settings_are_refused() {
                 hsdp: Some(2),
                 ..stage(0)
             },
-            "hsdp requires zero_stage = 1, 2 or 3, but zero_stage = 0; change the stage, or leave hsdp out",
+            "hsdp requires zero_stage = 1, 2 or 3, but zero_stage = 0; change the stage, or remove hsdp",
         ),
         (
             DataParallelConfig {

@@ -1,4 +1,4 @@
-//! Attention of one layer over the ranks of a context group.
+//! The attention of one layer over the ranks of a context group.
 
 use std::sync::Arc;
 
@@ -16,19 +16,19 @@ use crate::collective;
 use crate::nn::score_options::ScoreOptions;
 use crate::nn::wide::wide;
 
-/// The attention of a layer to the tokens of all ranks that share its sequences.
+/// The attention of one layer over the tokens of all ranks that share a sequence.
 #[derive(Clone, Debug)]
 pub(in crate::nn) struct ContextAttention {
     pub groups: ContextGroups,
-    /// The exchange between groups of neighbours. `None` if there is only one group.
+    /// The exchange of keys and values between groups of neighbours. `None` if there is only one group.
     pub exchange: Option<Arc<dyn KeyValueExchange>>,
-    /// Whether gradients of keys and values are exchanged in the type of the model.
+    /// Whether gradients of keys and values are exchanged in the dtype of the model.
     pub narrow_gradients: bool,
 }
 
 impl ContextAttention {
-    /// Returns the heads that a rank computes after the all-to-all. If there are fewer groups than neighbours, each
-    /// neighbour has one group.
+    /// Returns the heads that a rank computes after the all-to-all. If there are fewer key-value heads than neighbours,
+    /// each neighbour has one key-value head.
     pub fn local_heads(&self, heads: Heads) -> Heads {
         let neighbours = self.groups.inner.size();
         Heads {
@@ -85,7 +85,7 @@ impl ContextAttention {
                 narrow_gradients: self.narrow_gradients,
             };
             let exchange = exchange.clone();
-            // The sink is in the type of the statistics.
+            // The sink has the dtype of the softmax statistics.
             let sink = sink.map(|sink| sink.cast::<DType>(wide(qkv.dtype())).into_dispatch());
             let inputs = std::iter::once(qkv.into_dispatch()).chain(sink);
             apply(inputs.collect(), ExchangedAttention { of, exchange })
@@ -124,7 +124,7 @@ impl ContextAttention {
     }
 }
 
-/// Checks that query heads and groups can be split over `neighbours` ranks of an all-to-all.
+/// Checks that query heads and key-value heads can be split over the `neighbours` ranks of an all-to-all.
 ///
 /// # Errors
 ///
@@ -140,8 +140,8 @@ pub(in crate::nn) fn check_heads(heads: Heads, neighbours: usize) -> Result<(), 
     let all = (1..=heads.heads).filter(|ranks| fits(*ranks));
     let all: Vec<_> = all.map(|ranks| ranks.to_string()).collect();
     Err(format!(
-        "an all-to-all of {neighbours} ranks cannot split {} heads and {} groups of keys and values of a tensor rank; \
-         {} ranks can",
+        "an all-to-all of {neighbours} ranks cannot split {} heads and {} groups of keys and values of a tensor rank: \
+         use one of {} ranks",
         heads.heads,
         heads.groups,
         all.join(", ")

@@ -1,4 +1,4 @@
-//! The KV cache of generation, split over the ranks of a context group. All tensors are plain.
+//! The KV cache of generation, split over the ranks of a context group. The tensors are not tracked by autodiff.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,10 +13,10 @@ use crate::collective::{CollectiveOp, Comm, start, start_all_gather};
 use crate::nn::score_options::ScoreOptions;
 use crate::nn::wide::wide;
 
-/// A cache that is split over a context group: rank `r` has the tokens `r`, `r + ranks`, `r + 2 ranks`, ...
+/// A KV cache that is split over a context group: rank `r` holds the tokens `r`, `r + ranks`, `r + 2 ranks`, ...
 ///
-/// Queries are exchanged, because they are fewer than the keys of a long text. Each rank computes their attention to
-/// its own keys. The results are merged in rank order, so that they are bit-identical on every rank.
+/// Ranks exchange queries, because a long text has fewer new queries than cached keys. Each rank computes the attention
+/// of all queries to its own keys. The results are merged in rank order, so that they are bit-identical on every rank.
 #[derive(Clone, Debug)]
 pub(in crate::nn) struct CacheSplit {
     /// The ranks that share a text.
@@ -35,7 +35,7 @@ pub(in crate::nn) struct CacheAttention {
 }
 
 impl CacheSplit {
-    /// Returns how many of the first `len` tokens this rank holds.
+    /// Returns the number of tokens that this rank holds among the first `len` tokens.
     pub fn own(&self, len: usize) -> usize {
         let (rank, ranks) = (self.comm.rank(), self.comm.size());
         (len + ranks - 1 - rank) / ranks
@@ -48,8 +48,8 @@ impl CacheSplit {
         (first..tokens.len()).step_by(ranks)
     }
 
-    /// Gathers the queries `[batch, part, heads, width]` of each rank to `[batch, part * ranks, heads, width]` in
-    /// token order. `first` is the first token.
+    /// Gathers the queries `[batch, part, heads, width]` of each rank to `[batch, part * ranks, heads, width]` in token
+    /// order. `first` is the index of the first token.
     pub fn gather(&self, part: Tensor<4>, first: usize) -> Tensor<4> {
         let ([batch, count, heads, width], ranks) = (part.dims(), self.comm.size());
         let by_rank = start_all_gather(part.unsqueeze_dim::<5>(0), 0, &self.comm).wait();

@@ -1,50 +1,52 @@
-//! The costs of context-parallel exchanges, and the choice between them. For layers and for planners.
+//! The communication costs of context-parallel exchanges, and the choice between them. Layers and the planner use this
+//! module.
 
 use crate::mesh::{ContextExchange, ParallelConfig};
 
 use super::attention::check_heads;
 use burn_megatron_kernels::attention::Heads;
 
-/// The attention of one layer under context parallelism.
+/// The sizes of one attention layer under context parallelism, from which the costs of an exchange are computed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ExchangeProblem {
-    /// The number of tokens of a sequence, or of all sequences of a micro-batch together.
+    /// The number of tokens of one sequence, or the total number of tokens of all sequences of a micro-batch.
     pub tokens: usize,
-    /// The heads of a tensor rank.
+    /// The query heads and key-value heads of a tensor rank.
     pub heads: Heads,
-    /// The number of ranks of the context axis.
+    /// The number of ranks on the context axis.
     pub ranks: usize,
-    /// The number of ranks of an all-to-all in the hierarchical exchange.
+    /// The number of ranks in each all-to-all of the hierarchical exchange. `None` excludes the hierarchical exchange
+    /// from the choice.
     pub inner: Option<usize>,
-    /// The number of bytes of an element in the forward.
+    /// The number of bytes per element in the forward pass.
     pub bytes: usize,
-    /// The number of bytes of an element of the exchanged gradients of keys and values.
+    /// The number of bytes per element of the gradients of keys and values that are exchanged.
     pub gradient_bytes: usize,
 }
 
-/// The bytes that a rank sends in one layer, and the memory that it needs for this.
+/// The cost of an exchange for one rank and one layer: the bytes sent, and the memory for the exchange.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ExchangeCost {
-    /// Bytes sent in the forward.
+    /// Bytes sent in the forward pass.
     pub forward: f64,
-    /// Bytes sent in the backward.
+    /// Bytes sent in the backward pass.
     pub backward: f64,
-    /// Bytes held during the forward in addition to inputs and outputs: keys and values of other ranks, or heads of
-    /// the tokens of other ranks.
+    /// Bytes of temporary memory in the forward pass, in addition to inputs and outputs. They hold keys and values of
+    /// other ranks, or heads for the tokens of other ranks.
     pub transient: f64,
 }
 
-/// The compute and link speeds that are used to compare exchanges.
+/// The compute throughput and the link bandwidth that are used to compare exchanges.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LinkSpeed {
-    /// Floating-point operations of attention per second.
+    /// The compute throughput of attention, in floating-point operations per second.
     pub flops_per_second: f64,
-    /// Bytes that a rank sends per second.
+    /// The bandwidth at which a rank sends, in bytes per second.
     pub bytes_per_second: f64,
 }
 
 impl LinkSpeed {
-    /// The speeds of an H100 with NVLink: 400e12 operations and 400e9 bytes per second.
+    /// The speeds of an H100 with NVLink: 400e12 floating-point operations and 400e9 bytes per second.
     pub const NVLINK: Self = Self {
         flops_per_second: 400e12,
         bytes_per_second: 400e9,
@@ -52,7 +54,8 @@ impl LinkSpeed {
 }
 
 impl ExchangeProblem {
-    /// Creates the problem of a layer in a layout, with the heads of a tensor rank and elements of `bytes` bytes.
+    /// Creates the problem of a layer in the parallel layout `layout`. `heads` describes the heads of a tensor rank,
+    /// and `bytes` is the number of bytes per element.
     pub fn of_layout(layout: &ParallelConfig, heads: Heads, tokens: usize, bytes: usize) -> Self {
         Self {
             tokens,
@@ -68,8 +71,8 @@ impl ExchangeProblem {
         }
     }
 
-    /// Returns the requested exchange, or the [best](Self::choose) exchange if none is requested. `fused` is true if
-    /// attention is fused.
+    /// Returns the requested exchange. If no exchange is requested, returns the exchange that [`choose`](Self::choose)
+    /// selects. `fused` is true if attention is fused.
     ///
     /// # Errors
     ///
@@ -87,8 +90,8 @@ impl ExchangeProblem {
         );
         if is_ring && !fused {
             return Err(format!(
-                "context_exchange = {exchange} needs fused attention, and this one holds its scores in memory (it has \
-                 dropout, a soft cap or wide heads, or the kernel is turned off): expected all-gather or all-to-all"
+                "context_exchange = {exchange} requires fused attention, but this layer holds its scores in memory (it \
+                 has dropout, a soft cap or wide heads, or the kernel is turned off): expected all-gather or all-to-all"
             ));
         }
         let checked = self.check(exchange);
@@ -96,16 +99,16 @@ impl ExchangeProblem {
         Ok(exchange)
     }
 
-    /// Checks that the exchange can be used.
+    /// Checks that this layer and layout support the exchange.
     ///
     /// # Errors
     ///
-    /// A message with the reason why it cannot be used, and the valid values.
+    /// A message with the reason why the exchange cannot be used, and the valid values.
     pub fn check(&self, exchange: ContextExchange) -> Result<(), String> {
         check_heads(self.heads, self.neighbours(exchange))
     }
 
-    /// Returns the number of ranks of an all-to-all.
+    /// Returns the number of ranks in each all-to-all of the exchange.
     pub fn neighbours(&self, exchange: ContextExchange) -> usize {
         match exchange {
             ContextExchange::Ring | ContextExchange::AllGather => 1,
@@ -114,18 +117,18 @@ impl ExchangeProblem {
         }
     }
 
-    /// Returns the bytes that the exchange sends and holds. In the table, there are `s` tokens, `c` ranks, `q` query
-    /// heads, `kv` groups, and `d` features per head:
+    /// Returns the number of bytes that a rank sends and holds for the exchange. The table counts elements for `s`
+    /// tokens, `c` ranks, `q` query heads, `kv` key-value heads, and `d` features per head:
     ///
-    /// | exchange | elements sent in the forward | in the backward | held |
+    /// | exchange | sent in the forward pass | sent in the backward pass | held in memory |
     /// |---|---|---|---|
     /// | ring | `2 kv d s (c - 1) / c` | keys and values again, and their gradients | two blocks of `2 kv d s / c` |
     /// | all-gather | the same | the same | `2 kv d s` |
     /// | all-to-all | `(2 q + 2 kv) d s (c - 1) / c^2` | the same | `(2 q + 2 kv) d s / c` |
     ///
-    /// The hierarchical exchange combines an all-to-all of `inner` ranks and a ring of the other ranks, with
-    /// `1 / inner` of the heads. If an all-to-all has more ranks than groups, each rank gets a copy, and `kv` is the
-    /// number of ranks.
+    /// The hierarchical exchange combines an all-to-all between `inner` ranks and a ring between groups of `inner`
+    /// ranks. The ring exchanges `1 / inner` of the heads. If an all-to-all has more ranks than key-value heads, each
+    /// rank gets a copy of one key-value head, and `kv` is the number of ranks.
     pub fn cost(&self, exchange: ContextExchange) -> ExchangeCost {
         let inner = self.neighbours(exchange);
         let outer = self.ranks / inner;
@@ -152,10 +155,12 @@ impl ExchangeProblem {
         }
     }
 
-    /// Returns the time in seconds for which a rank waits for communication in a forward and a backward. A ring
-    /// overlaps communication with the computation of the previous block. Causal attention of `s` tokens to on
-    /// average half of them costs `4 (s / c) (s / 2) q d` operations in the forward, and 2.5 times that number in the
-    /// backward.
+    /// Returns the exposed communication time in seconds: the time for which a rank waits in one forward and one
+    /// backward pass.
+    ///
+    /// A ring overlaps the transfer of a block with the computation of the previous block. In causal attention over `s`
+    /// tokens, a token attends to `s / 2` tokens on average. On each rank this costs `4 (s / c) (s / 2) q d`
+    /// floating-point operations in the forward pass, and 2.5 times this number in the backward pass.
     pub fn exposed(&self, exchange: ContextExchange, speed: LinkSpeed) -> f64 {
         let cost = self.cost(exchange);
         let inner = self.neighbours(exchange);
@@ -187,9 +192,9 @@ impl ExchangeProblem {
             + waits(cost.backward - of_heads.backward, 2.5 * flops)
     }
 
-    /// Returns the usable exchange with the least [exposed](Self::exposed) time. The candidates are ring, all-gather
-    /// and all-to-all, and with `inner` the hierarchical exchange. Ties are resolved in this order. A ring requires
-    /// fused attention.
+    /// Returns the supported exchange with the least [exposed](Self::exposed) communication time. The candidates are
+    /// ring, all-gather and all-to-all, and also the hierarchical exchange if `inner` is set. If two times are equal,
+    /// the candidate that is earlier in this list is chosen. A ring requires fused attention.
     pub fn choose(&self, speed: LinkSpeed, fused: bool) -> ContextExchange {
         let all = ContextExchange::ALL.into_iter();
         let usable = all.filter(|exchange| match exchange {
@@ -270,8 +275,8 @@ mod tests {
         assert_eq!(cost.backward, inside.backward + between.backward);
     }
 
-    /// A ring with `s / c >= 2 kv / q F / B` tokens per rank hides the communication of its forward. With one group
-    /// per four heads, this is 500 tokens on NVLink.
+    /// A ring with `s / c >= 2 kv / q F / B` tokens per rank hides the communication of its forward pass. With one
+    /// group per four heads, this is 500 tokens on NVLink.
     #[test]
     fn a_ring_hides_its_transfers_behind_enough_tokens() {
         let nvlink = LinkSpeed::NVLINK;
@@ -300,8 +305,8 @@ mod tests {
         let refused = problem(1024, 8, 12).check(ContextExchange::AllToAll);
         insta::assert_snapshot!(
             refused.unwrap_err(),
-            @"an all-to-all of 12 ranks cannot split 32 heads and 8 groups of keys and values of a tensor rank; 1, 2, 4, \
-              8, 16, 32 ranks can"
+            @"an all-to-all of 12 ranks cannot split 32 heads and 8 groups of keys and values of a tensor rank: use \
+              one of 1, 2, 4, 8, 16, 32 ranks"
         );
         assert!(problem(1024, 8, 12).check(ContextExchange::Ring).is_ok());
         assert!(

@@ -1,4 +1,5 @@
-//! Attention of a rank's queries to the keys and values of all ranks of a group. All tensors are plain.
+//! The attention of a rank's queries to the keys and values of all ranks of a group. The tensors are not tracked by
+//! autodiff.
 
 use std::fmt::Debug;
 
@@ -12,16 +13,17 @@ use crate::collective::{
 };
 use crate::nn::wide::wide;
 
-/// An exchange of keys and values between the ranks of a group.
+/// An algorithm that exchanges keys and values between the ranks of a group.
 ///
-/// All ranks of the group must call the same methods in the same order. Each rank has its own block
-/// `[tokens, 2 groups, width]`. See [`PartialAttention`].
+/// All ranks of the group must call the same methods in the same order. Each rank holds its own block of keys and
+/// values, `[tokens, 2 groups, width]`. See [`PartialAttention`].
 pub trait KeyValueExchange: Debug + Send + Sync {
-    /// Returns the attention of this rank's queries `[1, tokens, heads, width]` to all keys.
+    /// Returns the attention of this rank's queries `[1, tokens, heads, width]` to the keys of all ranks. `own` is this
+    /// rank's block.
     fn forward(&self, of: &PartialAttention, q: Tensor<4>, own: Tensor<3>) -> PartialResult;
 
-    /// Returns the gradients of this rank's queries and block. `result` is the result of the forward, with the output
-    /// in the type of the queries. `dout` is the gradient of the output.
+    /// Returns the gradients of this rank's queries and block. `result` is the result of the forward pass, with the
+    /// output in the dtype of the queries. `dout` is the gradient of the output.
     fn backward(
         &self,
         of: &PartialAttention,
@@ -32,10 +34,10 @@ pub trait KeyValueExchange: Debug + Send + Sync {
     ) -> PartialGradients;
 }
 
-/// The ranks that exchange keys and values between groups of neighbours.
+/// The group of ranks in which keys and values are exchanged. It has one rank from each group of neighbours.
 #[derive(Clone, Debug)]
 pub struct OuterGroup {
-    /// The ranks of the exchange, one from each group of neighbours.
+    /// The communicator of the group.
     pub comm: Comm,
     /// The number of ranks in a group of neighbours.
     pub neighbours: usize,
@@ -52,18 +54,20 @@ impl OuterGroup {
     }
 }
 
-/// Ring attention: blocks are sent around the ring. While a rank computes with a block, it receives the next block.
+/// Ring attention: blocks of keys and values are sent around the ring. While a rank computes with a block, it receives
+/// the next block.
 ///
-/// Each rank sends `context - 1` blocks in the forward. In the backward the blocks are sent again, followed one step
-/// later by the sums of their gradients, which also arrive at their owner after `context - 1` steps. Each rank adds the
-/// gradients from its queries last. All sums are in f32 (f64 for f64) and in a fixed order.
+/// Each rank sends `context - 1` blocks in the forward pass. In the backward pass the blocks are sent again. One step
+/// behind each block follows the sum of its gradients, which reaches the owner of the block after `context - 1` steps.
+/// The owner adds the gradients from its own queries last. All sums are computed in f32 (in f64 for f64 inputs) and in
+/// a fixed order.
 #[derive(Clone, Debug)]
 pub struct Ring(pub OuterGroup);
 
-/// Each rank gathers all blocks, in the forward and again in the backward. The gradients of the blocks are
-/// reduce-scattered.
+/// All-gather: each rank gathers the blocks of all ranks in the forward pass, and again in the backward pass. The
+/// gradients of the blocks are reduce-scattered.
 ///
-/// A row is computed as on a single rank, with the same keys in the same order.
+/// The attention of each query is computed as on a single rank, with the same keys in the same order.
 #[derive(Clone, Debug)]
 pub struct AllGather(pub OuterGroup);
 

@@ -1,4 +1,4 @@
-//! Attention over the ranks of a context group as one differentiable operation.
+//! Attention over the ranks of a context group, as one differentiable operation.
 
 use std::sync::Arc;
 
@@ -9,9 +9,9 @@ use burn_megatron_kernels::Function;
 use super::exchange::KeyValueExchange;
 use super::partial::{PartialAttention, sink_gradient, with_sink};
 
-/// Context-parallel attention. Inputs: a joint projection `[tokens, heads + 2 groups, width]`, and optionally the
-/// sinks `[heads]` in the type of the statistics. Output: `[tokens, heads, width]`. Keys and values of other ranks
-/// are not kept for the backward.
+/// Context-parallel attention. Inputs: a joint projection `[tokens, heads + 2 groups, width]`, and optionally the sinks
+/// `[heads]` in the dtype of the softmax statistics. Output: `[tokens, heads, width]`. Keys and values of other ranks
+/// are not kept for the backward pass.
 #[derive(Clone, Debug)]
 pub(super) struct ExchangedAttention {
     pub of: PartialAttention,
@@ -19,7 +19,7 @@ pub(super) struct ExchangedAttention {
 }
 
 impl ExchangedAttention {
-    /// Returns the queries `[1, tokens, heads, width]` and the block of a projection.
+    /// Splits a projection into the queries `[1, tokens, heads, width]` and the block of keys and values.
     fn parts(&self, qkv: Tensor<3>) -> (Tensor<4>, Tensor<3>) {
         let heads = self.of.heads;
         let q = qkv.clone().narrow(1, 0, heads.heads).unsqueeze();

@@ -1,30 +1,31 @@
-//! The process groups in which a context axis exchanges data.
+//! The process groups of context parallelism.
 
 use crate::collective::Comm;
 use crate::comm::{CommError, consecutive_subgroups};
 
 use super::exchange::OuterGroup;
 
-/// A context group, divided into groups of neighbours. Neighbours exchange heads by all-to-all. The outer groups
-/// exchange keys and values between the groups of neighbours.
+/// A context group that is divided into groups of neighbouring ranks. Neighbours exchange heads by all-to-all. Outer
+/// groups, which have one rank from each group of neighbours, exchange keys and values.
 #[derive(Clone, Debug)]
 pub struct ContextGroups {
-    /// All ranks that share a sequence.
+    /// The communicator of all ranks that share a sequence.
     pub comm: Comm,
-    /// The neighbours of this rank.
+    /// The communicator of this rank and its neighbours.
     pub inner: Comm,
-    /// The ranks of the outer exchange, one from each group of neighbours.
+    /// The outer group of this rank.
     pub outer: OuterGroup,
 }
 
 impl ContextGroups {
     /// Splits `comm` into groups of `neighbours` consecutive ranks.
     ///
-    /// Collective: call it on all ranks of `comm` with the same `neighbours`, which must divide the size of `comm`.
+    /// This call is collective: make it on all ranks of `comm` with the same `neighbours`. `neighbours` must divide the
+    /// number of ranks of `comm`.
     ///
     /// # Errors
     ///
-    /// [`CommError`] if a rank is missing or passes another size.
+    /// [`CommError`] if a rank is missing or passes a different `neighbours`.
     pub fn new(comm: &Comm, neighbours: usize) -> Result<Self, CommError> {
         let names = ["context: neighbours", "context: between"];
         let [inner, outer] = consecutive_subgroups(comm, neighbours, names)?;
@@ -38,10 +39,10 @@ impl ContextGroups {
         })
     }
 
-    /// Creates groups of 1, 2, 4, ... consecutive ranks of `comm`, up to all ranks. Each rank is in one group of
-    /// every size. The groups only exchange keys and values.
+    /// Creates groups of 1, 2, 4, ... consecutive ranks of `comm`, up to all ranks. Each rank is in one group of every
+    /// size. These groups exchange keys and values, and no heads.
     ///
-    /// Collective: call it on all ranks of `comm`. Their number must be a power of two.
+    /// This call is collective: make it on all ranks of `comm`. The number of ranks must be a power of two.
     ///
     /// # Errors
     ///

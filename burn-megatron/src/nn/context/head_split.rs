@@ -1,4 +1,4 @@
-//! Splits the heads of a projection between ranks.
+//! Splits the heads of a QKV projection between ranks.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
@@ -6,9 +6,9 @@ use burn_megatron_kernels::attention::Heads;
 
 use crate::nn::unsaved::unsaved;
 
-/// Splits a projection `[tokens, heads + 2 groups, width]` into parts for several ranks, concatenated to
-/// `[ranks * tokens, own units, width]`. If there are more ranks than groups, several ranks get a copy of a group.
-/// The gradients of the copies are summed in rank order.
+/// Splits a projection `[tokens, heads + 2 groups, width]` into parts for several ranks, concatenated to `[ranks *
+/// tokens, own units, width]`. If there are more ranks than key-value heads, several ranks get a copy of the same
+/// key-value head. The gradients of the copies are summed in rank order.
 ///
 /// This is a single operation, because separate gradients of the parts would each be as large as the projection.
 #[derive(Clone, Copy, Debug)]
@@ -28,7 +28,7 @@ impl HeadSplit {
         )
     }
 
-    /// Returns the numbers of query heads and groups of a rank.
+    /// Returns the numbers of query heads and key-value heads of a rank.
     fn own(&self) -> (usize, usize) {
         let Self { heads, neighbours } = self;
         (heads.heads / neighbours, heads.groups.div_ceil(*neighbours))

@@ -1,18 +1,20 @@
-//! Context parallelism: the ranks of the context axis share each sequence, and exchange data for attention.
+//! Context parallelism: each sequence is split over the ranks of the context axis, which exchange data in attention
+//! layers.
 //!
-//! - A [`SequenceShard`] describes which tokens of a batch a rank holds. [`Tokens`](super::Tokens) carry it. All
-//!   layers except attention process each token separately, so they work as on one rank. Positions, dropout and the
-//!   loss use the place of the token in the complete batch.
-//! - An attention layer combines queries with the keys and values of other ranks by a [`ContextExchange`]. It
-//!   consists of an all-to-all of heads inside groups of neighbours, and a [`KeyValueExchange`] between these groups:
-//!   [`Ring`] or [`AllGather`].
-//! - [`ExchangeProblem`] computes the volumes of an exchange, and chooses between exchanges.
+//! - A [`SequenceShard`] describes which tokens of a batch a rank holds. It is part of [`Tokens`](super::Tokens). All
+//!   layers except attention process each token separately, so they need no communication. Position embeddings, dropout
+//!   and the loss use the index of each token in the complete batch.
+//! - In an attention layer, a [`ContextExchange`] makes the keys and values of other ranks available to the queries of
+//!   a rank. The exchange has two parts: an all-to-all of heads inside groups of neighbouring ranks, and a
+//!   [`KeyValueExchange`] between these groups, which is [`Ring`] or [`AllGather`].
+//! - [`ExchangeProblem`] computes the communication volume of each exchange, and chooses between exchanges.
 //!
-//! Results that are merged from several blocks, and the gradients of keys and values, are in f32 (f64 for f64). See
-//! [`merge`]. The all-to-all and the all-gather compute each row from the same keys, in the same order, as a single
-//! rank.
+//! Attention results that are merged from several blocks, and the gradients of keys and values, are computed in f32 (in
+//! f64 for f64 inputs). See [`merge`]. With the all-to-all and the all-gather, the attention of each query is computed
+//! from the same keys, in the same order, as on a single rank.
 //!
-//! No parameter is split. The gradient of each parameter is a partial sum over context x data.
+//! Context parallelism splits no parameter. The gradient of each parameter on a rank is a partial sum, which is reduced
+//! over the context and data axes.
 
 mod attention;
 mod cache;
@@ -45,9 +47,10 @@ use super::{BuildError, ModelBuilder};
 use crate::mesh::{ContextExchange, LayoutError};
 
 impl ContextAttention {
-    /// Creates the exchanges of a layer with these heads on a tensor rank and sequences of up to `tokens` tokens. There
-    /// is one exchange for each number of ranks that share a batch: none without context parallelism, and several with
-    /// hybrid context parallelism. `fused` is true if attention is fused.
+    /// Creates the exchanges of a layer. `heads` describes the heads of a tensor rank, and sequences have up to
+    /// `tokens` tokens. There is one exchange for each number of ranks that may share a batch. Without context
+    /// parallelism there is no exchange, and with hybrid context parallelism there are several. `fused` is true if
+    /// attention is fused.
     ///
     /// The first call is collective over the context axis, or over all ranks of the stage with hybrid context
     /// parallelism. Call it on all ranks, in the same order.

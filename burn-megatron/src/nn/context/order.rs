@@ -1,4 +1,4 @@
-//! The tokens of several ranks in ascending order.
+//! Reordering of the tokens of several ranks into ascending order.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{Device, Int, Tensor};
@@ -45,8 +45,8 @@ impl Order {
     }
 }
 
-/// Returns the rows in another order. The gradient is read in the reverse order `back`. The gradient of a selection
-/// would instead be added to places that may repeat.
+/// Returns the rows in the order `places`. The backward pass selects the rows of the gradient in the inverse order
+/// `back`. The generic gradient of a selection would use a scatter-add, because indices may repeat.
 fn permute(x: Tensor<3>, places: &Tensor<1, Int>, back: &Tensor<1, Int>) -> Tensor<3> {
     let select = |x: DispatchTensor, places: &Tensor<1, Int>| {
         let x = Tensor::<3>::from_dispatch(x);

@@ -1,4 +1,5 @@
-//! Attention of some queries to some of their keys, and the merging of such results. All tensors are plain.
+//! Attention of some queries to some of their keys, and the merging of such results. The tensors are not tracked by
+//! autodiff.
 
 use std::sync::Arc;
 
@@ -18,8 +19,8 @@ const ALIGNMENT: usize = 4;
 
 /// The attention of one rank's queries to blocks of keys and values.
 ///
-/// Queries are `[1, tokens, heads, width]`. A block is `[tokens, 2 groups, width]`, with the keys before the values.
-/// Both are in ascending token order.
+/// Queries have the shape `[1, tokens, heads, width]`. A block has the shape `[tokens, 2 groups, width]`, with the keys
+/// before the values. The tokens of queries and blocks are in ascending order.
 #[derive(Clone, Debug)]
 pub struct PartialAttention {
     pub(in crate::nn) engine: Arc<dyn AttentionEngine>,
@@ -28,19 +29,21 @@ pub struct PartialAttention {
     pub(in crate::nn) shard: Arc<SequenceShard>,
     /// The ranks that hold the tokens of the queries.
     pub(in crate::nn) queries: Members,
-    /// Whether gradients of keys and values are exchanged in the type of the model.
+    /// Whether gradients of keys and values are exchanged in the dtype of the model.
     pub(in crate::nn) narrow_gradients: bool,
 }
 
-/// An output `[1, queries, heads, width]` in the type of the statistics, and the log-sum-exp `[1, heads, queries]` of
-/// the scores that it covers.
+/// The result of attention to some of the keys: the output `[1, queries, heads, width]` in the dtype of the softmax
+/// statistics, and the log-sum-exp `[1, heads, queries]` of the scores of these keys.
 pub type PartialResult = (Tensor<4>, Tensor<3>);
 
-/// The gradients of the queries and of a block, with their shapes, in the type of the statistics.
+/// The gradients of the queries and of a block, in the dtype of the softmax statistics. Each gradient has the shape of
+/// its tensor.
 pub type PartialGradients = (Tensor<4>, Tensor<3>);
 
 impl PartialAttention {
-    /// Returns the attention to the block of the ranks `keys`, or `None` if no query attends to a key.
+    /// Returns the attention of the queries to `block`, or `None` if no query attends to a key of the block. `keys` are
+    /// the ranks that own the tokens of the block.
     pub fn attend(&self, q: &Tensor<4>, block: &Tensor<3>, keys: Members) -> Option<PartialResult> {
         let options = self.options(keys, QueryPart::All, q)?;
         let [k, v] = self.keys_and_values(block);
@@ -49,8 +52,9 @@ impl PartialAttention {
         Some((out.cast(dtype), lse))
     }
 
-    /// Returns the contribution of the block of the ranks `keys` to the gradients, or `None` if no query attends to a
-    /// key. `result` is merged from all blocks, with the output in the type of the queries.
+    /// Returns the gradients of the queries and of `block` from the attention to this block, or `None` if no query
+    /// attends to a key of the block. `keys` are the ranks that own the tokens of the block. `result` is the result
+    /// merged from all blocks, with the output in the dtype of the queries.
     pub fn gradients(
         &self,
         q: &Tensor<4>,
@@ -107,7 +111,7 @@ impl PartialAttention {
         Some((dq.cast(dtype), block))
     }
 
-    /// Returns the type in which gradients of keys and values are exchanged, for a model in `dtype`.
+    /// Returns the dtype in which gradients of keys and values are exchanged, for a model in `dtype`.
     pub fn travelling(&self, dtype: DType) -> DType {
         if self.narrow_gradients {
             dtype
@@ -146,7 +150,7 @@ pub(super) fn with_sink((out, lse): PartialResult, sink: Tensor<1>) -> PartialRe
     let sink = sink.reshape([1, -1, 1]).expand(lse.dims());
     let difference = sink.clone() - lse.clone();
     let above_larger = difference.clone().abs().neg().exp().log1p();
-    // ln(1 + e^difference), by which the log-sum-exp grows. It is infinite for a query that attends to no key.
+    // The log-sum-exp grows by ln(1 + e^difference). The growth is infinite for a query that attends to no key.
     let growth = difference.clamp_min(0.0) + above_larger.clone();
     // [1, heads, queries] to [1, queries, heads, 1]
     let share = growth.neg().exp().swap_dims(1, 2);

@@ -20,8 +20,8 @@ pub(in crate::nn) type Members = Range<usize>;
 /// The tokens of a batch `[batch, seq]` that one rank of a context group holds: `seq / context` tokens of each row,
 /// in ascending order.
 ///
-/// Tokens are numbered in the concatenated rows, from 0 to `batch * seq`. A token attends to the earlier tokens of
-/// its document, which form a contiguous range. In any ascending list of keys they are contiguous too
+/// Tokens are numbered in the concatenated rows, from 0 to `batch * seq`. A token attends to the earlier tokens of its
+/// document, which form a contiguous range. These tokens are also contiguous in every ascending list of keys
 /// ([`KeyRanges`]).
 ///
 /// ```
@@ -43,26 +43,26 @@ pub struct SequenceShard {
     /// The tokens of each rank.
     tokens: Vec<Vec<usize>>,
     rank: usize,
-    /// `None` if documents have not been padded or moved.
+    /// The places of the tokens before documents were padded or moved. `None` if no document was padded or moved.
     places: Option<TokenPlaces>,
     /// The real tokens. `None` if no token is padding.
     real: Option<Arc<RealTokens>>,
     uploads: Mutex<Uploads>,
 }
 
-/// The places of the tokens of a batch before its documents were padded or moved. Random streams are indexed by these
-/// places, so padding and moving change no draw.
+/// The places of the tokens of a batch before its documents were padded or moved. Random numbers are indexed by these
+/// places, so that padding and moving documents do not change the random numbers of a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenPlaces {
     /// The index of each token in the original concatenated rows, or `None` for added padding.
     pub numbers: Vec<Option<usize>>,
-    /// The length of the original rows.
+    /// The length of the original rows, in tokens.
     pub row_length: usize,
-    /// Whether the original rows are all rows of the global batch, not only the rows of the micro-batch.
+    /// Whether the indices in `numbers` refer to all rows of the global batch instead of the rows of the micro-batch.
     pub in_global_batch: bool,
 }
 
-/// A part of the queries of a call. The first and the last part have about half of the query-key pairs each.
+/// A part of the queries of a call. The first part and the last part each have about half of the query-key pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in crate::nn) enum QueryPart {
     All,
@@ -70,10 +70,11 @@ pub(in crate::nn) enum QueryPart {
     Last,
 }
 
-/// The tensors that layers have requested, on the device of the model.
+/// A cache of the tensors that layers have requested, on the device of the model.
 #[derive(Debug, Default)]
 struct Uploads {
-    /// Position tensors, keyed by the rows of short sequences in the rotary table, if it has such rows.
+    /// Position tensors, keyed by the range of rows for short sequences in the rotary table, if the table has separate
+    /// rows for them.
     positions: HashMap<Option<Range<usize>>, Tensor<2, Int>>,
     /// Key ranges, keyed by queries, keys, the left side of the window, and the query part.
     ranges: HashMap<(Members, Members, Option<usize>, QueryPart), KeyRanges>,
@@ -95,13 +96,13 @@ impl PartialEq for SequenceShard {
 impl Eq for SequenceShard {}
 
 impl SequenceShard {
-    /// Creates the shard of rank `rank` of `ranks`, for rows that are divided by `split`. `documents` are the starts
-    /// of packed documents in the concatenated rows and the end of the last document, as in `Batch::documents`.
-    /// Without them every row is one document.
+    /// Creates the shard of rank `rank` out of `ranks` ranks. `split` determines how each row is divided between the
+    /// ranks. `documents` holds the starts of packed documents in the concatenated rows and the end of the last
+    /// document, as in `Batch::documents`. If `documents` is not given, each row is one document.
     ///
     /// # Errors
     ///
-    /// [`ContextSplitError`] for rows or documents that cannot be divided.
+    /// [`ContextSplitError`] if the rows or documents cannot be divided between the ranks.
     pub fn new(
         shape: [usize; 2],
         documents: Option<&[i32]>,
@@ -111,11 +112,11 @@ impl SequenceShard {
         Self::of_tokens(shape, documents, (None, None), split, of)
     }
 
-    /// Creates a shard like [`new`](Self::new), for rows with padding, or for documents that were padded or moved.
+    /// Creates a shard as [`new`](Self::new) does, for rows with padding, or for documents that were padded or moved.
     ///
     /// # Errors
     ///
-    /// [`ContextSplitError`] for rows or documents that cannot be divided.
+    /// [`ContextSplitError`] if the rows or documents cannot be divided between the ranks.
     pub fn of_tokens(
         [rows, seq]: [usize; 2],
         documents: Option<&[i32]>,
@@ -173,14 +174,15 @@ impl SequenceShard {
         self.rank
     }
 
-    /// Returns whether places are indices in all rows of the global batch, not only in the rows of the micro-batch.
+    /// Returns whether the places of tokens are indices into all rows of the global batch instead of the rows of the
+    /// micro-batch.
     pub fn is_in_global_batch(&self) -> bool {
         let places = self.places.as_ref();
         places.is_some_and(|places| places.in_global_batch)
     }
 
     /// Returns the index of a token in the original concatenated rows, before documents were padded or moved. Returns
-    /// `None` for added padding. Random streams are indexed by this number.
+    /// `None` for added padding. Random numbers are indexed by this index.
     pub(in crate::nn) fn place(&self, token: usize) -> Option<usize> {
         let places = self.places.as_ref();
         places.map_or(Some(token), |places| places.numbers[token])
@@ -197,12 +199,12 @@ impl SequenceShard {
         &self.tokens[self.rank]
     }
 
-    /// Returns this rank's part of values `[batch, seq]` of the complete batch, row by row.
+    /// Selects this rank's part of `values`, which are the row-major values `[batch, seq]` of the complete batch.
     pub fn part<T: Copy>(&self, values: &[T]) -> Vec<T> {
         self.tokens().iter().map(|token| values[*token]).collect()
     }
 
-    /// Returns the number of query-key pairs that this rank computes.
+    /// Returns the number of query-key pairs whose attention this rank computes.
     pub fn pairs(&self, window: Option<Window>) -> u64 {
         let own = self.tokens().iter();
         own.map(|token| self.visible(*token, window).len() as u64)
@@ -214,7 +216,7 @@ impl SequenceShard {
         let [_, local] = self.local_shape();
         let rows = self.tokens().chunks(local.max(1));
         let own = rows.flat_map(|row| &row[part.clone()]);
-        // Padding has no positions, and may be longer than the context.
+        // Padding has no positions, and may be longer than the maximum sequence length.
         let position = |token| match self.is_padding(token) {
             true => 0,
             false => (token - self.document(token).start) as i32,
@@ -340,7 +342,7 @@ impl SequenceShard {
     }
 }
 
-/// Empties the ranges of the queries outside `part`. Starts and ends must not decrease.
+/// Empties the key ranges of the queries outside `part`. The starts and the ends of the ranges must not decrease.
 fn keep_part(ranges: &mut [Range<usize>], part: QueryPart) {
     let pairs: usize = ranges.iter().map(Range::len).sum();
     let mut before = 0;

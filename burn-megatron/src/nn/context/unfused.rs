@@ -13,7 +13,7 @@ use crate::nn::dropout::MaskRows;
 /// The rows of scores that a rank computes.
 pub(in crate::nn) struct QueryRows<'a> {
     pub shard: &'a SequenceShard,
-    /// The tokens of the queries, with the same number for each sample.
+    /// The tokens of the queries, with the same number of tokens for each sample.
     pub tokens: Vec<usize>,
     /// The number of heads of this rank.
     pub heads: usize,
@@ -23,7 +23,8 @@ pub(in crate::nn) struct QueryRows<'a> {
 }
 
 impl QueryRows<'_> {
-    /// Returns the mask of the keys of its sample that a query does not attend to.
+    /// Returns the attention mask. For each query, the mask hides the keys of the same sample that the query does not
+    /// attend to.
     pub fn mask(&self, window: Option<Window>, device: &Device) -> Mask {
         let [batch, seq] = self.shard.shape();
         let hidden = self.tokens.iter().flat_map(|token| {
@@ -36,9 +37,9 @@ impl QueryRows<'_> {
         Mask::Hidden(Tensor::from_data(hidden, &device.clone().inner()))
     }
 
-    /// Returns the draws of the rows `[batch, heads, queries]` of probabilities. They are numbered as in the rows
-    /// before padding, `[batch, heads, seq, seq]`. Padding moves a document back, and a query draws for the keys of
-    /// its document.
+    /// Returns the random draws for the rows `[batch, heads, queries]` of the probabilities. The draws are numbered as
+    /// in the rows before padding, `[batch, heads, seq, seq]`. Padding moves a document to later tokens, and a query
+    /// uses draws only for the keys of its document.
     pub fn draws(&self) -> MaskRows {
         let (shard, seq) = (self.shard, self.shard.row_of_places());
         let [batch, padded] = shard.shape();
@@ -51,7 +52,7 @@ impl QueryRows<'_> {
                 starts.extend(tokens.iter().map(|token| {
                     let document = shard.document(*token).start;
                     let row = first + shard.place(*token)? % seq;
-                    // The number of keys by which padding moves the document back.
+                    // The number of keys by which padding moves the document.
                     let moved = document % padded - shard.place(document)? % seq;
                     Some((row * seq - moved) as u64)
                 }));

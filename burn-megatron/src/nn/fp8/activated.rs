@@ -1,5 +1,5 @@
-//! The FP8 product of an activation. The activation is quantized while it is computed, and its values are not
-//! written.
+//! The FP8 matmul of an activation. The activation is quantized while it is computed, and its unquantized values are
+//! not written to memory.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
@@ -9,12 +9,13 @@ use burn_megatron_kernels::activation::ActivationFunction;
 use crate::nn::layer_arithmetic::LayerArithmetic;
 use crate::nn::linear_function::LinearFunction;
 
-/// An activation and a linear product in one operation. Inputs: the input of the activation, the weight, and the bias
-/// of the activation, if any. The result is bit-identical to separate operations.
+/// An activation function and the matmul of a linear layer in one operation. Inputs: the input of the activation
+/// function, the weight, and the bias of the activation function, if any. The result is bit-identical to the result of
+/// separate operations.
 #[derive(Debug)]
 pub(in crate::nn) struct ActivatedLinear {
     pub activation: ActivationFunction,
-    /// A product without a bias. It must not gather its input.
+    /// A matmul without a bias. It must not gather its input.
     pub product: LinearFunction,
 }
 

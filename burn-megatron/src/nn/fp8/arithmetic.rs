@@ -1,4 +1,4 @@
-//! The FP8 products of a linear layer.
+//! The FP8 matmuls of a linear layer.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use crate::nn::arithmetic::{
 use crate::nn::forward_context;
 use crate::nn::hook::Pass;
 
-/// FP8 products, accumulated in f32 (in f64 for an f64 input), with results in the type of the input:
+/// FP8 matmuls, accumulated in f32 (in f64 for an f64 input), with results in the dtype of the input:
 ///
 /// ```text
 /// y  = x w        x rowwise    w columnwise
@@ -27,22 +27,22 @@ use crate::nn::hook::Pass;
 /// dw = x^T dy     x columnwise dy columnwise
 /// ```
 ///
-/// The backward quantizes the input and the weight again, from the same values and with the same scale, unless their
-/// codes were saved.
+/// The backward pass quantizes the input and the weight again, from the same values and with the same scale, unless
+/// their codes were saved.
 #[derive(Clone, Debug)]
 pub(in crate::nn) struct Fp8Arithmetic {
     layer: Fp8Layer,
-    /// Whether a backward follows. Magnitudes are only recorded if it does.
+    /// Whether a backward pass follows. Magnitudes are only recorded if it does.
     is_recorded: bool,
-    /// Whether the codes of the input are saved for the backward instead of the input.
+    /// Whether the codes of the input are saved for the backward pass instead of the input.
     saves_codes: bool,
     /// The activation, with its bias, that produces the input.
     activation: Option<(Activation, Option<Tensor<1>>)>,
 }
 
 impl Fp8Arithmetic {
-    /// Creates the arithmetic. `can_save_codes` is true if the backward multiplies the same input as the forward. This
-    /// is not the case if the weight has no gradient, or if the rank gathers the sequence again.
+    /// Creates the arithmetic. `can_save_codes` is true if the backward pass multiplies the same input as the forward
+    /// pass. This is not the case if the weight has no gradient, or if the rank gathers the sequence again.
     pub fn new(layer: &Fp8Layer, is_recorded: bool, can_save_codes: bool) -> Self {
         Self {
             saves_codes: is_recorded && can_save_codes && layer.shared.save_activations,
@@ -52,7 +52,7 @@ impl Fp8Arithmetic {
         }
     }
 
-    /// Sets an activation that [`output`](Self::output) applies to its input. The backward must not need the
+    /// Sets an activation that [`output`](Self::output) applies to its input. The backward pass must not need the
     /// activation: if the weight has a gradient, the codes must be saved.
     pub fn activated(self, kind: Activation, bias: Option<Tensor<1>>) -> Self {
         let activation = Some((kind, bias));
@@ -78,7 +78,7 @@ impl Fp8Arithmetic {
         handle.sink.quantized(handle.index, pass).or_else(of_layer)
     }
 
-    /// Returns the columnwise copy of the weight, and the scale with which the backward quantizes it again.
+    /// Returns the columnwise copy of the weight, and the scale with which the backward pass quantizes it again.
     fn weight(&self, weight: WeightSource<'_>) -> (Fp8Matrix, Option<TensorScale>) {
         let pass = forward_context::pass();
         if let Some(weight) = self.quantized_weight(&weight, pass) {
@@ -91,8 +91,8 @@ impl Fp8Arithmetic {
         (expect_copy(copy), scale)
     }
 
-    /// Returns the rowwise and columnwise copies of a tensor. If a backward follows, also records the magnitude and
-    /// measures the quantization error.
+    /// Returns the rowwise and columnwise copies of a tensor. If a backward pass follows, also records the magnitude
+    /// and measures the quantization error.
     fn quantize(
         &self,
         operand: Operand,
@@ -115,8 +115,8 @@ impl Fp8Arithmetic {
         copies
     }
 
-    /// Returns the scales that the forward saved for the input and for the weight, if the backward quantizes them
-    /// again.
+    /// Returns the scales that the forward pass saved for the input and for the weight, if the backward pass quantizes
+    /// them again.
     fn scales_of(&self, extra: &[DispatchTensor]) -> [Option<TensorScale>; 2] {
         let mut scales = extra.iter().cloned().map(Tensor::from_dispatch);
         let mut next = |operand| Some(self.layer.scale_in(operand, scales.next()?));
@@ -125,8 +125,8 @@ impl Fp8Arithmetic {
         [input, next(Operand::Weight)]
     }
 
-    /// Returns the number of scales that a forward saves (see [`scales_of`](Self::scales_of)). `has_copies` is true if
-    /// both copies of the weight were available.
+    /// Returns the number of scales that a forward pass saves (see [`scales_of`](Self::scales_of)). `has_copies` is
+    /// true if both copies of the weight were available.
     pub fn saved_scales(&self, has_copies: bool) -> usize {
         if self.layer.has_one_scale() {
             usize::from(!self.saves_codes) + usize::from(!has_copies)
@@ -157,12 +157,12 @@ impl Fp8Arithmetic {
 pub(in crate::nn) struct Fp8Gradient {
     rowwise: Option<Fp8Matrix>,
     columnwise: Option<Fp8Matrix>,
-    /// The type before quantization.
+    /// The dtype before quantization.
     dtype: FloatDType,
 }
 
 impl Fp8Arithmetic {
-    /// Returns `x weight + bias`, and the tensors that the backward needs.
+    /// Returns `x weight + bias`, and the tensors that the backward pass needs.
     pub fn output(
         &self,
         x: Tensor<2>,
@@ -222,7 +222,7 @@ impl Fp8Arithmetic {
         }
     }
 
-    /// Returns `dy weight^T`. `extra` are the scales that the forward saved.
+    /// Returns `dy weight^T`. `extra` are the scales that the forward pass saved.
     pub fn input_gradient(
         &self,
         dy: &Fp8Gradient,
@@ -234,7 +234,7 @@ impl Fp8Arithmetic {
             None => {
                 let value = weight.value(Pass::Backward);
                 let [_, scale] = self.scales_of(extra);
-                // A forward that found a cached weight has saved no scale.
+                // A forward pass that found a cached weight has saved no scale.
                 let scale = scale.or_else(|| self.layer.scale_of(Operand::Weight, &value));
                 let usage = QuantizerUsage::ROWWISE;
                 let (copies, _) =
@@ -253,7 +253,8 @@ impl Fp8Arithmetic {
         )
     }
 
-    /// Computes the flat weight gradient `x^T dy`, in the single place of `target` if there is a target.
+    /// Computes the flattened weight gradient `x^T dy`. If `target` is given, the gradient is written to its only
+    /// place.
     pub fn weight_gradient(
         &self,
         x: SavedInput,

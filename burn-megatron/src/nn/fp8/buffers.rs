@@ -1,4 +1,4 @@
-//! The magnitudes and scales of all operands of a model, in device buffers.
+//! Device buffers with the magnitudes and scales of all operands of a model.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 #[cfg(doc)]
@@ -32,7 +32,8 @@ struct Buffers {
     is_stale: bool,
 }
 
-/// The state and the log at one point in time.
+/// A copy of the FP8 scaling state and of the magnitudes of the current step, taken by
+/// [`Fp8::snapshot`](super::Fp8::snapshot).
 #[derive(Debug)]
 pub struct Fp8Snapshot {
     buffers: Buffers,
@@ -64,7 +65,7 @@ impl OperandBuffers {
         };
     }
 
-    /// Adds the slots of a layer on `device`, and returns the first slot.
+    /// Adds the slots of a layer on `device`, and returns the index of the first slot.
     pub fn add(&self, rules: [Option<ScaleRule>; OPERANDS], device: &Device) -> usize {
         let buffers = &mut *self.0.lock();
         buffers.drop_state();

@@ -4,14 +4,14 @@ use super::Fp8Error;
 use super::config::{Fp8Config, Fp8Recipe};
 use crate::glob::Glob;
 
-/// The largest absolute margin. With a larger margin `448 2^-margin` leaves the range of scales.
+/// The largest absolute margin. With a larger margin, `448 2^-margin` is outside the range of scales.
 const MAX_MARGIN: i32 = 64;
 
 /// The maximum history length. The complete history is read for every new scale.
 const MAX_HISTORY: usize = 1 << 20;
 
 impl Fp8Config {
-    /// Checks the settings without layers.
+    /// Checks the settings that can be checked without a model.
     ///
     /// # Errors
     ///

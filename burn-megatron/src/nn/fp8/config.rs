@@ -4,30 +4,32 @@ use burn_megatron_kernels::fp8::Format;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// FP8 arithmetic of the linear layers and experts of a run.
+/// Configuration of FP8 training for the linear layers and experts of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Fp8Config {
-    /// The scaling recipe. Without a recipe, layers compute in the type of the model.
+    /// The scaling recipe. Without a recipe, layers do not use FP8 and compute in the dtype of the model.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("flag" = "fp8"))]
     pub recipe: Option<Fp8Recipe>,
-    /// The FP8 formats of values and of gradients.
+    /// The FP8 formats of forward values (inputs and weights) and of gradients.
     #[schemars(extend("follows" = "recipe set"))]
     pub format: Fp8Format,
-    /// The number of blocks at the beginning, and at the end, that compute in the type of the model. It overrides
-    /// [`layers`](Self::layers).
+    /// The number of transformer blocks that do not use FP8 at the beginning of the model, and also at the end. These
+    /// blocks compute in the dtype of the model. This setting overrides [`layers`](Self::layers).
     #[schemars(extend("follows" = "recipe set"))]
     pub first_last_bf16: usize,
-    /// Whether the forward saves an FP8 copy of each input for the backward, with one byte per element. Otherwise it
-    /// saves the input in the type of the model, and the backward quantizes it again. The results are the same. A
-    /// rank with a part of the sequence always saves its part in the type of the model, and gathers it again.
+    /// Whether the forward pass saves an FP8 copy of each input for the backward pass, with one byte per element.
+    /// Otherwise it saves the input in the dtype of the model, and the backward pass quantizes the input again. The
+    /// results are the same. An input that is all-gathered under sequence parallelism is an exception: each rank saves
+    /// its part in the dtype of the model, and the backward pass gathers the input again.
     #[schemars(extend("resume" = "may_differ", "follows" = "recipe set"))]
     pub save_activations: bool,
-    /// The run warns if more than this fraction of the values of a tensor exceeds the largest value of its format.
+    /// The limit of the fraction of saturated values per tensor. A value is saturated if it exceeds the largest value
+    /// of the FP8 format. A run warns if the fraction of a tensor is above this limit.
     #[schemars(extend("follows" = "recipe set"))]
     pub saturation_limit: f64,
-    /// Recipes of layers whose paths match a pattern. Later entries override earlier entries.
+    /// Recipes for layers whose paths match a pattern. If several entries match a layer, the last entry applies.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("follows" = "recipe set"))]
     pub layers: Vec<Fp8Layers>,
@@ -46,31 +48,32 @@ impl Default for Fp8Config {
     }
 }
 
-/// A recipe for layers that match a pattern.
+/// A recipe for the layers whose paths match a pattern.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Fp8Layers {
-    /// The pattern for layer paths, such as `blocks.0.mlp.down`, or `blocks.0.moe.experts.down.3` for an expert.
+    /// The pattern for the layer paths. Examples of paths are `blocks.0.mlp.down`, and `blocks.0.moe.experts.down.3`
+    /// for an expert.
     pub pattern: String,
-    /// The recipe of the layers. Without a recipe, they compute in the type of the model.
+    /// The recipe of the layers. Without a recipe, the layers do not use FP8 and compute in the dtype of the model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recipe: Option<Fp8Recipe>,
 }
 
-/// The FP8 formats of values and of gradients.
+/// The FP8 formats of forward values (inputs and weights) and of gradients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Fp8Format {
-    /// E4M3 for values, E5M2 for gradients. MXFP8 and blockwise scaling keep E4M3 for both.
+    /// E4M3 for inputs and weights, and E5M2 for gradients. MXFP8 and blockwise scaling use E4M3 for gradients too.
     #[default]
     Hybrid,
-    /// E4M3 for both.
+    /// E4M3 for inputs, weights and gradients.
     E4m3,
 }
 
-/// The scaling recipe.
+/// The FP8 scaling recipe, which determines how the scales of tensors are computed.
 ///
-/// Examples with default settings and with other settings:
+/// A recipe is written as a name, or as a table with settings. Examples:
 ///
 /// ```toml
 /// recipe = "delayed"
@@ -83,14 +86,13 @@ pub enum Fp8Format {
 #[serde(rename_all = "lowercase")]
 #[schemars(extend("names" = ["delayed", "current", "blockwise"]))]
 pub enum Fp8Recipe {
-    /// Delayed scaling: one scale per tensor, from the largest magnitudes of previous steps.
+    /// Delayed scaling: one scale per tensor, computed from the largest magnitudes of the tensor in previous steps.
     Delayed(DelayedScaling),
-    /// Current scaling: one scale per tensor, from its own largest magnitude.
+    /// Current scaling: one scale per tensor, computed from the largest magnitude of the tensor itself.
     Current(CurrentScaling),
-    /// Blockwise scaling: one scale per 1 x 128 values of activations and gradients, and per 128 x 128 values of
-    /// weights.
+    /// Blockwise scaling: one scale per 1 x 128 block of activations and gradients, and per 128 x 128 block of weights.
     Blockwise(BlockScaling),
-    /// MXFP8: one power of two per 32 values.
+    /// MXFP8: one scale per 32 values. The scale is a power of two.
     MxFp8,
 }
 
@@ -98,11 +100,11 @@ pub enum Fp8Recipe {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct DelayedScaling {
-    /// The distance between the largest magnitude and the largest value of the format, in powers of two.
+    /// The safety margin `m`: the largest magnitude is scaled to the largest value of the format divided by `2^m`.
     pub margin: i32,
-    /// The number of steps in the history.
+    /// The number of previous steps whose largest magnitudes are kept in the history.
     pub history: usize,
-    /// The magnitude of the history that is used.
+    /// The algorithm that computes the magnitude for the scale from the history.
     pub amax: AmaxAlgorithm,
 }
 
@@ -116,14 +118,14 @@ impl Default for DelayedScaling {
     }
 }
 
-/// The magnitude of the history that is used.
+/// The algorithm that computes the magnitude for the scale from the history.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum AmaxAlgorithm {
-    /// The largest magnitude of the history.
+    /// The largest magnitude in the history.
     #[default]
     Max,
-    /// The magnitude of the last step.
+    /// The magnitude of the most recent step.
     MostRecent,
 }
 
@@ -131,9 +133,9 @@ pub enum AmaxAlgorithm {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct CurrentScaling {
-    /// A lower bound of the largest magnitude.
+    /// A lower bound for the magnitude from which the scale is computed.
     pub epsilon: f32,
-    /// Whether scales are rounded down to powers of two.
+    /// Whether each scale is rounded down to a power of two.
     pub power_of_two: bool,
 }
 
@@ -141,7 +143,7 @@ pub struct CurrentScaling {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct BlockScaling {
-    /// Whether scales are rounded down to powers of two.
+    /// Whether each scale is rounded down to a power of two.
     pub power_of_two: bool,
 }
 
@@ -152,7 +154,7 @@ impl Default for BlockScaling {
 }
 
 impl Fp8Format {
-    /// Returns the formats of values and of gradients under a recipe.
+    /// Returns the formats of forward values and of gradients with a recipe.
     pub fn of(self, recipe: &Fp8Recipe) -> [Format; 2] {
         match (self, recipe) {
             (Self::Hybrid, Fp8Recipe::Delayed(_) | Fp8Recipe::Current(_)) => {

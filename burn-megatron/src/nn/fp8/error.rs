@@ -1,4 +1,4 @@
-//! Errors of FP8 layers.
+//! The error type of FP8 layers.
 
 use super::Operand;
 use crate::comm::CommError;
@@ -7,7 +7,7 @@ use crate::glob::{GlobError, listed};
 /// An error of the FP8 layers.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Fp8Error {
-    /// An invalid setting.
+    /// A setting is invalid.
     #[error("8-bit layers: invalid {name} = {value}: expected {expected}")]
     Setting {
         /// The name of the setting.
@@ -17,7 +17,7 @@ pub enum Fp8Error {
         /// The valid values.
         expected: &'static str,
     },
-    /// An invalid pattern.
+    /// A pattern is invalid.
     #[error("8-bit layers: invalid pattern `{pattern}`: {fault}")]
     Pattern {
         /// The pattern.
@@ -36,10 +36,10 @@ pub enum Fp8Error {
     /// Two layers have the same path.
     #[error("8-bit layers: two layers have the path {path}; give each its own")]
     Duplicate {
-        /// The path.
+        /// The path of the layers.
         path: String,
     },
-    /// A checkpoint has no FP8 state of a layer.
+    /// A checkpoint has no FP8 state for a layer.
     #[error("there is no 8-bit state of {path}{}", listed(.nearest))]
     MissingState {
         /// The path of the layer.
@@ -52,7 +52,7 @@ pub enum Fp8Error {
     State {
         /// The path of the layer.
         path: String,
-        /// The operand of the layer.
+        /// The operand of the layer whose state does not fit.
         operand: Operand,
         /// The reason why the state does not fit.
         reason: String,

@@ -7,13 +7,14 @@ use serde::{Deserialize, Serialize};
 
 use super::config::{AmaxAlgorithm, DelayedScaling};
 
-/// A history and its scale, as in a checkpoint. Floats are stored as their bits, so that they are not rounded.
+/// The delayed-scaling state of one operand, as stored in a checkpoint: its scale and its history of magnitudes. Floats
+/// are stored as integers with the same bits, so that they are not rounded.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ScaleState {
     /// The bits of the f32 scale.
     pub scale: u32,
-    /// The bits of the largest magnitudes (f32), newest first.
+    /// The bits of the largest f32 magnitude of each previous step, newest first.
     pub history: Vec<u32>,
 }
 

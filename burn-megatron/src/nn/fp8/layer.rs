@@ -21,11 +21,12 @@ use super::weight::CachedWeight;
 use crate::collective::{CollectiveOp, Comm, start};
 use crate::comm::ReduceOp;
 
-/// The FP8 arithmetic of one linear layer: its recipe, and the scales and histories of its three tensors.
+/// The FP8 state of one linear layer: its recipe, and the scales and histories of its input, weight and output
+/// gradient.
 ///
 /// Clones share one state, including clones from [`valid`](burn::module::Module::valid),
 /// [`fork`](burn::module::Module::fork) and similar methods. With delayed scaling the state is part of the record of
-/// the layer; see [`into_record`](burn::module::Module::into_record).
+/// the layer. See [`into_record`](burn::module::Module::into_record).
 #[derive(Clone)]
 pub struct Fp8Layer {
     pub(super) shared: Arc<Fp8LayerShared>,
@@ -141,14 +142,14 @@ impl Fp8Layer {
         )
     }
 
-    /// Returns whether the quantizer can compute an activation while it reads its input. It reads an input only once
-    /// if the scales are already available or belong to few values.
+    /// Returns whether the quantizer can compute an activation while it reads its input. The quantizer reads its input
+    /// only once if the scales are already available, or if each scale belongs to a few values.
     pub(in crate::nn) fn quantizes_activations(&self) -> bool {
         self.shared.save_activations && !matches!(self.shared.recipe, Fp8Recipe::Current(_))
     }
 
-    /// Returns the number that must divide the number of input rows, so that tensor cores can compute the products.
-    /// It is cuBLASLt's requirement on the rows of a factor. For MXFP8, the sum over rows must cover complete blocks.
+    /// Returns the number that must divide the number of input rows, so that tensor cores can compute the matmuls.
+    /// cuBLASLt requires this for the rows of an operand. For MXFP8, the sum over rows must cover complete blocks.
     pub(in crate::nn) fn row_multiple(&self) -> usize {
         match self.shared.recipe {
             Fp8Recipe::MxFp8 => MX_BLOCK,
@@ -165,8 +166,8 @@ impl Fp8Layer {
         self.shared.first_slot + operand as usize
     }
 
-    /// Returns the scale of this tensor, or `None` if the recipe has several scales per tensor. Collective with
-    /// current scaling: call it on all ranks that hold parts of the tensor.
+    /// Returns the scale of this tensor, or `None` if the recipe has several scales per tensor. With current scaling
+    /// this call is collective: make it on all ranks that hold parts of the tensor.
     pub(super) fn scale_of(&self, operand: Operand, x: &Tensor<2>) -> Option<TensorScale> {
         let scales = match &self.shared.recipe {
             Fp8Recipe::Delayed(_) => self.shared.model.buffers.scales(&x.device()),

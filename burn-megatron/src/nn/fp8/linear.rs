@@ -1,4 +1,4 @@
-//! FP8 linear layers for any Burn module, without a mesh.
+//! FP8 linear layers for any Burn module, without a device mesh.
 
 use burn::config::Config;
 use burn::module::{Module, Param};
@@ -24,8 +24,8 @@ pub struct Fp8LinearConfig {
 }
 
 impl Fp8LinearConfig {
-    /// Builds the layer with burn-nn's initial values. `path` is the path of the layer in the model, for settings and
-    /// reports.
+    /// Builds the layer with the initializers of burn-nn's `Linear`. `path` is the path of the layer in the model.
+    /// Patterns in the settings and reports refer to this path.
     ///
     /// # Errors
     ///
@@ -34,9 +34,9 @@ impl Fp8LinearConfig {
         Fp8Linear::from_linear(self.linear(device), path, fp8)
     }
 
-    /// Builds an MXFP8 layer. Each scale is computed from the 32 values that share it. The layer therefore has no
-    /// state, and no call is needed at the end of a step. Settings and reports do not include the layer; use
-    /// [`init`](Self::init) for that.
+    /// Builds an MXFP8 layer that is not registered with an [`Fp8`]. Each scale is computed from the 32 values that
+    /// share the scale. The layer therefore has no state, and no call is needed at the end of a step. Settings do not
+    /// apply to the layer, and reports do not include it. Use [`init`](Self::init) to register the layer.
     pub fn init_mxfp8(&self, device: &Device) -> Fp8Linear {
         let config = Fp8Config {
             recipe: Some(Fp8Recipe::MxFp8),
@@ -56,11 +56,13 @@ impl Fp8LinearConfig {
     }
 }
 
-/// A linear layer `y = x W + b` in FP8. It replaces burn-nn's `Linear`, with the same record keys.
+/// A linear layer `y = x W + b` in FP8. It is a drop-in replacement for burn-nn's `Linear`, and its record has the same
+/// keys.
 ///
-/// With delayed scaling the state of the layer is part of its record, under `fp8`. Call [`Fp8::end_step_single_rank`]
-/// once per step, after the backward; a `Trainer` calls it automatically. For data parallelism, pass the layers to
-/// the wrapper with [`ParallelModule::with_fp8`](crate::nn::ParallelModule::with_fp8).
+/// With delayed scaling the record of the layer also contains its FP8 state, with the key `fp8`. Call
+/// [`Fp8::end_step_single_rank`] once per step, after the backward pass. A `Trainer` makes this call automatically. For
+/// data parallelism, pass the layers to the wrapper with
+/// [`ParallelModule::with_fp8`](crate::nn::ParallelModule::with_fp8).
 ///
 /// ```
 /// use burn::module::Module;
@@ -96,13 +98,13 @@ pub struct Fp8Linear {
     pub weight: Param<Tensor<2>>,
     /// The bias: `[out]`.
     pub bias: Option<Param<Tensor<1>>>,
-    /// `None` if the layer computes in the type of its input.
+    /// `None` if the layer does not use FP8.
     fp8: Option<Fp8Layer>,
 }
 
 impl Fp8Linear {
-    /// Converts a linear layer to the arithmetic of its recipe. Without a recipe it computes in the type of its
-    /// input.
+    /// Converts burn-nn's `Linear` to an FP8 layer with the recipe that `fp8` has for `path`. Without a recipe, the
+    /// layer does not use FP8 and computes in the dtype of its input.
     ///
     /// # Errors
     ///
@@ -117,16 +119,16 @@ impl Fp8Linear {
         })
     }
 
-    /// Returns the FP8 arithmetic of the layer, if it has a recipe.
+    /// Returns the FP8 state of the layer, or `None` if the layer does not use FP8.
     pub fn fp8(&self) -> Option<&Fp8Layer> {
         self.fp8.as_ref()
     }
 
-    /// Maps `[.., in]` to `[.., out]`, in the type of the input.
+    /// Applies the layer to `[.., in]`. Returns `[.., out]` in the dtype of the input.
     ///
     /// # Panics
     ///
-    /// If the last dimension is not `in`.
+    /// If the size of the last dimension is not `in`.
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         let [input, output] = self.weight.lazy_shape().dims();
         let mut shape = x.dims();

@@ -1,36 +1,37 @@
-//! FP8 arithmetic of linear layers.
+//! FP8 training of linear layers.
 //!
-//! A layer quantizes its input, its weight and the gradient of its output to FP8, and multiplies the quantized
-//! tensors. Sums are in f32, and all other operations are in the type of the model. The formulas follow Transformer
-//! Engine. In the models of this crate, FP8 applies to the attention projections, the two layers of the MLP, and the
-//! layers of each [expert](super::moe::Experts). The output layer, embeddings, norms, routers and attention scores do
-//! not use FP8.
+//! An FP8 layer quantizes its input, its weight and the gradient of its output to FP8, and multiplies the quantized
+//! tensors. The matmuls accumulate in f32, and all other operations are in the dtype of the model. The formulas follow
+//! Transformer Engine. In the models of this crate, FP8 applies to the attention projections, the two layers of the
+//! MLP, and the layers of each [expert](super::moe::Experts). The output layer, embeddings, norms, routers and
+//! attention scores do not use FP8.
 //!
 //! | recipe | scales | communication per step |
 //! |---|---|---|
-//! | [delayed](Fp8Recipe::Delayed) | one per tensor, from previous steps | all magnitudes together, at the [end of the step](Fp8::end_step) |
-//! | [current](Fp8Recipe::Current) | one per tensor, from the tensor | one magnitude per tensor that is split over the tensor axis |
-//! | [blockwise](Fp8Recipe::Blockwise) | one per 1 x 128 values, for weights one per 128 x 128 | none |
-//! | [MXFP8](Fp8Recipe::MxFp8) | one power of two per 32 values | none |
+//! | [delayed](Fp8Recipe::Delayed) | one per tensor, from the magnitudes of previous steps | one all-gather of all magnitudes at the [end of the step](Fp8::end_step) |
+//! | [current](Fp8Recipe::Current) | one per tensor, from the magnitude of the tensor itself | one magnitude per tensor that is split over the tensor axis |
+//! | [blockwise](Fp8Recipe::Blockwise) | one per 1 x 128 block, for weights one per 128 x 128 block | none |
+//! | [MXFP8](Fp8Recipe::MxFp8) | one per 32 values, a power of two | none |
 //!
 //! # On several ranks
 //!
-//! - Delayed: scales are constant in a step and the same on all ranks. They do not depend on the layout, the number
-//!   of micro-batches or recomputation.
-//! - Current: a tensor that is split over the tensor axis has the scale of the full tensor. This applies to the
+//! - Delayed scaling: scales are constant in a step and the same on all ranks. They do not depend on the layout, the
+//!   number of micro-batches or recomputation.
+//! - Current scaling: a tensor that is split over the tensor axis has the scale of the full tensor. This applies to the
 //!   weight, the input of a row-parallel layer, and the output gradient of a column-parallel layer. There is no
 //!   communication over the data axis, so a micro-batch has the same scales as on one rank.
-//! - Blockwise, MXFP8: blocks are the same as on one rank if each part of a tensor is a multiple of the block.
-//!   Otherwise the last block of each part is shorter, and values may differ by the rounding from one scale to
-//!   another.
-//! - Experts process rows of several ranks together, and therefore of several micro-batches. With recipes other than
-//!   delayed, their results differ from a single rank by rounding.
+//! - Blockwise scaling and MXFP8: blocks are the same as on one rank if the size of each part of a tensor is a multiple
+//!   of the block size. Otherwise the last block of each part is shorter and may have a different scale, so that its
+//!   values are rounded differently.
+//! - Experts process tokens of several ranks together, and therefore tokens of several micro-batches. With recipes
+//!   other than delayed scaling, the results of experts differ from the results on a single rank by rounding.
 //!
 //! # Custom modules
 //!
-//! [`Fp8Linear`] replaces burn-nn's `Linear`, with the same record keys. The type of the field must change: a
-//! `ModuleMapper` or a `Reparameterization` only gets the parameters, but the input and the output gradient of a
-//! layer are quantized too. One line in the file of the module is enough:
+//! [`Fp8Linear`] is a drop-in replacement for burn-nn's `Linear`, and its record has the same keys. The type of the
+//! field in the module must change. A `ModuleMapper` or a `Reparameterization` is not sufficient: it only gets the
+//! parameters, but the input and the output gradient of a layer are quantized too. To change the type of all fields,
+//! one line in the source file of the module is enough:
 //!
 //! ```
 //! use burn_megatron::nn::fp8::Fp8Linear as Linear;
@@ -85,7 +86,7 @@ use crate::collective::first_on_all;
 use crate::comm::ParallelContext;
 use crate::glob::{Glob, nearest};
 
-/// The FP8 layers of one rank's part of a model. Clones share one state.
+/// The registry of the FP8 layers of this rank's part of a model. Clones share the registry.
 #[derive(Clone, Debug, Default)]
 pub struct Fp8 {
     shared: Arc<Fp8Shared>,
@@ -109,7 +110,7 @@ impl Fp8 {
     ///
     /// # Errors
     ///
-    /// [`Fp8Error`] for invalid settings.
+    /// [`Fp8Error`] if a setting is invalid.
     pub fn new(config: &Fp8Config) -> Result<Self, Fp8Error> {
         config.check()?;
         let shared = Fp8Shared {
@@ -127,8 +128,8 @@ impl Fp8 {
         &self.shared.config
     }
 
-    /// Returns the recipe of the layer at `path`, such as `blocks.0.mlp.up`. A layer without a recipe computes in the
-    /// type of the model.
+    /// Returns the recipe of the layer at `path`, such as `blocks.0.mlp.up`. Returns `None` if the layer does not use
+    /// FP8.
     pub fn recipe(&self, path: &str) -> Option<Fp8Recipe> {
         let layers = self.config().layers.iter().zip(&self.shared.globs);
         match layers.rev().find(|(_, glob)| glob.matches(path)) {
@@ -142,8 +143,8 @@ impl Fp8 {
         self.shared.layers.lock().clone()
     }
 
-    /// Returns the paths of the parameters that are FP8 weights, such as `blocks.0.mlp.up.weight`, and their
-    /// quantizers. Experts are not included, because one parameter holds the weights of all experts.
+    /// Returns the paths of the weight parameters of FP8 layers, such as `blocks.0.mlp.up.weight`, and their
+    /// quantizers. The weights of experts are not included, because one parameter holds the weights of all experts.
     pub fn weights(&self) -> Vec<(String, Arc<dyn WeightQuantizer>)> {
         let weight = |layer: Fp8Layer| {
             let path = format!("{}.weight", layer.path());
@@ -154,10 +155,12 @@ impl Fp8 {
         own.map(weight).collect()
     }
 
-    /// Turns caching of quantized weights on or off. When caching is on, the caller must call
-    /// [`invalidate_weights`](Self::invalidate_weights) after each change. A weight with a
-    /// [`ParameterHook`](super::hook::ParameterHook) is quantized at its first use after a change. Both copies are
-    /// cached, with two bytes per element. When caching is off, each use quantizes the weight again.
+    /// Turns caching of quantized weights on or off.
+    ///
+    /// When caching is on, the caller must call [`invalidate_weights`](Self::invalidate_weights) after each change of
+    /// the weights. A weight with a [`ParameterHook`](super::hook::ParameterHook) is quantized at its first use after a
+    /// change. The rowwise and the columnwise FP8 copy are cached, which takes two bytes per element. When caching is
+    /// off, each use quantizes the weight again.
     pub fn cache_quantized_weights(&self, caches: bool) {
         self.shared
             .model
@@ -166,14 +169,14 @@ impl Fp8 {
         self.invalidate_weights();
     }
 
-    /// Drops all cached weights. Call it after the weights have changed.
+    /// Drops all cached quantized weights. Call this method after the weights have changed.
     pub fn invalidate_weights(&self) {
         self.layers().iter().for_each(Fp8Layer::drop_cached_weight);
     }
 
-    /// Turns measuring of quantization errors on or off. In each step, the first use of each tensor of a layer is
-    /// measured, in a recorded forward and in its backward. Each measurement waits for the device. Weights that are
-    /// gathered as codes with one scale are not measured.
+    /// Turns measuring of quantization errors on or off. In each step, the first use of each tensor of a layer in a
+    /// recorded forward pass and its backward pass is measured. Each measurement synchronizes with the device. Weights
+    /// that are gathered in FP8 with a single scale are not measured.
     pub fn measure(&self, measuring: bool) {
         self.shared
             .model
@@ -181,8 +184,8 @@ impl Fp8 {
             .store(measuring, Ordering::Relaxed);
     }
 
-    /// Returns the last measurements in layer order, each as input, weight, gradient. They cover this rank's part of
-    /// each tensor.
+    /// Returns the last measurements in layer order. The order within a layer is input, weight, gradient. Each
+    /// measurement covers this rank's part of the tensor.
     pub fn report(&self) -> Vec<OperandReport> {
         let reports = |layer: Fp8Layer| {
             let operands = layer.state();
@@ -195,11 +198,12 @@ impl Fp8 {
             .collect()
     }
 
-    /// Checks that each pattern matches a layer of the model. Collective: call it on all ranks of the pipeline group.
+    /// Checks that each pattern of the settings matches a layer of the model. This call is collective: make it on all
+    /// ranks of the pipeline group.
     ///
     /// # Errors
     ///
-    /// [`Fp8Error::Unmatched`] with the most similar paths of this rank.
+    /// [`Fp8Error::Unmatched`] if a pattern matches no layer. The error names the most similar paths of this rank.
     pub fn check_layers(&self, groups: &ParallelContext) -> Result<(), Fp8Error> {
         if self.shared.globs.is_empty() {
             return Ok(());
@@ -216,7 +220,7 @@ impl Fp8 {
         }
     }
 
-    /// Returns the FP8 arithmetic of the layer at `path` on `device`, if it has a recipe. `comm` contains the ranks
+    /// Returns the FP8 state of the layer at `path` on `device`, if the layer has a recipe. `comm` contains the ranks
     /// that hold parts of the layer.
     pub(crate) fn layer(
         &self,

@@ -11,13 +11,13 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use super::history::ScaleState;
 use super::{Fp8Layer, Fp8LayerState, Operand};
 
-/// With delayed scaling the state is one integer parameter `[3, 1 + history]`. It holds the bits of the scale and of
-/// the magnitudes (newest first) for the input, the weight and the gradient. Optimizers and data parallelism ignore
-/// it, because it holds no floats.
+/// With delayed scaling the FP8 state is stored as one integer parameter `[3, 1 + history]`. Its rows belong to the
+/// input, the weight and the gradient. Each row holds the bits of the scale and of the magnitudes, newest first.
+/// Optimizers and data parallelism ignore this parameter, because it holds no floats.
 ///
 /// To load a record without the state, such as a model that was not trained in FP8, use
 /// [`allow_partial`](burn::store::ModuleRecord::allow_partial). To load a record with the state into a model without
-/// it, use [`allow_unused`](burn::store::ModuleRecord::allow_unused).
+/// the state, use [`allow_unused`](burn::store::ModuleRecord::allow_unused).
 impl Module for Fp8Layer {
     fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
         if let Some(state) = self.to_tensor() {

@@ -1,10 +1,10 @@
-//! The three tensors that a layer quantizes.
+//! The three tensors that an FP8 layer quantizes.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// A tensor that a linear layer quantizes.
+/// A tensor that an FP8 linear layer quantizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Operand {
@@ -17,7 +17,7 @@ pub enum Operand {
 }
 
 impl Operand {
-    /// All operands, in the order in which they are always listed.
+    /// All operands, in the order that is used in all lists and reports.
     pub const ALL: [Self; 3] = [Self::Input, Self::Weight, Self::Gradient];
 }
 
@@ -29,12 +29,12 @@ impl fmt::Display for Operand {
 }
 
 /// The operands that are split over the tensor ranks of the layer, or over the expert-tensor axis for experts. The
-/// weight always counts as split; ranks without a split hold the same weight.
+/// weight always counts as split. Ranks that do not split the weight hold the same weight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SplitOperands {
-    /// Whether the features of the input are split (a row-parallel layer), or its tokens.
+    /// Whether the input is split, along its features (in a row-parallel layer) or along its tokens.
     pub input: bool,
-    /// Whether the features of the output gradient are split (a column-parallel layer), or its tokens.
+    /// Whether the output gradient is split, along its features (in a column-parallel layer) or along its tokens.
     pub gradient: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Parsing of a recipe, which is a name or a table with settings.
+//! Parsing of a scaling recipe, which is a name or a table with settings.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer};
 
 use super::config::{BlockScaling, CurrentScaling, DelayedScaling, Fp8Recipe};
 
-/// An invalid recipe name.
+/// The error for an invalid recipe name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("invalid 8-bit recipe \"{0}\": expected delayed, current, blockwise or mxfp8")]
 pub struct UnknownFp8Recipe(pub String);
@@ -30,7 +30,7 @@ impl FromStr for Fp8Recipe {
 }
 
 impl Fp8Recipe {
-    /// Returns the name of the recipe in settings and flags.
+    /// Returns the name of the recipe, as it is written in settings and flags.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Delayed(_) => "delayed",

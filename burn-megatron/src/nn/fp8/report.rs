@@ -12,21 +12,22 @@ use super::{Fp8Layer, Operand};
 pub struct OperandReport {
     /// The path of the layer.
     pub path: String,
-    /// The tensor of the layer.
+    /// The measured tensor of the layer.
     pub operand: Operand,
-    /// The format of the codes.
+    /// The FP8 format of the tensor.
     pub format: Format,
-    /// The name of the recipe, as in flags.
+    /// The name of the recipe, as it is written in flags.
     pub recipe: &'static str,
-    /// The largest magnitude of this rank's part.
+    /// The largest magnitude in this rank's part of the tensor.
     pub amax: f64,
-    /// The smallest and the largest scale of all blocks. Values are multiplied by the scale before they are encoded.
+    /// The smallest and the largest scale of all blocks. Values are multiplied by the scale before they are rounded to
+    /// FP8.
     pub scale: (f32, f32),
-    /// The fraction of the values that exceed the largest value of the format, from 0 to 1.
+    /// The fraction, from 0 to 1, of the scaled values that exceed the largest value of the format.
     pub saturated: f64,
-    /// The fraction of the nonzero values that became zero, from 0 to 1.
+    /// The fraction, from 0 to 1, of the nonzero values that were rounded to zero.
     pub flushed: f64,
-    /// The signal-to-noise ratio in decibels; infinite if there is no error.
+    /// The signal-to-noise ratio in decibels. It is infinite if there is no error.
     pub snr_db: f64,
 }
 

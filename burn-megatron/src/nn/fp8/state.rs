@@ -1,4 +1,4 @@
-//! Saving and loading scales and histories.
+//! Saving and loading the scales and histories of delayed scaling.
 
 use std::collections::BTreeMap;
 
@@ -13,11 +13,11 @@ use crate::glob::{Glob, nearest};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fp8LayerState {
-    /// State of the input.
+    /// The state of the input.
     pub input: ScaleState,
-    /// State of the weight.
+    /// The state of the weight.
     pub weight: ScaleState,
-    /// State of the gradient of the output.
+    /// The state of the gradient of the output.
     pub gradient: ScaleState,
 }
 
@@ -33,8 +33,8 @@ impl Fp8LayerState {
 }
 
 impl Fp8 {
-    /// Returns the states of the layers with delayed scaling, keyed by path. Other recipes have no state. All ranks
-    /// of a stage have the same states. Waits for the device after a step.
+    /// Returns the states of the layers with delayed scaling, keyed by layer path. Other recipes have no state. All
+    /// ranks of a stage have the same states. The first call after a step synchronizes with the device.
     pub fn states(&self) -> BTreeMap<String, Fp8LayerState> {
         let layers = self.layers().into_iter();
         layers
@@ -42,12 +42,13 @@ impl Fp8 {
             .collect()
     }
 
-    /// Restores these states. Additional states, such as states of other pipeline stages, are ignored.
+    /// Restores the states of the layers with delayed scaling. Additional states, such as states of other pipeline
+    /// stages, are ignored.
     ///
     /// # Errors
     ///
     /// [`Fp8Error::MissingState`] if the state of a layer with delayed scaling is missing. [`Fp8Error::State`] if a
-    /// state does not fit. No layer is changed in these cases.
+    /// state does not fit its layer. In both cases no layer is changed.
     pub fn load(&self, states: &BTreeMap<String, Fp8LayerState>) -> Result<(), Fp8Error> {
         let mut found = vec![];
         for layer in self.layers() {

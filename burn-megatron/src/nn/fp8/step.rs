@@ -1,4 +1,4 @@
-//! The end of a step, when the magnitudes of all ranks determine the scales of the next step.
+//! The end of a training step, when the magnitudes of all ranks determine the scales of the next step.
 
 use burn::tensor::Tensor;
 
@@ -9,16 +9,16 @@ use crate::collective::{to_f64, try_all_gather};
 use crate::comm::{CommError, ParallelContext};
 
 impl Fp8 {
-    /// Ends a step. Adds the largest magnitudes of all its micro-batches to the histories, and computes the scales of
-    /// the next step. Call it after all gradients are computed and before weights change, even in a skipped step.
-    /// Collective: call it on all ranks of the stage.
+    /// Ends a training step: adds the largest magnitudes of all micro-batches of the step to the histories, and
+    /// computes the scales of the next step. Call this method after all gradients are computed and before the weights
+    /// change, even if the optimizer step is skipped. This call is collective: make it on all ranks of the stage.
     ///
-    /// Magnitudes are gathered over the tensor and the data axis, in one call for all layers. All ranks therefore
-    /// have the same scales, independent of the number of ranks and of micro-batches.
+    /// One all-gather over the tensor and data axes collects the magnitudes of all layers. All ranks therefore have the
+    /// same scales. The scales do not depend on the number of ranks or micro-batches.
     ///
-    /// Warns about each tensor with a larger fraction of saturated values than
-    /// [`saturation_limit`](super::Fp8Config::saturation_limit). The warning is given once, until the fraction is
-    /// below the limit again. The check waits for the device.
+    /// Logs a warning for each tensor whose fraction of saturated values exceeds
+    /// [`saturation_limit`](super::Fp8Config::saturation_limit). The warning is not repeated until the fraction has
+    /// been below the limit again. This check synchronizes with the device.
     ///
     /// # Errors
     ///
@@ -30,17 +30,18 @@ impl Fp8 {
         Ok(())
     }
 
-    /// Does the same as [`end_step`](Self::end_step), for a program on one rank without a mesh.
+    /// Does the same as [`end_step`](Self::end_step), for a program on one rank without a device mesh.
     ///
     /// # Errors
     ///
-    /// None on a single rank.
+    /// On a single rank no error occurs.
     pub fn end_step_single_rank(&self) -> Result<(), CommError> {
         self.end_step(&ParallelContext::single())
     }
 
-    /// Does the same as [`end_step`](Self::end_step) without waiting for the device. Returns the f32 counts for
-    /// [`warn_of_saturation`](Self::warn_of_saturation), or `None` without layers.
+    /// Does the same as [`end_step`](Self::end_step), but does not synchronize with the device and logs no warnings.
+    /// Returns the f32 counts for [`warn_of_saturation`](Self::warn_of_saturation), or `None` if there are no FP8
+    /// layers.
     ///
     /// # Errors
     ///
@@ -58,18 +59,20 @@ impl Fp8 {
         Ok(counts)
     }
 
-    /// Returns the state that the layers change in a step. [`restore`](Self::restore) restores it to repeat the step.
+    /// Returns a copy of the FP8 state that a step changes. Pass the copy to [`restore`](Self::restore) to repeat the
+    /// step.
     pub fn snapshot(&self) -> Fp8Snapshot {
         self.shared.model.buffers.snapshot()
     }
 
-    /// Restores a snapshot. The weights are then quantized again.
+    /// Restores the FP8 state from a snapshot. The weights are quantized again at their next use.
     pub fn restore(&self, snapshot: &Fp8Snapshot) {
         self.shared.model.buffers.restore_snapshot(snapshot);
         self.invalidate_weights();
     }
 
-    /// Warns about the tensors of a step whose fraction of saturated values exceeds the limit.
+    /// Logs a warning for each tensor whose fraction of saturated values in the last step exceeds the limit. `counts`
+    /// are the values that [`end_step_on_device`](Self::end_step_on_device) returned.
     pub fn warn_of_saturation(&self, counts: &[f64], groups: &ParallelContext) {
         let limit = self.config().saturation_limit;
         let warns = groups.stage().rank() == 0;
@@ -81,7 +84,7 @@ impl Fp8 {
 }
 
 impl Fp8Layer {
-    /// Begins a step. New scales invalidate the cached FP8 weight.
+    /// Begins a step. The new scales invalidate the cached FP8 weight.
     fn begin_step(&self) {
         for operand in self.state().iter_mut() {
             operand.is_measured = false;

@@ -1,4 +1,4 @@
-//! FP8 weights.
+//! Quantized FP8 weights.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -9,37 +9,39 @@ use burn_megatron_kernels::fp8::{Format, Fp8Matrix, QuantizerUsage};
 
 use super::{Fp8Layer, Operand};
 
-/// Both FP8 copies of a weight `[in, out]`.
+/// The rowwise and the columnwise FP8 copy of a weight `[in, out]`.
 #[derive(Clone, Debug)]
 pub struct QuantizedWeight {
-    /// The copy `[in, out]`, for the gradient of the input.
+    /// The copy with the layout `[in, out]`, which the gradient of the input uses.
     pub rowwise: Fp8Matrix,
-    /// The copy `[out, in]`, for the output.
+    /// The copy with the layout `[out, in]`, which the output uses.
     pub columnwise: Fp8Matrix,
 }
 
-/// Quantizes the weight of one layer, for a parameter store that gathers weights in FP8.
+/// A quantizer for the weight of one layer. It is used if sharded weights are all-gathered in FP8.
 pub trait WeightQuantizer: Debug + Send + Sync {
-    /// Returns the format of the codes.
+    /// Returns the FP8 format of the weight.
     fn format(&self) -> Format;
 
-    /// Returns whether the weight has a single scale, which all ranks that hold a part of the weight must share.
+    /// Returns whether the weight has a single scale. All ranks that hold a part of the weight must then use the same
+    /// scale.
     fn has_one_scale(&self) -> bool;
 
-    /// Returns the f32 scale `[1]` of a weight, and records its magnitude in the history. `amax` `[1]` is the largest
-    /// magnitude in f32 over all of these ranks. Only for weights with a single scale.
+    /// Returns the f32 scale `[1]` of the weight, and records its magnitude for the history. `amax` `[1]` is the
+    /// largest f32 magnitude over all ranks that hold a part of the weight. Call this method only if the weight has a
+    /// single scale.
     fn scale(&self, amax: Tensor<1>) -> Tensor<1>;
 
-    /// Returns both copies of this tensor rank's part `[in, out]` of the weight. Collective if the weight has a
-    /// single scale: call it on all ranks of the tensor axis.
+    /// Returns the rowwise and the columnwise FP8 copy of `weight`, which is this tensor rank's part `[in, out]`. If
+    /// the weight has a single scale, this call is collective: make it on all ranks of the tensor axis.
     fn quantize(&self, weight: Tensor<2>) -> QuantizedWeight;
 }
 
-/// Both cached copies of a weight, valid until the weight changes.
+/// The cached rowwise and columnwise copies of a weight, which are valid until the weight changes.
 #[derive(Debug)]
 pub(super) struct CachedWeight {
     weight: Arc<QuantizedWeight>,
-    /// The statistics of the quantizer and the number of values, until a recorded forward uses the weight.
+    /// The statistics of the quantizer and the number of values, until a recorded forward pass uses the weight.
     seen: Option<(Tensor<1>, usize)>,
 }
 
@@ -49,8 +51,8 @@ impl Fp8Layer {
         self.shared.model.caches_weights.load(Ordering::Relaxed)
     }
 
-    /// Returns the weight, which is quantized at its first use after a change. This use is collective if the weight
-    /// has a single scale: call it on all ranks of the tensor axis.
+    /// Returns the weight, which is quantized at its first use after a change. If the weight has a single scale, this
+    /// use is collective over the tensor axis.
     pub(in crate::nn) fn cached_weight(
         &self,
         value: impl Fn() -> Tensor<2>,
@@ -85,7 +87,7 @@ impl Fp8Layer {
         *self.shared.weight.lock() = None;
     }
 
-    /// Returns both copies, and adds the magnitudes to the log of this step.
+    /// Returns the rowwise and the columnwise copy, and adds the magnitudes to the log of this step.
     fn logged_copies(&self, weight: Tensor<2>) -> QuantizedWeight {
         let scale = self.scale_of(Operand::Weight, &weight);
         let usage = QuantizerUsage::BOTH;

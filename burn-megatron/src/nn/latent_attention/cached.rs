@@ -1,4 +1,5 @@
-//! Generation with a cache of latents: `kv_rank + rope` features per token, independent of the number of heads.
+//! Generation with a KV cache of latents. The cache holds `kv_rank + rope` features per token, independent of the
+//! number of heads.
 //!
 //! The projections of keys and values are absorbed into the projections of queries and outputs (DeepSeek-V2, section
 //! 2.1.2). With the slices `W_k` `[kv_rank, nope]` and `W_v` `[kv_rank, value]` of a head:
@@ -7,7 +8,7 @@
 //! q . k = (q_nope W_k^T) . c + q_rope . k_rope        sum_j p_j v_j = (sum_j p_j c_j) W_v
 //! ```
 //!
-//! All heads therefore attend to the latents as one group of keys `c | k_rope` with values `c`.
+//! All heads therefore attend to the latents as one key-value head with the keys `c | k_rope` and the values `c`.
 
 use burn::tensor::Tensor;
 use burn_megatron_kernels::attention::composed;
@@ -81,8 +82,8 @@ impl MultiLatentAttention {
         let is_prefill = layer.is_prefill;
         let [all] = layer.extend([entry]);
         if is_prefill {
-            // The training form needs fewer operations for many queries. It is bit-identical to the training forward
-            // for any chunk size.
+            // The training form needs fewer operations for many queries. The result is bit-identical to the training
+            // forward pass for any chunk size.
             let [k, v] = self.expanded(all.squeeze_dim(2));
             let context = AttentionContext::Rows;
             return self

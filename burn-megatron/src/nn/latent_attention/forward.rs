@@ -1,4 +1,4 @@
-//! The training form of latent attention, with keys and values of each head.
+//! The training form of latent attention, which computes the keys and values of each head.
 
 use burn::tensor::Tensor;
 use burn_megatron_kernels::rope::{self, Pairing, Positions, RopeOptions, RopeTable};
@@ -11,10 +11,9 @@ use crate::nn::{AttentionContext, Norm, Residual, SEQUENCE_DIM};
 /// The inputs of the projections of a layer's heads, on this rank.
 #[derive(Clone, Debug)]
 pub(super) struct Latents {
-    /// The latent of queries `[batch, seq, q_rank]`, or the queries if there is no latent of queries.
+    /// The query latent `[batch, seq, q_rank]`, or the queries if there is no query latent.
     pub queries: Tensor<3>,
-    /// `[batch, seq, kv_rank + rope]`: the normalized latent of keys and values, and the shared key before its
-    /// rotation.
+    /// The normalized key-value latent, and the shared key before its rotation: `[batch, seq, kv_rank + rope]`.
     pub keys: Tensor<3>,
 }
 
@@ -24,8 +23,11 @@ impl MultiLatentAttention {
     ///
     /// # Panics
     ///
-    /// With a cache: if the tokens exceed its capacity, if the number of sequences differs, or if the tensors have
-    /// autodiff.
+    /// With a KV cache, in these cases:
+    ///
+    /// - the tokens exceed the capacity of the cache;
+    /// - the number of sequences differs from the number of sequences in the cache;
+    /// - the tensors are on an autodiff device.
     pub fn forward(
         &self,
         x: Tensor<3>,
@@ -45,8 +47,8 @@ impl MultiLatentAttention {
         self.output.reduced(partial)
     }
 
-    /// Applies [`forward`](Self::forward) to a normalized residual stream. Also returns the sum of the stream. The
-    /// output of the norm is kept for the backward.
+    /// Applies `norm` to the residual stream, and [`forward`](Self::forward) to the result. Also returns the summed
+    /// residual stream. The output of the norm is kept for the backward pass.
     ///
     /// # Panics
     ///

@@ -1,7 +1,7 @@
 //! Multi-head latent attention (MLA; DeepSeek-V2, arXiv:2405.04434, section 2.1).
 //!
-//! Keys and values are projections of a latent of `kv_rank` features per token. All heads also share one rotary key.
-//! With `x` `[batch, seq, hidden]` and `n` heads:
+//! Keys and values are projections of a latent vector with `kv_rank` features per token. In addition, all heads share
+//! one key with a rotary embedding. With `x` `[batch, seq, hidden]` and `n` heads:
 //!
 //! ```text
 //! q              = x W_q                         or  norm(x W_qa) W_qb     [.., n, nope + rope]
@@ -11,9 +11,9 @@
 //! y              = softmax(scale q k^T) v W_o
 //! ```
 //!
-//! Heads are split over the tensor axis. The projections into latents and their norms are replicated. Under context
-//! parallelism the ranks gather latents (`kv_rank + rope` features per token), and project the keys and values of all
-//! tokens from them. A cache holds latents too ([`cached`]).
+//! Heads are split over the tensor axis. The projections to latents, and the norms of the latents, are replicated.
+//! Under context parallelism the ranks all-gather the latents (`kv_rank + rope` features per token). Each rank then
+//! projects the latents of all tokens to keys and values. A KV cache also holds latents ([`cached`]).
 
 mod cached;
 mod forward;
@@ -39,34 +39,35 @@ use crate::mesh::{Axis, ContextExchange, LayoutError, ParallelConfig, split_even
 /// Configuration of a [`MultiLatentAttention`].
 #[derive(Config, Debug)]
 pub struct MultiLatentAttentionConfig {
-    /// The number of features of the residual stream.
+    /// The hidden size: the number of features of the input and the output.
     pub hidden: usize,
     /// The number of heads.
     pub heads: usize,
-    /// The number of features of the latent of queries (`q_lora_rank`). `None`: queries are projected from the input,
-    /// as in DeepSeek-V2-Lite.
+    /// The number of features of the query latent (`q_lora_rank`). With `None` queries are projected directly from the
+    /// input, as in DeepSeek-V2-Lite.
     pub q_rank: Option<usize>,
-    /// The number of features of the latent of keys and values (`kv_lora_rank`).
+    /// The number of features of the key-value latent (`kv_lora_rank`).
     pub kv_rank: usize,
-    /// The number of features of a query or key without a position (`qk_nope_head_dim`).
+    /// The number of features of each query and key head without rotary embedding (`qk_nope_head_dim`).
     pub nope_width: usize,
-    /// The number of features of a query or key with a position (`qk_rope_head_dim`). It must be even.
+    /// The number of features of each query and key head with rotary embedding (`qk_rope_head_dim`). It must be even.
     pub rope_width: usize,
-    /// The number of features of a value (`v_head_dim`).
+    /// The number of features of each value head (`v_head_dim`).
     pub value_width: usize,
-    /// The epsilon of the norms of latents.
+    /// The epsilon of the norms of the latents.
     #[config(default = 1e-6)]
     pub norm_epsilon: f64,
-    /// The scale factor of the scores. `None`: `1 / sqrt(nope_width + rope_width)`. YaRN multiplies the default by the
-    /// square of `0.1 mscale_all_dim ln(factor) + 1`.
+    /// The scale of the attention scores (`scale` in PyTorch's `scaled_dot_product_attention`). `None` uses `1 /
+    /// sqrt(nope_width + rope_width)`. YaRN multiplies this default by the square of `0.1 mscale_all_dim ln(factor) +
+    /// 1`.
     pub scale: Option<f64>,
-    /// The dropout probability of the attention probabilities.
+    /// The probability of dropout on the attention probabilities.
     #[config(default = 0.0)]
     pub dropout: f64,
-    /// Initial values of the weights.
+    /// The initializer of the weights, except for the output projection.
     #[config(default = "Init::Normal(0.02)")]
     pub init: Init,
-    /// Initial values of the output weight.
+    /// The initializer of the weight of the output projection.
     #[config(default = "Init::Normal(0.02)")]
     pub output_init: Init,
 }
@@ -96,21 +97,21 @@ pub struct MultiLatentAttentionConfig {
 /// ```
 #[derive(Module, Debug)]
 pub struct MultiLatentAttention {
-    /// The projection of queries `[hidden, heads * (nope + rope)]`, if there is no latent of queries.
+    /// The query projection from the input, `[hidden, heads * (nope + rope)]`. `None` if there is a query latent.
     pub query: Option<ColumnParallelLinear>,
-    /// The projection into latents `[hidden, q_rank + kv_rank + rope]`: the latent of queries (if any), the latent of
-    /// keys and values, and the shared key.
+    /// The projection to latents, `[hidden, q_rank + kv_rank + rope]`. Its output is the query latent (if `q_rank` is
+    /// set), the key-value latent, and the shared key.
     pub down: ReplicatedLinear,
-    /// The norm of the latent of queries.
+    /// The norm of the query latent.
     pub query_norm: Option<Norm>,
-    /// The projection of the latent of queries `[q_rank, heads * (nope + rope)]`.
+    /// The projection from the query latent to the queries, `[q_rank, heads * (nope + rope)]`.
     pub query_up: Option<ColumnParallelLinear>,
-    /// The norm of the latent of keys and values.
+    /// The norm of the key-value latent.
     pub kv_norm: Norm,
-    /// The projection of the latent of keys and values `[kv_rank, heads * (nope + value)]`: the key and the value of
-    /// each head.
+    /// The projection from the key-value latent, `[kv_rank, heads * (nope + value)]`. Its output is the key and the
+    /// value of each head.
     pub kv_up: ColumnParallelLinear,
-    /// The output projection `[heads * value, hidden]`.
+    /// The output projection, `[heads * value, hidden]`.
     pub output: RowParallelLinear,
     dropout: Dropout,
     #[module(skip)]
@@ -139,7 +140,7 @@ pub struct MultiLatentAttention {
 struct Sizes {
     /// The number of heads of this rank.
     heads: usize,
-    /// The size of the latent of queries; 0 without this latent.
+    /// The size of the query latent, or 0 if there is no query latent.
     q_rank: usize,
     kv_rank: usize,
     nope: usize,
@@ -148,12 +149,13 @@ struct Sizes {
 }
 
 impl MultiLatentAttentionConfig {
-    /// Returns the number of features of a query or a key.
+    /// Returns the number of features of each query and key head.
     pub fn head_width(&self) -> usize {
         self.nope_width + self.rope_width
     }
 
-    /// Returns the exchange of context parallelism in a layout, or `None` without context parallelism.
+    /// Returns how ranks exchange keys and values in a layout with context parallelism, or `None` without context
+    /// parallelism.
     ///
     /// # Errors
     ///
@@ -163,8 +165,7 @@ impl MultiLatentAttentionConfig {
             _ if layout.context == 1 => Ok(None),
             None | Some(ContextExchange::AllGather) => Ok(Some(ContextExchange::AllGather)),
             Some(other) => Err(format!(
-                "context_exchange = {other}: latent attention gathers latents, which are narrower than keys and values; \
-                 expected all-gather"
+                "context_exchange = {other} conflicts with latent attention, which gathers latents; expected all-gather"
             )),
         }
     }
@@ -177,7 +178,7 @@ impl MultiLatentAttentionConfig {
     ///
     /// - a size of 0 or an odd `rope_width`;
     /// - heads that cannot be split over the tensor axis;
-    /// - an exchange of context parallelism other than the all-gather, or hybrid context parallelism;
+    /// - a context-parallel exchange other than the all-gather, or hybrid context parallelism;
     /// - LoRA targets that include the queries.
     pub fn init(&self, builder: &ModelBuilder) -> Result<MultiLatentAttention, BuildError> {
         self.check(builder)?;
@@ -192,8 +193,7 @@ impl MultiLatentAttentionConfig {
             && lora.targets().contains(&LoraTarget::Q)
         {
             return Err(builder.error(
-                "lora.target_modules has q_proj or all-linear, and of the layers of latent attention only o_proj can have \
-                 an adapter",
+                "lora.target_modules has q_proj or all-linear, but only o_proj of latent attention can have an adapter",
             ));
         }
         let (groups, place) = (builder.groups(), builder.place());
@@ -265,7 +265,8 @@ impl MultiLatentAttentionConfig {
         })
     }
 
-    /// All heads share the key with a position, so for logits with this key only the queries can be scaled.
+    /// All heads share the key with the rotary embedding. To limit logits with this key, only the queries can be
+    /// scaled.
     fn measured_layer(&self, builder: &ModelBuilder) -> AttentionLayer {
         let query = match self.q_rank {
             Some(_) => "query_up",
@@ -308,7 +309,7 @@ impl MultiLatentAttentionConfig {
         }
         if !self.rope_width.is_multiple_of(2) {
             return Err(builder.error(format!(
-                "invalid rope_width = {}: expected an even number, as pairs of features are rotated",
+                "invalid rope_width = {}: expected an even number, because pairs of features are rotated",
                 self.rope_width
             )));
         }

@@ -1,4 +1,4 @@
-//! LoRA adapters of a linear layer, and their products.
+//! The LoRA adapters of a linear layer, and their matmuls.
 
 use burn::module::{LoraAdapter, Module};
 use burn::tensor::Tensor;
@@ -15,28 +15,29 @@ use crate::nn::{
     RecomputeModule, SEQUENCE_DIM, Section,
 };
 
-/// The adapters of the sections of a linear layer. Each field has the name of its target.
+/// The LoRA adapters of a linear layer. A fused layer, such as the QKV projection, has one adapter per section. Each
+/// field has the name of its target.
 #[derive(Module, Debug)]
 pub struct LoraAdapters {
-    /// The adapter of the queries.
+    /// The adapter of the query projection.
     pub q_proj: Option<LoraAdapter>,
-    /// The adapter of the keys.
+    /// The adapter of the key projection.
     pub k_proj: Option<LoraAdapter>,
-    /// The adapter of the values.
+    /// The adapter of the value projection.
     pub v_proj: Option<LoraAdapter>,
-    /// The adapter of the attention output.
+    /// The adapter of the output projection of attention.
     pub o_proj: Option<LoraAdapter>,
-    /// The adapter of the gate of an MLP.
+    /// The adapter of the gate projection of an MLP.
     pub gate_proj: Option<LoraAdapter>,
     /// The adapter of the up projection of an MLP.
     pub up_proj: Option<LoraAdapter>,
     /// The adapter of the down projection of an MLP.
     pub down_proj: Option<LoraAdapter>,
     dropout: Dropout,
-    /// The distribution of the input of the dropout.
+    /// The layout of the input of the dropout.
     #[module(skip)]
     layout: ActivationLayout,
-    /// The distribution of `x A`.
+    /// The layout of `x A`.
     #[module(skip)]
     inner: InputLayout,
     /// The target and the number of features of each section of the layer on this rank.
@@ -47,8 +48,8 @@ pub struct LoraAdapters {
 }
 
 /// Builds the adapters of a column-parallel layer, or returns `None` if no section is a target of the settings.
-/// `sections` has the target and the columns of each section; it is empty for a layer that cannot have adapters.
-/// `builder` is the builder of the layer, and `inner` is the distribution of the input of the factors `B`.
+/// `sections` has the target and the columns of each section. It is empty for a layer that cannot have adapters.
+/// `builder` is the builder of the layer, and `inner` is the layout of the input of the factors `B`.
 ///
 /// # Errors
 ///
@@ -116,8 +117,8 @@ pub(in crate::nn) fn row_adapters(
     let contexts = builder.groups().config().context;
     if adapters.has_any() && adapters.config.dropout > 0.0 && contexts > 1 && place.size > 1 {
         return Err(builder.error(format!(
-                "lora.dropout = {} of features that {} tensor ranks share, beside {contexts} context ranks: expected \
-                 dropout = 0, or one of the two axes of size 1",
+                "lora.dropout = {} conflicts with tensor = {} and context = {contexts}: set lora.dropout = 0, tensor = \
+                 1 or context = 1",
                 adapters.config.dropout, place.size
             )));
     }
@@ -159,8 +160,8 @@ impl<'a> Factory<'a> {
         }
         let name = module.name();
         Err(self.layer.error(format!(
-            "recomputation of {name:?} drops the input of the layer, which its adapters keep: expected modules without \
-             {name:?}, or other lora.target_modules"
+            "recomputation of {name:?} conflicts with the adapters, which keep the input of the layer: remove {name:?} \
+             from the modules, or set other lora.target_modules"
         )))
     }
 
@@ -232,7 +233,7 @@ impl<'a> Factory<'a> {
 }
 
 impl LoraAdapters {
-    /// Returns the adapter of a target, if it has one.
+    /// Returns the adapter of a target, or `None` if the target has no adapter.
     pub fn get(&self, target: LoraTarget) -> Option<&LoraAdapter> {
         match target {
             LoraTarget::Q => self.q_proj.as_ref(),
@@ -245,8 +246,8 @@ impl LoraAdapters {
         }
     }
 
-    /// Returns the product of the adapters with `x` `[batch, seq, in]`, which has the layout of the layer's input.
-    /// The result is `[batch, seq, out]` of this rank. It is zero in sections without an adapter.
+    /// Applies the adapters to `x` `[batch, seq, in]`, which has the layout of the layer's input. Returns this rank's
+    /// part of the output, `[batch, seq, out]`. Sections without an adapter are zero.
     pub(in crate::nn) fn delta(&self, x: Tensor<3>) -> Tensor<3> {
         let x = self.dropout.forward(x, self.layout);
         let sections = self.sections.iter();
@@ -259,7 +260,7 @@ impl LoraAdapters {
         {
             return delta;
         }
-        // Any product has the sequence length of the output, which is not split.
+        // The output of any adapter has the sequence length of the layer's output, which is not split.
         let like = deltas.iter().find_map(|(delta, _)| delta.clone());
         let Some(like) = like else {
             unreachable!("a layer without adapters has no LoraAdapters")

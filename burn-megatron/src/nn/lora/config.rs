@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::nn::BuildError;
 
-/// A linear layer that can have an adapter. The names are the names in Llama, as in `target_modules` of `peft`.
+/// A kind of linear layer that can have a LoRA adapter. The names are the layer names of Llama, as in `target_modules`
+/// of `peft`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum LoraTarget {
     /// The query projection.
@@ -21,7 +22,7 @@ pub enum LoraTarget {
     O,
     /// The gate projection of a gated MLP.
     Gate,
-    /// The up projection of a gated MLP, or the first layer of another MLP.
+    /// The up projection of a gated MLP, or the first layer of an MLP without a gate.
     Up,
     /// The second layer of an MLP.
     Down,
@@ -52,7 +53,7 @@ impl LoraTarget {
         }
     }
 
-    /// Returns the target with this name.
+    /// Returns the target with this name, or `None` if there is no such target.
     pub fn of_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|target| target.name() == name)
     }
@@ -72,9 +73,9 @@ impl fmt::Display for LoraTarget {
 /// The value of `target_modules` that selects every [`LoraTarget`] that the model has.
 const ALL_LINEAR: &str = "all-linear";
 
-/// Low-rank adaptation (Hu et al. 2021, arXiv:2106.09685). All parameters of the model are frozen. The product of
-/// each target layer becomes `x W + s (x A) B` with `A` `[in, rank]`, `B` `[rank, out]` and `s = alpha / rank`. Only
-/// `A` and `B` are trained.
+/// Configuration of low-rank adaptation (LoRA; Hu et al. 2021, arXiv:2106.09685). All parameters of the model are
+/// frozen. Each target layer computes `x W + s (x A) B` instead of `x W`, with `A` `[in, rank]`, `B` `[rank, out]` and
+/// `s = alpha / rank`. Only `A` and `B` are trained.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct LoraConfig {
@@ -85,25 +86,25 @@ pub struct LoraConfig {
     pub alpha: f64,
     /// Whether the scale is `s = alpha / sqrt(rank)` (`use_rslora` in `peft`; Kalajdzievski 2023, arXiv:2312.03732).
     pub rslora: bool,
-    /// The dropout probability of the input of the adapters (`lora_dropout` in `peft`). Adapters of one fused layer,
-    /// such as queries, keys and values, share one mask.
+    /// The probability of dropout on the input of the adapters (`lora_dropout` in `peft`). The adapters of one fused
+    /// layer, such as the QKV projection, share one dropout mask.
     pub dropout: f64,
-    /// The folder of the adapted model (`base_model_name_or_path` in `peft`). It is only recorded; the weights are
-    /// loaded separately.
+    /// The folder of the base model (`base_model_name_or_path` in `peft`). The folder is only recorded. The weights of
+    /// the base model are loaded separately.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("resume" = "may_differ", "value" = "PATH"))]
     pub base_model: Option<PathBuf>,
-    /// The layers with adapters: [names](LoraTarget) such as `q_proj`, or `all-linear` for every layer that can have
-    /// one.
+    /// The layers that get adapters: [names](LoraTarget) such as `q_proj`, or `all-linear` for every layer that can
+    /// have an adapter.
     pub target_modules: Vec<String>,
     /// Whether `B` is initialized to 0, so that the initial model is unchanged (`init_lora_weights` in `peft`). If
-    /// false, `B` is uniform in `[-1 / sqrt(rank), 1 / sqrt(rank)]`, for tests. `A` is always uniform in
-    /// `[-1 / sqrt(in), 1 / sqrt(in)]` (Kaiming with `a = sqrt(5)`).
+    /// false, `B` is drawn from a uniform distribution in `[-1 / sqrt(rank), 1 / sqrt(rank)]`, for tests. `A` is always
+    /// drawn from a uniform distribution in `[-1 / sqrt(in), 1 / sqrt(in)]` (Kaiming uniform with `a = sqrt(5)`).
     pub init_lora_weights: bool,
 }
 
 impl Default for LoraConfig {
-    /// Returns the defaults of `peft` for Llama: rank 8, alpha 8, queries and values.
+    /// Returns the defaults of `peft` for Llama: rank 8, alpha 8, and adapters on the query and value projections.
     fn default() -> Self {
         Self {
             rank: 8,
@@ -118,18 +119,18 @@ impl Default for LoraConfig {
 }
 
 impl LoraConfig {
-    /// Returns the folder of the adapted model.
+    /// Returns the folder of the base model, if it is set.
     pub fn base(&self) -> Option<&Path> {
         self.base_model.as_deref()
     }
 
-    /// Returns the scale `s`.
+    /// Returns the scale `s`. The output of the adapters is multiplied by this scale.
     pub fn scale(&self) -> f64 {
         let rank = self.rank as f64;
         self.alpha / if self.rslora { rank.sqrt() } else { rank }
     }
 
-    /// Returns whether the targets are listed by name. Each of them must then be in the model.
+    /// Returns whether the targets are listed by name. The model must then have each listed target.
     pub fn names_targets(&self) -> bool {
         self.target_modules != [ALL_LINEAR]
     }
@@ -142,7 +143,7 @@ impl LoraConfig {
         LoraTarget::ALL.into_iter().filter(is_named).collect()
     }
 
-    /// Checks the settings without a model.
+    /// Checks the settings that can be checked without a model.
     ///
     /// # Errors
     ///

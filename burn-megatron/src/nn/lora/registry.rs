@@ -5,46 +5,48 @@ use crate::comm::ParallelContext;
 use crate::nn::BuildError;
 use crate::nn::of_all_stages::of_all_stages;
 
-/// A layer with an adapter, as built on this rank. Sizes cover all tensor ranks.
+/// A layer with a LoRA adapter that was built on this rank. The sizes are sizes of the full layer over all tensor
+/// ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AdaptedLayer {
     /// The kind of layer.
     pub target: LoraTarget,
     /// The path of the adapted weight `[in, ..]`.
     pub weight: String,
-    /// The first column of the layer in the weight.
+    /// The index of the first column of the layer in the weight. It is above 0 in a fused weight.
     pub offset: usize,
-    /// The number of input and output features.
+    /// The number of input features and the number of output features.
     pub size: [usize; 2],
     /// The path of the adapter, which has the parameters `a` and `b`.
     pub adapter: String,
 }
 
-/// The adapters of this rank's part of a model, and their settings.
+/// The layers with LoRA adapters in this rank's part of a model, and the LoRA settings.
 #[derive(Clone, Debug)]
 pub struct LoraLayers {
-    /// The settings.
+    /// The LoRA settings.
     pub config: LoraConfig,
     /// The layers, in the order in which they were built.
     pub layers: Vec<AdaptedLayer>,
 }
 
 impl LoraLayers {
-    /// Checks that the model has each named target. Collective: call it on all ranks of the pipeline.
+    /// Checks that the model has each target that is listed by name. This call is collective: make it on all ranks of
+    /// the pipeline.
     ///
     /// # Errors
     ///
-    /// [`BuildError::Config`] for a target without a layer. [`BuildError::Comm`] if the collective fails.
+    /// [`BuildError::Config`] if the model has no layer for a target. [`BuildError::Comm`] if the collective fails.
     pub fn check_targets(&self, groups: &ParallelContext) -> Result<(), BuildError> {
         let own: Vec<_> = self.layers.iter().map(|layer| layer.target).collect();
         self.check_found(&of_all_stages(&own, |_| 0, groups)?)
     }
 
-    /// Checks that a model without pipeline parallelism has each named target.
+    /// Checks that a model without pipeline parallelism has each target that is listed by name.
     ///
     /// # Errors
     ///
-    /// [`BuildError::Config`] for a target without a layer.
+    /// [`BuildError::Config`] if the model has no layer for a target.
     pub fn check_whole_model(&self) -> Result<(), BuildError> {
         let found = self.layers.iter().map(|layer| layer.target);
         self.check_found(&found.collect::<Vec<_>>())
@@ -63,8 +65,7 @@ impl LoraLayers {
         Err(BuildError::Config {
             path: "lora".into(),
             message: format!(
-                "target_modules has {missing}, which the model does not have as a layer that can have an adapter; of the \
-                 targets it has {}",
+                "target_modules has {missing}, but the model has no such layer that can have an adapter; it has {}",
                 if present.is_empty() {
                     "none".into()
                 } else {

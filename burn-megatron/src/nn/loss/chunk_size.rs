@@ -4,13 +4,13 @@ use burn_megatron_kernels::MAX_ELEMENTS;
 
 /// The maximum size of a default chunk of logits, in bytes.
 ///
-/// Each chunk reads and writes the f32 weight gradient of the output layer. For `T` tokens this takes `290 / T` of
-/// the time of the three products of the chunk. This assumes 8 bytes and 6 `T` operations per weight, at 2.85 TB/s
-/// and 620 TFLOP/s in bf16 on an H100. In 16 bits, 1 GiB holds 10,672 tokens of GPT-2 (2.7 %), or 3,533 tokens with a
-/// vocabulary of 151,936 (8.2 %).
+/// Each chunk reads and writes the f32 weight gradient of the output layer. For a chunk of `T` tokens this takes `290 /
+/// T` of the time of the three matmuls of the chunk. The estimate assumes 8 bytes and 6 `T` floating-point operations
+/// per weight, and 2.85 TB/s and 620 TFLOP/s in bf16 on an H100. 1 GiB holds the 16-bit logits of 10,672 tokens of
+/// GPT-2 (2.7 % of the time), or of 3,533 tokens with a vocabulary of 151,936 (8.2 %).
 const DEFAULT_BYTES: usize = 1 << 30;
 
-/// The alignment of default chunks, in tokens, for the tiles of a matrix product.
+/// The alignment of the chunk size in tokens, for the tiles of a matmul.
 const ALIGNMENT: usize = 128;
 
 /// The shape of the logits of a micro-batch on one rank.
@@ -22,17 +22,17 @@ pub struct LogitsShape {
     pub width: usize,
     /// The number of features of the hidden states.
     pub hidden: usize,
-    /// The number of bytes of an element.
+    /// The number of bytes per element of the logits.
     pub size: usize,
 }
 
 impl LogitsShape {
-    /// Returns the number of tokens of a chunk of the [`LinearCrossEntropy`](super::LinearCrossEntropy). It is the
-    /// number of all tokens if there is only one chunk.
+    /// Returns the number of tokens per chunk of the [`LinearCrossEntropy`](super::LinearCrossEntropy). If there is
+    /// only one chunk, returns the number of tokens of the micro-batch.
     ///
     /// `chunk_size` is the setting: a number of tokens, or 0 for all tokens. By default (`None`) chunks have equal
-    /// sizes of at most 1 GiB. If all logits take no more memory than a chunk and the f32 weight gradient of chunks,
-    /// they form a single chunk.
+    /// sizes, and the logits of a chunk take at most 1 GiB. Chunks need an f32 weight gradient. If all logits take no
+    /// more memory than the logits of a chunk and this weight gradient together, there is a single chunk.
     ///
     /// A chunk never has more logits than the kernels can index ([`MAX_ELEMENTS`]).
     pub fn tokens_per_chunk(&self, chunk_size: Option<usize>) -> usize {
@@ -124,7 +124,7 @@ mod tests {
         assert_eq!(chunks(huge, None), (1, 7));
     }
 
-    /// 1 GiB holds 3533 tokens, and the weight gradient takes the memory of 2000 tokens.
+    /// 1 GiB holds the logits of 3533 tokens, and the weight gradient takes the memory of the logits of 2000 tokens.
     #[test]
     fn the_default_takes_no_more_memory_than_one_chunk() {
         let of = |tokens| LogitsShape {

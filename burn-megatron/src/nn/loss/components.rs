@@ -1,4 +1,4 @@
-//! The components of a loss, for reports.
+//! The components of a loss, which are reported separately.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ pub(super) struct LossComponents {
 }
 
 impl LossComponents {
-    /// Joins the components of consecutive tokens. Returns `None` for an empty list.
+    /// Concatenates the components of consecutive chunks of tokens. Returns `None` for an empty list.
     pub fn joined(chunks: Vec<Self>) -> Option<Self> {
         let join = |part: fn(&Self) -> Option<&Tensor<1>>| {
             let parts: Option<Vec<_>> = chunks.iter().map(|own| part(own).cloned()).collect();

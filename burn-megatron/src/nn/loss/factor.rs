@@ -1,18 +1,19 @@
-//! The factor of a loss in the backward.
+//! Factors of a loss in the backward pass.
 
 use burn::tensor::{DType, Device, Tensor};
 
-/// A factor that is applied to a loss before its backward, such as a loss scale. It must not be 0.
+/// A factor of a loss, such as a loss scale. The loss is multiplied by this factor before its backward pass. The factor
+/// must not be 0.
 #[derive(Clone, Debug)]
 pub enum LossFactor {
-    /// A number.
+    /// A number on the host.
     Number(f64),
-    /// A tensor `[1]` on the device, without autodiff.
+    /// A tensor `[1]` on the device, which is not tracked by autodiff.
     Device(Tensor<1>),
 }
 
 impl LossFactor {
-    /// Multiplies `x`, of any length, by the factor.
+    /// Multiplies each element of `x` by the factor.
     pub fn scale(&self, x: Tensor<1>) -> Tensor<1> {
         match self {
             Self::Number(1.0) => x,
@@ -29,7 +30,7 @@ impl LossFactor {
         }
     }
 
-    /// Multiplies the factor by `number`, which must not be 0.
+    /// Returns the factor multiplied by `number`, which must not be 0.
     pub fn times(&self, number: f64) -> Self {
         match self {
             Self::Number(own) => Self::Number(own * number),
@@ -37,7 +38,7 @@ impl LossFactor {
         }
     }
 
-    /// Returns the factor as the gradient of `count` losses of this type.
+    /// Returns the factor as the gradient of `count` losses in `dtype`.
     pub(super) fn expanded(&self, count: usize, device: &Device, dtype: DType) -> Tensor<1> {
         match self {
             Self::Number(number) => Tensor::full([count], *number, (device, dtype)),
@@ -45,8 +46,8 @@ impl LossFactor {
         }
     }
 
-    /// Returns the ratio of `upstream` `[1]` to the factor. Gradients that were computed for the factor are
-    /// multiplied by it. It is 1 if `upstream` is the factor.
+    /// Returns the ratio of `upstream` `[1]` to the factor. Gradients that were computed for the factor are multiplied
+    /// by the ratio. The ratio is 1 if `upstream` is the factor.
     pub(super) fn ratio(&self, upstream: Tensor<1>) -> Tensor<1> {
         match self {
             Self::Number(1.0) => upstream,

@@ -1,4 +1,4 @@
-//! The fused loss: three kernel stages with one collective between them.
+//! The fused loss, which consists of three kernel stages and one collective.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{Int, Tensor};
@@ -14,7 +14,7 @@ use crate::collective::{CollectiveOp, Comm, start};
 use crate::nn::forward_context::is_tracked;
 use crate::nn::wide::wide;
 
-/// The loss of rows of logits `[rows, width]` with the columns of `part`, on plain tensors.
+/// The loss of logits `[rows, width]` that have the columns of `part`. The tensors are not tracked by autodiff.
 #[derive(Clone, Debug)]
 pub(super) struct FusedLoss {
     pub part: VocabularyShard,
@@ -32,8 +32,8 @@ pub(super) struct FusedLosses {
 }
 
 impl FusedLoss {
-    /// Returns the losses of `logits` with the targets `[rows]`, and the log-sum-exp `[rows]`. Collective: call it on
-    /// all ranks of `comm`.
+    /// Returns the losses of `logits` with the targets `[rows]`, and the log-sum-exp `[rows]`. This call is collective:
+    /// make it on all ranks of `comm`.
     pub fn forward(&self, logits: Tensor<2>, targets: Tensor<1, Int>) -> (FusedLosses, Tensor<1>) {
         let local = statistics(logits, targets.clone(), &self.part);
         let local = local.unsqueeze_dim::<3>(0);
@@ -49,7 +49,7 @@ impl FusedLoss {
     }
 
     /// Returns the losses, and the [gradient](Self::gradient) of the logits for a gradient of the losses that is
-    /// already known. Collective like [`forward`](Self::forward).
+    /// already known. The call is collective over the same ranks as [`forward`](Self::forward).
     pub fn with_gradient(
         &self,
         logits: Tensor<2>,
@@ -67,8 +67,8 @@ impl FusedLoss {
         (losses, gradient)
     }
 
-    /// Returns the gradient of `logits`, given the gradient of the losses. It overwrites the logits if they are not
-    /// shared.
+    /// Returns the gradient of `logits`, given the gradient of the losses. If no other tensor shares the memory of the
+    /// logits, the gradient overwrites them.
     pub fn gradient(
         &self,
         logits: Tensor<2>,
@@ -133,7 +133,7 @@ struct FusedCrossEntropy {
     loss: FusedLoss,
     targets: Tensor<1, Int>,
     components: ComponentsCell,
-    /// With a factor, the output is the sum, and the forward computes the gradient of the logits.
+    /// With a factor, the output is the sum of the losses, and the forward pass computes the gradient of the logits.
     factor: Option<LossFactor>,
     is_tracked: bool,
 }

@@ -1,4 +1,4 @@
-//! Fused linear cross-entropy: the output layer and its loss, in chunks of tokens.
+//! Fused linear cross-entropy: the output layer and the cross-entropy loss, computed in chunks of tokens.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Int, Tensor};
@@ -19,20 +19,20 @@ use crate::nn::weight::{HookedWeight, Weight};
 use crate::nn::wide::wide;
 use crate::nn::{OutputLayer, VocabParallelEmbedding};
 
-/// The loss of hidden states: [`OutputLayer`] and [`VocabParallelCrossEntropy`] in chunks of tokens. The logits of
-/// only one chunk are in memory at the same time.
+/// Fused linear cross-entropy: computes an [`OutputLayer`] and the [`VocabParallelCrossEntropy`] of its logits, in
+/// chunks of tokens. Only the logits of one chunk are in memory at the same time.
 ///
-/// [`sums`](Self::sums) gets the factor of the loss before the forward, and overwrites the logits with their gradient
-/// immediately. With several chunks it also computes the gradients of the hidden states and of the weight in the
-/// forward (Hsu et al. 2024, "Liger Kernel", arXiv:2410.10989). They are kept until the backward: `[tokens, hidden]`
-/// in the type of the model, and `[vocabulary / tensor, hidden]` in f32 (f64 for f64). The weight gradient is summed
-/// over the chunks in order.
+/// [`sums`](Self::sums) takes the factor of the loss as an argument. It can therefore overwrite the logits with their
+/// gradient in the forward pass. With several chunks, the forward pass also computes the gradients of the hidden states
+/// and of the weight (Hsu et al. 2024, "Liger Kernel", arXiv:2410.10989). These gradients are kept until the backward
+/// pass. The gradient of the hidden states is `[tokens, hidden]` in the dtype of the model. The weight gradient is
+/// `[vocabulary / tensor, hidden]` in f32 (in f64 for an f64 model), and is summed over the chunks in order.
 ///
-/// [`losses`](Self::losses) allows any gradient of the loss of each token. Its backward computes the logits of each
-/// chunk again.
+/// [`losses`](Self::losses) returns the loss of each token, and supports any gradient of these losses. Its backward
+/// pass computes the logits of each chunk again.
 ///
-/// With a single chunk, or with an unfused loss, the backward computes the gradients of hidden states and weight like
-/// [`OutputLayer`].
+/// With a single chunk, or with an unfused loss, the gradients of the hidden states and of the weight are computed in
+/// the backward pass, as in an [`OutputLayer`].
 ///
 /// ```
 /// use burn::tensor::{Device, Int, Tensor};
@@ -61,7 +61,7 @@ pub struct LinearCrossEntropy {
 }
 
 impl LinearCrossEntropy {
-    /// Creates the loss in chunks of `chunk_size` tokens; see [`LogitsShape::tokens_per_chunk`].
+    /// Creates the loss with chunks of `chunk_size` tokens. See [`LogitsShape::tokens_per_chunk`] for the default.
     pub fn new(loss: VocabParallelCrossEntropy, chunk_size: Option<usize>) -> Self {
         Self {
             loss,
@@ -76,12 +76,12 @@ impl LinearCrossEntropy {
         self
     }
 
-    /// Returns the terms of the objective in addition to the cross-entropy.
+    /// Returns the loss terms that are added to the cross-entropy.
     pub fn terms(&self) -> &'static [LossTerm] {
         self.loss.terms()
     }
 
-    /// Returns the loss of each token, given its hidden state. `x` and `embedding` are the arguments of
+    /// Returns the loss of each token, given the hidden states `x`. `x` and `embedding` are the arguments of
     /// [`OutputLayer::forward`]. `targets` is `[batch, seq]`.
     ///
     /// # Panics
@@ -99,8 +99,9 @@ impl LinearCrossEntropy {
         Losses::of_tokens(losses, shape)
     }
 
-    /// Returns the sums of the [losses](Self::losses) over the tokens, for a backward of `factor` times the
-    /// objective. A backward with another factor is correct too, but may lose small values in f16.
+    /// Returns the sums of the [losses](Self::losses) over the tokens. Before the backward pass, the caller must
+    /// multiply the summed objective by `factor`. A different factor also gives correct gradients, but may lose small
+    /// values in f16.
     ///
     /// # Panics
     ///
@@ -118,7 +119,8 @@ impl LinearCrossEntropy {
         SummedLosses::new(objective, &parts)
     }
 
-    /// Returns the losses `[tokens]`, or their sum `[1]` if `factor` is given, and the parts.
+    /// Returns the losses `[tokens]` and the parts of the losses. If `factor` is given, returns the sum `[1]` instead
+    /// of the losses.
     fn of_tokens(
         &self,
         x: Tensor<3>,
@@ -204,7 +206,8 @@ struct ChunkedLoss {
     components: ComponentsCell,
     input: InputLayout,
     needed: NeededGradients,
-    /// The hook that supplies the weight to the backward and takes its gradient. `None`: both go through the graph.
+    /// The hook that supplies the weight to the backward pass and receives its gradient. With `None` the autodiff graph
+    /// does both.
     hooked: Option<HookedWeight>,
     arithmetic: FloatArithmetic,
 }
@@ -238,8 +241,8 @@ impl ChunkedLoss {
         capped(logits, self.soft_cap)
     }
 
-    /// Returns the slopes of the soft cap at these logits, if there is a cap. Call it before the gradient overwrites
-    /// the logits.
+    /// Returns the slopes of the soft cap at these logits, if there is a soft cap. Call this function before the
+    /// gradient overwrites the logits.
     fn slopes(&self, logits: &Tensor<2>) -> Option<Tensor<2>> {
         let slopes = |cap| soft_cap_slope(logits.clone(), cap);
         self.soft_cap.map(slopes)

@@ -24,27 +24,28 @@ pub use losses::{LossTerm, Losses, SummedLosses};
 use components::{ComponentsCell, LossComponents};
 use fused::FusedLoss;
 
-/// Cross-entropy per token. The logits are never gathered.
+/// Cross-entropy loss per token, of logits that are split over the vocabulary. The logits are never gathered.
 ///
-/// Let `K` be the number of tokens of the vocabulary (without padding), `t` the target, `e` the label smoothing, and
-/// `s = e K / (K - 1)`:
+/// Let `K` be the number of tokens of the vocabulary (without padding), `t` the target, `e` the label smoothing, `z`
+/// the weight of the z-loss, and `s = e K / (K - 1)`:
 ///
 /// ```text
 /// loss = (1 - s) * -log p[t]  +  s * mean over k of -log p[k]  +  z * (log of the sum of e^logit)^2
 /// ```
 ///
-/// The target therefore has probability `1 - e`, and the other tokens share `e`. Padded entries have no probability
-/// and no gradient. The result does not depend on the number of ranks.
+/// The target therefore has the label probability `1 - e`, and the other tokens share the probability `e`. Padding
+/// entries of the vocabulary have probability 0 and no gradient. The result does not depend on the number of ranks.
 ///
-/// The fused form all-gathers four numbers per token and rank. It saves the logits for the backward, which overwrites
-/// them with their gradient. A [`LinearCrossEntropy`] overwrites them in the forward if it already has the gradient
-/// of the losses.
+/// The fused loss all-gathers four numbers per token and rank. It saves the logits for the backward pass, which
+/// overwrites the logits with their gradient. A [`LinearCrossEntropy`] overwrites the logits already in the forward
+/// pass if the gradient of the losses is known.
 ///
-/// An invalid target is neither a token nor the ignored target. Its loss and gradient are NaN, because returning an
-/// error would have to wait for the device.
+/// A target is invalid if it is neither a token nor the ignored target. The loss and the gradient of an invalid target
+/// are NaN. An error is not returned, because the check would have to synchronize with the device.
 ///
-/// [`losses`](Self::losses) returns the cross-entropy `-log p[t]` and the [terms](Self::terms) in addition to their
-/// sum. They are computed from the log-sum-exp and the target logit of the loss, without reading the logits again.
+/// [`losses`](Self::losses) returns the sum of all terms, and also the cross-entropy `-log p[t]` and each of the other
+/// [terms](Self::terms). These are computed from the log-sum-exp and the target logit, without reading the logits
+/// again.
 ///
 /// ```
 /// use burn::tensor::{Device, Int, Tensor};
@@ -89,26 +90,26 @@ impl VocabParallelCrossEntropy {
         self
     }
 
-    /// Sets the weight of the z-loss, the squared log-sum-exp. It keeps logits from drifting (Chowdhery et al. 2022,
-    /// section 5).
+    /// Sets the weight of the z-loss, which is the squared log-sum-exp of the logits. The z-loss prevents the logits
+    /// from drifting away from 0 (Chowdhery et al. 2022, section 5).
     pub fn with_z_loss(mut self, z_loss: f64) -> Self {
         self.options.z_loss = z_loss;
         self
     }
 
-    /// Sets the target to ignore (PyTorch's `ignore_index`).
+    /// Sets the target value that is ignored, like PyTorch's `ignore_index`.
     pub fn with_ignore(mut self, ignore: Option<i64>) -> Self {
         self.options.ignore = ignore;
         self
     }
 
-    /// Sets whether the fused form is used (default: true).
+    /// Sets whether fused kernels compute the loss. The default is true.
     pub fn with_fused(mut self, fused: bool) -> Self {
         self.fused = fused;
         self
     }
 
-    /// Returns the terms of the objective in addition to the cross-entropy.
+    /// Returns the loss terms that are added to the cross-entropy.
     pub fn terms(&self) -> &'static [LossTerm] {
         match (self.has_smoothing(), self.options.z_loss != 0.0) {
             (false, false) => &[],
@@ -123,19 +124,20 @@ impl VocabParallelCrossEntropy {
         self.options.label_smoothing != 0.0 && self.vocabulary.tokens > 1
     }
 
-    /// Returns the loss of each token `[batch, seq]`, which is the same on every rank. Takes this rank's logits
-    /// `[batch, seq, padded vocabulary / tensor]` and the targets `[batch, seq]`.
+    /// Returns the loss of each token, `[batch, seq]`. `logits` are this rank's logits `[batch, seq, padded vocabulary
+    /// / tensor]`, and `targets` is `[batch, seq]`. The result is the same on every rank.
     pub fn forward(&self, logits: Tensor<3>, targets: Tensor<2, Int>) -> Tensor<2> {
         self.losses(logits, targets).objective
     }
 
-    /// Returns the loss of each token with its parts.
+    /// Returns the loss of each token, and the parts of this loss. See [`Losses`].
     pub fn losses(&self, logits: Tensor<3>, targets: Tensor<2, Int>) -> Losses {
         let shape = targets.dims();
         Losses::of_tokens(self.of_tokens(logits, targets, None), shape)
     }
 
-    /// Returns the losses `[tokens]`, or their sum `[1]` if `factor` is given, and the parts.
+    /// Returns the losses `[tokens]` and the parts of the losses. If `factor` is given, returns the sum `[1]` instead
+    /// of the losses.
     fn of_tokens(
         &self,
         logits: Tensor<3>,
@@ -195,7 +197,7 @@ impl VocabParallelCrossEntropy {
     }
 }
 
-/// Converts targets `[batch, seq]` for the loss: to `[batch * seq]`, without autodiff, on this device.
+/// Flattens targets `[batch, seq]` to `[batch * seq]` on `device`, without autodiff.
 fn flat_targets(targets: Tensor<2, Int>, device: &Device) -> Tensor<1, Int> {
     let tokens = targets.shape().num_elements();
     let targets = targets.reshape([tokens]);

@@ -10,11 +10,11 @@ use crate::nn::arithmetic::{FloatArithmetic, NeededGradients, flatten};
 use crate::nn::hook::WeightGradientFn;
 use crate::nn::wide::wide;
 
-/// The needed gradients of an output layer, flat.
+/// The flattened gradients of an output layer, as far as they are needed.
 pub(super) struct OutputGradients {
-    /// The gradient of the hidden states, `[tokens * hidden]`, in their type.
+    /// The gradient of the hidden states, `[tokens * hidden]`, in the dtype of the hidden states.
     pub input: Option<Tensor<1>>,
-    /// The gradient of the weight, `[width * hidden]`, in f32 (f64 for f64).
+    /// The gradient of the weight, `[width * hidden]`, in f32 (in f64 for an f64 model).
     pub weight: Option<Tensor<1>>,
 }
 
@@ -31,8 +31,8 @@ impl OutputGradients {
         }
     }
 
-    /// Writes the gradient of the hidden states of a chunk, and adds the gradient of the weight. `dy` is the gradient
-    /// of the logits of the chunk. The first chunk overwrites the weight gradient.
+    /// Writes the gradient of the hidden states of a chunk, and adds the chunk's contribution to the weight gradient.
+    /// `dy` is the gradient of the logits of the chunk. The first chunk overwrites the weight gradient.
     pub fn add(
         &mut self,
         chunk: Chunk,

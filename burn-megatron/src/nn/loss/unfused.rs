@@ -1,4 +1,4 @@
-//! The unfused loss, which uses Burn's operations and saves the probabilities for the backward.
+//! The unfused loss, which uses Burn's operations and saves the probabilities for the backward pass.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{Bool, Int, Tensor};
@@ -54,7 +54,7 @@ pub(super) fn cross_entropy(
 struct UnfusedCrossEntropy {
     comm: Comm,
     components: Option<ComponentsCell>,
-    /// The number of this rank's entries without padding.
+    /// The number of this rank's vocabulary entries, without padding.
     real: usize,
     tokens: usize,
     smoothing: f64,
@@ -80,7 +80,8 @@ impl UnfusedCrossEntropy {
         reduce(x, ReduceOp::Sum, &self.comm)
     }
 
-    /// Returns a tensor like the logits, with `value` at the target if this rank holds the target, and 0 elsewhere.
+    /// Returns a tensor with the shape and dtype of `like`. It has `value` at the target if this rank holds the target,
+    /// and 0 elsewhere.
     fn one_hot(&self, like: &Tensor<2>, value: f64) -> Tensor<2> {
         let zeros = Tensor::<2>::zeros(like.dims(), (&like.device(), like.dtype()));
         let has_target = self
@@ -102,7 +103,7 @@ impl Function for UnfusedCrossEntropy {
     fn forward(&self, mut inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
         let logits = Tensor::<2>::from_dispatch(inputs.remove(0));
         let [rows, width] = logits.dims();
-        // A rank may have only padding. The largest real logit is then on another rank.
+        // A rank may have only padding entries. The largest logit of a real token is then on another rank.
         let real = logits.narrow(1, 0, self.real.max(1));
         let max = match self.real {
             0 => real.clone().mul_scalar(0.0).add_scalar(f64::from(f32::MIN)),

@@ -1,4 +1,4 @@
-//! Settings of the layers that a model builder creates: kernels, FP8, adapters, recomputation.
+//! Settings of the layers that a model builder creates: kernels, FP8, LoRA adapters and activation recomputation.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use crate::nn::tp_comm_overlap;
 use crate::nn::{AttentionLogits, BuildError, Recompute, RecomputeConfig, TpCommOverlapGroup};
 
 impl ModelBuilder {
-    /// Sets which operations of the model are fused. Call it on the root builder.
+    /// Sets which operations of the model use fused kernels. Call this method on the root builder.
     ///
     /// # Errors
     ///
@@ -30,12 +30,12 @@ impl ModelBuilder {
         Ok(self)
     }
 
-    /// Returns whether the layer uses the fused form of an operation.
+    /// Returns whether the layer uses the fused implementation of an operation.
     pub fn is_fused(&self, operation: Operation) -> bool {
         self.kernels().is_fused(operation)
     }
 
-    /// Returns the settings of the layer's matrix products.
+    /// Returns the kernel settings of the layer's matmuls.
     pub fn linear_kernels(&self) -> LinearKernels {
         let kernels = self.kernels();
         LinearKernels {
@@ -44,14 +44,14 @@ impl ModelBuilder {
         }
     }
 
-    /// Returns the selection of fused operations, for reading and changing. Do not hold the guard while a layer is
-    /// built.
+    /// Locks the kernel selection for reading and changing. Release the returned guard before a layer is built.
     pub fn kernels(&self) -> MutexGuard<'_, KernelSelection> {
         self.shared.kernels.lock()
     }
 
-    /// Emulates the fusion requested by [`KernelChoices::epilogue_fusion`] with separate kernels if the device has no
-    /// such epilogue, for any type and width. This allows verifying the layers on a CPU. Call it on the root builder.
+    /// Emulates the epilogue fusion that [`KernelChoices::epilogue_fusion`] requests, with separate kernels, if the
+    /// device does not support the fusion. The emulation supports any dtype and width, and allows verifying the layers
+    /// on a CPU. Call this method on the root builder.
     pub fn with_composed_epilogues(self) -> Self {
         Self {
             composes_epilogues: true,
@@ -59,12 +59,13 @@ impl ModelBuilder {
         }
     }
 
-    /// Returns the engine of fused attention for these heads on this rank, values of `value_width` features, and this
-    /// window. The engine is selected once per model. It is the requested engine, or else the [first usable
-    /// engine](burn_megatron_kernels::attention::select_engine) on all ranks of the tensor axis.
+    /// Returns the engine of fused attention for the given heads of this rank, with `value_width` features per value
+    /// and the given sliding window. The engine is selected once per model. It is the requested engine. If no engine is
+    /// requested, it is the [first engine](burn_megatron_kernels::attention::select_engine) that all ranks of the
+    /// tensor axis can use.
     ///
-    /// Collective over the tensor axis on GPUs in 16 bits, except for an [outline](Self::outline). Call it on all
-    /// ranks, in the same order.
+    /// For 16-bit dtypes on GPUs, this call is collective over the tensor axis: make it on all ranks, in the same
+    /// order. It is not collective for an [outline](Self::outline).
     ///
     /// # Errors
     ///
@@ -81,10 +82,10 @@ impl ModelBuilder {
         engines.select(&mut kernels, ranks, (self.device(), self.compute), heads)
     }
 
-    /// Returns the groups in which the ranks of the context axis exchange data, with groups of `neighbours` ranks.
-    /// They are created once per model.
+    /// Returns the process groups of context parallelism, with groups of `neighbours` neighbouring ranks. The groups
+    /// are created once per model.
     ///
-    /// Collective over the context axis: call it on all ranks, in the same order.
+    /// This call is collective over the context axis: make it on all ranks, in the same order.
     ///
     /// # Errors
     ///
@@ -99,10 +100,10 @@ impl ModelBuilder {
         Ok(groups)
     }
 
-    /// Returns the groups of hybrid context parallelism, in order of increasing size. They are created once per
-    /// model.
+    /// Returns the process groups of hybrid context parallelism, in order of increasing size. The groups are created
+    /// once per model.
     ///
-    /// Collective over all ranks of the stage: call it on all of them, in the same order.
+    /// This call is collective over all ranks of the stage: make it on all ranks, in the same order.
     ///
     /// # Errors
     ///
@@ -116,19 +117,19 @@ impl ModelBuilder {
         Ok(made.clone())
     }
 
-    /// Sets the FP8 configuration of the linear layers of the model. Call it on the root builder.
+    /// Sets the FP8 configuration of the linear layers of the model. Call this method on the root builder.
     ///
     /// # Errors
     ///
-    /// [`BuildError::Fp8`] for invalid settings. [`Fp8::check_layers`] checks later that each pattern matches a
-    /// layer.
+    /// [`BuildError::Fp8`] if a setting is invalid. This method does not check that each pattern matches a layer.
+    /// [`Fp8::check_layers`] checks this after the model is built.
     pub fn with_fp8(self, config: &Fp8Config) -> Result<Self, BuildError> {
         *self.shared.fp8.lock() = Fp8::new(config)?;
         Ok(self)
     }
 
-    /// Freezes the parameters of the model and adds adapters to its layers. `None` changes nothing. Call it on the
-    /// root builder.
+    /// Freezes the parameters of the model and adds LoRA adapters to its layers. `None` changes nothing. Call this
+    /// method on the root builder.
     ///
     /// ```
     /// use burn::tensor::Device;
@@ -146,15 +147,15 @@ impl ModelBuilder {
     /// let mlp = ParallelMlpConfig::new(8, 12, Activation::GeluTanh).init(&builder)?;
     /// let model = builder.finish(mlp)?;
     /// model.lora.unwrap().check_whole_model()?;
-    /// // Each of the two adapters has a matrix of 8 x 2 and a matrix of 12 x 2 elements.
+    /// // Each of the two adapters has a matrix with 8 x 2 elements and a matrix with 12 x 2 elements.
     /// assert_eq!(model.table.filtered(false).num_elements(), 2 * 2 * (8 + 12));
     /// # Ok::<(), AnyError>(())
     /// ```
     ///
     /// # Errors
     ///
-    /// [`BuildError::Config`] for invalid settings. [`LoraLayers::check_targets`] checks later that the model has
-    /// each target.
+    /// [`BuildError::Config`] if a setting is invalid. This method does not check that the model has each target.
+    /// [`LoraLayers::check_targets`] checks this after the model is built.
     pub fn with_lora(self, config: Option<&LoraConfig>) -> Result<Self, BuildError> {
         let Some(config) = config else {
             return Ok(self);
@@ -167,7 +168,7 @@ impl ModelBuilder {
         Ok(self)
     }
 
-    /// Returns the settings of adapters, or `None` in a model without adapters.
+    /// Returns the LoRA settings, or `None` if the model has no LoRA adapters.
     pub fn lora_config(&self) -> Option<LoraConfig> {
         let lora = self.shared.lora.lock();
         lora.as_ref().map(|lora| lora.config.clone())
@@ -203,23 +204,23 @@ impl ModelBuilder {
         }
     }
 
-    /// Sets the recomputation of activations in the backward. Call it on the root builder.
+    /// Sets which activations are recomputed in the backward pass. Call this method on the root builder.
     ///
     /// # Errors
     ///
-    /// [`BuildError::Recompute`] for invalid settings. [`Recompute::check_regions`] checks later that the model has
-    /// the modules and layers in the settings.
+    /// [`BuildError::Recompute`] if a setting is invalid. This method does not check that the model has the modules and
+    /// layers in the settings. [`Recompute::check_regions`] checks this after the model is built.
     pub fn with_recompute(self, config: &RecomputeConfig) -> Result<Self, BuildError> {
         *self.shared.recompute.lock() = Recompute::new(config)?;
         Ok(self)
     }
 
-    /// Returns the layers that the model recomputes.
+    /// Returns the registry of the layers whose activations are recomputed.
     pub fn recompute(&self) -> Recompute {
         self.shared.recompute.lock().clone()
     }
 
-    /// Returns this builder for layers that ignore their FP8 recipe and compute in the type of the model.
+    /// Returns a copy of this builder whose layers ignore their FP8 recipe and compute in the dtype of the model.
     pub fn without_fp8(&self) -> Self {
         Self {
             allows_fp8: false,
@@ -227,7 +228,8 @@ impl ModelBuilder {
         }
     }
 
-    /// Returns this builder for layers with or without sequence parallelism. By default the layout decides.
+    /// Returns a copy of this builder that builds layers with or without sequence parallelism. By default the parallel
+    /// layout determines whether sequence parallelism is enabled.
     pub fn with_sequence_parallel(&self, sequence_parallel: bool) -> Self {
         Self {
             sequence_parallel,
@@ -240,7 +242,8 @@ impl ModelBuilder {
         self.sequence_parallel
     }
 
-    /// Returns the tensor ranks if the exchanges of a linear layer are split into chunks that overlap its products.
+    /// Returns the tensor ranks if the collectives of a linear layer are split into chunks that overlap with its
+    /// matmuls.
     ///
     /// # Errors
     ///
@@ -258,8 +261,8 @@ impl ModelBuilder {
         }
     }
 
-    /// Returns the number that must divide the number of tokens of a sequence. The tensor ranks can then share a
-    /// sequence, and the chunks of [`tp_comm_overlap`](crate::mesh::ParallelConfig::tp_comm_overlap) are equal.
+    /// Returns a number that must divide the sequence length. The tensor ranks can then share a sequence evenly, and
+    /// the chunks of [`tp_comm_overlap`](crate::mesh::ParallelConfig::tp_comm_overlap) have equal sizes.
     pub fn sequence_multiple(&self) -> usize {
         if self.sequence_parallel {
             tp_comm_overlap::sequence_multiple(self.groups.config())
@@ -268,22 +271,22 @@ impl ModelBuilder {
         }
     }
 
-    /// Returns the FP8 layers built so far.
+    /// Returns the registry of the FP8 layers, which contains the layers built so far.
     pub fn fp8(&self) -> Fp8 {
         self.shared.fp8.lock().clone()
     }
 
-    /// Returns the routers built so far.
+    /// Returns the registry of the MoE routers, which contains the routers built so far.
     pub fn routers(&self) -> &Routers {
         &self.shared.routers
     }
 
-    /// Returns the attention layers built so far.
+    /// Returns the registry of the attention layers, which contains the layers built so far.
     pub fn attention_logits(&self) -> &AttentionLogits {
         &self.shared.attention_logits
     }
 
-    /// Returns the FP8 arithmetic of the linear layer, if it has a recipe. `split` describes the operands that are
+    /// Returns the FP8 state of the linear layer, if the layer has a recipe. `split` describes the operands that are
     /// split over the tensor axis.
     pub(in crate::nn) fn fp8_layer(
         &self,
@@ -298,9 +301,9 @@ impl ModelBuilder {
         Ok(fp8.layer(&self.path, self.device(), self.groups.tensor(), owner)?)
     }
 
-    /// Returns the FP8 arithmetic of each expert of the model in the product `name`, if it has a recipe. The number of
-    /// an expert is the last part of its path. The result covers the experts of all ranks, so that the states do not
-    /// depend on the layout. `split` describes the operands that are split over the expert-tensor axis.
+    /// Returns the FP8 state of each expert of the model for the matmul `name`, if the expert has a recipe. The index
+    /// of the expert is the last part of its path. The result covers the experts of all ranks, so that the states do
+    /// not depend on the layout. `split` describes the operands that are split over the expert-tensor axis.
     pub(in crate::nn) fn fp8_expert_layers(
         &self,
         name: &str,

@@ -1,16 +1,16 @@
-//! The expert bias, which balances the expert load without an auxiliary loss.
+//! The expert bias, which balances the load of the experts without an auxiliary loss.
 
 use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Tensor};
 use parking_lot::Mutex;
 
-/// A bias per expert that is added to the scores only to select experts (Wang et al. 2024, arXiv:2408.15664;
-/// DeepSeek-V3). Steps that are not skipped add `rate` to the bias of experts below the mean load of the step. They
-/// subtract `rate` from the bias of experts above the mean load.
+/// A bias per expert for load balancing without an auxiliary loss (Wang et al. 2024, arXiv:2408.15664; DeepSeek-V3).
+/// The bias is added to the scores only when experts are selected. After each step that is not skipped, `rate` is added
+/// to the bias of experts below the mean load of the step, and subtracted from the bias of experts above the mean load.
 ///
-/// It is not a parameter: it has no gradient and no weight decay, and is always in f32. All ranks of the router have
-/// the same bias. Clones share it.
+/// The bias is not a parameter: it has no gradient and no weight decay, and is always in f32. All ranks of the router
+/// have the same bias. Clones share the bias.
 #[derive(Clone, Debug)]
 pub struct ExpertBias {
     rate: f64,
@@ -25,7 +25,7 @@ impl ExpertBias {
         Self { rate, value }
     }
 
-    /// Returns the bias: `[experts]` in f32, without autodiff.
+    /// Returns the bias: `[experts]` in f32, not tracked by autodiff.
     pub fn value(&self) -> Tensor<1> {
         self.value.lock().clone()
     }
@@ -34,7 +34,7 @@ impl ExpertBias {
     ///
     /// # Panics
     ///
-    /// If the length differs from the number of experts.
+    /// If the length of `value` differs from the number of experts.
     pub fn set(&self, value: Tensor<1>) {
         let mut own = self.value.lock();
         let (given, expected) = (value.dims(), own.dims());
@@ -42,7 +42,8 @@ impl ExpertBias {
         *own = value.inner().cast(DType::F32).to_device(&own.device());
     }
 
-    /// Updates the bias with the load `[experts]` of a step. `taken` `[1]` is 1, or 0 for a skipped step.
+    /// Updates the bias with the load `[experts]` of a step. `taken` `[1]` is 0 if the step was skipped, and otherwise
+    /// 1.
     pub(super) fn update(&self, load: Tensor<1>, taken: Tensor<1>) {
         let mut value = self.value.lock();
         let [experts] = load.dims();

@@ -1,4 +1,4 @@
-//! Expert capacity, which limits the number of tokens that each expert takes from a rank.
+//! Expert capacity, which limits the number of tokens that each expert accepts from a rank.
 
 use burn_megatron_kernels::moe::capacity::keep_within_capacity;
 use schemars::JsonSchema;
@@ -7,33 +7,34 @@ use serde::{Deserialize, Serialize};
 use super::routed_tokens::RankTokens;
 use super::router::Routing;
 
-/// The maximum number of tokens that an expert takes from a rank: `ceil(T k / E * factor)` for `T` real tokens of the
-/// rank, `k` experts per token and `E` experts. Other tokens are dropped: their weight for this expert is 0, and
-/// their weights for other experts do not change.
+/// Settings of the expert capacity: the maximum number of tokens that an expert accepts from a rank. The capacity is
+/// `ceil(T k / E * factor)` for `T` real tokens of the rank, `k` experts per token and `E` experts. If more tokens
+/// choose the expert, the expert drops the excess tokens. A dropped token has the weight 0 for this expert, and its
+/// weights for other experts do not change.
 ///
-/// Each rank decides without communication.
+/// Each rank selects the dropped tokens without communication.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Capacity {
-    /// The capacity as a multiple of an equal share of the tokens.
+    /// The capacity factor: the capacity divided by the number of tokens per expert under an even load.
     pub factor: f64,
-    /// The tokens that an expert keeps.
+    /// The policy that selects the tokens that an expert keeps.
     pub keep: KeepPolicy,
-    /// Whether each expert gets the same number of rows from each rank, with zero rows after the tokens. Shapes then
-    /// do not depend on the routing. The number of rows is the capacity of a rank without padding. Requires the
-    /// all-to-all dispatcher, and a factor of at most `E / k`. With the factor `E / k` an expert has a row for every
-    /// token.
+    /// Whether each rank sends the same number of rows to each expert, with zero rows after the rows of tokens. Shapes
+    /// then do not depend on the routing. The number of rows is the capacity for a rank without padding tokens. This
+    /// setting requires the all-to-all dispatcher, and a factor of at most `E / k`. With the factor `E / k` an expert
+    /// has a row for every token.
     #[serde(default)]
     pub pad: bool,
 }
 
-/// The tokens that an expert keeps if more tokens chose it than its capacity.
+/// The policy that selects the tokens that an expert keeps if more tokens chose the expert than its capacity allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum KeepPolicy {
-    /// Keeps the tokens with the largest weights. Ties are resolved by token order.
+    /// Keeps the tokens with the largest weights. Tokens with equal weights are kept in token order.
     LargestWeights,
-    /// Keeps the first tokens.
+    /// Keeps the first tokens in token order.
     First,
 }
 
@@ -56,14 +57,14 @@ impl Capacity {
         Ok(())
     }
 
-    /// Returns the maximum number of tokens that an expert takes from `tokens` tokens with `k` choices of `experts`
-    /// experts. It is at most `tokens`, because a token chooses an expert only once.
+    /// Returns the maximum number of tokens that an expert accepts if each of `tokens` tokens chooses `k` of `experts`
+    /// experts. The result is at most `tokens`, because a token chooses an expert only once.
     ///
     /// ```
     /// use burn_megatron::nn::moe::{Capacity, KeepPolicy};
     ///
     /// let capacity = Capacity { factor: 1.5, keep: KeepPolicy::LargestWeights, pad: false };
-    /// // 8 tokens choose 2 of 4 experts: an equal share is 4 tokens per expert.
+    /// // 8 tokens choose 2 of 4 experts each. With an even load each expert gets 4 tokens.
     /// assert_eq!(capacity.of(8, 2, 4), 6);
     /// ```
     pub fn of(&self, tokens: usize, k: usize, experts: usize) -> usize {
@@ -71,7 +72,7 @@ impl Capacity {
         (share as usize).min(tokens)
     }
 
-    /// Returns the routing without the dropped choices. Nothing is copied to the host.
+    /// Returns the routing without the dropped choices. No data is copied to the host.
     pub(super) fn apply(&self, routing: Routing, own: &RankTokens) -> Routing {
         let ([tokens, experts], [_, k]) = (routing.logits.dims(), routing.weights.dims());
         let capacity = self.of(own.count, k, experts);

@@ -1,4 +1,4 @@
-//! Expert selection that depends on more than the scores of a token.
+//! Methods of expert selection that use more than the scores of a single token.
 
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use burn_megatron_kernels::philox::{Stream, uniform};
@@ -10,18 +10,19 @@ use crate::collective::Comm;
 use crate::comm::{Buffer, raise};
 use crate::nn::{AxisRank, DropoutPosition};
 
-/// The method that a router uses to select the experts of a token. The weights and their gradients are always computed
-/// from the scores.
+/// The method that a router uses to select the experts of a token. All methods compute the weights of the experts, and
+/// the gradients of the weights, from the scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum RouterChoice {
-    /// The experts with the highest scores.
+    /// Selects the experts with the highest scores.
     Scores,
-    /// In training, Sinkhorn assignment of the tokens of a micro-batch, which gives all experts nearly the same load
-    /// (Clark et al. 2022, arXiv:2202.01169, as in Megatron-LM). Otherwise the highest scores. Computed on the host.
+    /// In training, selects experts by a Sinkhorn assignment of the tokens of a micro-batch, which gives all experts
+    /// nearly the same load (Clark et al. 2022, arXiv:2202.01169, as in Megatron-LM). The assignment is computed on the
+    /// host. Outside training, selects the experts with the highest scores.
     Sinkhorn,
-    /// Round-robin selection by the position of the token in its document, independent of the scores. The load is
-    /// nearly even if documents are long. For benchmarks.
+    /// Selects experts in round-robin order, by the position of the token in its document and independent of the
+    /// scores. The load is nearly even if documents are long. This method is for benchmarks.
     RoundRobin,
 }
 
@@ -51,8 +52,8 @@ impl TokenPosition {
         own.map(|token| (before + place(token), 1)).collect()
     }
 
-    /// Returns factors of `[batch, seq, hidden]`, uniform in `1 - jitter` to `1 + jitter`. They do not depend on the
-    /// layout.
+    /// Returns random factors for `[batch, seq, hidden]`, from a uniform distribution between `1 - jitter` and `1 +
+    /// jitter`. The factors do not depend on the layout.
     pub fn jitter(&self, shape: [usize; 3], jitter: f64, key: u64) -> Vec<f32> {
         let [batch, seq, hidden] = shape;
         let stream = Stream::new(key, self.position.get().step);
@@ -75,7 +76,7 @@ pub(super) fn round_robin(positions: Vec<usize>, k: usize, experts: usize) -> Ve
 
 /// Returns the experts `[tokens, k]` of this rank's tokens, best first. All real tokens of the ranks of `comm` are
 /// assigned together. These ranks have parts of the same `batch` sequences. `is_real` is false for padding, whose
-/// choices have no meaning. Collective over `comm`.
+/// choices have no meaning. This call is collective over `comm`.
 pub(super) fn sinkhorn_choices(
     logits: Tensor<2>,
     is_real: Option<&[bool]>,

@@ -1,4 +1,4 @@
-//! The product of rows with the weights of their experts, for experts with FP8 layers.
+//! The matmul of rows with the weights of their experts, for experts with FP8 layers.
 
 use std::sync::Arc;
 
@@ -24,9 +24,9 @@ use crate::nn::wide::wide;
 
 /// Multiplies `x` `[rows, in]` by the weight of each row's expert, `[experts, in, out]`. Returns `[rows, out]`.
 ///
-/// An expert with an FP8 layer multiplies its rows like an [`Fp8Linear`](crate::nn::fp8::Fp8Linear). Other experts
-/// multiply in the type of `x` with `kernels`. Collective if the scales are collective: call it on all ranks of the
-/// expert-tensor axis.
+/// An expert with an FP8 layer computes the matmul as an [`Fp8Linear`](crate::nn::fp8::Fp8Linear) does. Other experts
+/// compute in the dtype of `x` with `kernels`. If the computation of the scales is collective, this call is collective
+/// over the expert-tensor axis.
 ///
 /// # Panics
 ///
@@ -50,12 +50,12 @@ pub(super) fn expert_product(
     let total = group_sizes.iter().sum::<usize>();
     assert!(
         rows == total,
-        "x has {rows} rows, and the experts have {total} together: expected as many"
+        "x has {rows} rows, and the experts have {total} rows in all: expected equal numbers"
     );
     let trains_weight = destination.is_some() || is_tracked(&weights);
     let is_recorded = is_tracked(x) || trains_weight;
     let saves_codes = trains_weight && matches!(input, ExpertInput::Rows(_));
-    // The owner of a hooked weight reports changes, so copies of the weight may be cached.
+    // The owner of a hooked weight reports changes of the weight, so FP8 copies may be cached.
     let is_hooked = ParameterHook::of(weight).is_some();
     let values = weights.clone().inner();
     let expert = |(index, (layer, rows)): (usize, (&Option<Fp8Layer>, &usize))| {
@@ -90,11 +90,11 @@ pub(super) fn expert_product(
     input.multiplied(function, weights)
 }
 
-/// The input rows of an expert product.
+/// The input rows of the matmul of the experts.
 pub(super) enum ExpertInput {
     /// The rows: `[rows, in]`.
     Rows(Tensor<2>),
-    /// An activation of `x` times the weight of each row, which is recomputed in the backward.
+    /// An activation of `x`, multiplied by the weight of each row. It is recomputed in the backward pass.
     Activation {
         /// `[rows, in]`, or `[rows, 2 in]` for a gated activation.
         x: Tensor<2>,
@@ -157,24 +157,24 @@ impl SavesInput for ExpertProduct {
     }
 }
 
-/// The expert product. Inputs: the rows and the weights. It saves the inputs that some expert needs, followed by the
-/// tensors that each expert with rows saves.
+/// The matmul of the experts. Inputs: the rows and the weights. It saves the inputs that an expert needs, followed by
+/// the tensors that each expert with rows saves.
 #[derive(Debug)]
 struct ExpertProduct {
     /// The numbers of input and output features.
     sizes: [usize; 2],
     experts: Vec<Expert>,
-    /// The destination of the gradient of the weights. `None`: the graph.
+    /// The destination of the gradient of the weights. With `None` the autodiff graph receives the gradient.
     destination: Option<Destination>,
 }
 
 #[derive(Debug)]
 struct Expert {
     rows: usize,
-    /// The number of rows including zero rows. FP8 products on a GPU require a multiple of 16 rows.
+    /// The number of rows, including zero rows. FP8 matmuls on a GPU require a multiple of 16 rows.
     padded_rows: usize,
     arithmetic: LayerArithmetic,
-    /// Both FP8 copies of the weight, if they are cached.
+    /// The rowwise and columnwise FP8 copies of the weight, if they are cached.
     copies: Option<Arc<QuantizedWeight>>,
 }
 
@@ -225,8 +225,8 @@ impl ExpertProduct {
     }
 }
 
-/// Returns the flat gradients of the weights, of `length` elements each, in the type of the rows or in the buffer.
-/// Experts without rows have nothing to compute.
+/// Returns the flattened gradients of the weights, with `length` elements each, in the dtype of the rows or in the
+/// buffer. No gradient is computed for experts without rows.
 fn weight_gradients(
     computations: Vec<Option<WeightGradientFn>>,
     length: usize,
@@ -351,7 +351,7 @@ fn matrix(weights: &Tensor<3>, expert: usize) -> Tensor<2> {
         .reshape([inputs, outputs])
 }
 
-/// Joins the rows of all experts to `[rows, width]`, in the type of `like`.
+/// Concatenates the rows of all experts to `[rows, width]`, in the dtype of `like`.
 fn joined(parts: Vec<Tensor<2>>, like: &Tensor<2>, width: usize) -> Tensor<2> {
     if parts.is_empty() {
         return Tensor::zeros([0, width], (&like.device(), like.dtype()));

@@ -1,4 +1,4 @@
-//! The experts of an MoE layer: two matrix products each, with an activation between them.
+//! The experts of an MoE layer. Each expert is an MLP with two linear layers and an activation between them.
 
 use burn::config::Config;
 use burn::module::{Module, Param};
@@ -19,53 +19,56 @@ use crate::nn::{
 /// Configuration of [`Experts`].
 #[derive(Config, Debug)]
 pub struct ExpertsConfig {
-    /// The number of features of a token.
+    /// The hidden size: the number of features per token.
     pub hidden: usize,
-    /// The number of intermediate features of one expert, after the activation.
+    /// The number of intermediate features of one expert, counted after the activation.
     pub width: usize,
     /// The number of experts.
     pub experts: usize,
-    /// The activation function. A gated activation doubles the output of the first product.
+    /// The activation function. With a gated activation the first layer has `2 width` output features.
     pub activation: Activation,
-    /// Whether the products have biases.
+    /// Whether the linear layers have biases.
     #[config(default = false)]
     pub bias: bool,
-    /// Initial values of the first weights.
+    /// The initializer of the weights of the first layer.
     #[config(default = "Init::Normal(0.02)")]
     pub init: Init,
-    /// Initial values of the second weights.
+    /// The initializer of the weights of the second layer.
     #[config(default = "Init::Normal(0.02)")]
     pub output_init: Init,
 }
 
-/// The rows that the experts of a rank process.
+/// The rows that the experts of a rank process. A row is one token for one expert.
 #[derive(Clone, Debug)]
 pub struct ExpertRows {
     /// The tokens `[rows, hidden]`, grouped by expert. The rows of each expert are in token order.
     pub rows: Tensor<2>,
-    /// The weight of each row: `[rows]`.
+    /// The router weight of each row: `[rows]`.
     pub weights: Tensor<1>,
     /// The number of rows of each expert of this rank.
     pub group_sizes: Vec<usize>,
 }
 
-/// Experts, split over the expert axis. The width of each expert is split over the expert-tensor axis.
+/// The experts of an MoE layer, which are split over the expert axis. The intermediate features of each expert are
+/// split over the expert-tensor axis.
 ///
 /// The parameters are placed on the [expert grid](Grid::Expert). Initial values do not depend on the layout. In the
-/// shapes, `e` is the number of experts of this rank and `f` is its part of their width.
+/// shapes below, `e` is the number of experts of this rank, and `f` is the number of intermediate features of each
+/// expert on this rank.
 ///
-/// With FP8 each expert of the model is a separate layer in each of the two products: `up.3` is expert 3 in the first
-/// product. Every rank has the layers of all experts, and therefore all scales and histories. It only computes with the
-/// layers of the experts that it holds. A scale covers all rows that an expert processes together, from all ranks that
-/// send it tokens. With [delayed](crate::nn::fp8::Fp8Recipe::Delayed) scaling the scales do not depend on the layout.
-/// With other recipes they do if these ranks have different micro-batches.
+/// With FP8, each of the two linear layers of each expert is a separate FP8 layer. For example, `up.3` is the first
+/// layer of expert 3. Every rank has the FP8 state of all experts, with all scales and histories, but computes only
+/// with the experts that it holds. A scale covers all rows that an expert processes together, from all ranks that send
+/// tokens to the expert. With [delayed](crate::nn::fp8::Fp8Recipe::Delayed) scaling the scales do not depend on the
+/// layout. With other recipes the scales depend on the layout if these ranks have different micro-batches.
 #[derive(Module, Debug)]
 pub struct Experts {
-    /// The up projection `[e, hidden, f]`, or `[e, hidden, 2 f]` with gate and value for a gated activation.
+    /// The weights of the up projection: `[e, hidden, f]`. For a gated activation, `[e, hidden, 2 f]` with the gate and
+    /// the value.
     pub up: Param<Tensor<3>>,
     /// The bias of the up projection: `[e, f]` or `[e, 2 f]`.
     pub up_bias: Option<Param<Tensor<2>>>,
-    /// The down projection: `[e, f, hidden]`.
+    /// The weights of the down projection: `[e, f, hidden]`.
     pub down: Param<Tensor<3>>,
     /// The bias of the down projection: `[e, hidden]`.
     pub down_bias: Option<Param<Tensor<2>>>,
@@ -81,7 +84,7 @@ pub struct Experts {
     fused: bool,
     #[module(skip)]
     linear: LinearKernels,
-    /// Whether this rank adds the last bias. Only one of the expert-tensor ranks does.
+    /// Whether this rank adds the bias of the down projection. Only one of the expert-tensor ranks adds this bias.
     #[module(skip)]
     adds_bias: bool,
     #[module(skip)]
@@ -93,7 +96,7 @@ impl ExpertsConfig {
     ///
     /// # Errors
     ///
-    /// [`BuildError::Mesh`] if the experts cannot be split over the expert axis, or their width over the
+    /// [`BuildError::Mesh`] if the experts cannot be split over the expert axis, or if `width` cannot be split over the
     /// expert-tensor axis. [`BuildError::Config`] if epilogue fusion is requested. [`BuildError::Fp8`] if FP8 layers
     /// with the same paths exist.
     pub fn init(&self, builder: &ModelBuilder) -> Result<Experts, BuildError> {
@@ -104,7 +107,7 @@ impl ExpertsConfig {
         let ranks = place.size;
         if builder.kernels().epilogue_fusion() {
             return Err(builder.error(
-                "kernels.epilogue_fusion is for MLPs, and experts are multiplied together: remove epilogue_fusion",
+                "kernels.epilogue_fusion conflicts with experts, which are multiplied together: remove epilogue_fusion",
             ));
         }
         split_evenly("experts", experts, Axis::Expert, ranks)?;
@@ -162,11 +165,11 @@ impl ExpertsConfig {
 }
 
 impl Experts {
-    /// Applies the expert of each row, times the weight of the row. Returns `[rows, hidden]`, a partial sum over the
-    /// expert-tensor axis.
+    /// Applies the expert of each row to the row, and multiplies the result by the weight of the row. Returns `[rows,
+    /// hidden]`, which is a partial sum over the expert-tensor axis.
     ///
-    /// With FP8 and current scaling this is collective: call it on all ranks of the expert-tensor axis, with the same
-    /// rows.
+    /// With FP8 and current scaling this call is collective: make it on all ranks of the expert-tensor axis, with the
+    /// same rows.
     pub fn forward(&self, input: ExpertRows) -> Tensor<2> {
         let ExpertRows {
             rows: x,

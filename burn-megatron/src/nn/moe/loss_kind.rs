@@ -1,4 +1,4 @@
-//! The kinds of router losses.
+//! The kinds of auxiliary losses of a router.
 
 use std::fmt;
 
@@ -11,11 +11,13 @@ use serde::{Deserialize, Serialize};
 )]
 #[serde(rename_all = "kebab-case")]
 pub enum RouterLossKind {
-    /// Load balancing loss of a micro-batch.
+    /// Load balancing loss over the tokens of a micro-batch.
     Balance,
-    /// Load balancing loss of each sequence, averaged over the sequences of the micro-batch (DeepSeek-V3).
+    /// Load balancing loss that is computed for each sequence and averaged over the sequences of the micro-batch
+    /// (DeepSeek-V3).
     SequenceBalance,
-    /// Load balancing loss over the micro-batches of all data ranks, with the mean load of the step so far.
+    /// Load balancing loss over the micro-batches of all data ranks. It uses the mean load of the micro-batches of the
+    /// step so far.
     GlobalBalance,
     /// Router z-loss: `coefficient * mean over t of (log sum over e of exp z_te)^2` (ST-MoE, arXiv:2202.08906).
     ZLoss,

@@ -1,14 +1,15 @@
-//! Auxiliary losses that balance the load of the experts.
+//! Auxiliary losses of a router, which balance the load of the experts.
 //!
-//! Let `s [T, E]` be the scores of `T` real tokens for `E` experts: softmax over all experts, or sigmoids divided by
-//! their sum. Let `c_e` be the number of tokens that choose expert `e`, where each token chooses `k` experts. A load
-//! balancing loss is `coefficient * E / (k T^2) * sum over e of (sum over t of s_te) c_e`. It equals the coefficient
-//! if the load is even.
+//! Let `s [T, E]` be the scores of `T` real tokens for `E` experts. The scores are a softmax over all experts, or
+//! sigmoids divided by their sum. Let `c_e` be the number of tokens that choose expert `e`, where each token chooses
+//! `k` experts. A load balancing loss is `coefficient * E / (k T^2) * sum over e of (sum over t of s_te) c_e`. The loss
+//! equals the coefficient if the load is even.
 //!
-//! A training step minimizes the sum of the losses of all tokens, divided by the number of counted tokens `N` of the
-//! global batch. A loss `F` of a micro-batch with `N_mb` counted tokens is added as `N_mb F`. The objective is
-//! therefore the mean of `F` over micro-batches, weighted by their tokens. It does not depend on the sizes of the
-//! axes. It depends on the size of a micro-batch, unless all tokens have the same routing.
+//! A training step minimizes the sum of the losses of all tokens, divided by the number `N` of tokens in the global
+//! batch that count in the loss. A router loss `F` of a micro-batch with `N_mb` such tokens is added to this sum as
+//! `N_mb F`. The objective therefore contains the mean of `F` over the micro-batches, weighted by their numbers of
+//! tokens. This mean does not depend on the sizes of the mesh axes. It depends on the size of a micro-batch, unless all
+//! tokens have the same routing.
 
 use burn::tensor::{Tensor, TensorData};
 use burn_megatron_kernels::moe::router::top_k_router;
@@ -26,16 +27,17 @@ use crate::mesh::{Axis, AxisSet, Grid};
 use crate::nn::forward_context::constant;
 use crate::nn::unsaved::identity;
 
-/// An auxiliary loss of a router, in addition to the loss of the model.
+/// An auxiliary loss of a router, which is added to the loss of the model.
 ///
-/// Choices are counted by scores only: without expert groups and [`ExpertBias`](super::ExpertBias), and before a
-/// [capacity](super::Capacity) drops tokens.
+/// The loss counts the experts with the highest scores. Expert groups and an [`ExpertBias`](super::ExpertBias) do not
+/// affect these counts. Tokens that exceed the [capacity](super::Capacity) of an expert are counted too.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RouterLoss {
     /// The kind of loss.
     pub kind: RouterLossKind,
-    /// The value of the loss if the load is even. For the z-loss, the weight.
+    /// The coefficient of the loss. A load balancing loss has this value if the load is even. The z-loss is multiplied
+    /// by this value.
     pub coefficient: f64,
 }
 
@@ -52,7 +54,7 @@ pub(super) struct LayerLosses {
 }
 
 impl LayerLosses {
-    /// Creates the losses of a router. Collective: call it on all ranks of the pipeline stage.
+    /// Creates the losses of a router. This call is collective: make it on all ranks of the pipeline stage.
     pub fn new(
         losses: &[RouterLoss],
         config: &RouterConfig,
@@ -87,7 +89,7 @@ impl LayerLosses {
     /// Returns the sum of the losses `[1]` for the routing of this rank's tokens, to be [attached](attach), and
     /// reports the losses. Returns `None` in a first pass.
     ///
-    /// Collective over the tensor, context and data axes.
+    /// This call is collective over the tensor, context and data axes.
     pub fn sum(
         &self,
         routing: &Routing,
@@ -111,7 +113,7 @@ impl LayerLosses {
         sum.filter(|_| pass != RouterPass::First)
     }
 
-    /// Returns this rank's part of `N_mb F / coefficient`, `[1]`. Nothing is read from the device.
+    /// Returns this rank's part of `N_mb F / coefficient`, `[1]`. No data is read from the device.
     fn loss(
         &self,
         kind: RouterLossKind,
@@ -216,7 +218,8 @@ fn sum_over<const D: usize>(values: Tensor<D>, comm: &Comm) -> Tensor<D> {
     start(values, &CollectiveOp::AllReduce(ReduceOp::Sum), comm).wait()
 }
 
-/// Returns `y`. Its backward also passes a gradient to the loss, as if the loss were a term of the model loss.
+/// Returns `y`. The backward pass of the result also passes a gradient to `loss`, as if `loss` were a term of the model
+/// loss.
 pub(super) fn attach(y: Tensor<3>, loss: Tensor<1>, step: &RouterStep) -> Tensor<3> {
     let (loss_scale, one) = (step.loss_scale().clone(), loss.ones_like().inner());
     let inputs = vec![y.into_dispatch(), loss.into_dispatch()];

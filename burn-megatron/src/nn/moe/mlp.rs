@@ -1,4 +1,4 @@
-//! An MoE layer, which replaces an MLP by a mixture of experts.
+//! The MoE layer, which replaces the MLP of a transformer block by a mixture of experts.
 
 use std::sync::Arc;
 
@@ -31,45 +31,46 @@ use crate::nn::{
 /// Configuration of a [`MoeMlp`].
 #[derive(Config, Debug)]
 pub struct MoeMlpConfig {
-    /// The configuration of the router, with the features of a token and the number of experts.
+    /// The configuration of the router, which includes the number of features per token and the number of experts.
     pub router: RouterConfig,
-    /// The number of intermediate features of one expert, after the activation.
+    /// The number of intermediate features of one expert, counted after the activation.
     pub width: usize,
     /// The activation function of the experts.
     pub activation: Activation,
     /// Whether the experts have biases. Shared experts never have biases.
     #[config(default = false)]
     pub bias: bool,
-    /// Initial values of the first weights of the experts.
+    /// The initializer of the weights of the first layer of the experts.
     #[config(default = "Init::Normal(0.02)")]
     pub init: Init,
-    /// Initial values of the second weights of the experts.
+    /// The initializer of the weights of the second layer of the experts.
     #[config(default = "Init::Normal(0.02)")]
     pub output_init: Init,
     /// The dispatcher, which exchanges tokens with the ranks of their experts.
     #[config(default = "DispatcherKind::AllToAll")]
     pub dispatcher: DispatcherKind,
-    /// The scales of tokens that the flex dispatcher sends in FP8. `None`: tokens are sent in their own type. Results
-    /// are always sent in their own type.
+    /// The dtype of the scales if the flex dispatcher sends tokens in FP8. With `None`, tokens are sent in the dtype of
+    /// the model. Results are always sent in the dtype of the model.
     pub fp8_dispatch: Option<Fp8DispatchScales>,
-    /// The capacity of the experts. `None`: no token is dropped.
+    /// The capacity of the experts. With `None` no token is dropped.
     pub capacity: Option<Capacity>,
-    /// The shared experts, an MLP that processes every token.
+    /// The configuration of the shared experts, an MLP that processes every token.
     pub shared: Option<SharedExpertsConfig>,
     /// The auxiliary losses that balance the load of the experts.
     #[config(default = "vec![]")]
     pub losses: Vec<RouterLoss>,
 }
 
-/// A mixture of experts: a router, experts, and the dispatcher between them. It replaces a
-/// [`ParallelMlp`](crate::nn::ParallelMlp).
+/// A mixture-of-experts (MoE) layer: a router, the experts, and a dispatcher that exchanges tokens between ranks. It
+/// replaces a [`ParallelMlp`](crate::nn::ParallelMlp).
 ///
-/// Each rank routes its own tokens. The experts are split over the expert axis, and their width over the
-/// expert-tensor axis. The ranks of these axes read different samples or have different parts of the sequence. Tensor
-/// ranks without sequence parallelism have the same tokens. Each of them routes a part of the sequence, and they
-/// gather the results.
+/// Each rank routes its own tokens. The experts are split over the expert axis, and the intermediate features of each
+/// expert over the expert-tensor axis. The ranks of these axes process different samples or different parts of the
+/// sequence. Without sequence parallelism, all tensor ranks have the same tokens. Each tensor rank then routes a part
+/// of the sequence, and the results are all-gathered.
 ///
-/// Without tensor and context ranks, the gradients of experts have the same bits on 1, 2 and 4 expert ranks of one node.
+/// Without tensor and context parallelism, the gradients of experts are bit-identical on 1, 2 and 4 expert ranks of one
+/// node.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
@@ -105,36 +106,42 @@ pub struct MoeMlp {
     losses: Arc<LayerLosses>,
     #[module(skip)]
     path: String,
-    /// The tensor ranks, if they have the same tokens.
+    /// The tensor ranks, if all tensor ranks have the same tokens.
     #[module(skip)]
     replicated: Option<Comm>,
     #[module(skip)]
     region: RecomputeRegion,
 }
 
-/// The arguments of a forward of a [`MoeMlp`] in addition to its input.
+/// Optional arguments of the forward pass of a [`MoeMlp`].
 #[derive(Clone, Debug, Default)]
 pub struct MoeForward<'a> {
-    /// The expert choices `[batch * seq, k]` that replace the router's choices, for example from an earlier forward.
+    /// The expert choices `[batch * seq, k]` that replace the choices of the router, for example the choices of an
+    /// earlier forward pass.
     pub choices: Option<Tensor<2, Int>>,
-    /// The tokens of the input on all tensor ranks. `None`: rows without padding. A model whose batches may have
-    /// padding must set this field, so that padding is not routed.
+    /// The padding and the positions of the tokens of the input, over all tensor ranks. `None` means rows without
+    /// padding. A model whose batches may have padding must set this field, so that padding is not routed.
     pub tokens: Option<RoutedTokens>,
-    /// The training step, to which the router adds its losses and its load.
+    /// The state of the training step, to which the router adds its losses and its load.
     pub step: Option<&'a RouterStep>,
-    /// The nodes of the forward. A node ends at each exchange of the layer: see
-    /// [`forward_normalized`](MoeMlp::forward_normalized). Without nodes each exchange is an operation of one graph.
+    /// The schedule nodes into which the forward pass is divided. A node ends at each exchange of the layer: see
+    /// [`forward_normalized`](MoeMlp::forward_normalized). Without nodes, the forward pass is a single autodiff graph.
     pub nodes: Option<&'a ScheduleNodes>,
 }
 
 impl MoeMlpConfig {
-    /// Checks the settings against each other and the layout, before anything is allocated.
+    /// Checks that the settings are consistent and fit the parallel layout. No memory is allocated.
     ///
     /// # Errors
     ///
-    /// A message with the invalid setting and the valid values: too many experts, settings of the router, the capacity
-    /// or the losses, or a setting that the dispatcher does not support. Padding to the capacity requires the all-to-all
-    /// dispatcher, and FP8 the flex dispatcher. Overlap with another micro-batch excludes the all-gather dispatcher.
+    /// A message with the invalid setting and the valid values, in these cases:
+    ///
+    /// - there are too many experts;
+    /// - a setting of the router, the capacity or the losses is invalid;
+    /// - the dispatcher does not support a setting.
+    ///
+    /// Padding to the capacity requires the all-to-all dispatcher, and dispatch in FP8 requires the flex dispatcher.
+    /// The all-gather dispatcher does not support overlap with another micro-batch.
     pub fn check(&self, layout: &ParallelConfig) -> Result<(), String> {
         let experts = self.router.experts;
         let expert_tensor = layout.expert_tensor_size();
@@ -147,19 +154,20 @@ impl MoeMlpConfig {
         let dispatcher = self.dispatcher.name();
         if self.dispatcher != DispatcherKind::AllToAll && capacity.is_some_and(|c| c.pad) {
             return Err(format!(
-                "padding to the capacity with the {dispatcher} dispatcher: expected the all-to-all dispatcher, or no \
-                 padding"
+                "padding to the capacity conflicts with the {dispatcher} dispatcher: expected the all-to-all \
+                 dispatcher, or no padding"
             ));
         }
         if self.fp8_dispatch.is_some() && self.dispatcher != DispatcherKind::Flex {
             return Err(format!(
-                "fp8_dispatch with the {dispatcher} dispatcher: expected the flex dispatcher, or no fp8_dispatch"
+                "fp8_dispatch conflicts with the {dispatcher} dispatcher: expected the flex dispatcher, or no \
+                 fp8_dispatch"
             ));
         }
         if self.dispatcher == DispatcherKind::AllGather && layout.overlap_moe_expert_parallel_comm {
             return Err(
-                "overlap_moe_expert_parallel_comm with the all-gather dispatcher, whose gradients are summed as they arrive: \
-                 expected the all-to-all or the flex dispatcher, or no overlap"
+                "overlap_moe_expert_parallel_comm conflicts with the all-gather dispatcher, whose gradients are summed \
+                 as they arrive: expected the all-to-all or the flex dispatcher, or no overlap"
                     .into(),
             );
         }
@@ -176,14 +184,14 @@ impl MoeMlpConfig {
         if self.router.choice == RouterChoice::Sinkhorn {
             if let Some(loss) = self.losses.iter().find(|loss| balances(loss)) {
                 return Err(format!(
-                    "a {:?} loss with Sinkhorn choices, which are balanced already: expected none, or choices by \
-                     scores",
+                    "a {:?} loss conflicts with Sinkhorn choices, which are already balanced: expected no such loss, \
+                     or choices by scores",
                     loss.kind
                 ));
             }
             if capacity.is_some() {
                 return Err(
-                    "a capacity with Sinkhorn choices: expected none, or choices by scores".into(),
+                    "a capacity conflicts with Sinkhorn choices: expected no capacity, or choices by scores".into(),
                 );
             }
         }
@@ -192,7 +200,7 @@ impl MoeMlpConfig {
         capacity.map_or(Ok(()), |capacity| capacity.check(k, experts))
     }
 
-    /// Builds this rank's part of the layer. Collective: call it on all ranks of the pipeline stage.
+    /// Builds this rank's part of the layer. This call is collective: make it on all ranks of the pipeline stage.
     ///
     /// # Errors
     ///
@@ -256,18 +264,19 @@ impl MoeMlp {
     /// Applies the layer to `[batch, seq, hidden]` and returns the same shape. Under sequence parallelism the shape
     /// is `[batch, seq / tensor, hidden]`.
     ///
-    /// Collective: call it on all ranks of expert x expert-tensor. With shared experts, also on all ranks of the
-    /// tensor axis.
+    /// This call is collective: make it on all ranks of the expert and expert-tensor axes. With shared experts it is
+    /// also collective over the tensor axis.
     pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
         self.forward_with(x, MoeForward::default())
     }
 
-    /// Applies the layer with given choices, or as part of a training step. The complete layer belongs to a single
-    /// node, because tensors from before the layer may be used after it.
+    /// Applies the layer with the optional arguments `with`, such as given expert choices or a training step. The
+    /// complete layer belongs to a single schedule node, because the caller may use tensors from before the layer after
+    /// it.
     ///
-    /// Collective like [`forward`](Self::forward). With losses, also collective over the tensor, context and data
-    /// axes. Without sequence parallelism, if autodiff records the forward, the number of tensor ranks must divide
-    /// the sequence length.
+    /// This call is collective over the same ranks as [`forward`](Self::forward). With router losses it is also
+    /// collective over the tensor, context and data axes. If autodiff records the forward pass and sequence parallelism
+    /// is off, the sequence length must be a multiple of the number of tensor ranks.
     pub fn forward_with(&self, x: Tensor<3>, with: MoeForward<'_>) -> Tensor<3> {
         if self.region.is_active() {
             return self.region.run(x, self.body(with));
@@ -279,13 +288,15 @@ impl MoeMlp {
         self.output(x, None, with).0
     }
 
-    /// Applies the layer to a normalized residual stream. Also returns the sum of the stream. The norm is only
-    /// recomputed as part of a recomputed [`Moe`](RecomputeModule::Moe), because the router reads its output too.
+    /// Applies `norm` to the residual stream, and the layer to the result. Also returns the summed residual stream. The
+    /// norm is only recomputed as part of a recomputed [`Moe`](RecomputeModule::Moe), because the router also reads the
+    /// output of the norm.
     ///
-    /// With [nodes](MoeForward::nodes) a node ends when rows are sent, and the next node begins when they arrive. The
-    /// first node has the router, the shared experts and the permutation. The second node has the experts, and the
-    /// third node everything after the results arrive. After the call, only the returned tensors may be used of all
-    /// tensors tracked by autodiff. A recomputed layer belongs to a single node.
+    /// With [schedule nodes](MoeForward::nodes), a node ends when rows are sent, and the next node begins when the rows
+    /// arrive. The first node contains the router, the shared experts and the permutation. The second node contains the
+    /// experts. The third node contains all operations after the results arrive. Tensors that autodiff tracked before
+    /// the call must not be used afterwards. Use the returned tensors instead. A recomputed layer belongs to a single
+    /// node.
     pub fn forward_normalized(
         &self,
         norm: &Norm,
@@ -302,7 +313,7 @@ impl MoeMlp {
         }
     }
 
-    /// Returns the forward as the body of a recomputed region.
+    /// Returns the forward pass as the body of a recomputed region.
     fn body(&self, with: MoeForward<'_>) -> impl Fn(Tensor<3>) -> Tensor<3> + use<> {
         let (moe, choices, step) = (self.clone(), with.choices, with.step.cloned());
         let tokens = with.tokens;

@@ -2,20 +2,22 @@
 //!
 //! [`MoeMlp`] replaces a [`ParallelMlp`](super::ParallelMlp). It consists of
 //!
-//! - a [`Router`] on every rank, which computes scores, expert choices and weights for the tokens of the rank;
-//! - [`Experts`], split over the expert axis of the [expert grid](crate::mesh::Grid::Expert), and each over its
-//!   expert-tensor axis;
-//! - a [`Dispatcher`], which brings tokens to their experts and back;
-//! - optionally a [`Capacity`], above which an expert drops tokens, [`SharedExperts`] for every token, and a
-//!   [`RouterLoss`] or an [`ExpertBias`] that balances the load.
+//! - a [`Router`] on every rank, which computes the scores, the chosen experts and their weights for the tokens of the
+//!   rank;
+//! - [`Experts`], which are split over the expert axis of the [expert grid](crate::mesh::Grid::Expert). Each expert is
+//!   also split over the expert-tensor axis;
+//! - a [`Dispatcher`], which sends tokens to the ranks of their experts and returns the results;
+//! - optionally a [`Capacity`], above which an expert drops tokens;
+//! - optionally [`SharedExperts`], which process every token;
+//! - optionally a [`RouterLoss`] or an [`ExpertBias`], which balances the load of the experts.
 //!
-//! [`RoutedTokens`] marks padding, which routers ignore. A training step passes a [`RouterStep`] through the forward.
+//! [`RoutedTokens`] marks padding, which routers ignore. A training step passes a [`RouterStep`] to each forward pass.
 //! [`Routers`] ends the step.
 //!
-//! With the experts `E_i` and the weights `p` of the chosen experts, the output of a token is
-//! `sum over i of p_i E_i(x)`. Gradients of experts are summed only over the data axis of their grid, because an
-//! expert has processed the tokens of all expert ranks. Gradients of the router are summed like the gradients of a
-//! norm.
+//! With the experts `E_i` and the weights `p` of the chosen experts, the output of a token is `sum over i of p_i
+//! E_i(x)`. Gradients of experts are summed only over the data axis of the expert grid, because an expert has already
+//! processed the tokens of all expert ranks. Gradients of the router are summed over the same axes as the gradients of
+//! a norm.
 //!
 //! The formulas follow Megatron-LM, Mixtral (arXiv:2401.04088) and DeepSeek-V3 (arXiv:2412.19437).
 

@@ -1,4 +1,4 @@
-//! The tokens that routers route, which are all tokens except padding.
+//! The tokens that a router routes, which are all tokens except padding.
 
 use std::sync::Arc;
 
@@ -8,12 +8,12 @@ use parking_lot::Mutex;
 use crate::nn::context::SequenceShard;
 use crate::nn::{AxisRank, RealTokens};
 
-/// Properties of the tokens `[batch, seq]` of a forward that routers need in addition to the features: which tokens
-/// are padding, and the position of each token in its document. Returned by
-/// [`BatchFormat::routed`](crate::nn::BatchFormat::routed).
+/// The padding and the positions of the tokens `[batch, seq]` of a forward pass, which routers need in addition to the
+/// features. The position of a token is its index in its document.
+/// [`BatchFormat::routed`](crate::nn::BatchFormat::routed) returns this value.
 ///
-/// Padding has no expert. It does not count in losses, loads, expert biases or capacities, and Sinkhorn does not
-/// assign it. The routing of real tokens therefore does not depend on the padding of rows.
+/// Padding tokens are sent to no expert. They do not count in router losses, loads, expert biases or capacities, and a
+/// Sinkhorn assignment ignores them. The routing of real tokens therefore does not depend on padding.
 #[derive(Clone, Debug)]
 pub struct RoutedTokens(Arc<SharedTokens>);
 
@@ -52,7 +52,7 @@ pub(super) struct RankTokens {
 }
 
 impl RoutedTokens {
-    /// Creates rows without padding. Each row is one document.
+    /// Creates the description of a batch without padding in which each row is one document.
     pub fn rows(shape: [usize; 2]) -> Self {
         Self::new(shape, TokenPositions::InRows, None)
     }

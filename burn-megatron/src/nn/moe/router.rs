@@ -1,4 +1,4 @@
-//! The router, which selects the experts of a token and computes their weights.
+//! The router, which selects the experts of each token and computes the weights of these experts.
 
 use burn::config::Config;
 use burn::module::{Module, Param};
@@ -17,8 +17,8 @@ use crate::nn::forward_context::{constant, is_training};
 use crate::nn::wide::wide;
 use crate::nn::{AxisRank, BuildError, Init, ModelBuilder, ParameterSpec, anchored_value};
 
-/// The function that computes the weights of the experts of a token. `z` are the logits of the token, `S` is the set
-/// of its chosen experts.
+/// The function that computes the weights of the chosen experts of a token from its logits. Below, `z` are the logits
+/// of the token, and `S` is the set of its chosen experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ScoreFunction {
@@ -32,86 +32,88 @@ pub enum ScoreFunction {
     SqrtSoftplus,
 }
 
-/// The score of a group of experts.
+/// The method of computing the score of a group of experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum GroupScore {
-    /// The largest score of its experts (DeepSeek-V2).
+    /// The largest score of the experts in the group (DeepSeek-V2).
     Max,
-    /// The sum of the given number of largest scores: 2 in DeepSeek-V3, `k / chosen` in Megatron.
+    /// The sum of the `n` largest scores of the experts in the group, for a given `n`. DeepSeek-V3 uses 2, and Megatron
+    /// uses `k / chosen`.
     SumOf(usize),
 }
 
-/// Limits the choice of a token to the groups of experts with the highest scores.
+/// Settings of group-limited routing: a token chooses its experts only from the groups of experts with the highest
+/// group scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ExpertGroups {
-    /// The number of groups. A group has consecutive experts.
+    /// The number of groups. Each group consists of consecutive experts.
     pub groups: usize,
     /// The number of groups from which a token chooses its experts.
     pub chosen: usize,
-    /// The score of a group.
+    /// The method of computing the score of a group.
     pub score: GroupScore,
 }
 
-/// The data type in which a router computes.
+/// The dtype in which a router computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum RouterDType {
     /// f32, or f64 if the tokens are in f64.
     F32,
-    /// f64, which some GPUs do not support.
+    /// f64. Some GPUs do not support f64.
     F64,
 }
 
 /// Configuration of a [`Router`].
 #[derive(Config, Debug)]
 pub struct RouterConfig {
-    /// The number of features of a token.
+    /// The hidden size: the number of features per token.
     pub hidden: usize,
     /// The number of experts.
     pub experts: usize,
     /// The number of experts that each token chooses, `k`.
     pub experts_per_token: usize,
-    /// The score function, which computes weights from logits.
+    /// The score function, which computes the weights of the experts from the logits.
     #[config(default = "ScoreFunction::Softmax")]
     pub score: ScoreFunction,
-    /// Whether the weights are divided by their sum over the chosen experts. The default is true if a token chooses
-    /// several experts, except with [`ScoreFunction::PreSoftmax`]. With one expert the weight would be constant, and
-    /// the router would have no gradient.
+    /// Whether the weights of a token are divided by their sum over the chosen experts. The default is true if a token
+    /// chooses several experts, except with [`ScoreFunction::PreSoftmax`]. If a token chooses one expert, the default
+    /// is false. A normalized weight would then be constant, and the router would have no gradient.
     pub normalized: Option<bool>,
-    /// The scale factor of the weights.
+    /// The scaling factor of the weights (`routed_scaling_factor` of DeepSeek-V3).
     #[config(default = 1.0)]
     pub factor: f64,
-    /// The method of selecting experts.
+    /// The method of expert selection.
     #[config(default = "RouterChoice::Scores")]
     pub choice: RouterChoice,
-    /// Limits the choice to groups of experts.
+    /// The settings of group-limited routing. With `None` a token chooses from all experts.
     pub groups: Option<ExpertGroups>,
-    /// The update rate of an [`ExpertBias`], such as 1e-3. The bias is added to the scores for selection. With 0 the
-    /// bias keeps its loaded value. `None`: no expert bias.
+    /// The update rate of the [`ExpertBias`], such as 1e-3. The bias is added to the scores when experts are selected.
+    /// With the rate 0 the bias keeps its loaded value. With `None` the router has no expert bias.
     pub bias_update_rate: Option<f64>,
-    /// The jitter of the router input in training. Each feature of a token is multiplied by a random number from
-    /// `1 - jitter` to `1 + jitter` (Fedus et al. 2021, arXiv:2101.03961). The experts get the original features.
-    /// Drawn on the host.
+    /// The jitter of the router input in training. Each feature of a token is multiplied by a random number from the
+    /// range `1 - jitter` to `1 + jitter` (Fedus et al. 2021, arXiv:2101.03961). The experts get the original features.
+    /// The random numbers are drawn on the host.
     #[config(default = 0.0)]
     pub jitter: f64,
     /// Whether the gate has a bias, as in gpt-oss.
     #[config(default = false)]
     pub bias: bool,
-    /// The data type in which the router computes.
+    /// The dtype in which the router computes.
     #[config(default = "RouterDType::F32")]
     pub dtype: RouterDType,
-    /// Initial values of the gate's weight.
+    /// The initializer of the weight of the gate.
     #[config(default = "Init::Normal(0.02)")]
     pub init: Init,
 }
 
-/// Selects the experts of each token, by default the experts with the largest scores. Ties are resolved by the
-/// smaller index.
+/// The router of an MoE layer, which selects the experts of each token. By default it selects the experts with the
+/// largest scores. If two scores are equal, the expert with the smaller index is selected first.
 ///
-/// Every rank has the complete gate. Each tensor rank routes its part of the sequence, so the gradient is summed over
-/// the tensor axis.
+/// The gate is replicated on every rank. Each tensor rank routes its part of the sequence, so the gradient of the gate
+/// is summed over the tensor axis.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
@@ -140,34 +142,35 @@ pub struct Router {
     sequence: Comm,
     #[module(skip)]
     tokens: TokenPosition,
-    /// The key of the random stream of the jitter.
+    /// The key of the random numbers of the jitter.
     #[module(skip)]
     key: u64,
     #[module(skip)]
     config: RouterConfig,
 }
 
-/// The routing of `[tokens, hidden]`.
+/// The result of routing `[tokens, hidden]`: the chosen experts of each token, and their weights.
 #[derive(Clone, Debug)]
 pub struct Routing {
-    /// The logits `[tokens, experts]`, in the type of the router.
+    /// The logits `[tokens, experts]`, in the dtype of the router.
     pub logits: Tensor<2>,
-    /// The experts of each token, best first: `[tokens, k]`, without autodiff. The value is -1 for an expert that
-    /// [dropped](super::Capacity) the token, and for padding.
+    /// The indices of the experts of each token, best expert first: `[tokens, k]`, not tracked by autodiff. The index
+    /// is -1 for an expert that [dropped](super::Capacity) the token, and for padding.
     pub indices: Tensor<2, Int>,
-    /// The weights of the experts, in the type of the router: `[tokens, k]`.
+    /// The weights of the experts, in the dtype of the router: `[tokens, k]`.
     pub weights: Tensor<2>,
-    /// The number of rows that each expert gets from this rank. Zero rows follow the rows of tokens. `None`: an
-    /// expert gets only the rows of its tokens.
+    /// The number of rows that each expert gets from this rank, including the zero rows that follow the rows of tokens.
+    /// With `None` an expert gets only the rows of its tokens.
     pub rows_per_expert: Option<usize>,
 }
 
 impl RouterConfig {
-    /// Builds the router, replicated on every rank. Collective: call it on all ranks of the pipeline stage.
+    /// Builds the router, which is replicated on every rank. This call is collective: make it on all ranks of the
+    /// pipeline stage.
     ///
     /// # Errors
     ///
-    /// [`BuildError::Config`] for conflicting settings. [`BuildError::Comm`] if the collective fails.
+    /// [`BuildError::Config`] if settings conflict with each other. [`BuildError::Comm`] if the collective fails.
     pub fn init(&self, builder: &ModelBuilder) -> Result<Router, BuildError> {
         self.check().map_err(|message| builder.error(message))?;
         // Each tensor rank routes its part of the sequence.
@@ -207,7 +210,7 @@ impl RouterConfig {
         }
     }
 
-    /// Checks the settings against each other.
+    /// Checks that the settings are consistent.
     pub(super) fn check(&self) -> Result<(), String> {
         let (experts, k) = (self.experts, self.experts_per_token);
         if !(1..=experts).contains(&k) {
@@ -248,7 +251,7 @@ impl RouterConfig {
             && (self.groups.is_some() || self.bias_update_rate.is_some())
         {
             return Err(format!(
-                "groups or an expert bias with {:?} choices, which do not use them: expected choices by scores",
+                "groups and an expert bias conflict with {:?} choices: expected choices by scores",
                 self.choice
             ));
         }
@@ -265,11 +268,11 @@ impl RouterConfig {
 }
 
 impl Router {
-    /// Routes `[batch, seq, hidden]`. With `replayed` choices `[batch * seq, k]`, the weights and the gradients are
-    /// computed from the current logits. `tokens` are the tokens of all tensor ranks. Each rank routes a part of
-    /// them.
+    /// Routes the tokens `[batch, seq, hidden]`. `tokens` describes the tokens of all tensor ranks. Each rank routes a
+    /// part of these tokens. If `replayed` is given, these choices `[batch * seq, k]` replace the choices of the
+    /// router. The weights and the gradients are still computed from the current logits.
     ///
-    /// In training with [`RouterChoice::Sinkhorn`] this is collective over the tensor and the context axis.
+    /// In training with [`RouterChoice::Sinkhorn`] this call is collective over the tensor and context axes.
     pub fn forward(
         &self,
         x: Tensor<3>,
@@ -374,7 +377,7 @@ impl Router {
         x * constant(Tensor::from_data(factors, options))
     }
 
-    /// Returns the expert bias.
+    /// Returns the expert bias, or `None` if the router has no expert bias.
     pub fn expert_bias(&self) -> Option<&ExpertBias> {
         self.expert_bias.as_ref()
     }

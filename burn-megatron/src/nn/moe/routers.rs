@@ -1,4 +1,5 @@
-//! The routers of a model, with the state that a step updates, reports and saves.
+//! The registry of the routers of a model, with the state that is updated and reported after a step, and saved in
+//! checkpoints.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use crate::collective::{CollectiveOp, Comm, start};
 use crate::comm::{CommError, ParallelContext, ReduceOp};
 use crate::nn::of_all_stages::of_all_stages;
 
-/// The routers of a model on this rank, in the order in which they were built. Clones share them.
+/// The registry of the MoE routers of a model on this rank, in build order. Clones share the registry.
 #[derive(Clone, Default)]
 pub struct Routers(Arc<Mutex<Vec<RegisteredRouter>>>);
 
@@ -28,21 +29,21 @@ pub(super) struct RegisteredRouter {
     pub bias_path: String,
 }
 
-/// A layer whose router reports the load and the losses of a step.
+/// Description of an MoE layer whose router reports the load and the losses of a step.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReportedLayer {
     /// The path of the layer in the model.
     pub path: String,
-    /// The pipeline stage of the layer.
+    /// The pipeline stage that holds the layer.
     pub stage: usize,
     /// The number of experts of the layer.
     pub experts: usize,
-    /// The losses that the layer reports.
+    /// The kinds of router losses that the layer reports.
     pub losses: Vec<RouterLossKind>,
 }
 
 impl ReportedLayer {
-    /// Returns the layers of all pipeline stages, ordered by stage. Collective over the pipeline axis.
+    /// Returns the layers of all pipeline stages, ordered by stage. This call is collective over the pipeline axis.
     ///
     /// # Errors
     ///
@@ -54,8 +55,8 @@ impl ReportedLayer {
         of_all_stages(&routers.layers(), |layer| layer.stage, groups)
     }
 
-    /// Returns the number of values that the layer reports: the load of each expert, the number of token-expert
-    /// pairs, and the losses.
+    /// Returns the number of values that the layer reports. The values are the load of each expert, the number of
+    /// token-expert pairs, and the losses.
     pub fn width(&self) -> usize {
         self.experts + 1 + self.losses.len()
     }
@@ -66,7 +67,7 @@ impl Routers {
         self.0.lock().push(router);
     }
 
-    /// Returns the layers of this rank.
+    /// Returns the MoE layers of this rank.
     pub fn layers(&self) -> Vec<ReportedLayer> {
         let all = self.0.lock();
         all.iter().map(|router| router.reported.clone()).collect()
@@ -80,9 +81,10 @@ impl Routers {
         all.iter().filter_map(bias).collect()
     }
 
-    /// Ends a step. If `taken`, updates the expert biases with the load of all its micro-batches. A `Trainer` calls
-    /// this automatically. Collective: call it on all ranks of the pipeline stage, with the same `taken`, after all
-    /// backwards of the step.
+    /// Ends a training step. If `taken` is true, the optimizer step was not skipped, and the expert biases are updated
+    /// with the load of all micro-batches of the step. A `Trainer` calls this method automatically. This call is
+    /// collective: make it on all ranks of the pipeline stage, with the same `taken`, after all backward passes of the
+    /// step.
     ///
     /// Unwinds with [`raise`](crate::comm::raise) if the collective fails.
     pub fn end_step(&self, step: &RouterStep, groups: &ParallelContext, taken: bool) {
@@ -97,7 +99,8 @@ impl Routers {
         self.update_biases(&layers, &reports, &taken);
     }
 
-    /// Updates the expert biases with the [reduced](reduced_reports) load of `layers`, times `taken`.
+    /// Updates the expert biases with the loads of `layers` in `reports`, which [`reduced_reports`] returned. The
+    /// update is multiplied by `taken`, which is 1, or 0 for a skipped step.
     pub fn update_biases(&self, layers: &[ReportedLayer], reports: &Tensor<1>, taken: &Tensor<1>) {
         for router in self.0.lock().iter() {
             let Some(bias) = &router.bias else { continue };
@@ -125,9 +128,10 @@ impl fmt::Debug for Routers {
     }
 }
 
-/// Returns the reports of `layers` about a step, summed over the ranks of `comm`: [`ReportedLayer::width`] values per
-/// layer, concatenated. A rank adds zeros for layers of other pipeline stages. Exact up to 2^24 tokens per expert on
-/// GPUs, which sum in f32. Collective over `comm`.
+/// Returns the reports of `layers` about a step, summed over the ranks of `comm`. There are [`ReportedLayer::width`]
+/// values per layer, and the values of all layers are concatenated. A rank adds zeros for layers of other pipeline
+/// stages. On GPUs the sums are computed in f32, and the loads are exact up to 2^24 tokens per expert. This call is
+/// collective over `comm`.
 pub fn reduced_reports(
     step: &RouterStep,
     layers: &[ReportedLayer],

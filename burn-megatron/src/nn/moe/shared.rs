@@ -1,4 +1,4 @@
-//! Shared experts: an MLP that processes every token, in addition to the routed experts.
+//! Shared experts: an MLP that processes every token. Its output is added to the output of the routed experts.
 
 use burn::config::Config;
 use burn::module::{Module, Param};
@@ -14,14 +14,15 @@ use crate::nn::{
 /// Configuration of [`SharedExperts`].
 #[derive(Config, Debug)]
 pub struct SharedExpertsConfig {
-    /// The number of intermediate features of all shared experts together, after the activation.
+    /// The total number of intermediate features of all shared experts, counted after the activation.
     pub width: usize,
-    /// Whether a gate scales the output for each token, as in Qwen 2.
+    /// Whether the output for each token is multiplied by a gate, as in Qwen 2.
     #[config(default = false)]
     pub gate: bool,
 }
 
-/// An MLP, split over the tensor axis. With a gate its output is multiplied by `sigmoid(x gate)`.
+/// The shared experts of an MoE layer: an MLP that is split over the tensor axis. With a gate, the output of the MLP is
+/// multiplied by `sigmoid(x gate)`.
 #[derive(Module, Debug)]
 pub struct SharedExperts {
     /// The MLP.

@@ -1,4 +1,4 @@
-//! A training step of the routers, with the losses that they add and the loads that they report.
+//! The router state of a training step: the losses that routers add, and the expert loads that they report.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,11 +11,13 @@ use crate::nn::LossFactor;
 use crate::nn::forward_context::is_tracked;
 use crate::nn::forward_context::{self, ForwardMode};
 
-/// The training step of a forward. Routers add their losses to it, and count the tokens of their experts.
+/// The router state of a training step. In a forward pass with this state, routers add their losses and count the
+/// tokens of each expert.
 ///
-/// Create it for a step on each rank, and pass it through the forward of the micro-batches. Without it, and in a
-/// forward without a backward, routers add and count nothing. In a [recomputed](crate::nn::recompute) block they
-/// count in the first pass, in forward order, and add their losses in the second pass.
+/// Create a `RouterStep` at the beginning of a step on each rank, and pass it to the forward passes of all
+/// micro-batches. In a forward pass without a `RouterStep` or without a backward pass, routers add no losses and count
+/// no tokens. In a [recomputed](crate::nn::recompute) block, routers count tokens in the first pass, in forward order.
+/// They add their losses in the second pass.
 #[derive(Clone, Debug)]
 pub struct RouterStep {
     shared: Arc<SharedStep>,
@@ -24,7 +26,7 @@ pub struct RouterStep {
     first_pass: Arc<Mutex<BTreeMap<String, Vec<GlobalLoad>>>>,
 }
 
-/// The load of all data ranks: `[experts + 2]`, without autodiff.
+/// The load of all data ranks: `[experts + 2]`, not tracked by autodiff.
 #[derive(Clone, Debug)]
 pub(super) struct GlobalLoad {
     /// The load of the micro-batch.
@@ -33,10 +35,10 @@ pub(super) struct GlobalLoad {
     pub so_far: Tensor<1>,
 }
 
-/// The pass of a router forward that is part of a step.
+/// The kind of a router's forward pass in a training step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RouterPass {
-    /// A forward that is recorded on the graph.
+    /// A forward pass that is recorded on the autodiff graph.
     Recorded,
     /// The first pass of a recomputed block.
     First,
@@ -45,7 +47,7 @@ pub(super) enum RouterPass {
 }
 
 impl RouterPass {
-    /// Returns the pass of a routing with these logits, or `None` if no backward follows.
+    /// Returns the kind of the forward pass that computed these logits, or `None` if no backward pass follows.
     pub fn of(logits: &Tensor<2>) -> Option<Self> {
         let is_tracked = is_tracked(logits);
         match forward_context::mode() {
@@ -76,18 +78,18 @@ struct LayerStep {
     load: Option<RankLoad>,
 }
 
-/// The expert load of a layer from the tokens of a rank.
+/// The expert load of one MoE layer, counted over the tokens of one rank.
 #[derive(Clone, Debug)]
 pub struct RankLoad {
-    /// The number of tokens that each expert processes: `[experts]`, without autodiff.
+    /// The number of this rank's tokens that each expert processes: `[experts]`, not tracked by autodiff.
     pub tokens: Tensor<1, Int>,
-    /// The number of pairs of a real token and a chosen expert, including pairs that a [capacity](super::Capacity)
-    /// drops.
+    /// The number of token-expert pairs of real tokens and their chosen experts. This number includes pairs that are
+    /// dropped because of a [capacity](super::Capacity).
     pub pairs: u64,
 }
 
 impl RouterStep {
-    /// Creates a step whose model loss is multiplied by `loss_scale` for the backward.
+    /// Creates the state of a step. The model loss is multiplied by `loss_scale` before the backward pass.
     pub fn new(loss_scale: LossFactor) -> Self {
         let layers = Mutex::default();
         Self {
@@ -97,7 +99,8 @@ impl RouterStep {
         }
     }
 
-    /// Returns this step for a micro-batch with `counted` tokens in the model loss.
+    /// Returns the state of this step for one micro-batch. `counted` is the number of tokens of the micro-batch that
+    /// count in the model loss.
     pub fn of_micro_batch(&self, counted: usize) -> Self {
         Self {
             counted: counted as f64,
@@ -106,9 +109,10 @@ impl RouterStep {
         }
     }
 
-    /// Returns this rank's part of the losses so far, keyed by layer and kind: `[1]` each, without autodiff. Each
-    /// loss is multiplied by the counted tokens of its micro-batch. Dividing the sum over all ranks by the counted
-    /// tokens of the step gives the mean.
+    /// Returns this rank's part of each router loss of the step so far, keyed by layer path and kind. Each value is
+    /// `[1]` and not tracked by autodiff. The loss of each micro-batch is multiplied by the number of tokens that count
+    /// in the model loss. To get the mean loss, sum the values over all ranks, and divide the sum by the number of
+    /// these tokens in the step.
     pub fn losses(&self) -> BTreeMap<(String, RouterLossKind), Tensor<1>> {
         let layers = self.shared.layers.lock();
         let of_layer = |(path, layer): (&String, &LayerStep)| {
@@ -119,14 +123,14 @@ impl RouterStep {
         layers.iter().flat_map(of_layer).collect()
     }
 
-    /// Returns the load from this rank's tokens so far, keyed by layer.
+    /// Returns the expert load of this rank's tokens in the step so far, keyed by layer path.
     pub fn loads(&self) -> BTreeMap<String, RankLoad> {
         let layers = self.shared.layers.lock();
         let load = |(path, layer): (&String, &LayerStep)| Some((path.clone(), layer.load.clone()?));
         layers.iter().filter_map(load).collect()
     }
 
-    /// Returns the number of counted tokens of the micro-batch.
+    /// Returns the number of tokens of the micro-batch that count in the model loss.
     pub(super) fn counted(&self) -> f64 {
         self.counted
     }

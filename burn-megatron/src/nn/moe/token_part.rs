@@ -6,8 +6,9 @@ use crate::collective::{Comm, gather, split};
 use crate::nn::SEQUENCE_DIM;
 use crate::nn::forward_context::is_training;
 
-/// A part of each sequence, so that losses cover complete sequences. Outside autodiff, for example in generation, the
-/// sequence may have any length. It is then a part of all tokens, and the last part is padded with zero rows.
+/// The part of each sequence that this rank routes. Ranks split each sequence, so that losses cover complete sequences.
+/// Outside autodiff, for example in generation, a sequence may have any length. The ranks then split the concatenated
+/// tokens, and the last part is padded with zero rows.
 pub(super) struct TokenPart<'a> {
     shape: [usize; 3],
     /// The padded number of tokens, if the tokens of all ranks form one sequence.

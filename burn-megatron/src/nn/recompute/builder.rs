@@ -1,20 +1,21 @@
-//! Recompute regions of the modules that a model builder creates.
+//! The recomputation regions of the modules that a model builder creates.
 
 use super::{RecomputeGranularity, RecomputeModule, RecomputeRegion};
 use crate::kernel_selection::Operation;
 use crate::nn::{BuildError, ModelBuilder};
 
 impl ModelBuilder {
-    /// Returns the region of this module. It is recomputed if the settings have a pattern that matches its path, or
-    /// name `module`. Any module may have a region, and run its forward with [`RecomputeRegion::run`].
+    /// Returns the recomputation region of this module. The region is recomputed if the settings contain `module`, or a
+    /// pattern that matches the path of this module. Any module can have a region. It runs its forward pass with
+    /// [`RecomputeRegion::run`].
     pub fn recompute_region(&self, module: Option<RecomputeModule>) -> RecomputeRegion {
         self.recompute()
             .region(self.path(), module, self.position())
     }
 
-    /// Returns the region of this module as a layer outside
-    /// [`StageBuilder::layers_in_runs`](crate::model::StageBuilder::layers_in_runs). It is also recomputed if the
-    /// settings recompute whole layers.
+    /// Returns the recomputation region of a layer that is not in the list of
+    /// [`StageBuilder::layers_in_runs`](crate::model::StageBuilder::layers_in_runs). The region is recomputed if a
+    /// pattern in the settings matches its path, and also if the settings recompute whole layers.
     pub fn recompute_layer_region(&self) -> RecomputeRegion {
         let recompute = self.recompute();
         match recompute.config().granularity {
@@ -43,8 +44,8 @@ impl ModelBuilder {
         if region.is_on() && !self.is_fused(operation) {
             let (name, operation) = (module.name(), operation.name());
             return Err(self.error(format!(
-                "recomputing {name:?} needs the fused kernel of the {operation}, which this model does not use: \
-                 request it (kernels.{operation} = \"fused\"), or do not recompute {name:?}"
+                "recomputing {name:?} requires the fused kernel of the {operation}, which this model does not use: set \
+                 kernels.{operation} = \"fused\", or do not recompute {name:?}"
             )));
         }
         Ok(region)

@@ -6,40 +6,41 @@ use serde::{Deserialize, Serialize};
 use super::{ActivationOffload, RecomputeError, RecomputeLayers, RecomputeMethod};
 use crate::glob::Glob;
 
-/// The extent of activation recomputation.
+/// The granularity of activation recomputation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum RecomputeGranularity {
-    /// No recomputation: all activations are kept from the forward to the backward.
+    /// No recomputation. All activations are kept from the forward pass to the backward pass.
     #[default]
     None,
     /// Full recomputation of whole layers.
     Full,
-    /// Selective recomputation of parts of layers: [`modules`](RecomputeConfig::modules) and
-    /// [`patterns`](RecomputeConfig::patterns).
+    /// Selective recomputation of parts of layers, which [`modules`](RecomputeConfig::modules) and
+    /// [`patterns`](RecomputeConfig::patterns) select.
     Selective,
 }
 
-/// A part of a layer that can be recomputed.
+/// A part of a layer whose activations can be recomputed.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
 #[serde(rename_all = "snake_case")]
 pub enum RecomputeModule {
-    /// The output of the norm before a linear layer. The layer recomputes it from the residual stream.
+    /// The output of the norm before a linear layer. The linear layer recomputes this output from the residual stream.
     Norm,
-    /// The output of the activation of an MLP. The following layer recomputes it.
+    /// The output of the activation function of an MLP. The following linear layer recomputes this output.
     Activation,
-    /// The MLP, starting with its normalized input.
+    /// The MLP. It is recomputed from its normalized input.
     Mlp,
-    /// The mixture of experts with its router, starting with its normalized input.
+    /// The MoE layer with its router. It is recomputed from its normalized input.
     Moe,
-    /// The shared experts of a mixture of experts.
+    /// The shared experts of an MoE layer.
     SharedExperts,
-    /// Attention after the projections: the scores, or the rescaled output and its statistics.
+    /// Attention after the QKV projection. Unfused attention recomputes the scores. Fused attention recomputes the
+    /// output and its softmax statistics.
     CoreAttention,
-    /// The queries, keys and values of latent attention, starting with their latents. The output of attention and its
-    /// statistics are kept.
+    /// The queries, keys and values of latent attention, which are recomputed from their latents. The output of
+    /// attention and its softmax statistics are kept.
     #[serde(rename = "mla_up_proj")]
     MlaUpProjection,
 }
@@ -56,7 +57,7 @@ impl RecomputeModule {
         Self::MlaUpProjection,
     ];
 
-    /// Returns the name of the module in [`RecomputeConfig::modules`].
+    /// Returns the name of the part, as it is written in [`RecomputeConfig::modules`].
     pub fn name(self) -> &'static str {
         match self {
             Self::Norm => "norm",
@@ -70,40 +71,43 @@ impl RecomputeModule {
     }
 }
 
-/// Settings of activation recomputation: which activations the backward recomputes instead of keeping them. Results
-/// are bit-identical for all settings.
+/// Configuration of activation recomputation, which selects the activations that the backward pass recomputes instead
+/// of keeping them in memory. Results are bit-identical for all settings.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RecomputeConfig {
-    /// The extent of recomputation.
+    /// The granularity of recomputation.
     pub granularity: RecomputeGranularity,
-    /// Which layers are recomputed with granularity [`full`](RecomputeGranularity::Full). By default all layers.
+    /// The method that selects the layers that are recomputed with granularity [`full`](RecomputeGranularity::Full). By
+    /// default all layers are recomputed.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("follows" = "granularity"))]
     pub method: Option<RecomputeMethod>,
-    /// The number of layers with granularity [`full`](RecomputeGranularity::Full). By default 1.
+    /// The number of layers for [`method`](Self::method), with granularity [`full`](RecomputeGranularity::Full). The
+    /// default is 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("follows" = "granularity"))]
     pub layers: Option<RecomputeLayers>,
-    /// The names of the parts of layers that are recomputed, with granularity
+    /// The names of the parts of layers that are recomputed with granularity
     /// [`selective`](RecomputeGranularity::Selective).
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("follows" = "granularity"))]
     pub modules: Vec<RecomputeModule>,
-    /// Patterns for the paths of modules that are recomputed, with granularity
-    /// [`selective`](RecomputeGranularity::Selective). `*` matches within a component, and `**` matches any
-    /// components.
+    /// Patterns for the paths of the modules that are recomputed with granularity
+    /// [`selective`](RecomputeGranularity::Selective). `*` matches any text within one component of a path, and `**`
+    /// matches any number of components.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("follows" = "granularity"))]
     pub patterns: Vec<String>,
-    /// The number of micro-batches in flight that keep all activations. Let `w` be the maximum number of
-    /// micro-batches that the schedule has in flight in the stage. Of each `w` consecutive micro-batches, the first
-    /// `micro_batches` are not recomputed. By default none.
+    /// The number of micro-batches in flight that are not recomputed and keep all activations. Let `w` be the maximum
+    /// number of micro-batches that the pipeline schedule has in flight in a stage. Out of each `w` consecutive
+    /// micro-batches, the first `micro_batches` micro-batches are not recomputed. By default all micro-batches are
+    /// recomputed.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("follows" = "granularity"))]
     pub micro_batches: Option<usize>,
-    /// Which inputs of recomputed blocks are kept on the host. It is not serialized here: in a recipe it is
-    /// `[memory.offload]`.
+    /// The settings of offloading the inputs of recomputed blocks to the host. This field is not serialized as part of
+    /// this struct. In a recipe it is `[memory.offload]`.
     #[serde(skip)]
     pub offload: ActivationOffload,
 }
@@ -114,7 +118,7 @@ impl RecomputeConfig {
     /// ```
     /// use burn_megatron::nn::{RecomputeConfig, RecomputeMethod, RecomputeModule};
     ///
-    /// // Keep the inputs of norms and activations instead of their outputs.
+    /// // Keep the inputs of norms and activation functions instead of their outputs.
     /// let selective = RecomputeConfig::selective([RecomputeModule::Norm, RecomputeModule::Activation]);
     /// selective.check()?;
     /// // Recompute the first 8 layers of each stage. A stage needs at least 8 layers.
@@ -141,7 +145,7 @@ impl RecomputeConfig {
         }
     }
 
-    /// Returns whether anything is recomputed.
+    /// Returns whether any activations are recomputed.
     pub fn is_on(&self) -> bool {
         self.granularity != RecomputeGranularity::None
     }
@@ -160,7 +164,7 @@ impl RecomputeConfig {
         }
     }
 
-    /// Checks that all settings are valid and have an effect, without a model.
+    /// Checks that all settings are valid and that each setting has an effect. No model is needed.
     ///
     /// # Errors
     ///
@@ -174,25 +178,22 @@ impl RecomputeConfig {
         if self.offload.bytes > 0 && !self.has_blocks() {
             return refuse(
                 "offload of activations",
-                "granularity = \"full\", or modules or patterns besides \"norm\", \"activation\" and \"mla_up_proj\", as the inputs of \
-                 recomputed blocks are offloaded",
+                "granularity = \"full\", or modules or patterns besides \"norm\", \"activation\" and \"mla_up_proj\", \
+                 because the inputs of recomputed blocks are offloaded",
             );
         }
         if self.offload.bytes == 0 && self.offload != ActivationOffload::default() {
-            return refuse("offload.prefetch", "activations beside it");
+            return refuse("offload.prefetch", "offload.activations above 0");
         }
         match self.granularity {
-            None if of_full => refuse("method or layers", "granularity = \"full\" beside them"),
-            None if of_selective => refuse(
-                "modules or patterns",
-                "granularity = \"selective\" beside them",
-            ),
+            None if of_full => refuse("method or layers", "granularity = \"full\""),
+            None if of_selective => refuse("modules or patterns", "granularity = \"selective\""),
             None if self.micro_batches.is_some() => {
                 refuse("micro_batches", "granularity = \"full\" or \"selective\"")
             }
             Full if of_selective => refuse(
                 "modules or patterns with granularity = \"full\"",
-                "none, as whole layers are recomputed; or granularity = \"selective\"",
+                "none, because whole layers are recomputed; or granularity = \"selective\"",
             ),
             Selective if of_full => refuse(
                 "method or layers with granularity = \"selective\"",
@@ -200,7 +201,7 @@ impl RecomputeConfig {
             ),
             Selective if !of_selective => refuse(
                 "granularity = \"selective\" without modules and patterns",
-                "some of either",
+                "at least one module or pattern",
             ),
             _ if self.micro_batches == Some(0) => refuse(
                 "micro_batches = 0",
@@ -226,12 +227,16 @@ impl RecomputeConfig {
         }
     }
 
-    /// Checks the numbers of layers against the pipeline stages. `stages` has the number of layers of each stage.
+    /// Checks that [`layers`](Self::layers) fits the pipeline stages. `stages` contains the number of layers of each
+    /// stage.
     ///
     /// # Errors
     ///
-    /// [`RecomputeError::Setting`] if `layers` is larger than every stage, if its list has not one entry per stage,
-    /// or if an entry is larger than its stage.
+    /// [`RecomputeError::Setting`] in these cases:
+    ///
+    /// - `layers` is larger than the number of layers of every stage;
+    /// - `layers` is a list that does not have one entry per stage;
+    /// - an entry of the list is larger than the number of layers of its stage.
     pub fn check_stages(&self, stages: &[usize]) -> Result<(), RecomputeError> {
         if self.granularity != RecomputeGranularity::Full {
             return Ok(());
@@ -266,35 +271,36 @@ impl RecomputeConfig {
         Ok(())
     }
 
-    /// Checks [`micro_batches`](Self::micro_batches) against the maximum number of micro-batches in flight in each
-    /// stage.
+    /// Checks that [`micro_batches`](Self::micro_batches) fits the pipeline schedule. `stages` contains the maximum
+    /// number of micro-batches in flight for each stage.
     ///
     /// # Errors
     ///
-    /// [`RecomputeError::Setting`] if no micro-batch of any stage would be recomputed.
+    /// [`RecomputeError::Setting`] if no stage would recompute any micro-batch.
     pub fn check_in_flight(&self, stages: &[usize]) -> Result<(), RecomputeError> {
         let most = stages.iter().copied().max().unwrap_or(0);
         match self.micro_batches {
             Some(kept) if kept >= most => Err(RecomputeError::Setting {
                 name: format!("micro_batches = {kept}"),
                 expected: format!(
-                    "fewer than {most}, the most micro-batches that a stage has in flight, so that one is recomputed"
+                    "fewer than {most}, the maximum number of micro-batches that a stage has in flight, so that at \
+                     least one is recomputed"
                 ),
             }),
             _ => Ok(()),
         }
     }
 
-    /// Checks the settings together with
+    /// Checks that the settings are compatible with
     /// [`overlap_moe_expert_parallel_comm`](crate::mesh::ParallelConfig::overlap_moe_expert_parallel_comm). A
-    /// recomputed block runs without interruption, so no exchange can overlap it.
+    /// recomputed block cannot be divided into schedule nodes, so its exchanges cannot overlap with another
+    /// micro-batch.
     ///
     /// # Errors
     ///
     /// [`RecomputeError::Setting`] if complete MoE layers are recomputed.
     pub fn check_moe_overlap(&self) -> Result<(), RecomputeError> {
-        let beside =
-            "with overlap_moe_expert_parallel_comm, which divides layers of experts into nodes";
+        let beside = "with overlap_moe_expert_parallel_comm, which splits MoE layers into parts";
         let refuse = |name: &str, expected: &str| {
             Err(RecomputeError::setting(
                 format!("{name} {beside}"),
@@ -324,7 +330,7 @@ impl RecomputeConfig {
         self.patterns.iter().map(glob).collect()
     }
 
-    /// Returns the settings as one line, for the header of a run.
+    /// Returns a one-line description of the settings, for the header of a run.
     pub fn describe(&self) -> String {
         let what = match (self.granularity, self.method.unwrap_or_default()) {
             (RecomputeGranularity::None, _) => return "nothing".into(),
@@ -346,7 +352,7 @@ impl RecomputeConfig {
             }
         };
         match self.micro_batches {
-            Some(kept) => format!("{what}; not of {kept} micro-batches of those in flight"),
+            Some(kept) => format!("{what}; except in {kept} of the micro-batches in flight"),
             None => what,
         }
     }
@@ -394,7 +400,10 @@ mod tests {
                 },
                 "method or layers",
             ),
-            (RecomputeConfig::selective([]), "some of either"),
+            (
+                RecomputeConfig::selective([]),
+                "at least one module or pattern",
+            ),
             (
                 RecomputeConfig::selective([Norm, Activation, Norm]),
                 "\"norm\" twice",

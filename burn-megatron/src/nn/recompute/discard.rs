@@ -1,8 +1,9 @@
-//! A matrix product whose input is discarded and recomputed in the backward.
+//! A matmul whose input is discarded after the forward pass and recomputed in the backward pass.
 //!
-//! The backward of a product reads its input. The input may be cheap to compute from tensors that are kept anyway: a
-//! norm from the residual stream, or an activation from the previous projection. The operation and the product are
-//! then recorded as one operation (the output-discarding recomputation of Megatron Core).
+//! The backward of a matmul reads its input. Some inputs are cheap to compute from tensors that are kept in any case.
+//! For example, a norm is computed from the residual stream, and an activation from the output of the previous
+//! projection. This operation and the matmul are then recorded as one operation (the output-discarding recomputation of
+//! Megatron Core).
 
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
@@ -10,7 +11,7 @@ use burn_megatron_kernels::activation::ActivationFunction;
 use burn_megatron_kernels::norm::StreamNormFunction;
 use burn_megatron_kernels::{Function, MultiFunction, apply_multi};
 
-/// An operation whose first output is only used as the input of a product.
+/// An operation whose first output is only used as the input of a matmul.
 pub(in crate::nn) trait ProductInput:
     std::fmt::Debug + Send + Sync + 'static
 {
@@ -101,28 +102,29 @@ impl ProductInput for StreamNormFunction<3> {
     }
 }
 
-/// A product that saves its first input before everything else.
+/// A matmul whose first saved tensor is its first input.
 pub(in crate::nn) trait SavesInput: Function {
-    /// Returns whether the product saves its input. It may omit an input without rows.
+    /// Returns whether the matmul saves its input. An input without rows may be omitted.
     fn saves_input(&self) -> bool {
         true
     }
 
-    /// Returns whether the backward reads the input. `needed` are the gradients of the other inputs.
+    /// Returns whether the backward pass reads the input. `needed` contains a flag for each of the other inputs, which
+    /// is true if the gradient of this input is needed.
     fn reads_input(&self, needed: &[bool]) -> bool;
 }
 
-/// An operation whose first output is replaced by its product.
+/// An operation whose first output is replaced by the matmul of this output.
 #[derive(Debug)]
 struct DiscardingProduct<F, P> {
     input: F,
-    /// The number of inputs of `input`. The inputs of the product, without its first input, follow them.
+    /// The number of inputs of `input`. They are followed by the inputs of the matmul, without its first input.
     inputs: usize,
     product: P,
 }
 
-/// Returns the outputs of `input` for `inputs`. The first output is replaced by its product with `others`, and is not
-/// kept: the backward recomputes it.
+/// Returns the outputs of `input` for `inputs`. The first output is replaced by its matmul with `others`. The first
+/// output itself is not kept, and the backward pass recomputes it.
 pub(in crate::nn) fn apply_discarding<const O: usize, const K: usize>(
     input: impl ProductInput,
     inputs: Vec<DispatchTensor>,

@@ -1,20 +1,20 @@
-//! Errors of the recomputation settings.
+//! The error type of activation recomputation.
 
 use crate::comm::CommError;
 use crate::glob::GlobError;
 
-/// An error of the recomputation settings.
+/// An error of activation recomputation or of its settings.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum RecomputeError {
     /// A setting is invalid, or has no effect.
     #[error("invalid {name}: expected {expected}")]
     Setting {
-        /// The setting with its value.
+        /// The name of the setting and its value.
         name: String,
         /// The valid values.
         expected: String,
     },
-    /// An invalid pattern.
+    /// A pattern is invalid.
     #[error("invalid pattern {pattern:?}: {fault}")]
     Pattern {
         /// The pattern.
@@ -22,15 +22,15 @@ pub enum RecomputeError {
         /// The syntax error of the pattern.
         fault: GlobError,
     },
-    /// The model has no module for a name or a pattern.
-    #[error("{given} is of no module that can be recomputed here: expected {known}")]
+    /// The model has no module that matches a name or a pattern in the settings.
+    #[error("{given} matches no module of this model that can be recomputed: expected {known}")]
     Unmatched {
         /// The name or the pattern in the settings.
         given: String,
-        /// The names that the model has.
+        /// The names that the model supports.
         known: String,
     },
-    /// The threads that copy activations cannot be started.
+    /// The threads that copy activations to the host could not be started.
     #[error("cannot start the threads that copy activations to the host: {reason}")]
     Threads {
         /// The error of the operating system.
@@ -54,7 +54,7 @@ impl RecomputeError {
         Self::Unmatched {
             given: given.into(),
             known: match &known[..] {
-                [] => "none, as there is none".into(),
+                [] => "none, because the model has no such module".into(),
                 known => format!("one of {}", known.join(", ")),
             },
         }

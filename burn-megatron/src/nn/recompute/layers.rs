@@ -1,4 +1,4 @@
-//! Selection of the layers and micro-batches that are recomputed.
+//! Selection of the layers and micro-batches whose activations are recomputed.
 
 use std::ops::Range;
 
@@ -7,25 +7,26 @@ use serde::{Deserialize, Serialize};
 
 use super::{RecomputeConfig, RecomputeGranularity};
 
-/// The selection of the layers that are recomputed completely.
+/// The method that selects the layers that are recomputed with granularity `full`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum RecomputeMethod {
-    /// All layers of a stage, in runs of `layers` layers; the last run may be shorter. Only the input of each run is
-    /// kept. The backward recomputes one run at a time.
+    /// Recomputes all layers of a stage, in runs of `layers` consecutive layers. The last run may be shorter. Only the
+    /// input of each run is kept. The backward pass recomputes one run at a time.
     #[default]
     Uniform,
-    /// The first `layers` layers of each stage, one by one. The other layers keep all activations.
+    /// Recomputes the first `layers` layers of each stage, one layer at a time. The other layers keep all activations.
     Block,
 }
 
-/// A number of layers, either the same in every pipeline stage or one number per stage.
+/// A number of layers. It is the same for every pipeline stage, or is given for each stage.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub enum RecomputeLayers {
-    /// The same number in every stage.
+    /// The number of layers is the same in every stage.
     Each(usize),
-    /// A number for each stage of the schedule, including virtual stages. 0 recomputes nothing in the stage.
+    /// The number of layers is given for each stage of the schedule, including virtual stages. With 0 no layer of the
+    /// stage is recomputed.
     PerStage(Vec<usize>),
 }
 
@@ -44,18 +45,18 @@ impl RecomputeLayers {
     }
 }
 
-/// Consecutive layers of a stage, and whether they are recomputed together.
+/// A run of consecutive layers of a stage, which are recomputed together or not recomputed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerRun {
     /// The indices of the layers in the stage.
     pub layers: Range<usize>,
-    /// Whether they are recomputed in the backward.
+    /// Whether the layers are recomputed in the backward pass.
     pub is_recomputed: bool,
 }
 
 impl RecomputeConfig {
-    /// Returns the number of layers that are recomputed together, or 1 if whole layers are not recomputed. Returns
-    /// `None` if this number differs between the layers of a stage.
+    /// Returns the number of layers that are recomputed together. Returns 1 if whole layers are not recomputed, and
+    /// `None` if the number differs between the layers of a stage.
     pub fn layers_per_run(&self) -> Option<usize> {
         match (self.granularity, self.method, &self.layers) {
             (RecomputeGranularity::None | RecomputeGranularity::Selective, ..) => Some(1),
@@ -72,8 +73,8 @@ impl RecomputeConfig {
         kept == 0 || micro_batch % in_flight.max(1) >= kept
     }
 
-    /// Returns the runs of the layers of a stage. `matches` has one flag per layer: whether it matches a
-    /// [pattern](Self::patterns).
+    /// Returns the runs of the layers of a stage. `matches` has one flag per layer, which is true if the layer matches
+    /// a [pattern](Self::patterns).
     pub(crate) fn runs(&self, stage: usize, matches: &[bool]) -> Vec<LayerRun> {
         let layers = matches.len();
         let n = self.layers.clone().unwrap_or_default().of(stage);
@@ -160,8 +161,8 @@ mod tests {
         let error = config.check_in_flight(&[2, 1]).unwrap_err().to_string();
         insta::assert_snapshot!(
             error,
-            @"invalid micro_batches = 2: expected fewer than 2, the most micro-batches that a stage has in flight, so \
-              that one is recomputed"
+            @"invalid micro_batches = 2: expected fewer than 2, the maximum number of micro-batches that a stage has \
+              in flight, so that at least one is recomputed"
         );
         let all = RecomputeConfig::full(RecomputeMethod::Uniform, 1);
         assert!((0..7).all(|i| all.recomputes(i, 3)));

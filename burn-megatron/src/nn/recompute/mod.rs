@@ -1,17 +1,18 @@
 //! Activation recomputation (gradient checkpointing).
 //!
-//! The first pass of a block is not recorded, and only its input is saved. In the backward, a second pass runs the
-//! block again, records it, and runs its backward immediately (Chen et al. 2016, arXiv:1604.06174). This costs an
-//! additional forward. It frees:
+//! The first pass of a block runs in the forward pass. It is not recorded on the autodiff graph, and only its input is
+//! saved. In the backward pass, a second pass runs the block again, records it, and runs its backward pass immediately
+//! (Chen et al. 2016, arXiv:1604.06174). This costs an additional forward pass of the block. It frees the memory of:
 //!
 //! - the activations inside the block;
-//! - under full sharding ([`ZeroStage::Parameters`](crate::data_parallel::ZeroStage::Parameters)) its gathered
-//!   parameters. The modules of burn-nn save their weights in the graph, which would keep every block gathered from
-//!   the forward to the backward. A recomputed block gathers its parameters again.
+//! - the gathered parameters of the block, under full sharding
+//!   ([`ZeroStage::Parameters`](crate::data_parallel::ZeroStage::Parameters)). The modules of burn-nn save their
+//!   weights in the graph. Without recomputation the parameters of every block would stay gathered from the forward
+//!   pass to the backward pass. A recomputed block gathers its parameters again.
 
 //!
-//! [`RecomputeConfig`] selects the parts of a model that are recomputed. Modules get their regions from the
-//! [builder](super::ModelBuilder::recompute_region).
+//! [`RecomputeConfig`] selects the parts of a model that are recomputed. A module gets its region with
+//! [`ModelBuilder::recompute_region`](super::ModelBuilder::recompute_region).
 
 mod builder;
 mod config;
@@ -41,9 +42,9 @@ pub use layers::{LayerRun, RecomputeLayers, RecomputeMethod};
 pub use offload::{ActivationOffload, ActivationUsage, OffloadNote};
 pub use state::{Recompute, RecomputeRegion};
 
-/// Returns `body(x)` and runs `body` again in the backward, so that only `x` is saved.
+/// Returns `body(x)`, and recomputes `body` in the backward pass, so that only `x` is saved.
 ///
-/// `body` owns its module. Modules are cheap to clone:
+/// `body` must own the module that it calls. Modules are cheap to clone:
 ///
 /// ```
 /// use burn::nn::Linear;
@@ -59,24 +60,26 @@ pub use state::{Recompute, RecomputeRegion};
 /// }
 /// ```
 ///
-/// Recomputes in a forward of a [`DistributedDataParallel`](crate::data_parallel::DistributedDataParallel), or inside
-/// [`with_anchor`](super::hook::with_anchor). In other cases, such as an evaluation or a module without a wrapper, it
-/// only calls `body`.
+/// `body` is recomputed in a forward pass of a
+/// [`DistributedDataParallel`](crate::data_parallel::DistributedDataParallel), or inside
+/// [`with_anchor`](super::hook::with_anchor). In other cases, such as an evaluation or a module without a wrapper, this
+/// function only calls `body`.
 ///
-/// Both passes must compute the same:
+/// Both passes must compute the same values:
 ///
-/// - They must draw the same random numbers. [`Dropout`](super::Dropout) does so in a [`recompute_at`]. The dropout
-///   of burn-nn does not: the second pass draws other masks, and the gradients are wrong. Set it to 0 inside a block.
-/// - State that a forward updates, such as the running mean of a batch norm, is updated twice.
+/// - Both passes must draw the same random numbers. Inside [`recompute_at`], [`Dropout`](super::Dropout) draws the same
+///   masks. The dropout of burn-nn draws different masks in the second pass, so that the gradients are wrong. Set its
+///   probability to 0 inside a block.
+/// - State that a forward pass updates, such as the running mean of a batch norm, is updated twice.
 ///
-/// Blocks may be nested. Under full sharding use one `body` per element of the block list of the model, and one for
-/// the layers before and one for the layers after it. The parameters of a `body` are gathered together in the
-/// backward.
+/// Blocks may be nested. Under full sharding, use one `body` for each element of the block list of the model, one
+/// `body` for the layers before the list, and one for the layers after the list. The parameters that a `body` uses are
+/// gathered together in the backward pass.
 ///
 /// # Panics
 ///
-/// If `body` uses a tracked tensor other than its input, because its gradient would be lost. Parameters of the
-/// wrapped module are not tracked. Pass other activations as part of `x`.
+/// If `body` uses a tracked tensor other than its input, because the gradient of this tensor would be lost. Parameters
+/// of the wrapped module are not tracked, so `body` may use them. Pass other activations as part of `x`.
 pub fn recompute<const D: usize, const E: usize>(
     x: Tensor<D>,
     body: impl Fn(Tensor<D>) -> Tensor<E> + Send + Sync + 'static,
@@ -101,7 +104,7 @@ fn recompute_outputs<const D: usize, const E: usize, const K: usize>(
         // In the first block of a model, parameters need a tracked input.
         vec![x.into_dispatch(), anchor]
     };
-    // A second pass is part of the backward, so the input of a nested block is used immediately.
+    // A second pass is part of the backward pass, so the input of a nested block is used immediately.
     let is_first = forward_context::mode() != forward_context::ForwardMode::SecondPass;
     let store = store.filter(|_| is_first);
     // A recording has only shapes.
@@ -115,8 +118,8 @@ fn recompute_outputs<const D: usize, const E: usize, const K: usize>(
     apply_multi(inputs, block)
 }
 
-/// Does the same as [`recompute`] with the current [`DropoutPosition`]. In the second pass, the
-/// [`Dropout`](super::Dropout)s that share `position` draw the same masks, even if the position has changed.
+/// Does the same as [`recompute`], and repeats the dropout masks. In the second pass, the [`Dropout`](super::Dropout)
+/// layers that share `position` draw the masks of the first pass, even if the position has changed in the meantime.
 ///
 /// # Panics
 ///
@@ -156,7 +159,7 @@ impl<const D: usize, const E: usize, const K: usize, F> RecomputedBlock<D, E, K,
 where
     F: Fn(Tensor<D>) -> [Tensor<E>; K],
 {
-    /// Runs the second pass and its backward in a recording, which has no autodiff.
+    /// Runs the second pass and its backward pass in a recording, which has no autodiff.
     fn backward_on_shapes(
         &self,
         x: DispatchTensor,
@@ -172,7 +175,7 @@ where
     }
 }
 
-/// Returns an input with or without autodiff, as in a recorded forward, but on no graph.
+/// Returns an input with or without autodiff, as in a recorded forward pass, but on no graph.
 fn input<const D: usize>(plain: DispatchTensor, autodiff: bool) -> Tensor<D> {
     let plain = Tensor::from_dispatch(plain);
     if autodiff {

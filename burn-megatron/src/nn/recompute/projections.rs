@@ -1,5 +1,5 @@
-//! Attention whose projections are recomputed in the backward. The output of attention and its statistics are kept
-//! (`mla_up_proj` of Megatron Core).
+//! Attention whose projections are recomputed in the backward pass. The output of attention and its softmax statistics
+//! are kept (`mla_up_proj` of Megatron Core).
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,8 +18,8 @@ use crate::nn::schedule_nodes::new_anchor;
 
 impl RecomputeRegion {
     /// Returns the attention `[batch, queries, heads, value width]` of the queries, keys and values returned by
-    /// `project`. If the region is [active](Self::is_active), the backward calls `project` again. It keeps `inputs` and
-    /// the output with its statistics. At least one of `inputs` must be tracked.
+    /// `project`. If the region is [active](Self::is_active), the backward pass calls `project` again. Only `inputs`
+    /// and the output with its softmax statistics are kept. At least one of `inputs` must be tracked.
     ///
     /// # Panics
     ///

@@ -17,7 +17,8 @@ use crate::glob::Glob;
 use crate::host_link::{OffloadRecord, SimulatedHostLink};
 use crate::nn::{DropoutPosition, Residual, forward_context};
 
-/// The recomputation state of a model. Clones share the current micro-batch and the list of regions.
+/// The activation recomputation of a model: its settings, the list of its recomputation regions, and the current
+/// micro-batch. Clones share this state.
 #[derive(Clone, Debug)]
 pub struct Recompute(Arc<Shared>);
 
@@ -25,7 +26,7 @@ pub struct Recompute(Arc<Shared>);
 struct Shared {
     config: RecomputeConfig,
     globs: Vec<Glob>,
-    /// Whether the micro-batch of the current forward is recomputed.
+    /// Whether the micro-batch of the current forward pass is recomputed.
     is_active: AtomicBool,
     regions: Mutex<Regions>,
     /// The store of the inputs of recomputed blocks, if some may be kept on the host.
@@ -51,8 +52,8 @@ impl Recompute {
     ///
     /// # Errors
     ///
-    /// The errors of [`RecomputeConfig::check`]. [`RecomputeError::Threads`] if the threads of an offload cannot be
-    /// started.
+    /// The errors of [`RecomputeConfig::check`]. [`RecomputeError::Threads`] if the threads that copy activations to
+    /// the host cannot be started.
     pub fn new(config: &RecomputeConfig) -> Result<Self, RecomputeError> {
         config.check()?;
         let store = (config.offload.bytes > 0).then(|| ActivationStore::start(config.offload));
@@ -81,7 +82,8 @@ impl Recompute {
         &self.0.config
     }
 
-    /// Sets the micro-batch of the next forward, in a stage with up to `in_flight` micro-batches in flight.
+    /// Sets the index of the micro-batch of the next forward pass, in a stage with up to `in_flight` micro-batches in
+    /// flight.
     pub fn begin_micro_batch(&self, micro_batch: usize, in_flight: usize) {
         let is_active = self.config().recomputes(micro_batch, in_flight);
         self.0.is_active.store(is_active, Ordering::Relaxed);
@@ -90,15 +92,15 @@ impl Recompute {
         }
     }
 
-    /// Returns the bytes of saved inputs of recomputed blocks on the device and on the host. Zero without an
-    /// [offload](super::ActivationOffload).
+    /// Returns the memory usage of the saved inputs of recomputed blocks, on the device and on the host. All values are
+    /// 0 if [offloading](super::ActivationOffload) is off.
     pub fn offloaded(&self) -> ActivationUsage {
         let store = self.0.store.as_ref();
         store.map_or_else(ActivationUsage::default, |store| store.usage())
     }
 
-    /// Records the transfers of inputs over a simulated link between device and host. `forward` and `backward` are
-    /// the times that a block takes.
+    /// Simulates the transfers of saved inputs over a link between the device and the host, and records them. `forward`
+    /// and `backward` are the times of the forward pass and the backward pass of a block.
     pub fn simulate_host_link(
         &self,
         link: SimulatedHostLink,
@@ -110,7 +112,8 @@ impl Recompute {
         }
     }
 
-    /// Takes the record since the last call. Empty without a [simulated link](Self::simulate_host_link).
+    /// Returns the transfers that were recorded since the last call. The record is empty if no link is
+    /// [simulated](Self::simulate_host_link).
     pub fn take_offload_record(&self) -> OffloadRecord {
         let store = self.0.store.as_ref();
         store.map_or_else(OffloadRecord::default, |store| store.take_record())
@@ -154,11 +157,13 @@ impl Recompute {
         self.config().runs(stage, &matches)
     }
 
-    /// Checks that each name and each pattern matches a region of a model that is completely on this rank.
+    /// Checks that each name and each pattern in the settings matches a region of the model. The complete model must be
+    /// on this rank.
     ///
     /// # Errors
     ///
-    /// [`RecomputeError::Unmatched`] with the regions of the model.
+    /// [`RecomputeError::Unmatched`] if a name or a pattern matches no region. The error lists the regions of the
+    /// model.
     pub fn check_whole_model(&self) -> Result<(), RecomputeError> {
         match self.unmatched().iter().position(|unmatched| *unmatched) {
             Some(at) => Err(self.unmatched_error(at)),
@@ -166,12 +171,13 @@ impl Recompute {
         }
     }
 
-    /// Checks that each name and each pattern matches a region of the model. Collective: call it on all ranks of the
-    /// pipeline group.
+    /// Checks that each name and each pattern in the settings matches a region of the model. This call is collective:
+    /// make it on all ranks of the pipeline group.
     ///
     /// # Errors
     ///
-    /// [`RecomputeError::Unmatched`] with the regions of this rank.
+    /// [`RecomputeError::Unmatched`] if a name or a pattern matches no region. The error lists the regions of this
+    /// rank.
     pub fn check_regions(&self, groups: &ParallelContext) -> Result<(), RecomputeError> {
         let flags = self.unmatched();
         if flags.is_empty() {
@@ -213,11 +219,11 @@ impl Recompute {
     }
 }
 
-/// A part of a model that the backward may recompute, depending on the settings. See
+/// A recomputation region: a part of a model that the backward pass recomputes if the settings select it. See
 /// [`ModelBuilder::recompute_region`](crate::nn::ModelBuilder::recompute_region).
 #[derive(Clone, Debug, Default)]
 pub struct RecomputeRegion {
-    /// `None`: the region is never recomputed.
+    /// `None` if the region is never recomputed.
     state: Option<(Recompute, DropoutPosition)>,
 }
 
@@ -233,8 +239,8 @@ impl RecomputeRegion {
         state.is_some_and(|(recompute, _)| recompute.0.is_active.load(Ordering::Relaxed))
     }
 
-    /// Returns `body(x)`. If the region is [active](Self::is_active), only `x` is kept for the backward, which runs
-    /// `body` again with the same dropout: see [`recompute_at`](super::recompute_at).
+    /// Returns `body(x)`. If the region is [active](Self::is_active), only `x` is kept for the backward pass, which
+    /// runs `body` again with the same dropout masks. See [`recompute_at`](super::recompute_at).
     ///
     /// # Panics
     ///
@@ -262,8 +268,9 @@ impl RecomputeRegion {
         }
     }
 
-    /// Does the same as [`run`](Self::run) for layers on a residual stream, and keeps the sum of the stream. The
-    /// gradients are bit-identical to the same layers without a region.
+    /// Does the same as [`run`](Self::run) for layers whose input and output are residual streams. If the region is
+    /// active, only the summed residual stream is kept. The gradients are bit-identical to the gradients of the same
+    /// layers without a region.
     ///
     /// # Panics
     ///

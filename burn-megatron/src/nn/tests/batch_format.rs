@@ -1,5 +1,5 @@
-//! Tests that attention on packed documents equals attention on each document alone, and that attention with a cache
-//! equals attention on complete rows.
+//! Tests that attention to packed documents equals attention to each document separately, and that attention with a KV
+//! cache equals attention to complete rows.
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{DType, Device, Tensor};
@@ -26,7 +26,7 @@ struct Form {
     choice: KernelChoice,
 }
 
-/// Returns all variants of attention that mask differently.
+/// Returns all variants of attention whose masks differ.
 fn forms() -> Vec<Form> {
     let mut forms = vec![];
     for choice in [KernelChoice::Auto, KernelChoice::Unfused] {
@@ -194,7 +194,7 @@ fn tokens_after_others_are_the_ends_of_whole_rows() {
     }
 }
 
-/// Dropped tokens are overwritten, and the cache grows when it is full.
+/// New tokens overwrite dropped tokens, and the cache grows when it is full.
 #[test]
 fn a_cache_grows_and_takes_back() {
     let form = forms()[1];
@@ -219,7 +219,8 @@ fn a_cache_grows_and_takes_back() {
         let expected = whole.clone().narrow(1, from, to - from);
         assert_close(&format!("{from} to {to}"), &values(y), &values(expected));
     }
-    // Keys and values of two groups in f64, with memory for no more tokens than the capacity.
+    // The cache holds keys and values of two key-value heads in f64, and allocates memory for at most `capacity`
+    // tokens.
     assert_eq!(cache.bytes(), 2 * seq * 2 * WIDTH * 8);
 }
 

@@ -173,8 +173,7 @@ fn groups_that_do_not_fit_are_named() {
     let message = refused(1, |builder| attention(12, 5).init(builder));
     assert_snapshot!(
         message,
-        @"block: 12 heads cannot share 5 groups of keys and values; \
-          [1, 2, 3, 4, 6, 12] groups can serve them"
+        @"block: 12 heads cannot share 5 groups of keys and values: use one of [1, 2, 3, 4, 6, 12] groups"
     );
     let message = refused(1, |builder| attention(12, 0).init(builder));
     assert!(

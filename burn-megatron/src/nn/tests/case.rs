@@ -27,11 +27,11 @@ pub struct Case<'a, M> {
     pub forward: &'a (dyn Fn(&M, Tensor<3>) -> Tensor<3> + Sync),
 }
 
-/// The results, assembled from all ranks.
+/// The results of a case, assembled from the parts of all ranks.
 struct Assembled {
     output: Vec<f64>,
     input_gradient: Vec<f64>,
-    /// The path, the initial values and the gradient.
+    /// The path, the initial values and the gradient of each parameter.
     parameters: Vec<(String, Vec<f64>, Vec<f64>)>,
 }
 
@@ -146,7 +146,8 @@ impl<M: Module> Case<'_, M> {
         }
     }
 
-    /// Returns the factors of the loss `sum(output * factor)`. Replicated elements count once.
+    /// Returns the factors of the loss `sum(output * factor)`. Elements that are replicated on several ranks count
+    /// once.
     fn loss_weight(&self, place: AxisRank) -> Tensor<3> {
         let placement = (self.output.placement)(place.size);
         let weight = part(wave(self.output.shape, 4.0), &placement, place);

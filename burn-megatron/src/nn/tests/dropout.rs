@@ -1,4 +1,4 @@
-//! Tests that the model has one mask, independent of the number of ranks.
+//! Tests that the dropout mask does not depend on the number of ranks.
 
 use burn::tensor::{DType, Tensor};
 
@@ -44,7 +44,7 @@ fn ranks_with_the_same_elements_drop_the_same() {
         assert!(dropped(ranks, None).0.iter().all(|part| *part == one[0]));
     }
     let zeros = one[0].iter().filter(|x| **x == 0.0).count();
-    // There are 64 draws with probability 0.4.
+    // Each of the 64 elements is dropped with probability 0.4.
     assert!((15..37).contains(&zeros), "{zeros} of 64");
 }
 

@@ -49,7 +49,7 @@ fn epilogues_on_several_ranks_are_those_on_one() {
     }
 }
 
-/// The sums of the gradients that hooks receive, by parameter, and the announced gradients.
+/// The sums of the gradients that the hooks of each parameter receive, and the numbers of announced gradients.
 #[derive(Default)]
 struct Sums(Mutex<[Vec<f64>; 4]>, Mutex<[usize; 4]>);
 
@@ -142,12 +142,12 @@ fn what_has_no_epilogues_is_refused() {
     refused(
         &exact,
         outline(DType::F32),
-        "needs the activation GeluTanh, and this MLP has Gelu",
+        "requires the activation GeluTanh, but this MLP has Gelu",
     );
     refused(
         &gelu,
         outline(DType::F64),
-        "they are for f32, f16 and bf16, not F64",
+        "the fused epilogues require F32, F16 or BF16, got F64",
     );
     let narrow = ParallelMlpConfig {
         width: 20,
@@ -160,13 +160,13 @@ fn what_has_no_epilogues_is_refused() {
     );
     let builder = ModelBuilder::new(&context, &autodiff());
     let builder = builder.with_kernels(&choices).unwrap();
-    refused(&gelu, builder, "they are cuBLASLt's, for CUDA devices");
+    refused(&gelu, builder, "the fused epilogues require a CUDA device");
     let all = LoraConfig {
         target_modules: vec!["all-linear".into()],
         ..LoraConfig::default()
     };
     let lora = outline(DType::F32).with_lora(Some(&all)).unwrap();
-    refused(&gelu, lora, "it is not for layers with adapters (lora)");
+    refused(&gelu, lora, "it conflicts with layers with adapters (lora)");
     let recompute = RecomputeConfig::selective([RecomputeModule::Activation]);
     let recompute = outline(DType::F32).with_recompute(&recompute).unwrap();
     refused(
@@ -182,7 +182,7 @@ fn what_has_no_epilogues_is_refused() {
     let error = builder.with_kernels(&unfused).unwrap_err().to_string();
     insta::assert_snapshot!(
         error,
-        @"kernels: epilogue_fusion needs fused activation, and activation is unfused (requested); use activation = fused, \
-          or remove epilogue_fusion"
+        @"kernels: epilogue_fusion requires fused activation, but activation is unfused (requested): set activation = \
+          fused, or remove epilogue_fusion"
     );
 }

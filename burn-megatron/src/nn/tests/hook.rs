@@ -29,7 +29,7 @@ fn stack(layers: usize) -> Stack {
     }
 }
 
-/// The gradients that the hooks received, with the marks that the backward passed in between.
+/// The gradients that the hooks received, and the marks that the backward pass reached, in order.
 #[derive(Default)]
 struct RecordingSink {
     events: Mutex<Vec<Event>>,
@@ -38,7 +38,7 @@ struct RecordingSink {
 
 #[derive(Clone, Debug, PartialEq)]
 enum Event {
-    /// The backward has reached the input of block `i`.
+    /// The backward pass has reached the input of block `i`.
     Mark(usize),
     Gradient(usize, Vec<f64>),
 }
@@ -85,7 +85,7 @@ impl GradientSink for RecordingSink {
     }
 }
 
-/// The identity, which records when the backward passes it.
+/// The identity, which records when the backward pass reaches it.
 struct Mark(Arc<RecordingSink>, usize);
 
 impl std::fmt::Debug for Mark {

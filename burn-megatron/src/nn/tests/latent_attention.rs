@@ -1,4 +1,5 @@
-//! Tests latent attention against an unfused composition, head by head, and its cache against the complete sequence.
+//! Compares latent attention with an unfused computation of each head, and generation with a KV cache with attention to
+//! the complete sequence.
 
 use burn::tensor::activation::softmax;
 use burn::tensor::{Bool, DType, Device, Tensor};
@@ -159,8 +160,7 @@ fn sizes_that_do_not_fit_are_refused() {
         rope_width: 3,
         ..config(None)
     };
-    let expected =
-        "mla: invalid rope_width = 3: expected an even number, as pairs of features are rotated";
+    let expected = "mla: invalid rope_width = 3: expected an even number, because pairs of features are rotated";
     assert_eq!(refused(odd, 1), expected);
     let error = refused(config(None), 2);
     assert_snapshot!(error, @"heads 3 cannot be split over tensor = 2; 1, 3 can");

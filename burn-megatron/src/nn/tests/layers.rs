@@ -285,8 +285,8 @@ fn norms() {
 
 #[test]
 fn attention() {
-    // Multi-head attention, grouped-query attention with one group per rank and with fewer groups, and multi-query
-    // attention.
+    // Multi-head attention, grouped-query attention (with one key-value head per rank, and with fewer key-value heads
+    // than ranks), and multi-query attention.
     for (groups, turned, dropout, sequence_parallel, bias) in [
         (8, false, 0.0, false, true),
         (4, true, 0.0, true, false),

@@ -14,13 +14,13 @@ const BATCH: usize = 2;
 const SEQ: usize = 4;
 const TOKENS: usize = BATCH * SEQ;
 
-/// The start of the backward.
+/// The tensor at which the backward pass starts.
 #[derive(Clone, Copy, Debug)]
 enum Backward {
     /// A weighted sum: the loss of each token times its index, counted from 1.
     PerToken,
-    /// `factor` times the sum. `told` is the factor that the forward was given. `None`: the backward starts from the
-    /// losses.
+    /// The sum of the losses, multiplied by `factor`. `told` is the factor that was passed to the forward pass. With
+    /// `None` the backward pass starts at the losses.
     Sum { told: Option<Told>, factor: f64 },
 }
 
@@ -106,7 +106,7 @@ impl Case {
         )
     }
 
-    /// Returns the distribution of the hidden states over the ranks.
+    /// Returns the placement of the hidden states on the ranks.
     fn input(&self) -> Placement {
         if self.sequence_parallel {
             Placement::split(1, SEQ, self.ranks)
@@ -220,7 +220,7 @@ fn chunks_on_tensor_ranks_equal_one_rank() {
     }
 }
 
-/// Also tests a forward that was given another factor, and a single chunk.
+/// Also tests a forward pass with a different factor, and a single chunk.
 #[test]
 fn any_factor_of_the_sum_is_in_the_gradients() {
     for told in [
@@ -254,7 +254,7 @@ fn a_large_vocabulary_in_chunks() {
     .check();
 }
 
-/// Small gradients are not lost in f16 if the forward was given the loss scale.
+/// Small gradients are not lost in f16 if the loss scale is passed to the forward pass.
 #[test]
 fn the_loss_scale_is_in_the_gradients_of_logits() {
     let device = Device::flex();

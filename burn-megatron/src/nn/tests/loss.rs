@@ -194,14 +194,14 @@ fn loss_and_gradient_follow_the_definition() {
 #[test]
 fn padding_has_no_probability() {
     for smoothing in [0.0, 0.1] {
-        // Padded to 12, 12 and 16 entries. The last of four ranks has 2 real entries of 4.
+        // The vocabulary is padded to 12, 12 and 16 entries. The last of four ranks has 4 entries, 2 of them real.
         let question = Question {
             smoothing,
             divisible_by: 4,
             ..Question::new(10)
         };
         question.check(&[1, 2, 4]);
-        // Padded to 8, 8 and 16 entries. The last two of four ranks have no real entries.
+        // The vocabulary is padded to 8, 8 and 16 entries. The last two of four ranks have no real entries.
         Question {
             smoothing,
             divisible_by: 4,
@@ -271,7 +271,7 @@ fn low_logits_beside_a_rank_of_padding() {
 
 #[test]
 fn a_target_that_is_no_token_cannot_pass_unseen() {
-    // Of 12 entries 10 are tokens. The targets are below the range, in the padding, and beyond the padding.
+    // 10 of the 12 entries are tokens. The targets are below the range, in the padding, and beyond the padding.
     for target in [-1, 10, 12] {
         let mut question = Question {
             divisible_by: 4,

@@ -50,7 +50,8 @@ fn autodiff() -> Device {
     Device::flex().autodiff()
 }
 
-/// Returns plain f64 values of about one that all differ. Different phases give different values.
+/// Returns f64 values that are close to one and all differ. Different phases give different values. The tensor is not
+/// tracked by autodiff.
 pub(super) fn wave<const D: usize>(shape: [usize; D], phase: f64) -> Tensor<D> {
     let value = |i: usize| (phase + 1.3 * i as f64).sin() + 0.3 * (2.0 * phase + i as f64).cos();
     let values: Vec<f64> = (0..shape.iter().product()).map(value).collect();
@@ -60,7 +61,7 @@ pub(super) fn wave<const D: usize>(shape: [usize; D], phase: f64) -> Tensor<D> {
     )
 }
 
-/// Returns the table of rotary positions.
+/// Returns the table of the rotary embedding.
 fn rotary(max_positions: usize, width: usize, base: f64, dtype: DType) -> RopeTable {
     let config = RopeConfig {
         width,
@@ -112,7 +113,7 @@ fn assemble<T: Copy + Default>(placement: &Placement, shape: &[usize], parts: &[
     Placements::from((Axis::Tensor, placement.clone())).assemble(shape, parts)
 }
 
-/// Sets every parameter to values of about one, so that biases affect the result.
+/// Sets every parameter to values that are close to one, so that biases affect the result.
 fn filled<M: Module>(module: M, table: &ParameterTable, place: AxisRank) -> M {
     module.map(&mut FillParameters {
         table,

@@ -42,7 +42,7 @@ pub(super) fn slow(inner: &Comm, journal: &Journal) -> Comm {
     })
 }
 
-/// Records the weight gradients of this thread, and also its other products if the flag is set.
+/// Records the weight gradients that this thread computes, and also its other matmuls if the flag is set.
 pub(super) struct Spans(pub Journal, pub bool);
 
 impl Subscriber for Spans {
@@ -86,7 +86,7 @@ pub(super) fn second_subscriber() -> tracing::Dispatch {
     tracing::Dispatch::new(Spans(Journal::default(), false))
 }
 
-/// Returns the events of the backward of a column-parallel layer, in order, on each rank.
+/// Returns the events in the backward pass of a column-parallel layer on each rank, in order.
 fn backward_of(sequence_parallel: bool) -> Vec<Vec<String>> {
     let _second = second_subscriber();
     over(2, |groups| {
@@ -165,7 +165,7 @@ fn overlap_changes_no_bit() {
     }
 }
 
-/// A frozen weight needs no gathered input, and a plain input needs no reduction.
+/// A frozen weight needs no gathered input, and an input without a gradient needs no reduction.
 #[test]
 fn what_is_not_needed_is_not_communicated() {
     for events in over(2, |groups| {

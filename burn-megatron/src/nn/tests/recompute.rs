@@ -50,12 +50,12 @@ struct Model {
     head: Linear,
 }
 
-/// The way in which the blocks of a model are run.
+/// The method of running the blocks of a model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum RunMode {
     Recorded,
     Recomputed,
-    /// Each block, and each group of three blocks.
+    /// Each block is recomputed, and also each group of three blocks.
     Nested,
 }
 
@@ -119,7 +119,7 @@ impl ModuleMapper for FillParameters {
     }
 }
 
-/// Returns different values of this type.
+/// Returns values of this dtype that all differ.
 fn input(phase: f64, dtype: DType) -> Tensor<2> {
     Tensor::from_inner(wave([SAMPLES, 3], phase).cast(dtype))
 }
@@ -357,7 +357,7 @@ fn a_tracked_tensor_from_outside_is_refused() {
     );
 }
 
-/// The first pass runs in the forward, and the second pass in the backward.
+/// The first pass runs in the forward pass, and the second pass runs in the backward pass.
 #[test]
 fn a_fault_in_a_block_leaves_nothing_behind() {
     let mut ddp = wrapped(
@@ -407,7 +407,7 @@ struct Dropping {
     dropout: Dropout,
 }
 
-/// Returns the gradients after two forwards at two positions, followed by both backwards.
+/// Returns the gradients after two forward passes at two positions, followed by both backward passes.
 fn dropping(run: impl Fn(&DropoutPosition, Tensor<2>, Dropping) -> Tensor<2>) -> Vec<Vec<f64>> {
     let builder = ModelBuilder::with(&ParallelContext::single(), &Device::flex(), 5, DType::F64);
     let layer = Linear {

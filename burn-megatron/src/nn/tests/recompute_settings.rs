@@ -29,7 +29,7 @@ struct Model {
 
 const LAYERS: usize = 4;
 
-/// Returns how often each layer and the head run in a forward and its backward, and the gradients.
+/// Returns the number of times that each layer and the head run in a forward and a backward pass, and the gradients.
 fn followed(config: &RecomputeConfig) -> Result<([usize; LAYERS + 1], Vec<Vec<f64>>), BuildError> {
     let groups = ParallelContext::single();
     let builder = ModelBuilder::with(&groups, &Device::flex(), 5, DType::F64);
@@ -96,7 +96,8 @@ fn a_module_of_a_user_follows_the_settings() {
     let error = followed(&named).unwrap_err().to_string();
     insta::assert_snapshot!(
         error,
-        @"mlp is of no module that can be recomputed here: expected none, as there is none"
+        @"mlp matches no module of this model that can be recomputed: expected none, because the model has no such \
+          module"
     );
 }
 

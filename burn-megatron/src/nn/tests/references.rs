@@ -208,7 +208,7 @@ fn activations(fused: bool) {
     );
 }
 
-/// The exponentials of extreme inputs overflow, but the values must not.
+/// The exponentials of extreme inputs overflow, but the outputs must be finite.
 #[test]
 fn activations_are_finite_far_out() {
     for activation in [Activation::Gelu, Activation::GeluTanh, Activation::SwiGlu] {

@@ -1,4 +1,4 @@
-//! Tests attention against an unfused composition: softmax(Q K^T / sqrt(width), causal) V, head by head.
+//! Compares attention with an unfused computation of each head: softmax(Q K^T / sqrt(width), causal) V.
 
 use burn::tensor::activation::softmax;
 use burn::tensor::{Bool, DType, Device, Tensor};

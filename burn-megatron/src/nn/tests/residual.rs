@@ -1,4 +1,5 @@
-//! Tests that a residual stream is bit-identical independent of where its additions are made.
+//! Tests that results are bit-identical, independent of the operation that adds the output of a branch to the residual
+//! stream.
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{DType, Device, Tensor};

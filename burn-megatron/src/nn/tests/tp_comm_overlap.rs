@@ -1,4 +1,4 @@
-//! Tests exchanges in chunks: the results, the number of bytes, and the overlap with products.
+//! Tests collectives in chunks: the results, the number of bytes, and the overlap with matmuls.
 
 use std::time::Duration;
 
@@ -89,7 +89,7 @@ fn a_row_parallel_layer_computes_the_same() {
     }
 }
 
-/// Returns both layers of a rank, without biases.
+/// Returns a column-parallel and a row-parallel layer on a rank, without biases.
 fn layers(groups: &ParallelContext) -> (ColumnParallelLinear, RowParallelLinear) {
     let builder = ModelBuilder::with(groups, &autodiff(), 7, DType::F64);
     let column = ColumnParallelLinearConfig::new(HIDDEN, WIDTH).with_bias(false);
@@ -100,7 +100,7 @@ fn layers(groups: &ParallelContext) -> (ColumnParallelLinear, RowParallelLinear)
     )
 }
 
-/// Returns the inputs of both layers on a rank: its tokens, and its features of all tokens.
+/// Returns the inputs of both layers on a rank: the rank's part of the tokens, and the rank's features of all tokens.
 fn inputs(tensor: usize) -> [Tensor<3>; 2] {
     [
         wave([BATCH, SEQ / tensor, HIDDEN], 0.5),
@@ -108,7 +108,7 @@ fn inputs(tensor: usize) -> [Tensor<3>; 2] {
     ]
 }
 
-/// Returns the events of rank 0 in the forward and the backward of both layers, in order.
+/// Returns the events of rank 0 in the forward pass and the backward pass of both layers, in order.
 fn events(layout: &ParallelConfig, tracks_input: bool) -> [Vec<String>; 4] {
     let _second = second_subscriber();
     let of_ranks = in_layout(layout, |groups| {
@@ -140,8 +140,8 @@ fn a_chunk_of_a_ring_travels_while_another_is_computed() {
     let [forward, backward, row_forward, row_backward] = events(&whole_ring(2), true);
     let gather = ["start all_to_all", "product", "end all_to_all", "product"];
     assert_eq!(forward, gather);
-    // The input is gathered during the product of its gradient, and the gradient is reduced during the product of the
-    // weight gradient.
+    // The input is gathered during the matmul of the input gradient, and the input gradient is reduced during the
+    // matmul of the weight gradient.
     let reduce = ["product", "start all_to_all", "product"];
     let of_weight = ["weight gradient", "end all_to_all", "weight gradient"];
     let end = ["end all_to_all"];
@@ -183,7 +183,7 @@ fn collectives_in_bulk_travel_while_another_chunk_is_computed() {
     assert_eq!(row_backward, [&gather[..], &["weight gradient"]].concat());
 }
 
-/// Without an input gradient, the gather overlaps the product of the weight gradient.
+/// Without an input gradient, the gather overlaps with the matmul of the weight gradient.
 #[test]
 fn what_is_not_needed_is_not_communicated() {
     let [_, column, _, row] = events(&whole_ring(2), false);
@@ -197,13 +197,13 @@ fn what_is_not_needed_is_not_communicated() {
     assert_eq!(row, of_weight);
 }
 
-/// Returns the transfers of the forwards and backwards of both layers on each rank. The exchange of a layer takes as
-/// long as each of its products.
+/// Returns the transfers on each rank in the forward passes and backward passes of both layers. The collective of a
+/// layer takes the same time as each of its matmuls.
 fn transfers(layout: &ParallelConfig) -> Vec<Vec<Vec<Transfer>>> {
     let _second = second_subscriber();
     let tensor = layout.tensor;
     let rows = BATCH * SEQ;
-    // The exchange and the product each take a second.
+    // The collective and the matmul each take one second.
     let flops = 2 * rows * HIDDEN * WIDTH / tensor;
     let sent = rows * HIDDEN * 8 * (tensor - 1) / tensor;
     in_layout(layout, |groups| {
@@ -235,7 +235,7 @@ fn as_many_bytes_are_sent_and_most_of_their_time_is_hidden() {
     for tensor in [2, 4] {
         let expected = transfers(&plain(tensor));
         let bytes = |transfers: &[Transfer]| -> u64 { transfers.iter().map(|it| it.bytes).sum() };
-        // Each product takes as long as its exchange.
+        // Each matmul takes the same time as its collective.
         for (layout, least) in [
             (ring(tensor), 0.74),
             (bulk(tensor, 4), 0.74),
@@ -265,7 +265,7 @@ fn chunks_that_do_not_divide_the_tokens_are_refused() {
         Ok::<_, CommError>(())
     };
     let error = World::threads(2).unwrap().run(run).unwrap_err().to_string();
-    let expected = "cannot make 3 equal chunks of the 8 tokens that each tensor rank has of a sequence: expected \
+    let expected = "cannot make 3 equal chunks of the 8 tokens of a sequence on each tensor rank: expected \
                     tp_comm_overlap_num_splits of 2, 4, 8, or tp_comm_overlap = ring";
     assert!(error.contains(expected), "{error}");
 }

@@ -6,14 +6,14 @@ use super::num_splits::num_splits;
 use crate::collective::{Comm, invalid};
 use crate::mesh::{ParallelConfig, TpCommOverlap};
 
-/// The ranks of the tensor axis, and the way in which their exchanges are split into chunks.
+/// The ranks of the tensor axis, and the method of splitting their collectives into chunks.
 #[derive(Clone, Debug)]
 pub struct TpCommOverlapGroup {
     /// The ranks of the tensor axis.
     pub comm: Comm,
     method: TpCommOverlap,
     num_splits: Option<usize>,
-    /// Whether the output of the product is the output of a recomputed region, which is not read in the second pass.
+    /// Whether the output of the matmul is the output of a recomputed region, which is not read in the second pass.
     pub(super) ends_region: bool,
 }
 
@@ -30,8 +30,8 @@ pub(super) struct TokenChunks {
 }
 
 impl TpCommOverlapGroup {
-    /// Creates the group of a layout whose sequences are split over several ranks. Returns `None` if its exchanges
-    /// are not split into chunks.
+    /// Creates the group of a layout whose sequences are split over several ranks. Returns `None` if the collectives of
+    /// the layout are not split into chunks.
     pub fn of_layout(layout: &ParallelConfig, comm: &Comm) -> Option<Self> {
         let method = layout.tp_comm_overlap.filter(|_| comm.size() > 1)?;
         Some(Self {
@@ -42,7 +42,7 @@ impl TpCommOverlapGroup {
         })
     }
 
-    /// Returns the group for a product whose output is the output of a recomputed region.
+    /// Returns the group for a matmul whose output is the output of a recomputed region.
     pub(in crate::nn) fn ending_region(self) -> Self {
         Self {
             ends_region: true,
@@ -93,7 +93,7 @@ impl TokenChunks {
         self.part / self.splits
     }
 
-    /// Returns the order in which products before a reduce-scatter are computed. In a ring, this rank's chunks are
+    /// Returns the order in which the matmuls before a reduce-scatter are computed. In a ring, this rank's chunks are
     /// last.
     pub fn reduce_order(self) -> Vec<usize> {
         match self.method {

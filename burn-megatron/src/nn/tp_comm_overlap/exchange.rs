@@ -1,4 +1,4 @@
-//! All-gathers and reduce-scatters of plain tensors, in chunks.
+//! All-gathers and reduce-scatters in chunks. The tensors are not tracked by autodiff.
 
 use std::collections::VecDeque;
 

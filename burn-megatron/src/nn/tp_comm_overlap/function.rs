@@ -1,4 +1,4 @@
-//! A linear layer with exchanges in chunks, for any arithmetic that multiplies rows independently of each other.
+//! A linear layer with collectives in chunks, for any arithmetic that multiplies rows independently of each other.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
@@ -14,7 +14,7 @@ use crate::nn::hook::Pass;
 use crate::nn::linear_function::{LinearFunction, tensor};
 
 impl LinearFunction {
-    /// Returns the output, or `None` if the exchange is not in chunks.
+    /// Returns the output, or `None` if the collective is not split into chunks.
     pub(in crate::nn) fn forward_in_chunks(
         &self,
         inputs: &[DispatchTensor],
@@ -47,7 +47,7 @@ impl LinearFunction {
         chunks.join(outputs)
     }
 
-    /// Returns this rank's part of the sum of the products of all ranks: `[batch, seq, in]` to `[batch, part, out]`.
+    /// Returns this rank's part of the sum of the matmuls of all ranks: `[batch, seq, in]` to `[batch, part, out]`.
     fn reduced_output(
         &self,
         x: Tensor<3>,
@@ -95,8 +95,8 @@ impl LinearFunction {
         }
     }
 
-    /// Reduce-scatters the input gradient, and gathers the input for the weight gradient. Each exchange overlaps its
-    /// own product, so that it is also hidden if the weight gradient is deferred.
+    /// Reduce-scatters the input gradient, and gathers the input for the weight gradient. Each collective overlaps with
+    /// its own matmul, so that it is also hidden if the weight gradient is deferred.
     fn backward_of_gathered(
         &self,
         x: Option<Tensor<3>>,
@@ -145,7 +145,7 @@ impl LinearFunction {
         let needs_addend = needed.get(2) == Some(&true);
         let mut gradients = vec![None; needed.len()];
         if weight.is_none() && !needs_addend {
-            // Only the product of the weight gradient can hide the exchange.
+            // Only the matmul of the weight gradient can hide the collective.
             gradients[1] = x.and_then(|x| {
                 let operands = move |index, dy| (chunks.rows(&x, index), dy);
                 self.weight_gradient_in_chunks(out, gathered, operands)

@@ -1,14 +1,15 @@
-//! Sequence parallelism with exchanges in chunks that overlap the matrix products (`--tp-comm-overlap` of
+//! Overlap of the collectives of sequence parallelism with the matmuls, chunk by chunk (`--tp-comm-overlap` of
 //! Megatron-LM).
 //!
-//! The tokens of a sequence are split into chunks. A chunk is gathered while the product of the previous chunk is
-//! computed, or reduce-scattered while the product of the next chunk is computed. If the forward of a product
-//! gathers, its backward reduce-scatters, and vice versa. The number of bytes is the same as without chunks.
+//! The tokens of a sequence are split into chunks. A chunk is all-gathered while the matmul of the previous chunk is
+//! computed, or reduce-scattered while the matmul of the next chunk is computed. If the forward pass of a layer
+//! all-gathers, its backward pass reduce-scatters, and vice versa. The number of bytes sent is the same as without
+//! chunks.
 //!
-//! | product | forward | gradient of the input | gradient of the weight |
+//! | layer | forward pass | gradient of the input | gradient of the weight |
 //! |---|---|---|---|
-//! | column-parallel | gathers the input, chunk by chunk | reduce-scatters the gradient | gathers the input again |
-//! | row-parallel | reduce-scatters the output | gathers the output gradient | uses the gathered output gradient |
+//! | column-parallel | all-gathers the input | reduce-scatters the gradient | all-gathers the input again |
+//! | row-parallel | reduce-scatters the output | all-gathers the output gradient | uses the gathered output gradient |
 
 mod chunks;
 mod exchange;

@@ -1,21 +1,23 @@
-//! The number of chunks of a sequence-parallel exchange, and its exposed time. For layers and for planners.
+//! The number of chunks of a sequence-parallel collective, and its exposed communication time. Layers and the planner
+//! use these functions.
 
 use crate::mesh::{ParallelConfig, TpCommOverlap, divisors_near};
 
-/// The minimum number of chunks, if the tokens allow it. With `c` chunks, `1 / c` of the exchange is not hidden.
+/// The minimum number of chunks, if the number of tokens allows it. With `c` chunks, `1 / c` of the collective is not
+/// hidden.
 const FEWEST: usize = 4;
-/// The maximum number of chunks, because products with few rows do not fill a device.
+/// The maximum number of chunks, because matmuls with few rows do not use a device fully.
 const MOST: usize = 16;
 /// The bytes per second that a rank sends over the NVLink of an H100.
 const BYTES_PER_SECOND: f64 = 400e9;
-/// The time of an additional chunk, in seconds: the latency of a collective, and the end of a product whose last
-/// tiles do not fill the device.
+/// The time of an additional chunk, in seconds. It consists of the latency of a collective, and the time at the end of
+/// a matmul when the last tiles do not use the device fully.
 const SECONDS_PER_CHUNK: f64 = 10e-6;
 
-/// The error of a number of chunks into which the tokens of a rank cannot be split.
+/// The error that the tokens of a rank cannot be split into the requested number of chunks.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "tp_comm_overlap = {method} cannot make {} of the {tokens} tokens that each tensor rank has of a sequence: expected \
+    "tp_comm_overlap = {method} cannot make {} of the {tokens} tokens of a sequence on each tensor rank: expected \
      {divisors}sequences with a multiple of {multiple} tokens on each tensor rank",
     splits.map_or(format!("2 to {MOST} equal chunks"), |splits| format!("{splits} equal chunks"))
 )]
@@ -28,18 +30,18 @@ pub struct NumSplitsError {
     multiple: usize,
 }
 
-/// Returns the number of chunks of a sequence. Each of `ranks` ranks holds `tokens` tokens of the sequence and sends
-/// `bytes`. The result is `given`, or else:
+/// Returns the number of chunks into which a sequence is split. Each of `ranks` ranks holds `tokens` tokens of the
+/// sequence and sends `bytes` bytes. The result is `given`, if it is set. Otherwise the result depends on the method:
 ///
-/// - in bulk: the divisor `c` of the tokens from 4 to 16 with the least exposed time
-///   `bytes / c / bandwidth + c * latency`. Without such a divisor, 2 or 3. The speeds are the speeds of an H100 with
-///   NVLink;
-/// - in a ring, which already has a chunk for each rank: the smallest number with at least 4 chunks in total, or 1 if
-///   the tokens cannot be split.
+/// - Bulk: the divisor `c` of `tokens`, between 4 and 16, with the least exposed time. This time is `bytes / c /
+///   bandwidth + c * latency`. If there is no such divisor, the result is 3 or 2. The bandwidth and the latency are the
+///   values of an H100 with NVLink.
+/// - Ring: a ring already has one chunk per rank, and the result is the number of chunks of each rank's part. It is the
+///   smallest number that gives at least 4 chunks in total, or 1 if the tokens cannot be split.
 ///
 /// # Errors
 ///
-/// [`NumSplitsError`] if the tokens cannot be split.
+/// [`NumSplitsError`] if `tokens` cannot be split into the number of chunks.
 pub fn num_splits(
     method: TpCommOverlap,
     given: Option<usize>,
@@ -96,11 +98,11 @@ const fn fewest(method: TpCommOverlap) -> usize {
     }
 }
 
-/// Checks that the exchanges of sequences of `length` tokens can be split into chunks.
+/// Checks that the collectives of sequences with `length` tokens can be split into chunks.
 ///
 /// # Errors
 ///
-/// [`NumSplitsError`] if they cannot.
+/// [`NumSplitsError`] if the sequences cannot be split.
 pub fn check(layout: &ParallelConfig, length: usize) -> Result<(), NumSplitsError> {
     let Some(method) = layout.tp_comm_overlap else {
         return Ok(());
@@ -110,8 +112,8 @@ pub fn check(layout: &ParallelConfig, length: usize) -> Result<(), NumSplitsErro
     num_splits(method, given, layout.tensor, tokens, 0.0).map(drop)
 }
 
-/// Returns the number that must divide the number of tokens shared by the tensor ranks, in a layout with sequence
-/// parallelism.
+/// Returns a number that must divide the number of tokens of a sequence that the tensor ranks share, in a layout with
+/// sequence parallelism.
 pub fn sequence_multiple(layout: &ParallelConfig) -> usize {
     let chunks = match layout.tp_comm_overlap {
         Some(method) => layout.tp_comm_overlap_num_splits.unwrap_or(fewest(method)),
@@ -120,11 +122,11 @@ pub fn sequence_multiple(layout: &ParallelConfig) -> usize {
     layout.tensor * chunks
 }
 
-/// Returns the time for which a rank waits in an exchange of `transfer` seconds that overlaps products of `product`
-/// seconds.
+/// Returns the exposed communication time in seconds: the time for which a rank waits for a collective. The collective
+/// takes `transfer` seconds and overlaps with matmuls that take `product` seconds.
 ///
-/// A ring overlaps all of the exchange with the products of all chunks except one. Bulk overlaps everything except the
-/// first chunk.
+/// A ring overlaps the complete collective with the matmuls of all chunks except one. The bulk method overlaps all
+/// chunks of the collective except the first.
 pub fn exposed(layout: &ParallelConfig, transfer: f64, product: f64) -> f64 {
     let Some(method) = layout.tp_comm_overlap else {
         return transfer;
@@ -144,11 +146,11 @@ pub fn exposed(layout: &ParallelConfig, transfer: f64, product: f64) -> f64 {
     first + (transfer - first - free).max(0.0)
 }
 
-/// Returns the error message for FP8 layers, which cannot have exchanges in chunks.
+/// Returns the error message for FP8 layers, which do not support collectives in chunks.
 pub fn refuses_fp8(method: TpCommOverlap) -> String {
     format!(
-        "tp_comm_overlap = {method} multiplies the tokens of a sequence in chunks, and an 8-bit layer quantises them \
-         together, with scales and magnitudes of all of them: turn tp_comm_overlap off, or the 8 bits of this layer"
+        "tp_comm_overlap = {method} conflicts with 8-bit layers, which quantise all tokens of a sequence together: \
+         remove tp_comm_overlap, or do not compute this layer in 8 bits"
     )
 }
 
@@ -185,20 +187,19 @@ mod tests {
         };
         assert_snapshot!(
             error(TpCommOverlap::Bulk, Some(5), 12),
-            @"tp_comm_overlap = bulk cannot make 5 equal chunks of the 12 tokens that each tensor rank has of a \
-              sequence: expected tp_comm_overlap_num_splits of 2, 3, 4, 6, 12, or tp_comm_overlap = ring, or sequences \
-              with a multiple of 5 tokens on each tensor rank"
+            @"tp_comm_overlap = bulk cannot make 5 equal chunks of the 12 tokens of a sequence on each tensor rank: \
+              expected tp_comm_overlap_num_splits of 2, 3, 4, 6, 12, or tp_comm_overlap = ring, or sequences with a \
+              multiple of 5 tokens on each tensor rank"
         );
         assert_snapshot!(
             error(TpCommOverlap::Bulk, None, 1),
-            @"tp_comm_overlap = bulk cannot make 2 to 16 equal chunks of the 1 tokens that each tensor rank has of a \
-              sequence: expected tp_comm_overlap = ring, or sequences with a multiple of 2 tokens on each tensor rank"
+            @"tp_comm_overlap = bulk cannot make 2 to 16 equal chunks of the 1 tokens of a sequence on each tensor \
+              rank: expected tp_comm_overlap = ring, or sequences with a multiple of 2 tokens on each tensor rank"
         );
         assert_snapshot!(
             error(TpCommOverlap::Ring, Some(2), 3),
-            @"tp_comm_overlap = ring cannot make 2 equal chunks of the 3 tokens that each tensor rank has of a \
-              sequence: expected tp_comm_overlap_num_splits of 1, 3, or sequences with a multiple of 2 tokens on each \
-              tensor rank"
+            @"tp_comm_overlap = ring cannot make 2 equal chunks of the 3 tokens of a sequence on each tensor rank: \
+              expected tp_comm_overlap_num_splits of 1, 3, or sequences with a multiple of 2 tokens on each tensor rank"
         );
     }
 

@@ -101,8 +101,8 @@ pub enum GroupError {
     },
     /// Groups are set in Muon's AdamW settings, where they have no effect.
     #[error(
-        "the parameter group `{pattern}` is in the settings of AdamW for muon, which applies the groups beside them to \
-         all parameters: move it there"
+        "the parameter group `{pattern}` is in the settings of AdamW for muon, where groups have no effect: move it to \
+         the groups of muon, which apply to all parameters"
     )]
     OfAdamW {
         /// The pattern of the group.

@@ -126,7 +126,7 @@ fn unmatched_groups_are_found_over_all_ranks() {
     );
     assert_snapshot!(
         unmatched_error(&groups[1], []),
-        @"the parameter group `blocks.*.mpl.up.weight` matches no parameter, as there is none here"
+        @"the parameter group `blocks.*.mpl.up.weight` matches no parameter: the model has none"
     );
 }
 

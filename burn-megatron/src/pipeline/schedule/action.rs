@@ -184,9 +184,9 @@ impl fmt::Display for Action {
 /// The error for a text that is not an [`Action`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "invalid action \"{text}\": expected a kind (F, B, I, W, SF, RF, SB or RB), a stage and a \
-     micro-batch, as in \"F 2 5\", FB with those of a forward and a backward, as in \"FB 2 5 2 3\", or RG and a stage, as \
-     in \"RG 2\""
+    "invalid action \"{text}\": expected a kind (F, B, I, W, SF, RF, SB or RB), a stage and a micro-batch, as in \"F 2 \
+     5\", FB with the stage and micro-batch of a forward and of a backward, as in \"FB 2 5 2 3\", or RG and a stage, \
+     as in \"RG 2\""
 )]
 pub struct ParseActionError {
     /// The invalid text.

@@ -54,8 +54,8 @@ pub enum ScheduleError {
     },
     /// Pairs were requested, but there are too few micro-batches to form a pair.
     #[error(
-        "a pair is the forward of a micro-batch and the backward of another, and {kind} on {ranks} pipeline ranks has none in steps \
-         of {micro_batches}: use at least {fits} micro-batches for each data rank"
+        "{kind} on {ranks} pipeline ranks has no pairs of a forward and a backward in steps of {micro_batches} \
+         micro-batches: use at least {fits} micro-batches for each data rank"
     )]
     NoPair {
         /// The kind of schedule.

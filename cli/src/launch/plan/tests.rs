@@ -55,7 +55,7 @@ fn the_device_chooses_the_engine() {
 fn a_delay_of_restarts_needs_restarts() {
     let error = refused("--ranks 4 --engine nccl --restart-delay 5 -- pretrain");
     assert!(
-        error.ends_with("add --max-restarts N, or remove it"),
+        error.ends_with("add --max-restarts N, or remove --restart-delay"),
         "{error}"
     );
 }
@@ -93,7 +93,7 @@ fn mistakes_are_named_before_anything_starts() {
     }
     assert!(
         refused("--ranks 2 --engine threads -- x")
-            .starts_with("--engine threads needs no launcher")
+            .starts_with("--engine threads conflicts with `launch`")
     );
 }
 
@@ -128,8 +128,8 @@ fn a_rank_cannot_start_ranks() {
         assert_eq!(
             error.to_string(),
             format!(
-                "{variable}=1 is set: this process is a rank already, and a rank cannot start ranks; run `launch` \
-                 outside of it, or unset {variable}"
+                "{variable}=1 is set: this process is already a rank, and a rank cannot start ranks; run `launch` in \
+                 another process, or unset {variable}"
             )
         );
         assert_eq!(error.exit_code(), 2);

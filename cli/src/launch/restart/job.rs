@@ -93,7 +93,7 @@ impl PretrainJob {
         let recipe = Recipe::resolve(args, families, default_recipe)?.recipe;
         recipe.plan()?;
         if !recipe.checkpoint.save {
-            let text = "--max-restarts resumes a run from its checkpoints, and this one saves none (--no-save); remove \
+            let text = "--max-restarts conflicts with --no-save, because it resumes a run from its checkpoints; remove \
                         one of them";
             return Err(LaunchError::NoRestart(text.into()));
         }

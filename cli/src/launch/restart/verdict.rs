@@ -123,10 +123,10 @@ impl fmt::Display for Verdict {
         f.write_str(match self {
             Self::Complete => "complete",
             Self::Interrupted => "interrupted",
-            Self::Signal => "a process was ended by a signal, which may pass",
-            Self::Lost => "a rank was lost, which may pass",
-            Self::Panic => "a rank panicked, which is a defect if it does so again",
-            Self::Usage => "wrong usage, which would be the same again",
+            Self::Signal => "a process was ended by a signal, which may be transient",
+            Self::Lost => "a rank was lost, which may be transient",
+            Self::Panic => "a rank panicked, which is a defect if it happens again",
+            Self::Usage => "wrong usage, which would fail again",
             Self::Step(StepVerdict::Device) => {
                 return write!(f, "a fault of a device: start the job again without it");
             }

@@ -410,8 +410,7 @@ impl VerifyCase {
         ] {
             if given && !pipelines {
                 return Err(format!(
-                    "parallel.{name} applies to pipelines, and no layout has one; add one, as in pp2-mb1/1f1b, or remove \
-                     {name}"
+                    "parallel.{name} requires a layout with a pipeline: add one, such as pp2-mb1/1f1b, or remove {name}"
                 )
                 .into());
             }

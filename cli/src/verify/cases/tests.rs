@@ -121,12 +121,12 @@ fn what_cannot_be_honoured_is_named() {
         (
             defers,
             "--layouts dp2",
-            "parallel.defer_embedding_wgrad applies to pipelines",
+            "parallel.defer_embedding_wgrad requires a layout with a pipeline",
         ),
         (
             PIPELINE,
             "--layouts dp2-mb1-z1",
-            "parallel.split applies to pipelines",
+            "parallel.split requires a layout with a pipeline",
         ),
     ] {
         assert_refused(recipe, flags, start);

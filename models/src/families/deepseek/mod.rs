@@ -58,7 +58,7 @@ impl Family for Deepseek {
         keys.only("mlp_bias", false)?;
         keys.not_null(
             "rope_interleave",
-            "true, as transformers reads null as false",
+            "true, because transformers reads null as false",
         )?;
         keys.only("rope_interleave", true)?;
         // The key has an old and a new name.

@@ -73,7 +73,7 @@ fn mappings<F: HfFamily>(
     let module = module.and_then(|mapped| mapped.name.strip_suffix(".weight"));
     let Some(module) = module else {
         return Err(HfConfigError::Sizes(format!(
-            "{}: the layer is not a linear module of its own in the family {}, so peft has no adapter for it; merge it \
+            "{}: the layer is not a separate linear module in the family {}, so peft has no adapter for it; merge it \
              into the weights",
             layer.adapter,
             family.name()

@@ -191,7 +191,7 @@ fn a_model_has_no_further_tokens_without_their_tensors() {
     assert_eq!(folder.config().model, plain.config().model);
     insta::assert_snapshot!(
         folder.left_out().unwrap(),
-        @"without multi-token prediction (num_nextn_predict_layers), as the files have none of its tensors"
+        @"without multi-token prediction (num_nextn_predict_layers), because the files have none of its tensors"
     );
 }
 

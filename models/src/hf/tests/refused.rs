@@ -41,7 +41,7 @@ fn files_that_lie_are_refused() {
         ),
         (
             &|copy| copy.edit(INDEX, |index| index["weight_map"]["extra"] = json!("../x")),
-            "extra is in \"../x\": expected the name of a file beside the index",
+            "extra is in \"../x\": expected the name of a file next to the index",
         ),
         (
             &|copy| {

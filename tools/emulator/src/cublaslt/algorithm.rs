@@ -1,5 +1,5 @@
-//! The algorithms that the library advises: they compute the same, in other workspaces, and remember what they were
-//! advised for.
+//! The algorithms that the heuristic returns. All algorithms compute the same result with different workspaces. An
+//! algorithm stores the conditions under which it was returned.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -10,20 +10,20 @@ use super::{Refusal, invalid};
 /// `cublasLtMatmulAlgo_t`.
 pub(super) type Opaque = [u64; 8];
 
-/// An algorithm, and the promises that it was advised under.
+/// An algorithm, and the conditions under which the heuristic returned it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Algorithm {
     product: u64,
-    /// Which one.
+    /// The number of the algorithm.
     pub number: u64,
     /// The alignments of the addresses of `A`, `B`, `C` and `D`.
     pub alignments: [u32; 4],
-    /// Bytes that it works in. Nothing is computed there: they are overwritten, so that memory that is
-    /// not the library's to use shows.
+    /// The size of the workspace in bytes. Nothing is computed in the workspace. It is overwritten, so that memory
+    /// that the library must not use is noticed.
     pub workspace: usize,
 }
 
-/// The workspaces of the algorithms; those of which so much is allowed are advised.
+/// The workspaces of the algorithms. The heuristic returns the algorithms whose workspace is allowed.
 const WORKSPACES: [usize; 3] = [64 << 10, 0, 128 << 10];
 const MARK: u64 = u64::from_le_bytes(*b"emulated");
 
@@ -31,7 +31,7 @@ impl Algorithm {
     /// Returns the algorithms for a product.
     ///
     /// # Errors
-    /// An alignment that is none.
+    /// Returns an error if an alignment is not a power of two.
     pub(super) fn advise(product: &Product, preference: &Attributes) -> Result<Vec<Self>, Refusal> {
         let first = of::MIN_ALIGNMENT_A_BYTES;
         let alignments = [0, 1, 2, 3].map(|matrix| preference.get(first + matrix) as u32);
@@ -50,7 +50,7 @@ impl Algorithm {
         Ok(fitting.map(algorithm).collect())
     }
 
-    /// Returns the algorithm of a call without advice, for which no alignment is known.
+    /// Returns the algorithm of a call without a heuristic. No alignment is assumed.
     pub(super) fn implicit(product: &Product) -> Self {
         Self {
             product: fingerprint(product),
@@ -66,8 +66,10 @@ impl Algorithm {
         [MARK, self.product, a, b, c, d, workspace, self.number]
     }
 
+    /// Reads an algorithm.
+    ///
     /// # Errors
-    /// That it is none, or was advised for another product.
+    /// Returns an error if the value is not an algorithm, or if the algorithm belongs to another product.
     pub(super) fn of(opaque: &Opaque, product: &Product) -> Result<Self, Refusal> {
         let [mark, advised, a, b, c, d, workspace, number] = *opaque;
         if mark != MARK {

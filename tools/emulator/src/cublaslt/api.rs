@@ -1,6 +1,6 @@
 //! The functions of the library, under their C names and with the types of `cublasLt.h`.
 //!
-//! Handles are numbers, and enumerators plain integers: a caller may be newer than this library.
+//! Handles are numbers, and enumerators are plain integers, since a caller may use a newer version of the library.
 
 // The names are NVIDIA's.
 #![allow(non_snake_case)]
@@ -32,7 +32,7 @@ pub struct HeuristicResult {
     reserved: [c_int; 4],
 }
 
-/// Tells the rule of a refusal, and gives its status.
+/// Prints the rule that a call broke, and returns the status.
 fn report(function: &str, answer: Result<(), Refusal>) -> Status {
     match answer {
         Ok(()) => SUCCESS,
@@ -43,33 +43,37 @@ fn report(function: &str, answer: Result<(), Refusal>) -> Status {
     }
 }
 
-/// Writes a result where the caller wants it.
+/// Writes a result to an address of the caller.
 ///
 /// # Safety
-/// The place is null, or of a `T`.
+/// `place` must be null or valid for writing a `T`.
 unsafe fn give<T>(place: *mut T, value: T) -> Result<(), Refusal> {
     if place.is_null() {
         Err(invalid("the place for a result is null"))
     } else {
-        // SAFETY: as of this function.
+        // SAFETY: guaranteed by the caller of this function.
         unsafe { place.write(value) };
         Ok(())
     }
 }
 
+/// Creates an object and writes its handle.
+///
 /// # Safety
-/// As of [`give`].
+/// The same as for [`give`].
 unsafe fn create(place: *mut usize, kind: Kind, attributes: Attributes) -> Result<(), Refusal> {
     if place.is_null() {
         return Err(invalid("the place for a handle is null"));
     }
     let handle = objects().create(kind, attributes);
-    // SAFETY: as of this function.
+    // SAFETY: guaranteed by the caller of this function.
     unsafe { give(place, handle) }
 }
 
+/// Sets an attribute.
+///
 /// # Safety
-/// So many bytes may be read at `value`.
+/// `value` must be null or valid for reading `bytes` bytes.
 unsafe fn set(
     kind: Kind,
     handle: usize,
@@ -80,13 +84,15 @@ unsafe fn set(
     if value.is_null() {
         return Err(invalid("the value of an attribute is null"));
     }
-    // SAFETY: as of this function.
+    // SAFETY: guaranteed by the caller of this function.
     let value = unsafe { slice::from_raw_parts(value.cast(), bytes) };
     objects().get_mut(kind, handle)?.set(number, value)
 }
 
+/// Reads an attribute.
+///
 /// # Safety
-/// So many bytes may be written at `value`, and a length at `written`, if they are not null.
+/// `value` must be null or valid for writing `bytes` bytes. `written` must be null or valid for writing a length.
 unsafe fn get(
     kind: Kind,
     handle: usize,
@@ -97,14 +103,14 @@ unsafe fn get(
 ) -> Result<(), Refusal> {
     let found = objects().get(kind, handle)?.bytes(number)?;
     if !written.is_null() {
-        // SAFETY: as of this function.
+        // SAFETY: guaranteed by the caller of this function.
         unsafe { written.write(found.len()) };
     }
     match (bytes, value.is_null()) {
-        // Only the length is asked for.
+        // The caller requests only the length.
         (0, _) if !written.is_null() => Ok(()),
         (bytes, false) if bytes == found.len() => {
-            // SAFETY: as of this function.
+            // SAFETY: guaranteed by the caller of this function.
             unsafe { value.cast::<u8>().copy_from(found.as_ptr(), bytes) };
             Ok(())
         }
@@ -117,7 +123,7 @@ unsafe fn get(
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cublasLtCreate(handle: *mut usize) -> Status {
-    // SAFETY: the caller's promise, as in all of these.
+    // SAFETY: guaranteed by the caller, as in all of these functions.
     report("cublasLtCreate", unsafe {
         create(handle, Kind::Library, Attributes::new(&[]))
     })
@@ -148,7 +154,7 @@ unsafe extern "C" fn cublasLtGetProperty(property: c_int, value: *mut c_int) -> 
         2 => Ok(VERSION % 100),
         other => Err(invalid(format!("unknown property {other}"))),
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let give = |number| unsafe { give(value, number as c_int) };
     report("cublasLtGetProperty", number.and_then(give))
 }
@@ -188,7 +194,7 @@ unsafe extern "C" fn cublasLtMatmulDescCreate(
     let attributes = Attributes::new(of::TABLE)
         .with(of::COMPUTE_TYPE, compute.into())
         .with(of::SCALE_TYPE, scale.into());
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     report("cublasLtMatmulDescCreate", unsafe {
         create(place, Kind::Description, attributes)
     })
@@ -207,7 +213,7 @@ unsafe extern "C" fn cublasLtMatrixLayoutCreate(
         .with(layout::ROWS, rows)
         .with(layout::COLS, columns)
         .with(layout::LD, leading as u64);
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     report("cublasLtMatrixLayoutCreate", unsafe {
         create(place, Kind::Layout, attributes)
     })
@@ -216,7 +222,7 @@ unsafe extern "C" fn cublasLtMatrixLayoutCreate(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cublasLtMatmulPreferenceCreate(place: *mut usize) -> Status {
     let attributes = Attributes::new(preference::TABLE);
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     report("cublasLtMatmulPreferenceCreate", unsafe {
         create(place, Kind::Preference, attributes)
     })
@@ -237,7 +243,7 @@ macro_rules! attributes {
             value: *const c_void,
             bytes: usize,
         ) -> Status {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             report(stringify!($set), unsafe {
                 set(Kind::$kind, handle, attribute, value, bytes)
             })
@@ -251,7 +257,7 @@ macro_rules! attributes {
             bytes: usize,
             written: *mut usize,
         ) -> Status {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             report(stringify!($get), unsafe {
                 get(Kind::$kind, handle, attribute, value, bytes, written)
             })
@@ -268,7 +274,7 @@ attributes! {
         cublasLtMatmulPreferenceGetAttribute;
 }
 
-/// The product that these handles describe, if it is allowed, with its description.
+/// Returns the product that these handles describe, with its description. Fails if the product is not allowed.
 fn product(
     library: usize,
     description: usize,
@@ -302,7 +308,7 @@ unsafe extern "C" fn cublasLtMatmulAlgoGetHeuristic(
         }
         let advised = Algorithm::advise(&product, objects().get(Kind::Preference, preference)?)?;
         let count = advised.len().min(wanted as usize);
-        // SAFETY: there is room for as many as are wanted.
+        // SAFETY: the caller provides space for the requested number of results.
         unsafe {
             for (place, algorithm) in advised[..count].iter().enumerate() {
                 give(results.add(place), advice(algorithm))?;
@@ -323,7 +329,7 @@ fn advice(algorithm: &Algorithm) -> HeuristicResult {
     }
 }
 
-/// Whether an algorithm, such as one that was kept in a file, is one for this product.
+/// Checks that an algorithm belongs to this product. The algorithm may come from a file.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cublasLtMatmulAlgoCheck(
     library: usize,
@@ -340,9 +346,9 @@ unsafe extern "C" fn cublasLtMatmulAlgoCheck(
         if algorithm.is_null() {
             return Err(invalid("no algorithm"));
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let algorithm = Algorithm::of(unsafe { &*algorithm }, &product)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { give(result, advice(&algorithm)) }
     };
     report("cublasLtMatmulAlgoCheck", check())
@@ -368,19 +374,19 @@ unsafe extern "C" fn cublasLtMatmul(
     stream: CUstream,
 ) -> Status {
     let launch = || {
-        // Without a layout of its own C has that of D.
+        // If `C` has no layout, it uses the layout of `D`.
         let of_c = if of_c == 0 { of_d } else { of_c };
         let (product, description) = product(library, description, [of_a, of_b, of_c, of_d])?;
         let algorithm = if algorithm.is_null() {
             Algorithm::implicit(&product)
         } else {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             Algorithm::of(unsafe { &*algorithm }, &product)?
         };
         let pointer = |attribute| description.get(attribute);
         let call = Call {
             product,
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             alpha: unsafe { scalar("alpha", alpha, &product)? },
             beta: unsafe { scalar("beta", beta, &product)? },
             a,
@@ -418,8 +424,10 @@ unsafe extern "C" fn cublasLtMatmul(
     report("cublasLtMatmul", launch())
 }
 
+/// Reads `alpha` or `beta`.
+///
 /// # Safety
-/// Null, or of a scalar where the description says.
+/// `place` must be null or point to a scalar in the memory that the description names.
 unsafe fn scalar(name: &str, place: *const c_void, product: &Product) -> Result<Scalar, Refusal> {
     let address = place as u64;
     if place.is_null() {
@@ -433,6 +441,6 @@ unsafe fn scalar(name: &str, place: *const c_void, product: &Product) -> Result<
             Err(unsupported(format!("{name} is not aligned")))
         };
     }
-    // SAFETY: as of this function.
+    // SAFETY: guaranteed by the caller of this function.
     Ok(Scalar::Value(unsafe { product.scalars.load(address) }))
 }

@@ -2,7 +2,7 @@
 
 use super::{Refusal, invalid};
 
-/// An attribute: its number, its bytes, and its value until it is set.
+/// An attribute: its number, its size in bytes, and its initial value.
 #[derive(Debug)]
 pub(super) struct Attribute {
     number: u32,
@@ -52,7 +52,7 @@ impl Attributes {
         self.table.iter().position(is)
     }
 
-    /// The value; 0 for an attribute that the table does not have.
+    /// Returns the value, or 0 for an attribute that is not in the table.
     pub(super) fn get(&self, number: u32) -> u64 {
         self.place(number).map_or(0, |place| self.values[place])
     }
@@ -61,7 +61,7 @@ impl Attributes {
         self.get(number) as i32
     }
 
-    /// An attribute that the table has, for the constructors.
+    /// Sets an attribute that is in the table. Used by the constructors.
     pub(super) fn with(mut self, number: u32, value: u64) -> Self {
         if let Some(place) = self.place(number) {
             self.values[place] = value;
@@ -69,7 +69,7 @@ impl Attributes {
         self
     }
 
-    /// As it is written in C.
+    /// Sets an attribute from its bytes in C.
     pub(super) fn set(&mut self, number: u32, value: &[u8]) -> Result<(), Refusal> {
         let place = self.known(number)?;
         let bytes = self.table[place].bytes;
@@ -85,7 +85,7 @@ impl Attributes {
         Ok(())
     }
 
-    /// As it is read in C.
+    /// Returns the bytes of an attribute in C.
     pub(super) fn bytes(&self, number: u32) -> Result<Vec<u8>, Refusal> {
         let place = self.known(number)?;
         let whole = self.values[place].to_le_bytes();
@@ -98,7 +98,7 @@ impl Attributes {
     }
 }
 
-/// Of a product: `cublasLtMatmulDescAttributes_t`.
+/// Attributes of a product: `cublasLtMatmulDescAttributes_t`.
 pub(super) mod description {
     use super::{Attribute, byte, int, long};
 
@@ -142,13 +142,13 @@ pub(super) mod description {
         int(FILL_MODE, FULL),
         int(EPILOGUE, 1),
         long(BIAS_POINTER, 0),
-        // The stride of a batch of biases: read by nothing that is emulated, like 13 and 14.
+        // The stride of a batch of biases. The emulator reads neither this attribute nor attributes 13 and 14.
         long(10, 0),
         long(EPILOGUE_AUX_POINTER, 0),
         long(EPILOGUE_AUX_LD, 0),
         long(13, 0),
         long(14, 0),
-        // How many multiprocessors to use.
+        // The number of multiprocessors to use.
         int(15, 0),
         long(A_SCALE_POINTER, 0),
         long(B_SCALE_POINTER, 0),
@@ -170,7 +170,7 @@ pub(super) mod description {
     ];
 }
 
-/// Of a matrix: `cublasLtMatrixLayoutAttribute_t`.
+/// Attributes of a matrix: `cublasLtMatrixLayoutAttribute_t`.
 pub(super) mod layout {
     use super::{Attribute, int, long};
 
@@ -197,16 +197,16 @@ pub(super) mod layout {
     ];
 }
 
-/// Of a search for an algorithm: `cublasLtMatmulPreferenceAttributes_t`.
+/// Attributes of a search for an algorithm: `cublasLtMatmulPreferenceAttributes_t`.
 pub(super) mod preference {
     use super::{Attribute, int, long};
 
     pub const MAX_WORKSPACE_BYTES: u32 = 1;
-    /// The least alignment of `A`; those of `B`, `C` and `D` follow.
+    /// The minimum alignment of `A`. The next numbers are the minimum alignments of `B`, `C` and `D`.
     pub const MIN_ALIGNMENT_A_BYTES: u32 = 5;
 
     pub static TABLE: &[Attribute] = &[
-        // How, and for which algorithms: there is but one.
+        // The search mode and the mask of algorithms. The emulator ignores both.
         int(0, 0),
         long(MAX_WORKSPACE_BYTES, 0),
         int(3, -1),

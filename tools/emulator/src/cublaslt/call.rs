@@ -1,4 +1,4 @@
-//! One call of `cublasLtMatmul`: its addresses, and what it does when the stream comes to it.
+//! A call of `cublasLtMatmul`: its addresses, and its execution on the stream.
 
 use serde_json::{Value, json};
 
@@ -11,19 +11,19 @@ use super::{Refusal, invalid, unsupported};
 use crate::element::Element;
 use crate::memory::{Memory, Snapshot};
 
-/// The value of results that are not computed: small enough for a training step to stay finite, and a number of every
-/// type but E4M3, which rounds it to 0.
+/// The value of results that are not computed. It is small enough to keep a training step finite. Every type can
+/// represent it except E4M3, which rounds it to 0.
 const FILL: f64 = 1.0 / 1024.0;
 
 /// `alpha` or `beta`.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Scalar {
     Value(f64),
-    /// It is read when the product is.
+    /// A device address that is read when the product is computed.
     At(u64),
 }
 
-/// A product with its addresses; those of what is not there are 0.
+/// A product with its addresses. Addresses of missing operands are 0.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Call {
     pub product: Product,
@@ -35,17 +35,17 @@ pub(super) struct Call {
     pub d: u64,
     pub bias: u64,
     pub auxiliary: u64,
-    /// Of `A`, `B`, `C` and `D`.
+    /// The addresses of the scales of `A`, `B`, `C` and `D`.
     pub scales: [u64; 4],
     pub workspace: u64,
     pub workspace_bytes: usize,
 }
 
 impl Call {
-    /// Checks what the addresses alone show.
+    /// Checks the rules that depend only on the addresses.
     ///
     /// # Errors
-    /// The first rule that is broken.
+    /// Returns the first rule that is broken.
     pub(super) fn check(&self, algorithm: &Algorithm) -> Result<(), Refusal> {
         let Product { a, b, c, d, .. } = &self.product;
         let matrices = [
@@ -98,7 +98,7 @@ impl Call {
         }
     }
 
-    /// `D` is `C`, or shares no byte with anything.
+    /// Checks that `D` is equal to `C`, or overlaps no other operand.
     fn apart(&self) -> Result<(), Refusal> {
         let Product { a, b, c, d, .. } = &self.product;
         if self.c == self.d && c != d {
@@ -153,7 +153,7 @@ impl Call {
             place("the auxiliary matrix", self.auxiliary, epilogue::ALIGNMENT)?;
         }
         for (mode, address) in scales.iter().flatten().zip(self.scales) {
-            // One scale may be left out: it is 1.
+            // One scale may be omitted. It is then 1.
             if address != 0 || *mode != ScaleMode::Scalar {
                 place("a scale", address, mode.alignment())?;
             }
@@ -182,25 +182,25 @@ impl Call {
         }
     }
 
-    /// Computes it.
+    /// Computes the product.
     ///
     /// # Errors
-    /// The first address outside of the device's memory.
+    /// Returns the first address outside of the device memory.
     pub(super) fn run(&self, memory: &Memory) -> Result<(), String> {
         self.within(memory)?;
         if self.workspace_bytes > 0 {
             let workspace = self.workspace as *mut u8;
-            // SAFETY: it is in the device's memory, as all below.
+            // SAFETY: the workspace is in device memory, as are all addresses below.
             unsafe { workspace.write_bytes(0xff, self.workspace_bytes) };
         }
         self.compute();
         Ok(())
     }
 
-    /// Fills the result with [`FILL`], whatever the factors are.
+    /// Fills the result with [`FILL`], independent of the factors.
     ///
     /// # Errors
-    /// As [`run`](Self::run).
+    /// The same as for [`run`](Self::run).
     pub(super) fn fill(&self, memory: &Memory) -> Result<(), String> {
         self.within(memory)?;
         let Product {
@@ -234,7 +234,7 @@ impl Call {
         Ok(())
     }
 
-    /// The line that counts it.
+    /// Returns the line for the file of counts.
     pub(super) fn line(&self) -> Value {
         let Product {
             m,
@@ -270,7 +270,7 @@ impl Call {
             .try_for_each(|(name, address, bytes)| within(&memory, name, address, bytes))
     }
 
-    /// All that is read or written.
+    /// Returns all memory that the call reads or writes.
     fn touched(&self) -> Vec<(&'static str, u64, usize)> {
         let Product {
             m,
@@ -334,7 +334,7 @@ impl Call {
         let scale = |which: usize, outer: usize, at: usize| match self.product.scales {
             Some(modes) if self.scales[which] != 0 => {
                 let sizes = [[*m, *n][which], *k];
-                // SAFETY: so many bytes are in the device's memory.
+                // SAFETY: all of the scales are in device memory.
                 unsafe { modes[which].load(self.scales[which], outer, at, sizes) }
             }
             _ => 1.0,
@@ -342,7 +342,7 @@ impl Call {
         let mut last = self.last_step();
         let of_bias = self.bias_gradient();
         let mut sums = vec![0.0; if of_bias.is_some() { *m } else { 0 }];
-        // SAFETY: the matrices are in the device's memory.
+        // SAFETY: the matrices are in device memory.
         unsafe {
             multiply(
                 [&left, &right],
@@ -358,13 +358,13 @@ impl Call {
         }
         if let Some(element) = of_bias {
             for (row, sum) in sums.iter().enumerate() {
-                // SAFETY: so is the vector.
+                // SAFETY: the vector is in device memory.
                 unsafe { element.store(self.bias + (row * element.bytes()) as u64, *sum) };
             }
         }
     }
 
-    /// The type of the gradient of a bias, if it is computed.
+    /// Returns the type of the gradient of a bias, or `None` if the gradient is not computed.
     fn bias_gradient(&self) -> Option<Element> {
         let Product {
             bias, auxiliary, ..
@@ -373,8 +373,8 @@ impl Call {
         bias.filter(|_| auxiliary.as_ref().is_some_and(is_gradient))
     }
 
-    /// Returns the last step of the sum of a row and a column: it is stored, and given back as it was before the
-    /// rounding.
+    /// Returns the last step for the sum of a row and a column. The step stores the result, and returns the value
+    /// before the final rounding.
     fn last_step(&self) -> impl FnMut(usize, usize, f64) -> f64 {
         let call = *self;
         let Product {
@@ -387,7 +387,7 @@ impl Call {
         let added = call.product.bias.filter(|_| call.bias_gradient().is_none());
         let scalar = |scalar| match scalar {
             Scalar::Value(value) => value,
-            // SAFETY: it is in the device's memory, as all below.
+            // SAFETY: the address is in device memory, as are all addresses below.
             Scalar::At(address) => unsafe { scalars.load(address) },
         };
         let one = |address| match address {
@@ -397,15 +397,15 @@ impl Call {
         let (alpha, beta) = (scalar(call.alpha), scalar(call.beta));
         let (of_c, of_d) = (one(call.scales[2]), one(call.scales[3]));
         move |row, column, sum| {
-            // As a GPU holds it before this step.
+            // A GPU holds the sum in this type before this step.
             let sum = match scalars {
                 Element::F64 => sum,
                 _ => f64::from(sum as f32),
             };
             let mut value = alpha * sum;
-            // SAFETY: row and column are inside of the matrices.
+            // SAFETY: the row and the column are inside the matrices.
             unsafe {
-                // What is multiplied with 0 is not read.
+                // A value that is multiplied by 0 is not read.
                 if beta != 0.0 {
                     value += beta * of_c * c.element.load(at(call.c, &c, row, column));
                 }
@@ -429,17 +429,17 @@ impl Call {
     }
 }
 
-/// Fills a matrix, but not what lies between its columns.
+/// Fills a matrix, but not the gaps between its columns.
 fn fill(start: u64, matrix: &Matrix) {
     let size = matrix.element.bytes();
     let mut column = vec![0u8; matrix.rows * size];
     for place in column.chunks_exact_mut(size) {
-        // SAFETY: the place has the bytes of one element.
+        // SAFETY: `place` has the size of one element.
         unsafe { matrix.element.store(place.as_mut_ptr() as u64, FILL) };
     }
     for number in 0..matrix.columns {
         let to = at(start, matrix, 0, number) as *mut u8;
-        // SAFETY: the column is in the device's memory.
+        // SAFETY: the column is in device memory.
         unsafe { to.copy_from_nonoverlapping(column.as_ptr(), column.len()) };
     }
 }

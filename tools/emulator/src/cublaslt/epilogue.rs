@@ -1,14 +1,15 @@
-//! Epilogues with GELU: what is kept for the backward, and the formulas.
+//! Epilogues with GELU: the values that are saved for the backward pass, and the formulas.
 //!
-//! `GELU_AUX` stores `x`, the sum with its bias, in an auxiliary matrix and gives `gelu(x)`; `DGELU` gives the sum times
-//! the derivative of GELU at the auxiliary matrix, and with `BGRAD` the sums over the columns of that, one for each row.
+//! `GELU_AUX` stores `x`, the sum with its bias, in an auxiliary matrix, and returns `gelu(x)`. `DGELU` returns the
+//! sum times the derivative of GELU at the auxiliary matrix. `BGRAD` adds the sums of this product over the columns,
+//! one sum per row.
 
 use super::attributes::{Attributes, description as of};
 use super::rules::Matrix;
 use super::{Refusal, invalid, unsupported};
 use crate::element::Element;
 
-/// `cublasLtEpilogue_t`, as far as it is emulated.
+/// The emulated values of `cublasLtEpilogue_t`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Epilogue {
     /// Whether a bias is added or, for a [gradient](Gelu::Gradient), its gradient is computed.
@@ -16,14 +17,14 @@ pub(super) struct Epilogue {
     pub gelu: Option<Gelu>,
 }
 
-/// Which way.
+/// Direction of GELU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Gelu {
     Forward,
     Gradient,
 }
 
-/// The auxiliary matrix of a product, of the sizes of `D`.
+/// The auxiliary matrix of a product. Its size is the size of `D`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Auxiliary {
     pub gelu: Gelu,
@@ -33,7 +34,7 @@ pub(super) struct Auxiliary {
 /// The alignment of the address of an auxiliary matrix, in bytes.
 pub(super) const ALIGNMENT: u64 = 16;
 
-/// The alignment of its leading dimension, in elements.
+/// The alignment of the leading dimension of an auxiliary matrix, in elements.
 const LEADING: usize = 8;
 
 impl Epilogue {
@@ -58,7 +59,7 @@ impl Epilogue {
         Ok(Self { bias, gelu })
     }
 
-    /// The auxiliary matrix beside this `D`.
+    /// Returns the auxiliary matrix of a product with this `D`.
     pub(super) fn auxiliary(
         self,
         description: &Attributes,
@@ -80,7 +81,7 @@ impl Epilogue {
                 d.element
             )));
         }
-        // The heuristic takes the alignment from it, too.
+        // The heuristic also uses the alignment of this address.
         if address == 0 || !address.is_multiple_of(ALIGNMENT) {
             return Err(invalid(format!(
                 "EPILOGUE_AUX_POINTER is {address:#x}: a multiple of {ALIGNMENT} bytes is needed"
@@ -114,16 +115,16 @@ impl Epilogue {
     }
 }
 
-/// `sqrt(2 / pi)`, and the factor of the cube (Hendrycks and Gimpel 2016).
+/// `sqrt(2 / pi)`, and the factor of the cubic term (Hendrycks and Gimpel 2016).
 const FACTOR: f64 = 0.797_884_560_802_865_4;
 const CUBE: f64 = 0.044_715;
 
-/// The approximation by tanh: `0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`.
+/// Returns the tanh approximation: `0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`.
 pub(super) fn gelu(x: f64) -> f64 {
     0.5 * x * (1.0 + (FACTOR * (x + CUBE * x * x * x)).tanh())
 }
 
-/// Its derivative.
+/// Returns the derivative of [`gelu`].
 pub(super) fn gelu_derivative(x: f64) -> f64 {
     let tanh = (FACTOR * (x + CUBE * x * x * x)).tanh();
     let inside = FACTOR * (1.0 + 3.0 * CUBE * x * x);

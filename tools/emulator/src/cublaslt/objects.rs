@@ -1,6 +1,6 @@
-//! The objects that callers hold by handles.
+//! The objects behind the handles of callers.
 //!
-//! A handle is a number, not an address: one that was destroyed, or never was, is found out.
+//! A handle is a number, not an address, so that a destroyed or invalid handle is detected.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use parking_lot::{Mutex, MutexGuard};
 use super::attributes::Attributes;
 use super::{NOT_INITIALIZED, Refusal, invalid};
 
-/// The object of a handle.
+/// Kind of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Library,
@@ -35,7 +35,7 @@ pub(super) fn objects() -> MutexGuard<'static, Objects> {
 
 impl Objects {
     pub(super) fn create(&mut self, kind: Kind, attributes: Attributes) -> usize {
-        // As far apart as if they were addresses.
+        // Handles are spaced like addresses.
         let handle = self.next << 4;
         self.next += 1;
         self.all.insert(handle, (kind, attributes));

@@ -1,27 +1,27 @@
-//! The product itself: panels of doubles, and blocks of sums in registers.
+//! Computes the product with panels of doubles and blocks of sums in registers.
 
 use super::rules::Matrix;
 
-/// Rows and columns of a block of sums.
+/// The numbers of rows and columns of a block of sums.
 const ROWS: usize = 4;
 const COLUMNS: usize = 8;
 
-/// A factor as rows (`A`) or columns (`B`) of `k` elements, whatever it is in memory.
+/// A factor as rows (`A`) or columns (`B`) of `k` elements, independent of its memory layout.
 pub(super) struct Factor<'a> {
     pub matrix: &'a Matrix,
     pub address: u64,
     pub outer: usize,
     pub k: usize,
-    /// Whether elements along `k` lie side by side.
+    /// Whether elements along `k` are adjacent in memory.
     pub along: bool,
 }
 
 impl Factor<'_> {
-    /// The elements of `WIDTH` rows from `first` on, those for each `k` side by side; what lies beyond
-    /// is zero.
+    /// Writes the elements of `WIDTH` rows from `first` on. The elements of each `k` are adjacent. Rows beyond the
+    /// end are zero.
     ///
     /// # Safety
-    /// The matrix may be read.
+    /// The matrix must be valid for reading.
     unsafe fn panel<const WIDTH: usize>(
         &self,
         first: usize,
@@ -39,7 +39,7 @@ impl Factor<'_> {
                         k * leading + outer
                     };
                     let address = self.address + (index * element.bytes()) as u64;
-                    // SAFETY: as of this function, for the index is inside of the matrix.
+                    // SAFETY: guaranteed by the caller of this function, since the index is inside the matrix.
                     unsafe { element.load(address) * scale(outer, k) }
                 } else {
                     0.0
@@ -49,10 +49,10 @@ impl Factor<'_> {
     }
 }
 
-/// Gives `each` the sums over `k` of every row and column, all in the order of `k`.
+/// Calls `each` with the sum over `k` of every row and column. All sums are in the order of `k`.
 ///
 /// # Safety
-/// Both matrices may be read.
+/// Both matrices must be valid for reading.
 pub(super) unsafe fn multiply(
     [a, b]: [&Factor<'_>; 2],
     scale_a: impl Fn(usize, usize) -> f64,
@@ -62,12 +62,12 @@ pub(super) unsafe fn multiply(
     let k = a.k;
     let mut columns = vec![0.0; b.outer.div_ceil(COLUMNS) * COLUMNS * k];
     for (number, panel) in columns.chunks_exact_mut(COLUMNS * k).enumerate() {
-        // SAFETY: as of this function.
+        // SAFETY: guaranteed by the caller of this function.
         unsafe { b.panel::<COLUMNS>(number * COLUMNS, &scale_b, panel) };
     }
     let mut rows = vec![0.0; ROWS * k];
     for row in (0..a.outer).step_by(ROWS) {
-        // SAFETY: as of this function.
+        // SAFETY: guaranteed by the caller of this function.
         unsafe { a.panel::<ROWS>(row, &scale_a, &mut rows) };
         for (number, panel) in columns.chunks_exact(COLUMNS * k).enumerate() {
             let sums = block(&rows, panel);
@@ -81,17 +81,17 @@ pub(super) unsafe fn multiply(
     }
 }
 
-/// The sums of a panel of rows with a panel of columns.
+/// Returns the sums of a panel of rows with a panel of columns.
 fn block(rows: &[f64], columns: &[f64]) -> [[f64; COLUMNS]; ROWS] {
     #[cfg(target_arch = "x86_64")]
     if std::arch::is_x86_feature_detected!("avx2") {
-        // SAFETY: the processor has it.
+        // SAFETY: the processor supports AVX2.
         return unsafe { block_avx2(rows, columns) };
     }
     sums(rows, columns)
 }
 
-/// As [`sums`], to the bit: there is no fused addition in it.
+/// Computes the same bits as [`sums`], since it contains no fused multiply-add.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 fn block_avx2(rows: &[f64], columns: &[f64]) -> [[f64; COLUMNS]; ROWS] {

@@ -1,4 +1,4 @@
-//! The rules in the documentation of `cublasLtMatmul`.
+//! Checks the rules in the documentation of `cublasLtMatmul`.
 
 use super::attributes::{Attributes, description as of, layout};
 use super::epilogue::{Auxiliary, Epilogue};
@@ -6,13 +6,13 @@ use super::scales::ScaleMode::{self, Blocks, OuterVec, Scalar, Vec32, Vec128};
 use super::{Chip, Refusal, invalid, unsupported};
 use crate::element::Element::{self, BF16, E4M3, E5M2, F16, F32, F64};
 
-/// A column-major matrix as it lies in memory.
+/// A column-major matrix in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Matrix {
     pub element: Element,
     pub rows: usize,
     pub columns: usize,
-    /// Elements from one column to the next.
+    /// The number of elements from one column to the next.
     pub leading: usize,
     pub transposed: bool,
 }
@@ -27,15 +27,15 @@ pub(super) struct Product {
     pub b: Matrix,
     pub c: Matrix,
     pub d: Matrix,
-    /// The type of the bias, if one is added, or of its gradient, if that is computed.
+    /// The type of the bias that is added, or of the gradient that is computed.
     pub bias: Option<Element>,
-    /// The matrix that GELU writes, or reads.
+    /// The matrix that GELU writes or reads.
     pub auxiliary: Option<Auxiliary>,
-    /// The scales of 8-bit factors.
+    /// The scale modes of 8-bit factors.
     pub scales: Option<[ScaleMode; 2]>,
     /// The type of `alpha` and `beta`.
     pub scalars: Element,
-    /// Whether `alpha` and `beta` lie in device memory.
+    /// Whether `alpha` and `beta` are in device memory.
     pub on_device: bool,
 }
 
@@ -65,7 +65,7 @@ impl Matrix {
                 "{name} has no elements, or a negative size"
             )));
         };
-        // The columns of C may be one and the same.
+        // All columns of `C` may be the same column.
         if leading < rows && !(name == 'C' && leading == 0) {
             return Err(invalid(format!(
                 "{name} has {rows} rows and the leading dimension {leading}: its columns overlap"
@@ -86,7 +86,7 @@ impl Matrix {
         })
     }
 
-    /// Rows and columns after the operation.
+    /// Returns the numbers of rows and columns after the operation.
     fn sizes(&self) -> [usize; 2] {
         if self.transposed {
             [self.columns, self.rows]
@@ -95,16 +95,16 @@ impl Matrix {
         }
     }
 
-    /// From its first to its last byte.
+    /// Returns the number of bytes from the first to the last byte.
     pub(super) fn bytes(&self) -> usize {
         ((self.columns - 1) * self.leading + self.rows) * self.element.bytes()
     }
 }
 
-/// Checks all that is known before there are addresses; `layouts` are those of `A`, `B`, `C`, `D`.
+/// Checks all rules that do not depend on addresses. `layouts` are the layouts of `A`, `B`, `C` and `D`.
 ///
 /// # Errors
-/// The first rule that is broken.
+/// Returns the first rule that is broken.
 pub(super) fn check(
     description: &Attributes,
     layouts: [&Attributes; 4],
@@ -151,7 +151,7 @@ pub(super) fn check(
 
 fn operation(name: &str, number: i32) -> Result<i32, Refusal> {
     match number {
-        // The conjugate of a real number is itself.
+        // The conjugate of a real number is the number itself.
         0..=2 => Ok(number),
         _ => Err(invalid(format!(
             "{name} is {number}, which is not an operation"
@@ -159,14 +159,14 @@ fn operation(name: &str, number: i32) -> Result<i32, Refusal> {
     }
 }
 
-/// The type that goes with the type of the sums.
+/// Returns the compute type. It must match the type of the scalars.
 fn computed_in(description: &Attributes) -> Result<Element, Refusal> {
     let (compute, scalars) = (
         description.int(of::COMPUTE_TYPE),
         description.int(of::SCALE_TYPE),
     );
     let fits = match compute {
-        // CUBLAS_COMPUTE_32F and 64F, and the same _PEDANTIC.
+        // CUBLAS_COMPUTE_32F and 64F, each also as _PEDANTIC.
         68 | 69 => F32,
         70 | 71 => F64,
         _ => {
@@ -221,7 +221,7 @@ fn extras(description: &Attributes) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// The type of the bias; whether it fits is for the tables.
+/// Returns the type of the bias. The tables decide whether the type is allowed.
 fn bias(
     epilogue: Epilogue,
     description: &Attributes,
@@ -231,7 +231,7 @@ fn bias(
         return Ok(None);
     }
     let Product { c, d, .. } = product;
-    // Until it is set it is that of D, or where that is narrow, that of C.
+    // The default is the type of `D`, or the type of `C` if `D` is an 8-bit matrix.
     let usual = if d.element.is_narrow() { c } else { d };
     match description.int(of::BIAS_DATA_TYPE) {
         -1 => Ok(Some(usual.element)),
@@ -288,7 +288,7 @@ fn wide(description: &Attributes, product: &Product) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// The rules of 8-bit factors.
+/// Checks the rules of 8-bit factors.
 fn narrow(
     description: &Attributes,
     product: &Product,
@@ -368,7 +368,7 @@ fn narrow_types(product: &Product) -> Result<(), Refusal> {
     }
 }
 
-/// "Scaling Mode Support Overview", and the scales that go together.
+/// Checks the table "Scaling Mode Support Overview", and the combinations of scale modes.
 fn scaled(modes: [ScaleMode; 2], product: &Product, chip: Chip) -> Result<(), Refusal> {
     let together = matches!(
         modes,

@@ -9,9 +9,9 @@ use crate::element::Element;
 pub(super) enum ScaleMode {
     /// The whole matrix.
     Scalar,
-    /// 32 elements along `k`, as powers of two.
+    /// 32 elements along `k`. Scales are powers of two.
     Vec32,
-    /// Each row of `A`, each column of `B`.
+    /// Each row of `A`, or each column of `B`.
     OuterVec,
     /// 128 elements along `k`.
     Vec128,
@@ -40,7 +40,7 @@ impl ScaleMode {
         }
     }
 
-    /// Returns the alignment of their address.
+    /// Returns the alignment of the address of the scales.
     pub(super) fn alignment(self) -> u64 {
         match self {
             Scalar | OuterVec => 4,
@@ -48,7 +48,7 @@ impl ScaleMode {
         }
     }
 
-    /// Returns the number of bytes that they take.
+    /// Returns the size of the scales in bytes.
     pub(super) fn bytes(self, outer: usize, k: usize) -> usize {
         let count = match self {
             Scalar => 1,
@@ -61,7 +61,7 @@ impl ScaleMode {
         count * self.element_bytes()
     }
 
-    /// Which scale an element has.
+    /// Returns the index of the scale of an element.
     fn index(self, outer: usize, k: usize, [outers, depth]: [usize; 2]) -> usize {
         match self {
             Scalar => 0,
@@ -75,14 +75,14 @@ impl ScaleMode {
         }
     }
 
-    /// The scale of an element of a factor of `sizes`, `[outer, k]`.
+    /// Returns the scale of an element of a factor of `sizes`, `[outer, k]`.
     ///
     /// # Safety
-    /// So [many bytes](Self::bytes) may be read at `scales`.
+    /// `scales` must be valid for reading [`bytes`](Self::bytes) bytes.
     pub(super) unsafe fn load(self, scales: u64, outer: usize, k: usize, sizes: [usize; 2]) -> f64 {
         let index = self.index(outer, k, sizes);
         let address = scales + (index * self.element_bytes()) as u64;
-        // SAFETY: as of this function, for the index is below their number.
+        // SAFETY: guaranteed by the caller of this function, since the index is below the number of scales.
         unsafe {
             match self {
                 Vec32 => power_of_two(*(address as *const u8)),
@@ -92,12 +92,12 @@ impl ScaleMode {
     }
 }
 
-/// Steps between columns of blocks are multiples of 4.
+/// Returns the number of blocks in a column. It is a multiple of 4.
 fn blocks_in_a_column(k: usize) -> usize {
     k.div_ceil(128).next_multiple_of(4)
 }
 
-/// E8M0.
+/// Decodes E8M0.
 fn power_of_two(code: u8) -> f64 {
     match code {
         0xff => f64::NAN,
@@ -146,8 +146,8 @@ mod tests {
         }
     }
 
-    /// The documentation goes from the place in a tile to the element, and from the tile's upper left
-    /// corner to its place: walked here in the order of the bytes.
+    /// Checks the order of scales in tiles. The documentation maps a position in a tile to an element, and the upper
+    /// left corner of a tile to the address of the tile. The test follows the order of the bytes.
     #[test]
     fn powers_of_two_lie_in_tiles() {
         let (outer, k) = (300usize, 700usize);
@@ -175,7 +175,7 @@ mod tests {
         }
     }
 
-    /// Two rows of blocks of a matrix with 5 along `k`: 8 apart.
+    /// Two rows of blocks of a matrix with 5 blocks along `k`: the rows are 8 scales apart.
     #[test]
     fn blocks_go_along_k_first_and_vectors_along_the_outer_side() {
         let sizes = [200, 520];

@@ -1,4 +1,4 @@
-//! The context, and on which threads it is current.
+//! The context, and the threads on which it is current.
 
 use std::ffi::{c_int, c_uint};
 
@@ -11,7 +11,7 @@ fn handle() -> CUcontext {
     CONTEXT as CUcontext
 }
 
-/// The context that a caller names, if it is one.
+/// Returns the context that a caller passed. Fails if it is not a context.
 fn named(world: &DriverState, context: CUcontext) -> Answer<usize> {
     match (context as usize, world.retained) {
         (CONTEXT, 1..) => Ok(CONTEXT),
@@ -32,7 +32,7 @@ pub extern "C" fn cuDevicePrimaryCtxRetain(
     })
 }
 
-/// Memory, streams and modules outlive the last release here: the next one that retains the context
+/// Releases the context. Memory, streams and modules outlive the last release: the next call that retains the context
 /// finds them again.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuDevicePrimaryCtxRelease_v2(device: CUdevice) -> CUresult {
@@ -43,7 +43,7 @@ pub extern "C" fn cuDevicePrimaryCtxRelease_v2(device: CUdevice) -> CUresult {
     })
 }
 
-/// Accepts every way in which the host waits, as that does not concern the device.
+/// Accepts every way in which the host waits, since the device does not depend on it.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuDevicePrimaryCtxSetFlags_v2(device: CUdevice, _flags: c_uint) -> CUresult {
     on_device(device, |_| Ok(()))
@@ -130,7 +130,7 @@ pub extern "C" fn cuCtxGetStreamPriorityRange(
     })
 }
 
-/// There is one device, which is no peer of its own.
+/// Fails always: there is one device, and a device is not its own peer.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuCtxEnablePeerAccess(_peer: CUcontext, _flags: c_uint) -> CUresult {
     in_context(|_| Err(CUresult::CUDA_ERROR_PEER_ACCESS_UNSUPPORTED))

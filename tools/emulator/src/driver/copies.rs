@@ -24,8 +24,8 @@ fn checked(checked: Result<(), String>) -> Answer {
 }
 
 impl DriverGuard {
-    /// Puts a copy on a stream. Of the host's ordinary memory it is as the driver has it: read at
-    /// the call, written before the call returns. Tells whether the call waits for that.
+    /// Puts a copy on a stream. Pageable host memory behaves as in the driver: it is read at the call, and written
+    /// before the call returns. Returns whether the call must wait.
     fn put_copy(&mut self, mut copy: Copy, stream: usize) -> Answer<bool> {
         if copy.width == 0 || copy.height == 0 {
             return Ok(false);
@@ -35,7 +35,7 @@ impl DriverGuard {
         let pinned = self.pinned.snapshot();
         let ordinary = |address| !recorded && !pinned.holds(address as u64, 1);
         match copy.from {
-            // Work that is done at once reads it at once.
+            // Without lazy streams, the copy runs immediately and reads the memory itself.
             CopyEndpoint::Host(address) if self.options.lazy && ordinary(address) => {
                 copy.stage(address)
             }
@@ -46,7 +46,7 @@ impl DriverGuard {
         Ok(wait)
     }
 
-    /// Copies, for a `call` that need not wait.
+    /// Copies, for a `call` that does not have to wait.
     fn copy(&mut self, call: &str, copy: Copy, stream: usize) -> Answer {
         if self.put_copy(copy, stream)? {
             self.waits(call);
@@ -56,7 +56,7 @@ impl DriverGuard {
         }
     }
 
-    /// Copies, for a `call` that waits until that is done.
+    /// Copies, for a `call` that waits until the copy is done.
     fn copy_now(&mut self, call: &str, copy: Copy) -> Answer {
         self.put_copy(copy, LEGACY)?;
         self.waits(call);
@@ -80,7 +80,7 @@ impl DriverGuard {
         self.put(stream, StreamWork::FillPattern(fill))
     }
 
-    /// An address of the device or the host, told apart by what is allocated.
+    /// Returns the endpoint of an address. An address is a device address if it is in allocated device memory.
     fn end(&self, address: u64) -> CopyEndpoint {
         if self.memory.snapshot().holds(address, 1) {
             CopyEndpoint::Device(address)
@@ -148,7 +148,7 @@ pub unsafe extern "C" fn cuMemcpyDtoHAsync_v2(
     in_context(|world| world.copy("cuMemcpyDtoHAsync_v2", copy, named(stream)?))
 }
 
-/// Does not wait, as the driver's does not.
+/// Copies without waiting, as the driver does.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemcpyDtoD_v2(to: CUdeviceptr, from: CUdeviceptr, bytes: usize) -> CUresult {
     let copy = Copy::row(CopyEndpoint::Device(to), CopyEndpoint::Device(from), bytes);
@@ -166,7 +166,7 @@ pub extern "C" fn cuMemcpyDtoDAsync_v2(
     in_context(|world| world.copy("cuMemcpyDtoDAsync_v2", copy, named(stream)?))
 }
 
-/// Both contexts are the one there is.
+/// Copies within the only context.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemcpyPeerAsync(
     to: CUdeviceptr,
@@ -200,7 +200,7 @@ pub unsafe extern "C" fn cuMemcpyAsync(
     })
 }
 
-/// A copy of rows, as a caller describes it. Arrays, which only textures need, are not known.
+/// Returns the copy of rows that a caller describes. Arrays are not supported, since only textures use them.
 fn rows(world: &DriverGuard, asked: &CUDA_MEMCPY2D) -> Answer<Copy> {
     let end = |kind, host: usize, device: u64| match kind {
         CUmemorytype::CU_MEMORYTYPE_HOST => Ok(CopyEndpoint::Host(host)),
@@ -238,7 +238,7 @@ fn rows(world: &DriverGuard, asked: &CUDA_MEMCPY2D) -> Answer<Copy> {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemcpy2D_v2(asked: *const CUDA_MEMCPY2D) -> CUresult {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let asked = unsafe { asked.as_ref() };
     in_context(|world| {
         let copy = rows(world, asked.ok_or(INVALID)?)?;
@@ -251,7 +251,7 @@ pub unsafe extern "C" fn cuMemcpy2DAsync_v2(
     asked: *const CUDA_MEMCPY2D,
     stream: CUstream,
 ) -> CUresult {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let asked = unsafe { asked.as_ref() };
     in_context(|world| {
         let copy = rows(world, asked.ok_or(INVALID)?)?;

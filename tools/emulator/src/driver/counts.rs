@@ -1,4 +1,4 @@
-//! The calls to the device, and the numbers of each launch, as lines of JSON in a file.
+//! Writes the calls to the device, and the numbers of each launch, as lines of JSON to a file.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -13,14 +13,14 @@ use super::transfers::{Copy, CopyEndpoint, FillPattern};
 use crate::machine::{Counts, Kind, LANES};
 
 impl DriverState {
-    /// Appends a line, where lines are asked for.
+    /// Appends a line if a file of counts was requested.
     pub fn count(&self, line: impl FnOnce() -> Value) {
         if let Some(file) = &self.options.counts {
             append(file, &line());
         }
     }
 
-    /// Counts a call of the driver by which the host waits for the device.
+    /// Counts a call of the driver in which the host waits for the device.
     pub fn waits(&self, call: &str) {
         self.count(|| json!({ "wait": call }));
     }
@@ -29,13 +29,13 @@ impl DriverState {
 fn append(file: &Path, line: &Value) {
     let line = format!("{line}\n");
     let opened = OpenOptions::new().create(true).append(true).open(file);
-    // At once: lines of several processes do not mix.
+    // The line is written with one call, so that lines of several processes do not mix.
     if let Err(error) = opened.and_then(|mut opened| opened.write_all(line.as_bytes())) {
         say(&format!("{}: {error}", file.display()));
     }
 }
 
-/// The line of a copy.
+/// Returns the line of a copy.
 pub(super) fn copied(copy: &Copy) -> Value {
     let letter = |end: &CopyEndpoint| match end {
         CopyEndpoint::Device(_) => 'd',
@@ -45,12 +45,12 @@ pub(super) fn copied(copy: &Copy) -> Value {
     json!({ "copy": way, "bytes": copy.width * copy.height })
 }
 
-/// The line of a fill.
+/// Returns the line of a fill.
 pub(super) fn filled(fill: &FillPattern) -> Value {
     json!({ "fill": fill.pattern.len() * fill.count })
 }
 
-/// The line of a launch.
+/// Returns the line of a launch.
 pub(super) fn launched(launched: &KernelLaunch, counts: &Counts) -> Value {
     let of = |kind: Kind| {
         (

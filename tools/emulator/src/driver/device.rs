@@ -1,4 +1,4 @@
-//! The device: an H200, as far as programs ask.
+//! The device: the properties of an H200 that programs query.
 
 use std::ffi::{CStr, c_char, c_int, c_uint};
 
@@ -7,36 +7,35 @@ use cudarc::driver::sys::{CUdevice, CUdevice_attribute_enum as Attribute, CUresu
 use super::state::{anywhere, on_device};
 use super::{Answer, OutPointer};
 
-/// CUDA 12.9: the version of the compiler whose PTX it reads.
+/// CUDA 12.9: the version of the compiler whose PTX the emulator reads.
 const VERSION: c_int = 12090;
 
 const NAME: &CStr = c"NVIDIA H200 (emulated)";
 
-/// No bus has it there: what asks the system about it finds nothing.
+/// A bus id without a device, so that programs that ask the system about it find nothing.
 const BUS: &CStr = c"0000:00:1f.7";
 
-/// Shared memory of a multiprocessor, and what of it each block costs beyond its own.
+/// The shared memory of a multiprocessor, in bytes.
 pub(super) const SHARED_OF_MULTIPROCESSOR: usize = 228 << 10;
-/// See [`SHARED_OF_MULTIPROCESSOR`].
+/// The shared memory that each block occupies in addition to its own, in bytes.
 pub(super) const SHARED_RESERVED: usize = 1 << 10;
-/// The most shared memory of a block that asks for it.
+/// The maximum shared memory of a block that requests it.
 pub(super) const SHARED_OPT_IN: usize = 227 << 10;
-/// The most shared memory of a block that does not.
+/// The maximum shared memory of any other block.
 pub(super) const SHARED: usize = 48 << 10;
-/// The most threads of a block.
+/// The maximum number of threads of a block.
 pub(super) const THREADS: u32 = 1024;
-/// The largest block, by dimension.
+/// The maximum size of a block by dimension.
 pub(super) const BLOCK: [u32; 3] = [1024, 1024, 64];
-/// The largest grid, by dimension.
+/// The maximum size of a grid by dimension.
 pub(super) const GRID: [u32; 3] = [i32::MAX as u32, 65_535, 65_535];
 pub(crate) const MULTIPROCESSORS: usize = 132;
-/// Threads and blocks that a multiprocessor holds.
+/// The maximum numbers of threads and blocks that are resident on a multiprocessor.
 pub(super) const RESIDENT: (usize, usize) = (2048, 32);
 
-/// The attributes of the device; 0, a missing feature, for every attribute that is not here.
+/// The attributes of the device. All other attributes are 0, which means a missing feature.
 ///
-/// Managed memory and launches whose blocks wait for each other are features that an H200 has and
-/// this does not.
+/// An H200 supports managed memory and cooperative launches. The emulator supports neither.
 const ATTRIBUTES: &[(Attribute, usize)] = {
     use Attribute::*;
     &[
@@ -149,18 +148,18 @@ pub extern "C" fn cuDeviceTotalMem_v2(bytes: OutPointer<usize>, device: CUdevice
     on_device(device, |world| bytes.set(world.options.memory as usize))
 }
 
-/// Writes a string and its end into `length` bytes, cut if it does not fit.
+/// Writes a null-terminated string into `length` bytes. The string is truncated if it does not fit.
 ///
 /// # Safety
 ///
-/// At least `length` bytes can be written there.
+/// `to` must be null or valid for writing `length` bytes.
 unsafe fn write_text(string: &CStr, to: *mut c_char, length: c_int) -> Answer {
     if to.is_null() || length < 1 {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
     let bytes = string.to_bytes();
     let count = bytes.len().min(length as usize - 1);
-    // SAFETY: the caller's promise, and `count` and one more are no more than it.
+    // SAFETY: guaranteed by the caller. `count + 1` does not exceed `length`.
     unsafe {
         to.cast::<u8>()
             .copy_from_nonoverlapping(bytes.as_ptr(), count);
@@ -175,7 +174,7 @@ pub unsafe extern "C" fn cuDeviceGetName(
     length: c_int,
     device: CUdevice,
 ) -> CUresult {
-    // SAFETY: the caller gives the length of what it gives.
+    // SAFETY: the caller passes the length of the buffer.
     on_device(device, |_| unsafe { write_text(NAME, name, length) })
 }
 
@@ -185,7 +184,7 @@ pub unsafe extern "C" fn cuDeviceGetPCIBusId(
     length: c_int,
     device: CUdevice,
 ) -> CUresult {
-    // SAFETY: as for the name.
+    // SAFETY: the same as for the name.
     on_device(device, |_| unsafe { write_text(BUS, name, length) })
 }
 

@@ -1,4 +1,4 @@
-//! Codes that the driver returns, and what it says of them.
+//! The error codes of the driver, and their texts.
 
 use std::ffi::{CStr, c_char, c_uint};
 
@@ -9,7 +9,7 @@ use crate::machine::Fault;
 
 macro_rules! errors {
     ($($name:ident: $text:literal,)*) => {
-        /// Each code that this driver returns, its name and its meaning.
+        /// Each code that this driver returns, with its name and its meaning.
         const ERRORS: &[(CUresult, &str, &str)] = &[$((
             CUresult::$name,
             concat!(stringify!($name), "\0"),
@@ -48,12 +48,12 @@ errors! {
     CUDA_ERROR_CAPTURED_EVENT: "the event was recorded in a captured stream",
 }
 
-/// Tells what a code alone does not.
+/// Prints a message, in addition to the error code.
 pub(super) fn say(line: &str) {
     eprintln!("CUDA emulator: {line}");
 }
 
-/// Whether a GPU would go on.
+/// Returns whether a GPU would continue after this fault.
 pub(super) fn passes(fault: &Fault) -> bool {
     matches!(fault, Fault::Race(_) | Fault::Unwritten { .. })
 }
@@ -107,7 +107,7 @@ mod tests {
             let mut said = std::ptr::null();
             let result = cuGetErrorString(*code as c_uint, OutPointer(&mut said));
             assert_eq!(result, CUresult::CUDA_SUCCESS);
-            // SAFETY: just set to a string of the table.
+            // SAFETY: the call set the pointer to a string of the table.
             let said = unsafe { CStr::from_ptr(said) };
             assert_eq!(said.to_bytes_with_nul(), text.as_bytes());
         }

@@ -12,23 +12,23 @@ use super::table::unique;
 use super::work::StreamWork;
 use super::{Answer, OutPointer};
 
-/// One event.
+/// An event.
 #[derive(Debug, Default)]
 pub(super) struct Event {
-    /// Whether it tells time.
+    /// Whether the event records time.
     timing: bool,
-    /// Where it was recorded last.
+    /// The point of the last record.
     pub mark: Option<StreamPoint>,
     /// The capture that it was recorded in.
     pub capture: Option<usize>,
-    /// When the stream came there: the host's time.
+    /// The host time at which the stream reached the event.
     pub time: Option<Instant>,
-    /// The number of queries since it was recorded.
+    /// The number of queries since the event was recorded.
     asked: u32,
 }
 
 impl DriverState {
-    /// Where an event was recorded outside of captures; `None` if it never was.
+    /// Returns the point where an event was recorded outside of captures, or `None` if it was never recorded.
     fn recorded(&mut self, event: usize) -> Answer<Option<StreamPoint>> {
         let event = self.events.get(event)?;
         match event.capture {
@@ -37,7 +37,7 @@ impl DriverState {
         }
     }
 
-    /// Records an event behind all that is on a stream, and behind `after` on others.
+    /// Records an event behind all work of a stream, and behind `after` on other streams.
     fn record(&mut self, handle: usize, stream: usize, after: Vec<StreamPoint>) -> Answer {
         let capture = self.streams.get(stream)?.capture;
         self.events.get(handle)?;
@@ -49,7 +49,7 @@ impl DriverState {
         };
         let mut event = recorded(None);
         if !self.captured(stream, &work)? {
-            // It learns its mark before it is done, which may be at once.
+            // The event gets its mark before it is done, which may happen immediately.
             event = recorded(Some(self.streams.put(stream, work, after)?));
         }
         let (slot, mark) = (self.events.get_mut(handle)?, event.mark);
@@ -62,7 +62,7 @@ impl DriverState {
         Ok(())
     }
 
-    /// Records an event behind all that is on any stream: on one of its own, which ends with it.
+    /// Records an event behind all work of all streams. The event uses a temporary stream.
     fn record_all(&mut self, event: usize) -> Answer {
         self.not_captured()?;
         let (stream, ends) = (unique(), self.streams.ends());
@@ -72,7 +72,7 @@ impl DriverState {
         recorded
     }
 
-    /// Makes all that is put on any stream from now on wait for an event.
+    /// Makes all future work on every stream wait for an event.
     fn wait_all(&mut self, event: usize) -> Answer {
         self.not_captured()?;
         let Some(mark) = self.recorded(event)? else {
@@ -117,7 +117,7 @@ pub extern "C" fn cuEventRecordWithFlags(
     cuEventRecord(event, stream)
 }
 
-/// There is one context.
+/// Records an event in the only context.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuCtxRecordEvent(_context: CUcontext, event: CUevent) -> CUresult {
     by_handle(|world| world.record_all(event as usize))

@@ -1,4 +1,4 @@
-//! Kernels of modules: what they want, and how many blocks fit.
+//! Kernels of modules: their attributes and their occupancy.
 
 use std::ffi::{CString, c_char, c_int, c_uint};
 use std::fmt;
@@ -22,7 +22,7 @@ const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 pub(super) struct Function {
     pub program: Arc<Program>,
     name: CString,
-    /// The most shared memory beyond its own that a launch may ask for.
+    /// The maximum dynamic shared memory that a launch may request.
     pub dynamic_shared: usize,
 }
 
@@ -35,7 +35,7 @@ impl fmt::Debug for Function {
 impl Function {
     pub fn new(program: Arc<Program>) -> Self {
         Self {
-            // Of a word of PTX, which has no null character.
+            // The name is a word of PTX, which has no null character.
             name: CString::new(program.name.as_str()).unwrap_or_default(),
             dynamic_shared: SHARED.saturating_sub(program.shared),
             program,
@@ -58,12 +58,12 @@ impl Function {
             ),
         ];
         let found = known.iter().find(|(known, _)| *known as c_uint == number);
-        // The registers, above all, are the compiler's affair, which is not here.
+        // Other attributes, mainly the number of registers, depend on a compiler that the emulator does not have.
         let found = found.ok_or(CUresult::CUDA_ERROR_NOT_SUPPORTED)?;
         Ok(found.1)
     }
 
-    /// Lets launches ask for so much shared memory.
+    /// Allows launches to request this amount of dynamic shared memory.
     fn allow(&mut self, bytes: c_int) -> Answer {
         let bytes = usize::try_from(bytes).map_err(|_| INVALID)?;
         if self.program.shared + bytes > SHARED_OPT_IN {
@@ -73,8 +73,8 @@ impl Function {
         Ok(())
     }
 
-    /// Returns the number of blocks that a multiprocessor holds, by all but their registers, which only the compiler
-    /// knows.
+    /// Returns the number of blocks that a multiprocessor holds. Registers are not considered, since only the
+    /// compiler determines them.
     fn resident(&self, threads: c_int, dynamic_shared: usize) -> Answer<usize> {
         let threads = usize::try_from(threads).map_err(|_| INVALID)?;
         if threads == 0 {
@@ -118,7 +118,7 @@ pub extern "C" fn cuFuncSetAttribute(
         if is(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES) {
             return function.allow(value);
         }
-        // How the cache is shared out changes no result.
+        // The split between cache and shared memory does not change results.
         if is(CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT) {
             Ok(())
         } else {
@@ -127,7 +127,7 @@ pub extern "C" fn cuFuncSetAttribute(
     })
 }
 
-/// Changes no result.
+/// Ignores the cache configuration, which does not change results.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuFuncSetCacheConfig(function: CUfunction, _config: c_uint) -> CUresult {
     in_context(|world| world.functions.get(function as usize).map(drop))
@@ -178,10 +178,10 @@ pub unsafe extern "C" fn cuOccupancyMaxPotentialBlockSize(
             _ => THREADS as c_int,
         };
         let mut best = (0, 0);
-        // The largest block of those that fill a multiprocessor best.
+        // Searches the largest block among the blocks that fill a multiprocessor best.
         for threads in (32..=largest).rev().filter(|threads| threads % 32 == 0) {
             let shared = match dynamic {
-                // SAFETY: the caller's function, which may be called with any size of a block.
+                // SAFETY: the caller's function may be called with any block size.
                 Some(dynamic) => unsafe { dynamic(threads) },
                 None => dynamic_shared,
             };
@@ -205,7 +205,7 @@ pub unsafe extern "C" fn cuOccupancyMaxPotentialBlockSizeWithFlags(
     limit: c_int,
     _flags: c_uint,
 ) -> CUresult {
-    // SAFETY: the same promises.
+    // SAFETY: the same guarantees.
     unsafe {
         cuOccupancyMaxPotentialBlockSize(grid, block, function, dynamic, dynamic_shared, limit)
     }

@@ -1,7 +1,7 @@
-//! Capture of streams into graphs, and graphs.
+//! Captures streams into graphs, and launches graphs.
 //!
-//! A graph keeps its work in the order in which it was captured, and runs in that order: one of the
-//! orders that it allows, if it was captured from several streams.
+//! A graph stores its work in the order of the capture, and runs in this order. If several streams were captured,
+//! this is one of the valid orders.
 
 use std::cell::Cell;
 use std::ffi::{c_uint, c_ulonglong};
@@ -18,20 +18,20 @@ use super::streams::named;
 use super::work::StreamWork;
 use super::{Answer, OutPointer};
 
-/// A capture that goes on.
+/// A capture in progress.
 pub(super) struct Capture {
     nodes: Vec<StreamWork>,
-    /// The stream that began it, which has to end it.
+    /// The stream that began the capture. It must also end it.
     origin: usize,
-    /// The thread that began it, and its mode.
+    /// The thread that began the capture, and its mode.
     thread: ThreadId,
     mode: Mode,
-    /// Whether nothing was done that it cannot hold.
+    /// Whether all calls so far are allowed in a capture.
     valid: bool,
 }
 
 impl Capture {
-    /// Whether it prohibits unsafe calls of this thread, which has a mode of its own.
+    /// Returns whether the capture prohibits unsafe calls of this thread. The thread has its own mode.
     fn prohibits_here(&self, thread_mode: Mode) -> bool {
         let is_own = self.thread == thread::current().id();
         match thread_mode {
@@ -46,7 +46,7 @@ impl Capture {
 }
 
 thread_local! {
-    /// The interaction of calls of this thread with captures; see `cuThreadExchangeStreamCaptureMode`.
+    /// Interaction of calls of this thread with captures: see `cuThreadExchangeStreamCaptureMode`.
     static THREAD_MODE: Cell<Mode> = const { Cell::new(Mode::CU_STREAM_CAPTURE_MODE_GLOBAL) };
 }
 
@@ -67,7 +67,7 @@ pub(super) struct Graph {
 }
 
 impl DriverState {
-    /// Takes work for a stream that is captured; whether it is.
+    /// Adds work to the capture of a stream. Returns whether the stream is being captured.
     pub fn captured(&mut self, stream: usize, work: &StreamWork) -> Answer<bool> {
         let Some(capture) = self.streams.get(stream)?.capture else {
             self.not_implicit(stream)?;
@@ -83,7 +83,7 @@ impl DriverState {
         Ok(true)
     }
 
-    /// The legacy stream would wait for a captured one that blocks.
+    /// Fails if work on the legacy stream would wait for a blocking stream that is being captured.
     fn not_implicit(&mut self, stream: usize) -> Answer {
         let captured = self.streams.all().filter(|queue| queue.blocking);
         let captured: Vec<_> = captured.filter_map(|queue| queue.capture).collect();
@@ -96,7 +96,7 @@ impl DriverState {
         Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)
     }
 
-    /// For a call that no capture can hold: captures that prohibit it on this thread end in an error.
+    /// Fails for a call that a capture cannot contain. Captures that prohibit the call on this thread become invalid.
     pub fn not_captured(&mut self) -> Answer {
         let mut allowed = Ok(());
         for capture in self.captures.values_mut() {
@@ -108,7 +108,7 @@ impl DriverState {
         allowed
     }
 
-    /// For a call that waits for a stream.
+    /// Fails for a call that waits for a stream that is being captured.
     pub fn stream_not_captured(&mut self, stream: usize) -> Answer {
         match self.streams.get(stream)?.capture {
             Some(capture) => {
@@ -119,7 +119,7 @@ impl DriverState {
         }
     }
 
-    /// A stream that waits for an event of a capture becomes part of it.
+    /// Adds a stream to a capture, since it waits for an event of the capture.
     pub fn join_capture(&mut self, stream: usize, capture: usize) -> Answer {
         self.captures.get(capture)?;
         let queue = self.streams.get(stream)?;
@@ -178,12 +178,13 @@ pub extern "C" fn cuStreamBeginCapture_v2(stream: CUstream, mode: c_uint) -> CUr
     in_context(|world| world.begin(named(stream)?, mode_of(mode)?))
 }
 
-/// Sets the mode of the calling thread, and gives the one before. A thread in relaxed mode may make unsafe calls during
-/// any capture, one in thread-local mode during those of other threads; every thread begins in global mode.
+/// Sets the mode of the calling thread, and returns the previous mode. A thread in relaxed mode may make unsafe calls
+/// during any capture. A thread in thread-local mode may make unsafe calls during captures of other threads. Every
+/// thread begins in global mode.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuThreadExchangeStreamCaptureMode(mode: *mut c_uint) -> CUresult {
     on_device(0, |_| {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let mode = unsafe { mode.as_mut() }.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
         *mode = THREAD_MODE.replace(mode_of(*mode)?) as c_uint;
         Ok(())
@@ -214,7 +215,7 @@ pub extern "C" fn cuStreamIsCapturing(stream: CUstream, status: OutPointer<c_uin
     })
 }
 
-/// With no place for nodes it gives their number.
+/// Returns the number of nodes if `nodes` is null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuGraphGetNodes(
     graph: CUgraph,
@@ -223,7 +224,7 @@ pub unsafe extern "C" fn cuGraphGetNodes(
 ) -> CUresult {
     in_context(|world| {
         let all = &world.graphs.get(graph as usize)?.nodes;
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let count = unsafe { count.as_mut() }.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
         if nodes.is_null() {
             *count = all.len();
@@ -231,7 +232,7 @@ pub unsafe extern "C" fn cuGraphGetNodes(
         }
         for index in 0..*count {
             let node = all.get(index).map_or(0, |(node, _)| *node);
-            // SAFETY: the caller's promise: there is room for so many.
+            // SAFETY: guaranteed by the caller: there is space for this number of nodes.
             unsafe { nodes.add(index).write(node as CUgraphNode) };
         }
         *count = all.len().min(*count);
@@ -256,7 +257,7 @@ pub extern "C" fn cuGraphDestroy(graph: CUgraph) -> CUresult {
     })
 }
 
-/// Graphs that allocate or free are not known here.
+/// Instantiates a graph. Flags are not supported, since the emulator has no graphs that allocate or free.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuGraphInstantiateWithFlags(
     executable: OutPointer<CUgraphExec>,
@@ -279,7 +280,7 @@ pub extern "C" fn cuGraphExecDestroy(executable: CUgraphExec) -> CUresult {
     in_context(|world| world.executables.remove(executable as usize).map(drop))
 }
 
-/// There is nothing to upload.
+/// Does nothing: there is nothing to upload.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuGraphUpload(executable: CUgraphExec, stream: CUstream) -> CUresult {
     in_context(|world| {

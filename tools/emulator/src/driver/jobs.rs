@@ -1,4 +1,4 @@
-//! The work that the other libraries of CUDA put on streams, and the memory that they share with kernels.
+//! Work that the other CUDA libraries put on streams, and the memory that they share with kernels.
 
 use std::sync::Arc;
 
@@ -12,21 +12,20 @@ use super::streams::named;
 use super::work::StreamWork;
 use crate::memory::Memory;
 
-/// Work on the device's memory. It is done once, or where it is part of a graph at each launch; what
-/// it says is wrong is a fault of the device.
+/// Work on the device memory. It runs once, or at each launch of its graph. An error of the work is a fault of the
+/// device.
 pub(crate) type Job = Arc<dyn Fn(&Memory) -> Result<(), String> + Send + Sync>;
 
-/// Work that waits for others: from when the stream comes to it, it is tried again whenever something
-/// has happened, until it tells that it is done.
+/// Work that waits for other work. When the stream reaches it, it is tried after each event until it returns `true`.
 pub(crate) type Attempt = Arc<dyn Fn(&Memory) -> Result<bool, String> + Send + Sync>;
 
-/// Puts work on a stream. Each time it is done, `line` is appended to the file of counts.
+/// Puts work on a stream. Each time the work runs, `line` is appended to the file of counts.
 pub(crate) fn enqueue(stream: CUstream, job: Job, line: Value) -> CUresult {
     let work = StreamWork::Job(job, Arc::new(line));
     in_context(|world| world.put(named(stream)?, work))
 }
 
-/// Whether [products are filled](Options::fill_products).
+/// Returns whether [products are filled](Options::fill_products).
 pub(crate) fn fills_products() -> bool {
     let mut fills = false;
     anywhere(|world| {
@@ -36,8 +35,7 @@ pub(crate) fn fills_products() -> bool {
     fills
 }
 
-/// Puts work on a stream that waits there for others. It may be tried on any thread, and must call
-/// nothing of the driver's.
+/// Puts work on a stream where it waits for other work. Any thread may try the work. It must not call the driver.
 pub(crate) fn enqueue_until(stream: CUstream, attempt: Attempt) -> CUresult {
     in_context(|world| {
         world.put(named(stream)?, StreamWork::Attempt(attempt))?;
@@ -48,7 +46,7 @@ pub(crate) fn enqueue_until(stream: CUstream, attempt: Attempt) -> CUresult {
     })
 }
 
-/// Tells that what streams wait for may have happened.
+/// Retries work that waits on streams, after a change that it may wait for.
 pub(crate) fn wake() {
     anywhere(|world| {
         if !world.options.lazy {
@@ -58,7 +56,7 @@ pub(crate) fn wake() {
     });
 }
 
-/// Memory of the device; `None` where it has no more.
+/// Allocates device memory. Returns `None` if the device memory is exhausted.
 pub(crate) fn allocate(bytes: usize) -> Option<u64> {
     let mut address = None;
     in_context(|world| {
@@ -68,7 +66,7 @@ pub(crate) fn allocate(bytes: usize) -> Option<u64> {
     address
 }
 
-/// Frees what [`allocate`] gave, and tells whether it was that.
+/// Frees memory of [`allocate`]. Returns whether the address was allocated.
 pub(crate) fn free(address: u64) -> bool {
     let mut freed = false;
     in_context(|world| {
@@ -79,7 +77,7 @@ pub(crate) fn free(address: u64) -> bool {
     freed
 }
 
-/// Whether all these bytes are memory of the device.
+/// Returns whether all these bytes are device memory.
 pub(crate) fn holds(address: u64, bytes: usize) -> bool {
     let mut held = false;
     anywhere(|world| {
@@ -89,7 +87,7 @@ pub(crate) fn holds(address: u64, bytes: usize) -> bool {
     held
 }
 
-/// Whether nothing is left on a stream.
+/// Returns whether a stream has no work left.
 #[cfg(test)]
 pub(crate) fn is_idle(stream: usize) -> bool {
     let mut idle = false;
@@ -114,17 +112,17 @@ pub(crate) mod testing {
     use super::super::streams::cuStreamCreate;
     use super::CUresult;
 
-    /// A device for one test at a time.
+    /// Prepares a new device. Only one test at a time can use it.
     pub(crate) fn enter() -> MutexGuard<'static, ()> {
         fresh(Options::default())
     }
 
-    /// Makes the device that of another thread of the test.
+    /// Makes the context current on another thread of the test.
     pub(crate) fn attach() {
         CURRENT.set(vec![CONTEXT]);
     }
 
-    /// A stream that waits for no other.
+    /// Creates a stream that does not wait for other streams.
     pub(crate) fn stream() -> usize {
         let mut stream = null_mut();
         let created = cuStreamCreate(OutPointer(&mut stream), 1);
@@ -149,14 +147,14 @@ mod tests {
     use super::*;
     use CUresult::{CUDA_ERROR_ILLEGAL_ADDRESS, CUDA_ERROR_NOT_READY, CUDA_SUCCESS};
 
-    /// A stream that stands until `open`; what it then writes.
+    /// Returns a stream that waits until `open` is set, and then writes to `address`.
     fn standing(open: &Arc<AtomicBool>, address: u64) -> CUstream {
         let stream = testing::stream() as CUstream;
         let open = open.clone();
         let attempt = move |_: &_| Ok(open.load(Ordering::SeqCst));
         assert_eq!(enqueue_until(stream, Arc::new(attempt)), CUDA_SUCCESS);
         let job = move |_: &_| {
-            // SAFETY: the test has allocated it.
+            // SAFETY: the test has allocated the memory.
             unsafe { (address as *mut u32).write(7) };
             Ok(())
         };
@@ -174,7 +172,7 @@ mod tests {
             let _turn = fresh(options);
             let mut address = 0;
             assert_eq!(cuMemAlloc_v2(OutPointer(&mut address), 4), CUDA_SUCCESS);
-            // Each waits in a way of its own, and sees what is behind.
+            // Each iteration waits in a different way, and must observe the write.
             for way in 0..4 {
                 let open = Arc::new(AtomicBool::new(false));
                 let stream = standing(&open, address);

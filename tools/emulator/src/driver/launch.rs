@@ -1,4 +1,4 @@
-//! Launches.
+//! Launches of kernels.
 
 use std::ffi::{c_uint, c_void};
 use std::fmt;
@@ -17,12 +17,12 @@ use super::streams::named;
 use super::work::StreamWork;
 use crate::machine::{Parameter, Program};
 
-/// A kernel with all that a launch gives it.
+/// A kernel with all values of a launch.
 pub(super) struct KernelLaunch {
     pub program: Arc<Program>,
     pub grid: [u32; 3],
     pub block: [u32; 3],
-    /// The arguments, laid out as the kernel has them.
+    /// The arguments in the layout of the kernel parameters.
     pub parameters: Vec<u8>,
     pub dynamic_shared: usize,
 }
@@ -34,7 +34,7 @@ impl fmt::Debug for KernelLaunch {
     }
 }
 
-/// Where a launch runs, and with how many threads.
+/// The grid, the block, the dynamic shared memory and the stream of a launch.
 struct Form {
     grid: [u32; 3],
     block: [u32; 3],
@@ -42,7 +42,7 @@ struct Form {
     stream: CUstream,
 }
 
-/// Returns the part of a launch that the device does not support, in words.
+/// Returns a message about the part of a launch that the device does not support.
 fn refused(form: &Form, function: &Function) -> Option<String> {
     let outside = |sizes: [u32; 3], most: [u32; 3]| {
         let mut pairs = sizes.into_iter().zip(most);
@@ -66,12 +66,12 @@ fn refused(form: &Form, function: &Function) -> Option<String> {
 ///
 /// # Safety
 ///
-/// There is an address for each parameter, and so many bytes at it.
+/// `addresses` must contain an address for each parameter. Each address must be valid for reading the parameter.
 unsafe fn arguments(parameters: &[Parameter], addresses: *const *mut c_void) -> Answer<Vec<u8>> {
     let end = |parameter: &Parameter| parameter.offset + parameter.size;
     let mut bytes = vec![0; parameters.iter().map(end).max().unwrap_or(0)];
     for (index, parameter) in parameters.iter().enumerate() {
-        // SAFETY: the caller's promise, but for null, which is looked for.
+        // SAFETY: guaranteed by the caller, except for null addresses, which are checked.
         let from = if addresses.is_null() {
             std::ptr::null()
         } else {
@@ -81,7 +81,7 @@ unsafe fn arguments(parameters: &[Parameter], addresses: *const *mut c_void) -> 
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
         let to = &mut bytes[parameter.offset..end(parameter)];
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             to.as_mut_ptr()
                 .copy_from_nonoverlapping(from.cast(), to.len())
@@ -90,9 +90,11 @@ unsafe fn arguments(parameters: &[Parameter], addresses: *const *mut c_void) -> 
     Ok(bytes)
 }
 
+/// Launches a kernel.
+///
 /// # Safety
 ///
-/// As [`arguments`].
+/// The same as for [`arguments`].
 unsafe fn launch(form: &Form, function: CUfunction, addresses: *const *mut c_void) -> CUresult {
     in_context(|world| {
         let stream = named(form.stream)?;
@@ -106,7 +108,7 @@ unsafe fn launch(form: &Form, function: CUfunction, addresses: *const *mut c_voi
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
         let program = function.program.clone();
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let parameters = unsafe { arguments(&program.parameters, addresses)? };
         let launched = KernelLaunch {
             program,
@@ -119,7 +121,7 @@ unsafe fn launch(form: &Form, function: CUfunction, addresses: *const *mut c_voi
     })
 }
 
-/// Arguments as one buffer (`extra`) are not known here.
+/// Launches a kernel. Arguments as one buffer (`extra`) are not supported.
 #[unsafe(no_mangle)]
 #[allow(clippy::too_many_arguments)]
 pub unsafe extern "C" fn cuLaunchKernel(
@@ -144,11 +146,11 @@ pub unsafe extern "C" fn cuLaunchKernel(
         dynamic_shared: dynamic_shared as usize,
         stream,
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { launch(&form, function, addresses) }
 }
 
-/// Attributes that change what a kernel sees, as a cluster of blocks does, are refused.
+/// Launches a kernel. Attributes that change the result of a kernel, such as a cluster of blocks, are refused.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuLaunchKernelEx(
     config: *const CUlaunchConfig,
@@ -156,7 +158,7 @@ pub unsafe extern "C" fn cuLaunchKernelEx(
     addresses: *mut *mut c_void,
     extra: *mut *mut c_void,
 ) -> CUresult {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let Some(config) = (unsafe { config.as_ref() }) else {
         return CUresult::CUDA_ERROR_INVALID_VALUE;
     };
@@ -164,7 +166,7 @@ pub unsafe extern "C" fn cuLaunchKernelEx(
         return CUresult::CUDA_ERROR_NOT_SUPPORTED;
     }
     for index in 0..config.numAttrs as usize {
-        // SAFETY: the caller's promise: there are so many.
+        // SAFETY: guaranteed by the caller: `attrs` has this number of attributes.
         let attribute = unsafe { (*config.attrs.add(index)).id };
         let harmless = [
             Attribute::CU_LAUNCH_ATTRIBUTE_IGNORE,
@@ -181,6 +183,6 @@ pub unsafe extern "C" fn cuLaunchKernelEx(
         dynamic_shared: config.sharedMemBytes as usize,
         stream: config.hStream,
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { launch(&form, function, addresses) }
 }

@@ -1,4 +1,4 @@
-//! Memory of the device, and pinned memory of the host.
+//! Device memory, and pinned host memory.
 
 use std::ffi::{c_uint, c_void};
 
@@ -12,7 +12,7 @@ use super::{Answer, OutPointer};
 const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 
 impl DriverGuard {
-    /// Allocates on the device; as a last resort after what is to be freed is.
+    /// Allocates device memory. If the memory is exhausted, pending frees are executed first.
     pub fn allocate(&mut self, bytes: usize) -> Answer<u64> {
         if bytes == 0 {
             return Err(INVALID);
@@ -62,7 +62,7 @@ pub extern "C" fn cuMemGetAddressRange_v2(
     })
 }
 
-/// Only the number of an allocation is known.
+/// Returns an attribute of a pointer. The emulator supports only the buffer id.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuPointerGetAttribute(
     value: OutPointer<u64>,
@@ -85,7 +85,7 @@ pub extern "C" fn cuMemAlloc_v2(address: OutPointer<CUdeviceptr>, bytes: usize) 
     })
 }
 
-/// Waits for all work, as the driver does.
+/// Waits for all work, as the driver does, and frees device memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemFree_v2(address: CUdeviceptr) -> CUresult {
     in_context(|world| {
@@ -134,7 +134,7 @@ pub extern "C" fn cuMemAllocHost_v2(address: OutPointer<*mut c_void>, bytes: usi
     in_context(|world| address.set(world.allocate_pinned(bytes)?))
 }
 
-/// All pinned memory is alike here, whatever the flags.
+/// Allocates pinned memory. The flags have no effect.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemHostAlloc(
     address: OutPointer<*mut c_void>,
@@ -144,7 +144,7 @@ pub extern "C" fn cuMemHostAlloc(
     in_context(|world| address.set(world.allocate_pinned(bytes)?))
 }
 
-/// Waits for all work, which may still copy there.
+/// Waits for all work, which may still copy to the memory, and frees pinned memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemFreeHost(address: *mut c_void) -> CUresult {
     in_context(|world| {

@@ -1,19 +1,18 @@
 //! The functions of the CUDA driver, under their C names.
 //!
-//! NVIDIA's manual of the driver API says what each does; what is said here is only where this
-//! driver is more, or less, than that. A function that is not here is missing from the library too: a
-//! program that wants it says so by name.
+//! NVIDIA's manual of the driver API describes each function. The comments here describe only differences from the
+//! manual. A function that is not implemented is missing from the library, so a program that needs it fails with the
+//! name of the function.
 //!
-//! There is one device, and one context on it: its primary one. All state stands in one [`DriverState`](state::DriverState)
-//! behind one lock, which is held while work runs: one kernel at a time, whatever the streams.
+//! There is one device with one context, its primary context. All state is in one [`DriverState`](state::DriverState)
+//! behind one lock. The lock is held while work runs, so one kernel runs at a time on all streams.
 //!
-//! Work of a stream is done at the call that puts it there, if nothing stands before it, or, where
-//! that was asked for, only when somebody waits for it. Either way it is done on the thread of a
-//! caller.
+//! By default, work runs in the call that puts it on a stream, unless it must wait for other work. With lazy streams,
+//! work runs only when a call waits for it. In both cases the work runs on the thread of a caller.
 //!
-//! Faults are reported in a line on standard error, in addition to the code that the driver returns. What ruins the
-//! context of a GPU ruins it here: every later call returns it. Undefined behaviour that a GPU would not report is
-//! returned once, by the launch, or where work waits by the next call that waits for it.
+//! A fault prints a line to standard error, in addition to the error code. A fault that destroys the context of a GPU
+//! also destroys it here: every later call returns the fault. Undefined behaviour that a GPU would not report is
+//! returned once, by the launch. With lazy streams it is returned by the next call that waits for the work.
 
 // The names are NVIDIA's.
 #![allow(non_snake_case)]
@@ -46,44 +45,44 @@ mod work;
 use cudarc::driver::sys::CUresult;
 pub(crate) use device::MULTIPROCESSORS;
 
-/// The result of a function of the driver.
+/// The result of a driver function.
 type Answer<T = ()> = Result<T, CUresult>;
 
-/// Where a caller wants a result.
+/// An address at which the caller expects a result.
 ///
-/// A C function can be given any address: that it can be written is the caller's promise, and one
-/// that is null is refused.
+/// A C function can receive any address. The caller guarantees that the address can be written. A null address is
+/// refused.
 #[repr(transparent)]
 pub(crate) struct OutPointer<T>(*mut T);
 
 impl<T> OutPointer<T> {
-    /// Hands the result over.
+    /// Writes the result.
     fn set(&self, value: T) -> Answer {
         if self.0.is_null() {
             Err(CUresult::CUDA_ERROR_INVALID_VALUE)
         } else {
-            // SAFETY: the caller's promise; what was there means nothing yet and is not dropped.
+            // SAFETY: guaranteed by the caller. The old value is uninitialised and is not dropped.
             unsafe { self.0.write(value) };
             Ok(())
         }
     }
 
-    /// As [`set`](Self::set) for a result that the caller need not want.
+    /// Writes the result like [`set`](Self::set), but ignores a null address.
     fn offer(&self, value: T) {
         if !self.0.is_null() {
-            // SAFETY: as above.
+            // SAFETY: the same as above.
             unsafe { self.0.write(value) };
         }
     }
 }
 
-/// A string that a caller gives; `None` if there is none or it is not text.
+/// Returns a string of the caller, or `None` if it is null or not UTF-8.
 ///
 /// # Safety
 ///
-/// It is null or ends with a null character.
+/// `string` must be null or end with a null character.
 unsafe fn text<'a>(string: *const std::ffi::c_char) -> Option<&'a str> {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let string = (!string.is_null()).then(|| unsafe { std::ffi::CStr::from_ptr(string) });
     string?.to_str().ok()
 }

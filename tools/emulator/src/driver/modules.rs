@@ -1,4 +1,4 @@
-//! Modules: PTX that is loaded.
+//! Loads modules of PTX.
 
 use std::collections::HashMap;
 use std::ffi::{c_char, c_uint, c_void};
@@ -15,19 +15,20 @@ use super::{Answer, OutPointer, text};
 use crate::lower::lower;
 use crate::ptx::{self, Space, Variable, parse};
 
-/// Machine code begins with one of these, as it comes from `ptxas` and from `nvcc`.
+/// The first bytes of machine code from `ptxas` and from `nvcc`.
 const MACHINE_CODE: [&[u8; 4]; 2] = [b"\x7fELF", b"\x50\xed\x55\xba"];
 
 /// A loaded module.
 #[derive(Debug, Default)]
 pub(super) struct Module {
-    /// The function of each kernel.
+    /// The function handle of each kernel.
     functions: HashMap<String, usize>,
-    /// Address and bytes of each variable.
+    /// The address and the size in bytes of each variable.
     globals: HashMap<String, (u64, usize)>,
 }
 
-/// Whether PTX for a target runs on this device: for any up to 9.0, and for 9.0 alone.
+/// Returns whether PTX for this target runs on the device. The targets are all versions up to 9.0 without a suffix,
+/// and 9.0 with a suffix.
 fn runs(target: &str) -> bool {
     let number = target.strip_prefix("sm_");
     match number.map(|number| (number, number.parse::<u32>())) {
@@ -37,7 +38,7 @@ fn runs(target: &str) -> bool {
     }
 }
 
-/// Writes the text of a module, whose lines messages name, under the name of its first kernel.
+/// Writes the text of a module to a file named after its first kernel. Messages refer to lines of this file.
 fn keep(source: &str, parsed: &ptx::Module, folder: &Path) {
     let kernel = parsed.kernels.first().map_or("empty", |first| &first.name);
     let file = folder.join(format!("{kernel}.ptx"));
@@ -70,7 +71,7 @@ impl DriverGuard {
         }
     }
 
-    /// Gives a module its variables and functions.
+    /// Adds the variables and functions to a module.
     fn furnish(&mut self, parsed: &ptx::Module, module: &mut Module) -> Answer {
         let lasting = [Space::Global, Space::Constant];
         let all = parsed.variables.iter();
@@ -92,12 +93,12 @@ impl DriverGuard {
         Ok(())
     }
 
-    /// Allocates a variable, which holds zeros where nothing else is said.
+    /// Allocates a variable. It is zero if it has no initial value.
     fn variable(&mut self, variable: &Variable) -> Answer<u64> {
         let bytes = variable.size.max(1);
         let address = self.allocate(bytes)?;
         let initial = &variable.initial[..variable.initial.len().min(bytes)];
-        // SAFETY: just allocated with this size.
+        // SAFETY: the memory was just allocated with this size.
         unsafe {
             let to = address as *mut u8;
             to.write_bytes(0, bytes);
@@ -108,7 +109,7 @@ impl DriverGuard {
 
     fn unload(&mut self, module: &Module) {
         for function in module.functions.values() {
-            // It is there: a module alone takes its functions out.
+            // The function exists, since only this module removes it.
             let _ = self.functions.remove(*function);
         }
         for (address, _) in module.globals.values() {
@@ -126,11 +127,11 @@ pub unsafe extern "C" fn cuModuleLoadData(
         if image.is_null() {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
-        // SAFETY: an image is machine code, which is longer, or a text with its end, as the manual
-        // says; one that is shorter ends at its null character.
+        // SAFETY: an image is machine code, which is longer, or a null-terminated text, as the manual states. A
+        // shorter image ends at its null character.
         let source = unsafe { text(image.cast()) };
         let begins = |code: &[u8; 4]| {
-            // SAFETY: read one after the other, no further than the first that differs.
+            // SAFETY: the bytes are read in order up to the first byte that differs.
             (0..4).all(|index| unsafe { *image.cast::<u8>().add(index) } == code[index])
         };
         if MACHINE_CODE.into_iter().any(begins) {
@@ -142,7 +143,7 @@ pub unsafe extern "C" fn cuModuleLoadData(
     })
 }
 
-/// Options are for a compiler that is not here.
+/// Loads a module. The options are ignored, since they are for a compiler that is not emulated.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuModuleLoadDataEx(
     out: OutPointer<CUmodule>,
@@ -151,7 +152,7 @@ pub unsafe extern "C" fn cuModuleLoadDataEx(
     _options: *mut c_uint,
     _values: *mut *mut c_void,
 ) -> CUresult {
-    // SAFETY: the same promise.
+    // SAFETY: the same guarantees.
     unsafe { cuModuleLoadData(out, image) }
 }
 
@@ -160,7 +161,7 @@ pub extern "C" fn cuModuleUnload(module: CUmodule) -> CUresult {
     in_context(|world| {
         world.not_captured()?;
         world.modules.get(module as usize)?;
-        // Its kernels may still be waiting.
+        // Kernels of the module may still be waiting.
         world.finish_all()?;
         let module = world.modules.remove(module as usize)?;
         world.unload(&module);
@@ -174,7 +175,7 @@ pub unsafe extern "C" fn cuModuleGetFunction(
     module: CUmodule,
     name: *const c_char,
 ) -> CUresult {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let name = unsafe { text(name) };
     in_context(|world| {
         let name = name.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
@@ -190,7 +191,7 @@ pub unsafe extern "C" fn cuModuleGetGlobal_v2(
     module: CUmodule,
     name: *const c_char,
 ) -> CUresult {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let name = unsafe { text(name) };
     in_context(|world| {
         let name = name.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;

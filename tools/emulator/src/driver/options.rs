@@ -1,4 +1,4 @@
-//! The options in the environment.
+//! The options in environment variables.
 
 use std::path::PathBuf;
 use std::{env, thread};
@@ -10,17 +10,17 @@ const GIB: u64 = 1 << 30;
 /// The options of this driver.
 #[derive(Clone, Debug)]
 pub(super) struct Options {
-    /// Bytes of the device's memory.
+    /// The size of the device memory in bytes.
     pub memory: u64,
-    /// Whether work waits until somebody waits for it.
+    /// Whether streams are lazy: work runs only when a call waits for it.
     pub lazy: bool,
-    /// Where the numbers of each launch go.
+    /// The file for the counts of each launch.
     pub counts: Option<PathBuf>,
-    /// Where the text of each module goes.
+    /// The folder for the text of each module.
     pub ptx: Option<PathBuf>,
-    /// Whether the results of library products are [filled](crate::cublaslt), not computed.
+    /// Whether the results of library products are [filled](crate::cublaslt) instead of computed.
     pub fill_products: bool,
-    /// Whether any two events are equally far apart.
+    /// Whether all pairs of events have the same distance in time.
     pub fixed_clock: bool,
     /// The options for running kernels.
     pub machine: machine::Options,
@@ -41,7 +41,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// As the environment says; what it says wrong is told and not heeded.
+    /// Reads the options from the environment. Invalid values are reported and ignored.
     pub fn from_environment() -> Self {
         Self::from(|name| env::var(name).ok().filter(|value| !value.is_empty()))
     }
@@ -58,7 +58,7 @@ impl Options {
                 _ => wrong(name, &value),
             }
         }
-        // Each with its default, the other value, and what that sets.
+        // Each entry has the default value, the other value, and the setting of the other value.
         for (name, [usual, other], set) in [
             (
                 "BURN_MEGATRON_EMULATOR_STREAMS",
@@ -104,7 +104,7 @@ impl Options {
     }
 }
 
-/// The checks that a list names; all others are off.
+/// Returns the checks in a list. All other checks are disabled.
 fn checks(list: &str) -> Option<Checks> {
     let mut checks = Checks {
         races: false,

@@ -1,4 +1,4 @@
-//! Pools of stream-ordered memory. There is one, which keeps nothing: what is freed is gone.
+//! Pools of stream-ordered memory. There is one pool, which keeps no freed memory.
 
 use std::ffi::{c_uint, c_void};
 
@@ -10,7 +10,7 @@ use super::memory::cuMemAllocAsync;
 use super::state::{DriverState, in_context, on_device};
 use super::{Answer, OutPointer};
 
-/// The handle of the one pool.
+/// The handle of the only pool.
 const POOL: usize = 0xb0010;
 
 fn named(pool: CUmemoryPool) -> Answer {
@@ -51,7 +51,7 @@ pub extern "C" fn cuDeviceSetMemPool(device: CUdevice, pool: CUmemoryPool) -> CU
     on_device(device, |_| named(pool))
 }
 
-/// Accepts every limit of a pool, as the pool keeps no memory.
+/// Accepts every limit of a pool, since the pool keeps no memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemPoolSetAttribute(
     pool: CUmemoryPool,
@@ -61,7 +61,7 @@ pub extern "C" fn cuMemPoolSetAttribute(
     on_device(0, |_| named(pool))
 }
 
-/// Only attributes that are numbers of bytes.
+/// Returns an attribute of the pool. Only attributes that are sizes in bytes are supported.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemPoolGetAttribute(
     pool: CUmemoryPool,

@@ -1,4 +1,4 @@
-//! Streams: queues of work, and what of one waits for what of another.
+//! Streams: queues of work, and the dependencies between them.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -6,17 +6,17 @@ use cudarc::driver::sys::CUresult;
 
 use super::Answer;
 
-/// The stream that waits for all blocking ones, and they for it.
+/// The legacy stream. It and the blocking streams wait for each other.
 pub(super) const LEGACY: usize = 0;
 
-/// A point in a stream: all that was put there up to it.
+/// A point in a stream: all work up to this position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct StreamPoint {
     pub stream: usize,
     pub position: u64,
 }
 
-/// The way to a mark: where it leads first stands last.
+/// A path of dependencies to a mark. The last point must be reached first.
 #[derive(Debug)]
 pub(super) struct DependencyPath(Vec<StreamPoint>);
 
@@ -26,25 +26,25 @@ impl DependencyPath {
     }
 }
 
-/// Queues, by the handles of their streams.
+/// Queues by the handles of their streams.
 pub(super) struct Streams<W> {
     queues: BTreeMap<usize, Queue<W>>,
 }
 
-/// One stream.
+/// A stream.
 pub(super) struct Queue<W> {
     pending: VecDeque<Task<W>>,
-    /// The number of works that were ever put there, and the number of works that are done.
+    /// The number of tasks that were put on the stream, and the number of tasks that are done.
     issued: u64,
     done: u64,
-    /// Whether it waits for the legacy stream.
+    /// Whether the stream and the legacy stream wait for each other.
     pub blocking: bool,
-    /// Whether its handle is still good.
+    /// Whether the handle is still valid.
     open: bool,
     pub priority: i32,
-    /// The capture that its work goes to instead.
+    /// The capture that receives the work of the stream.
     pub capture: Option<usize>,
-    /// The number of queries since something was put there.
+    /// The number of queries since work was last put on the stream.
     pub asked: u32,
 }
 
@@ -76,12 +76,12 @@ impl<W> Queue<W> {
 }
 
 impl<W> Streams<W> {
-    /// Opens a stream under a handle that no other has.
+    /// Opens a stream under a new handle.
     pub fn open(&mut self, handle: usize, blocking: bool, priority: i32) {
         self.queues.insert(handle, Queue::new(blocking, priority));
     }
 
-    /// Makes a handle invalid. What is on the stream is still done.
+    /// Makes a handle invalid. Work on the stream is still executed.
     pub fn close(&mut self, handle: usize) -> Answer {
         self.get(handle)?.open = false;
         let idle = |queue: &Queue<W>| !queue.open && queue.pending.is_empty();
@@ -89,24 +89,24 @@ impl<W> Streams<W> {
         Ok(())
     }
 
-    /// A stream by its handle.
+    /// Returns a stream by its handle.
     pub fn get(&mut self, handle: usize) -> Answer<&mut Queue<W>> {
         let queue = self.queues.get_mut(&handle).filter(|queue| queue.open);
         queue.ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
     }
 
-    /// Every stream, closed ones with work left included.
+    /// Returns every stream, including closed streams with work left.
     pub fn all(&mut self) -> impl Iterator<Item = &mut Queue<W>> {
         self.queues.values_mut()
     }
 
-    /// The streams that work can be put on.
+    /// Returns the handles of all open streams.
     pub fn handles(&self) -> Vec<usize> {
         let open = self.queues.iter().filter(|(_, queue)| queue.open);
         open.map(|(handle, _)| *handle).collect()
     }
 
-    /// Puts work behind all that is on a stream, and behind `after` on others.
+    /// Puts work behind all work of a stream, and behind `after` on other streams.
     pub fn put(
         &mut self,
         stream: usize,
@@ -114,7 +114,7 @@ impl<W> Streams<W> {
         mut after: Vec<StreamPoint>,
     ) -> Answer<StreamPoint> {
         let blocking = self.get(stream)?.blocking;
-        // The legacy stream and blocking ones are in order with each other.
+        // The legacy stream and the blocking streams are ordered with each other.
         let others = self.queues.iter().filter(|(handle, queue)| match stream {
             LEGACY => **handle != LEGACY && queue.blocking,
             _ => blocking && **handle == LEGACY,
@@ -128,31 +128,31 @@ impl<W> Streams<W> {
         Ok(queue.end(stream))
     }
 
-    /// Whether all up to a mark is done.
+    /// Returns whether all work up to a mark is done.
     pub fn passed(&self, mark: StreamPoint) -> bool {
         let queue = self.queues.get(&mark.stream);
         queue.is_none_or(|queue| queue.done >= mark.position)
     }
 
-    /// The end of what is on a stream now.
+    /// Returns the current end of a stream.
     pub fn end(&mut self, stream: usize) -> Answer<StreamPoint> {
         Ok(self.get(stream)?.end(stream))
     }
 
-    /// The ends of all streams.
+    /// Returns the ends of all streams.
     pub fn ends(&self) -> Vec<StreamPoint> {
         let ends = self.queues.iter().map(|(handle, queue)| queue.end(*handle));
         ends.collect()
     }
 
-    /// The stream whose first work is the next step of a way; `None` at its end.
+    /// Returns the stream whose first task is the next step of a path, or `None` at the end of the path.
     pub fn next(&self, way: &mut DependencyPath) -> Option<usize> {
         while let Some(mark) = way.0.last().copied() {
             if self.passed(mark) {
                 way.0.pop();
                 continue;
             }
-            // Nothing waits for what was put anywhere after it: this ends.
+            // No task waits for work that is put on a stream later, so this loop ends.
             match self.waits(mark.stream) {
                 Some(first) => way.0.push(first),
                 None => return Some(mark.stream),
@@ -161,13 +161,13 @@ impl<W> Streams<W> {
         None
     }
 
-    /// Returns the point for which the first work of a stream waits.
+    /// Returns the point that the first task of a stream waits for.
     fn waits(&self, stream: usize) -> Option<StreamPoint> {
         let first = self.queues.get(&stream)?.pending.front()?;
         first.after.iter().copied().find(|mark| !self.passed(*mark))
     }
 
-    /// The first work of a stream, and the mark at its end.
+    /// Returns the first task of a stream, and the mark at its end.
     pub fn first(&self, stream: usize) -> Option<(&W, StreamPoint)> {
         let queue = self.queues.get(&stream)?;
         let position = queue.done + 1;
@@ -175,7 +175,7 @@ impl<W> Streams<W> {
         Some((&task.work, StreamPoint { stream, position }))
     }
 
-    /// Counts the first work of a stream as done.
+    /// Marks the first task of a stream as done.
     pub fn done(&mut self, stream: usize) {
         let Some(queue) = self.queues.get_mut(&stream) else {
             return;

@@ -1,4 +1,4 @@
-//! All that the driver knows, in one place.
+//! The complete state of the driver.
 
 use std::cell::{Cell, RefCell};
 use std::ops::{Deref, DerefMut};
@@ -18,7 +18,7 @@ use super::table::Table;
 use super::work::StreamWork;
 use crate::memory::Memory;
 
-/// The handle of the one context.
+/// The handle of the only context.
 pub(super) const CONTEXT: usize = 0xc0de0;
 
 /// The state of the driver.
@@ -29,19 +29,19 @@ pub(super) struct DriverState {
     pub ready: bool,
     /// The number of holders of the primary context.
     pub retained: u32,
-    /// The fault of a kernel: from then on every call returns this, as on a GPU.
+    /// The fault of a kernel. From then on every call returns this fault, as on a GPU.
     pub fault: Option<CUresult>,
-    /// The fault of a kernel that a GPU lets pass: the next call that learns of it returns this, once.
+    /// The fault of a kernel after which a GPU would continue. The next call that checks for faults returns it once.
     pub finding: Option<CUresult>,
     /// The device's memory.
     pub memory: Memory,
-    /// The host's memory that copies read and write when they run, not when they are called.
+    /// The pinned host memory. Copies access it when they run, not when they are called.
     pub pinned: Memory,
-    /// Work that is to be done, by stream.
+    /// Pending work by stream.
     pub streams: Streams<StreamWork>,
-    /// The points for which streams wait that are opened later.
+    /// Points that all future streams wait for.
     pub awaited: Vec<StreamPoint>,
-    /// The number of works done since the beginning.
+    /// The number of tasks that have been executed.
     pub performed: u64,
     pub events: Table<Event>,
     pub modules: Table<Module>,
@@ -54,7 +54,7 @@ pub(super) struct DriverState {
 }
 
 impl DriverState {
-    /// As it is before `cuInit`.
+    /// Returns the state before `cuInit`.
     pub fn new(options: Options) -> Self {
         Self {
             options,
@@ -80,10 +80,10 @@ impl DriverState {
 
 static WORLD: OnceLock<Mutex<DriverState>> = OnceLock::new();
 
-/// Told after each call: work that others wait for may be done.
+/// Notified after each call, since work that other threads wait for may be done.
 static CHANGED: Condvar = Condvar::new();
 
-/// The state, while a call has it to itself.
+/// Exclusive access to the state during a call.
 pub(super) struct DriverGuard(MutexGuard<'static, DriverState>);
 
 impl Deref for DriverGuard {
@@ -106,23 +106,23 @@ impl DriverGuard {
         Self(world.lock())
     }
 
-    /// Lets other calls in until one of them has ended.
+    /// Releases the lock until another call has ended.
     pub fn wait(&mut self) {
         CHANGED.wait(&mut self.0);
     }
 }
 
 thread_local! {
-    /// The contexts that are current, the last one on top.
+    /// The stack of current contexts. The last context is on top.
     pub(super) static CURRENT: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
-    /// Whether the driver runs a function of the host on this thread.
+    /// Whether the driver is running a host function on this thread.
     pub(super) static CALLED_BACK: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Answers a call that needs nothing but the driver.
+/// Executes a call that needs only the driver.
 pub(super) fn anywhere(answer: impl FnOnce(&mut DriverGuard) -> Answer) -> CUresult {
     if CALLED_BACK.get() {
-        // As the manual says; here the lock is held, too.
+        // The manual specifies this error. The lock is held as well.
         return CUresult::CUDA_ERROR_NOT_PERMITTED;
     }
     let answer = answer(&mut DriverGuard::now());
@@ -130,7 +130,7 @@ pub(super) fn anywhere(answer: impl FnOnce(&mut DriverGuard) -> Answer) -> CUres
     answer.err().unwrap_or(CUresult::CUDA_SUCCESS)
 }
 
-/// Answers a call about the device, which `cuInit` must come before.
+/// Executes a call about the device. Fails before `cuInit`.
 pub(super) fn on_device(device: i32, answer: impl FnOnce(&mut DriverGuard) -> Answer) -> CUresult {
     anywhere(|world| match (world.ready, device) {
         (false, _) => Err(CUresult::CUDA_ERROR_NOT_INITIALIZED),
@@ -139,7 +139,7 @@ pub(super) fn on_device(device: i32, answer: impl FnOnce(&mut DriverGuard) -> An
     })
 }
 
-/// Answers a call that needs a current context in which nothing went wrong.
+/// Executes a call that needs a current context without a fault.
 pub(super) fn in_context(answer: impl FnOnce(&mut DriverGuard) -> Answer) -> CUresult {
     by_handle(|world| {
         if CURRENT.with_borrow(Vec::is_empty) {
@@ -150,7 +150,7 @@ pub(super) fn in_context(answer: impl FnOnce(&mut DriverGuard) -> Answer) -> CUr
     })
 }
 
-/// Answers a call about an event or a stream, which knows its context: none need be current.
+/// Executes a call about an event or a stream. These belong to a context, so no context has to be current.
 pub(super) fn by_handle(answer: impl FnOnce(&mut DriverGuard) -> Answer) -> CUresult {
     on_device(0, |world| match (world.retained, world.fault) {
         (0, _) => Err(CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED),
@@ -159,7 +159,7 @@ pub(super) fn by_handle(answer: impl FnOnce(&mut DriverGuard) -> Answer) -> CUre
     })
 }
 
-/// A fresh driver in a context of this thread, for one test at a time.
+/// Creates a new driver with a current context on this thread. Only one test at a time can use it.
 #[cfg(test)]
 pub(super) fn fresh(options: Options) -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());

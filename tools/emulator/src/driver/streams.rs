@@ -1,4 +1,4 @@
-//! Streams, as callers have them.
+//! The stream functions of the driver.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -10,10 +10,10 @@ use super::table::unique;
 use super::work::StreamWork;
 use super::{Answer, OutPointer};
 
-/// The number of times that a caller is told that work is not done, where work waits until somebody waits for it.
+/// With lazy streams, the number of queries that return "not ready" before the work is executed.
 const PATIENCE: u32 = 3;
 
-/// The handle that a caller means. The default stream of a thread is not known.
+/// Returns the handle of a stream. The per-thread default stream is not supported.
 pub(super) fn named(stream: CUstream) -> Answer<usize> {
     match stream as usize {
         0 | 1 => Ok(LEGACY),
@@ -23,7 +23,7 @@ pub(super) fn named(stream: CUstream) -> Answer<usize> {
 }
 
 impl DriverState {
-    /// Whether all up to a mark is done; after some questions it is.
+    /// Checks whether all work up to a mark is done. After several queries, the work is executed.
     pub fn asked(&mut self, mark: StreamPoint, asked: u32) -> Answer {
         if asked > PATIENCE || !self.options.lazy {
             self.advance(mark);
@@ -61,7 +61,7 @@ pub extern "C" fn cuStreamCreate(out: OutPointer<CUstream>, flags: c_uint) -> CU
     create(&out, flags, 0)
 }
 
-/// Priorities change no result.
+/// Creates a stream. Priorities do not change results.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamCreateWithPriority(
     out: OutPointer<CUstream>,
@@ -136,7 +136,8 @@ pub extern "C" fn cuStreamGetFlags(stream: CUstream, flags: OutPointer<c_uint>) 
     })
 }
 
-/// The function runs with the driver locked: it may call nothing of it, as the manual says.
+/// Puts a host function on a stream. The function runs while the driver is locked. It must not call the driver, as
+/// the manual states.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuLaunchHostFunc(
     stream: CUstream,

@@ -1,4 +1,4 @@
-//! Functions of the driver by their names.
+//! Looks up functions of the driver by name.
 
 use std::ffi::{CString, c_char, c_int, c_void};
 
@@ -7,14 +7,14 @@ use cudarc::driver::sys::CUresult;
 use super::state::anywhere;
 use super::{Answer, OutPointer, text};
 
-/// The newest form of a function has the highest number behind its name.
+/// Suffixes of function names, newest version first.
 const FORMS: [&str; 4] = ["_v4", "_v3", "_v2", ""];
 
-/// Looks into the file that this library was loaded from.
+/// Returns the address of a symbol in the file that this library was loaded from.
 fn look_up(name: &str) -> Option<*mut c_void> {
     let mut here = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
     let this = look_up as fn(&str) -> Option<*mut c_void> as *const c_void;
-    // SAFETY: filled in by the call, if that says so; zeros are no file.
+    // SAFETY: the call fills the struct if it succeeds. Otherwise the struct is zero and has no file.
     let file = unsafe {
         libc::dladdr(this, here.as_mut_ptr());
         here.assume_init().dli_fname
@@ -22,18 +22,18 @@ fn look_up(name: &str) -> Option<*mut c_void> {
     if file.is_null() {
         return None;
     }
-    // SAFETY: the name is a string of the loader's. The file is loaded already.
+    // SAFETY: the name is a string of the loader. The file is already loaded.
     let library = unsafe { libc::dlopen(file, libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
     if library.is_null() {
         return None;
     }
     let found = FORMS.iter().find_map(|form| {
         let name = CString::new(format!("{name}{form}")).ok()?;
-        // SAFETY: the library is open, and the name a string.
+        // SAFETY: the library is open, and the name is a string.
         let address = unsafe { libc::dlsym(library, name.as_ptr()) };
         (!address.is_null()).then_some(address)
     });
-    // SAFETY: opened here; it stays loaded, for this runs in it.
+    // SAFETY: the library was opened above. It stays loaded, since this code is part of it.
     unsafe { libc::dlclose(library) };
     found
 }
@@ -44,7 +44,7 @@ fn find(name: Option<&str>) -> Answer<*mut c_void> {
     own.ok_or(CUresult::CUDA_ERROR_NOT_FOUND)
 }
 
-/// Whatever version is asked for, there is one.
+/// Returns the address of a function. The requested version is ignored, since each function has one version.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuGetProcAddress_v2(
     name: *const c_char,
@@ -53,7 +53,7 @@ pub unsafe extern "C" fn cuGetProcAddress_v2(
     _flags: u64,
     status: OutPointer<c_int>,
 ) -> CUresult {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let name = unsafe { text(name) };
     anywhere(|_| {
         let found = find(name);
@@ -64,7 +64,7 @@ pub unsafe extern "C" fn cuGetProcAddress_v2(
     })
 }
 
-/// Functions of the driver that no manual describes, which NVRTC looks for: there are none.
+/// Fails always: undocumented functions of the driver, which NVRTC looks for, do not exist here.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuGetExportTable(
     _table: OutPointer<*const c_void>,

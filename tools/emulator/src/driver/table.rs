@@ -1,4 +1,4 @@
-//! Things that callers hold by a handle.
+//! Tables of objects with handles.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -7,16 +7,15 @@ use cudarc::driver::sys::CUresult;
 
 use super::Answer;
 
-/// Handles are used once, for whatever kind: one of another kind, or of something that is gone, is
-/// told apart from a good one.
+/// The next handle. A handle is never reused, so that handles of destroyed objects or of other kinds are detected.
 static NEXT: AtomicUsize = AtomicUsize::new(0x10_0000);
 
-/// A handle that nothing has had.
+/// Returns a new handle.
 pub(super) fn unique() -> usize {
     NEXT.fetch_add(16, Ordering::Relaxed)
 }
 
-/// Things by their handles, in the order in which they were made.
+/// Objects by their handles, in the order of creation.
 #[derive(Debug)]
 pub(super) struct Table<T>(BTreeMap<usize, T>);
 
@@ -27,7 +26,7 @@ impl<T> Default for Table<T> {
 }
 
 impl<T> Table<T> {
-    /// Takes something in; its handle.
+    /// Adds an object and returns its handle.
     pub fn add(&mut self, thing: T) -> usize {
         let handle = unique();
         self.0.insert(handle, thing);
@@ -40,19 +39,19 @@ impl<T> Table<T> {
         thing.ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
     }
 
-    /// As [`get`](Self::get), to change it.
+    /// Returns the object of a handle as a mutable reference.
     pub fn get_mut(&mut self, handle: usize) -> Answer<&mut T> {
         let thing = self.0.get_mut(&handle);
         thing.ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
     }
 
-    /// Takes something out.
+    /// Removes an object.
     pub fn remove(&mut self, handle: usize) -> Answer<T> {
         let thing = self.0.remove(&handle);
         thing.ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
     }
 
-    /// Everything.
+    /// Returns all objects.
     pub fn values_mut(&mut self) -> impl Iterator<Item = &mut T> {
         self.0.values_mut()
     }

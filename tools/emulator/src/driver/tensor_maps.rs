@@ -1,5 +1,4 @@
-//! Descriptors of tensors, which asynchronous copies read: in the emulator's own form, which its
-//! instructions alone can read.
+//! Tensor maps for asynchronous copies. They have the emulator's own format, which only its instructions can read.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -12,40 +11,40 @@ use crate::tensor_map::{Invalid, SIZE, Tensor, encode_im2col, encode_tiled};
 
 const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 
-/// `count` values that a caller gives.
+/// Returns `count` values of the caller.
 ///
 /// # Safety
 ///
-/// There are so many, or the address is null.
+/// `values` must be null or valid for reading `count` values.
 unsafe fn given<'a, T>(values: *const T, count: usize) -> Answer<&'a [T]> {
     match (values.is_null(), count) {
         (_, 0) => Ok(&[]),
         (true, _) => Err(INVALID),
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         (false, _) => Ok(unsafe { std::slice::from_raw_parts(values, count) }),
     }
 }
 
-/// Writes what was encoded.
+/// Writes an encoded tensor map.
 ///
 /// # Safety
 ///
-/// The map is null or can be written.
+/// `map` must be null or valid for writing.
 unsafe fn write(map: *mut c_void, encoded: Result<[u8; SIZE], Invalid>) -> Answer {
     let bytes = encoded.map_err(|error| {
         say(&error.to_string());
         INVALID
     })?;
-    // A descriptor lies at a multiple of 64.
+    // A tensor map must be aligned to 64 bytes.
     if map.is_null() || !(map as usize).is_multiple_of(64) {
         return Err(INVALID);
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { map.cast::<[u8; SIZE]>().write(bytes) };
     Ok(())
 }
 
-/// Promotion into the cache changes no result.
+/// Encodes a tiled tensor map. L2 promotion does not change results.
 #[unsafe(no_mangle)]
 #[allow(clippy::too_many_arguments)]
 pub unsafe extern "C" fn cuTensorMapEncodeTiled(
@@ -65,7 +64,7 @@ pub unsafe extern "C" fn cuTensorMapEncodeTiled(
     on_device(0, |_| {
         let count = (1..=5).contains(&rank).then_some(rank as usize);
         let count = count.ok_or(INVALID)?;
-        // SAFETY: as the manual says, by the rank, and one stride less.
+        // SAFETY: the manual defines the number of values by the rank, with one stride less.
         unsafe {
             let tensor = Tensor {
                 data_type,
@@ -104,7 +103,7 @@ pub unsafe extern "C" fn cuTensorMapEncodeIm2col(
     on_device(0, |_| {
         let count = (3..=5).contains(&rank).then_some(rank as usize);
         let count = count.ok_or(INVALID)?;
-        // SAFETY: as for the other form; the corners have no channels and no batch.
+        // SAFETY: the same as for the tiled map. The corners have no channels and no batch.
         unsafe {
             let tensor = Tensor {
                 data_type,

@@ -1,34 +1,34 @@
-//! Bytes that move, each place checked against what is allocated.
+//! Copies and fills. Each address is checked against the allocated memory.
 
 use std::sync::Arc;
 
 use crate::memory::Snapshot;
 
-/// One end of a copy.
+/// An endpoint of a copy.
 #[derive(Clone, Debug)]
 pub(super) enum CopyEndpoint {
-    /// Memory of the device.
+    /// Device memory.
     Device(u64),
-    /// Memory of the host, read or written when the copy runs.
+    /// Host memory that is accessed when the copy runs.
     Host(usize),
-    /// The content of the host's memory when the copy was requested.
+    /// The content of host memory at the time of the call.
     Staged(Arc<[u8]>),
 }
 
-/// Rows of bytes from one place to another; one row for what is contiguous.
+/// A copy of rows of bytes. A contiguous copy has one row.
 #[derive(Clone, Debug)]
 pub(super) struct Copy {
     pub to: CopyEndpoint,
     pub from: CopyEndpoint,
-    /// Bytes of a row, and how many there are.
+    /// The number of bytes of a row, and the number of rows.
     pub width: usize,
     pub height: usize,
-    /// From one row to the next.
+    /// The distances between rows in bytes.
     pub to_pitch: usize,
     pub from_pitch: usize,
 }
 
-/// The same bytes over and over.
+/// A fill with a repeated pattern.
 #[derive(Clone, Debug)]
 pub(super) struct FillPattern {
     pub address: u64,
@@ -37,7 +37,7 @@ pub(super) struct FillPattern {
 }
 
 impl CopyEndpoint {
-    /// Whether it lies in what is allocated.
+    /// Checks that the endpoint lies in allocated memory.
     fn check(&self, memory: &Snapshot, bytes: usize) -> Result<(), String> {
         match self {
             Self::Device(address) => check(memory, *address, bytes),
@@ -50,7 +50,7 @@ impl CopyEndpoint {
         match self {
             Self::Device(address) => *address as *mut u8,
             Self::Host(address) => *address as *mut u8,
-            // Never written: only sources are staged.
+            // This pointer is never written: only sources are staged.
             Self::Staged(bytes) => bytes.as_ptr().cast_mut(),
         }
     }
@@ -68,7 +68,7 @@ fn check(memory: &Snapshot, address: u64, bytes: usize) -> Result<(), String> {
 }
 
 impl Copy {
-    /// Contiguous bytes.
+    /// Returns a contiguous copy.
     pub fn row(to: CopyEndpoint, from: CopyEndpoint, width: usize) -> Self {
         Self {
             to,
@@ -80,7 +80,7 @@ impl Copy {
         }
     }
 
-    /// Returns the extent of the region at an end with this pitch; `None` if that is no number.
+    /// Returns the size of the region at an endpoint with this pitch, or `None` on overflow.
     fn span(&self, pitch: usize) -> Option<usize> {
         let above = self.height.checked_sub(1)?.checked_mul(pitch)?;
         above.checked_add(self.width)
@@ -97,13 +97,12 @@ impl Copy {
         Ok(())
     }
 
-    /// Copies, if all of it is still allocated.
+    /// Executes the copy. Fails if a part of the memory is no longer allocated.
     pub fn perform(&self, memory: &Snapshot) -> Result<(), String> {
         self.check(memory)?;
         let (to, from) = (self.to.pointer(), self.from.pointer());
         for row in 0..self.height {
-            // SAFETY: on the device it was checked; on the host it is the caller's promise, which
-            // holds until the copy is done.
+            // SAFETY: device addresses were checked. The caller guarantees host addresses until the copy is done.
             unsafe {
                 let from = from.add(row * self.from_pitch);
                 from.copy_to(to.add(row * self.to_pitch), self.width);
@@ -112,12 +111,12 @@ impl Copy {
         Ok(())
     }
 
-    /// Reads what the host has now, without gaps.
+    /// Reads the current content of host memory, without gaps.
     pub fn stage(&mut self, host: usize) {
         let mut bytes = Vec::with_capacity(self.width * self.height);
         for row in 0..self.height {
             let from = (host + row * self.from_pitch) as *const u8;
-            // SAFETY: the caller's promise: so many rows can be read.
+            // SAFETY: the caller guarantees that all rows can be read.
             bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(from, self.width) });
         }
         self.from = CopyEndpoint::Staged(bytes.into());
@@ -131,13 +130,13 @@ impl FillPattern {
         check(memory, self.address, bytes.ok_or("a fill without an end")?)
     }
 
-    /// Fills, if all of it is still allocated.
+    /// Executes the fill. Fails if a part of the memory is no longer allocated.
     pub fn perform(&self, memory: &Snapshot) -> Result<(), String> {
         self.check(memory)?;
         let to = self.address as *mut u8;
         for index in 0..self.count {
             let length = self.pattern.len();
-            // SAFETY: all of it is allocated.
+            // SAFETY: all of the memory is allocated.
             unsafe {
                 to.add(index * length)
                     .copy_from_nonoverlapping(self.pattern.as_ptr(), length);

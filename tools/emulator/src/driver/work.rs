@@ -1,4 +1,4 @@
-//! The work on a stream, and its execution.
+//! Executes the work on a stream.
 
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -17,30 +17,30 @@ use super::transfers::{Copy, FillPattern};
 use super::{Answer, counts};
 use crate::machine::{Launch, run};
 
-/// A function of the host.
+/// A host function.
 pub(super) type HostFunction = unsafe extern "C" fn(*mut c_void);
 
-/// Something to do.
+/// Work on a stream.
 #[derive(Clone)]
 pub(super) enum StreamWork {
     Launch(Arc<KernelLaunch>),
     Copy(Copy),
     FillPattern(FillPattern),
-    /// A mark that memory was allocated at, which happens at the call.
+    /// A marker for an allocation. The allocation happens at the call.
     Allocate,
     Free(u64),
     Call(HostFunction, usize),
-    /// The work of other libraries, and the line that it is counted by.
+    /// The work of other libraries, and its line in the file of counts.
     Job(Job, Arc<Value>),
     Attempt(Attempt),
-    /// The event, by its handle.
+    /// Records an event, given by its handle.
     Record(usize),
-    /// Waits for what the stream was told to wait for.
+    /// Waits for the dependencies of the stream.
     Wait,
 }
 
 impl StreamWork {
-    /// Returns its kind of node in a graph; `None` for work that only orders.
+    /// Returns the kind of graph node, or `None` for work that only orders other work.
     pub fn node(&self) -> Option<CUgraphNodeType> {
         Some(match self {
             Self::Launch(_) | Self::Job(..) | Self::Attempt(_) => {
@@ -57,12 +57,12 @@ impl StreamWork {
 }
 
 impl DriverState {
-    /// Puts work on a stream, or into the capture that the stream is in.
+    /// Puts work on a stream, or into the capture of the stream.
     pub fn put(&mut self, stream: usize, work: StreamWork) -> Answer {
         self.put_after(stream, work, Vec::new())
     }
 
-    /// As [`put`](Self::put), behind points of other streams too.
+    /// Puts work on a stream like [`put`](Self::put), behind points of other streams too.
     pub fn put_after(
         &mut self,
         stream: usize,
@@ -79,7 +79,7 @@ impl DriverState {
         self.finding.take().map_or(Ok(()), Err)
     }
 
-    /// Does what can be done to get to a mark; whether it was reached.
+    /// Executes all work up to a mark that can run now. Returns whether the mark was reached.
     pub fn advance(&mut self, mark: StreamPoint) -> bool {
         let mut way = DependencyPath::to(mark);
         while let Some(stream) = self.streams.next(&mut way) {
@@ -87,7 +87,7 @@ impl DriverState {
                 return false;
             };
             let work = work.clone();
-            // What stands behind a fault never runs.
+            // Work behind a fault never runs.
             if self.fault.is_none() && !self.perform(&work, end) {
                 return false;
             }
@@ -97,7 +97,7 @@ impl DriverState {
         true
     }
 
-    /// Does all that can be done, on every stream; whether there was any.
+    /// Executes all work that can run now, on every stream. Returns whether any work was executed.
     pub fn stir(&mut self) -> bool {
         let before = self.performed;
         let mut last = None;
@@ -110,13 +110,13 @@ impl DriverState {
         self.performed > before
     }
 
-    /// Returns the fault of a kernel so far.
+    /// Fails if a kernel has caused a fault.
     pub fn sound(&mut self) -> Answer {
         let wrong = self.fault.or(self.finding.take());
         wrong.map_or(Ok(()), Err)
     }
 
-    /// Does one piece of work; whether it could be done yet.
+    /// Executes one task. Returns `false` if the task cannot run yet.
     fn perform(&mut self, work: &StreamWork, mark: StreamPoint) -> bool {
         match work {
             StreamWork::Launch(launched) => self.launch(launched),
@@ -146,13 +146,13 @@ impl DriverState {
             }
             StreamWork::Call(function, data) => {
                 CALLED_BACK.set(true);
-                // SAFETY: whoever put it there promises that it may be called with this once all
-                // before it is done.
+                // SAFETY: the caller guarantees that the function may be called with this argument after all earlier
+                // work is done.
                 unsafe { function(*data as *mut c_void) };
                 CALLED_BACK.set(false);
             }
             StreamWork::Record(event) => {
-                // It may be gone, or recorded anew elsewhere.
+                // The event may have been destroyed, or recorded again elsewhere.
                 let event = self.events.get_mut(*event).ok();
                 if let Some(event) = event.filter(|event| event.mark == Some(mark)) {
                     event.time = Some(Instant::now());
@@ -181,7 +181,7 @@ impl DriverState {
             memory: &memory,
             options: self.options.machine,
         };
-        // A mistake of the emulator itself must not take the program with it.
+        // A panic of the emulator must not end the program.
         match catch_unwind(AssertUnwindSafe(|| run(&launch))) {
             Ok(Ok(counted)) => self.count(|| counts::launched(launched, &counted)),
             Ok(Err(failure)) => {
@@ -202,7 +202,7 @@ impl DriverState {
 }
 
 impl DriverGuard {
-    /// Does all up to a mark, and waits for what others have to do first.
+    /// Executes all work up to a mark. Waits for the work of other threads first if necessary.
     pub fn finish(&mut self, mark: StreamPoint) -> Answer {
         while !self.advance(mark) {
             if !self.stir() {
@@ -212,14 +212,14 @@ impl DriverGuard {
         self.sound()
     }
 
-    /// Does all there is, and tells what went wrong.
+    /// Executes all work. Fails if a kernel causes a fault.
     pub fn finish_all(&mut self) -> Answer {
         let ends = self.streams.ends();
         ends.into_iter().try_for_each(|mark| self.finish(mark))?;
         self.sound()
     }
 
-    /// Does all that is on a stream, and tells what went wrong.
+    /// Executes all work on a stream. Fails if a kernel causes a fault.
     pub fn finish_stream(&mut self, stream: usize) -> Answer {
         let end = self.streams.end(stream)?;
         self.finish(end)

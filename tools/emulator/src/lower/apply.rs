@@ -1,16 +1,16 @@
-//! Steps that compute lane by lane: what is common to arithmetic of all kinds.
+//! Steps that compute each lane separately, shared by all kinds of arithmetic.
 //!
-//! A step computes all 32 lanes and keeps those of its mask: its functions have no effects, and a loop
-//! of fixed length becomes vector instructions of the host.
+//! A step computes all 32 lanes and stores the lanes of its mask. Its functions have no side effects. A loop of fixed
+//! length compiles to vector instructions of the host.
 
 use super::{Scope, Target};
 use crate::machine::{Action, Block, LANES, Lanes, Mask, Source, Warp};
 use crate::ptx::{Instruction, Operand};
 
-/// Where a step reads from.
+/// Source of an operand of a step.
 enum Input {
     Register(usize),
-    /// The same in each lane, spread out once and for all.
+    /// The same value in each lane, broadcast once.
     Same(Box<Lanes>),
     Other(Source),
 }
@@ -18,7 +18,7 @@ enum Input {
 /// The inputs of a step.
 pub(super) struct Inputs<const N: usize> {
     inputs: [Input; N],
-    /// Whether some lanes are made anew at each step: those of `%tid.x` and its like.
+    /// Whether some lanes must be computed at each step, such as the lanes of `%tid.x`.
     made: bool,
 }
 
@@ -35,7 +35,7 @@ impl<const N: usize> Inputs<N> {
         }
     }
 
-    /// The lanes of each; `room` is for those that are made.
+    /// Returns the lanes of each input. `room` holds the lanes that are computed at this step.
     #[inline(always)]
     pub fn view<'a>(
         &'a self,
@@ -68,12 +68,12 @@ impl<const N: usize> Inputs<N> {
     }
 }
 
-/// A function of the lanes' bits, and nothing else.
+/// A function of the lane's bits without side effects.
 pub(super) trait Pure<const N: usize, T>: Fn([u64; N]) -> T + Send + Sync + 'static {}
 
 impl<const N: usize, T, F: Fn([u64; N]) -> T + Send + Sync + 'static> Pure<N, T> for F {}
 
-/// Writes `function` of the sources to a register. What it gives has no bits above the width.
+/// Writes `function` of the sources to a register. The result must have no bits above the width.
 pub(super) fn map<const N: usize>(
     out: usize,
     sources: [Source; N],
@@ -88,7 +88,7 @@ pub(super) fn map<const N: usize>(
     }))
 }
 
-/// Tests each lane; `then` gets the result as a bit a lane, and the mask.
+/// Tests each lane. `then` receives the results as one bit per lane, and the mask.
 pub(super) fn test<const N: usize>(
     sources: [Source; N],
     function: impl Pure<N, bool>,
@@ -104,7 +104,7 @@ pub(super) fn test<const N: usize>(
     }))
 }
 
-/// Writes the lanes of a mask.
+/// Stores the lanes of a mask.
 #[inline]
 pub(super) fn store(warp: &mut Warp, out: usize, results: &Lanes, mask: Mask) {
     let out = &mut warp.registers[out];
@@ -117,7 +117,7 @@ pub(super) fn store(warp: &mut Warp, out: usize, results: &Lanes, mask: Mask) {
     }
 }
 
-/// Writes the lanes of a mask to a predicate.
+/// Stores the lanes of a mask in a predicate.
 #[inline]
 pub(super) fn store_predicate(warp: &mut Warp, out: usize, bits: u32, mask: Mask) {
     let out = &mut warp.predicates[out];
@@ -136,7 +136,7 @@ fn lanes<const N: usize, T: Copy + Default>(
     let views = inputs.view(warp, block, &mut room);
     #[cfg(target_arch = "x86_64")]
     if wide {
-        // SAFETY: `wide` is true only where the host has these instructions.
+        // SAFETY: `wide` is true only if the host supports these instructions.
         return unsafe { every_lane_wide(views, function) };
     }
     let _ = wide;
@@ -148,7 +148,7 @@ fn every_lane<const N: usize, T: Copy + Default>(
     views: [&Lanes; N],
     function: &impl Fn([u64; N]) -> T,
 ) -> [T; LANES] {
-    // Plain loops: what the methods of arrays become is no loop over vectors.
+    // Plain loops, since the compiler does not vectorize the methods of arrays.
     let mut results = [T::default(); LANES];
     for lane in 0..LANES {
         let mut operands = [0; N];
@@ -160,11 +160,11 @@ fn every_lane<const N: usize, T: Copy + Default>(
     results
 }
 
-/// The same, compiled for vectors of 256 bits and fused products.
+/// Computes the same as [`every_lane`], compiled for 256-bit vectors and fused multiply-add.
 ///
 /// # Safety
 ///
-/// The host must have these instructions.
+/// The host must support AVX2 and FMA.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
 unsafe fn every_lane_wide<const N: usize, T: Copy + Default>(
@@ -184,7 +184,7 @@ fn wide() -> bool {
     false
 }
 
-/// An instruction with what it may name.
+/// An instruction, and the names that it can use.
 #[derive(Clone, Copy)]
 pub(super) struct Form<'a> {
     pub instruction: &'a Instruction,
@@ -196,7 +196,7 @@ impl<'a> Form<'a> {
         &self.instruction.name
     }
 
-    /// The last modifier, which mostly is a type; empty if there is none.
+    /// Returns the last modifier, which is usually a type, or an empty string.
     pub fn of(self) -> &'a str {
         self.instruction.modifiers.last().map_or("", String::as_str)
     }
@@ -205,7 +205,7 @@ impl<'a> Form<'a> {
         self.instruction.has(modifier)
     }
 
-    /// Refuses modifiers other than these, before the last `types`.
+    /// Refuses all modifiers that are not in the list, except the last `types` modifiers.
     pub fn only(self, types: usize, known: &[&str]) -> Result<(), String> {
         let modifiers = &self.instruction.modifiers;
         let count = modifiers.len().saturating_sub(types);
@@ -223,7 +223,7 @@ impl<'a> Form<'a> {
         operand.ok_or_else(|| format!("operand {place} is missing"))
     }
 
-    /// Exactly `N` operands behind the result, each of a type.
+    /// Returns exactly `N` operands behind the result, each of its type.
     pub fn sources<const N: usize>(self, types: [&str; N]) -> Result<[Source; N], String> {
         let count = self.instruction.operands.len();
         if count != N + 1 {
@@ -238,7 +238,7 @@ impl<'a> Form<'a> {
 
     pub fn source(self, place: usize, of: &str) -> Result<Source, String> {
         match (self.operand(place)?, of) {
-            // A number of f32 has no meaning in half the bits.
+            // An f32 constant has no meaning in 16 bits.
             (Operand::F32(_) | Operand::F64(_), "f16" | "bf16" | "f16x2" | "bf16x2") => {
                 Err(format!("operand {place} is not a number of type {of}"))
             }
@@ -249,7 +249,7 @@ impl<'a> Form<'a> {
         }
     }
 
-    /// The register of the result, which has at least so many bits.
+    /// Returns the register of the result. It must have at least `bits` bits.
     pub fn out(self, bits: u32) -> Result<usize, String> {
         match self.scope.result(self.instruction)? {
             (index, width) if width >= bits => Ok(index),
@@ -257,7 +257,7 @@ impl<'a> Form<'a> {
         }
     }
 
-    /// A predicate at a place: its number, and whether it is meant as it is.
+    /// Returns the predicate at an operand position, and `false` if it is negated.
     pub fn predicate(self, place: usize) -> Result<(Source, bool), String> {
         match self.operand(place)? {
             Operand::Not(index) => Ok((Source::Predicate(*index), false)),
@@ -268,7 +268,7 @@ impl<'a> Form<'a> {
         }
     }
 
-    /// `p`, and `p|q`: where two predicates go, if anywhere.
+    /// Returns the predicates of a result `p` or `p|q`. A sink gives `None`.
     pub fn predicates_out(self) -> Result<[Option<usize>; 2], String> {
         let one = |operand: &Operand| match self.scope.target(operand)? {
             Target::Predicate(index) => Ok(Some(index)),
@@ -282,7 +282,7 @@ impl<'a> Form<'a> {
     }
 }
 
-/// The bits of a predicate over the lanes, negated where `plain` is false.
+/// Returns the bits of a predicate, one per lane. They are negated if `plain` is false.
 #[inline]
 pub(super) fn predicate_bits((source, plain): (Source, bool), warp: &Warp) -> u32 {
     let bits = match source {

@@ -1,4 +1,4 @@
-//! Branches, barriers, ends.
+//! Branches, barriers and exits.
 
 use super::exchange::predicate;
 use super::{Lowered, Scope, Target};
@@ -26,11 +26,11 @@ pub(super) fn lower(instruction: &Instruction, scope: &Scope<'_>) -> Lowered {
             members: scope.at(instruction, 0, "u32")?,
         },
         "bar" | "barrier" => barrier(instruction, scope)?,
-        // Blocks run one after the other, and each sees what was written before.
+        // Blocks run one after the other, and each block observes all earlier writes.
         "membar" | "fence" => nothing(),
-        // For debuggers and profilers.
+        // These instructions are for debuggers and profilers.
         "brkpt" | "pmevent" => nothing(),
-        // Lets others go on; how long does not matter here.
+        // Gives other warps a turn. The duration has no effect.
         "nanosleep" => Action::Yield(Box::new(|_, _, _| Ok(()))),
         "trap" => Action::Step(Box::new(|_, _, _| {
             Err(Fault::Undefined("the kernel traps".into()))

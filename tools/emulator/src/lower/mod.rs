@@ -1,7 +1,7 @@
-//! Gives each instruction its meaning: from [`ptx`](crate::ptx) to steps.
+//! Translates instructions of [`ptx`](crate::ptx) to executable steps.
 //!
-//! A room per family of instructions: each is asked in turn, and answers for those it knows. What none
-//! knows is refused when the module is loaded, by its name, before anything runs.
+//! Each family of instructions has a module. The families are tried in turn. An instruction that no family supports
+//! is refused when the module is loaded. The error names the instruction.
 
 mod apply;
 mod atomic;
@@ -23,24 +23,24 @@ use crate::machine::{Action, Kind, Op, Parameter, Program, Source, Special, reco
 use crate::memory::{LOCAL, PARAMETERS, SHARED};
 use crate::ptx::{Instruction, Kernel, Module, Operand, Register, Space, Variable};
 
-/// Why a kernel cannot be run.
+/// The reason why a kernel cannot be run.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{kernel}, line {line}: {instruction}: {what}")]
 pub struct Unsupported {
-    /// The kernel.
+    /// The name of the kernel.
     pub kernel: String,
     /// The line of the PTX text.
     pub line: usize,
-    /// The instruction.
+    /// The text of the instruction.
     pub instruction: String,
     /// A description of the fault.
     pub what: String,
 }
 
-/// The result of a family for an instruction; `None` if the instruction belongs to another family.
+/// The result of a family for an instruction, or `None` if the instruction belongs to another family.
 pub(crate) type Lowered = Result<Option<(Kind, Action)>, String>;
 
-/// The families, in the order in which they are asked.
+/// The families, in the order in which they are tried.
 const FAMILIES: &[fn(&Instruction, &Scope<'_>) -> Lowered] = &[
     integer::lower,
     float::lower,
@@ -57,35 +57,35 @@ const FAMILIES: &[fn(&Instruction, &Scope<'_>) -> Lowered] = &[
 
 /// The names that an instruction can use.
 pub(crate) struct Scope<'a> {
-    /// The kernel that it stands in.
+    /// The kernel of the instruction.
     pub kernel: &'a Kernel,
-    /// Where each variable lies, and at which address there.
+    /// The space and the address of each variable.
     symbols: HashMap<&'a str, (Space, u64)>,
 }
 
-/// The address of a load or a store: a register or a fixed address, and bytes beyond it.
+/// The address of a load or a store: a register or a constant address, plus an offset.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Address {
     pub base: Source,
     pub offset: i64,
 }
 
-/// Where a result goes.
+/// Destination of a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
-    /// A data register and its width in bits; bits above the width are written as zeros.
+    /// A data register and its width in bits. The bits above the width are zero.
     Data(usize, u32),
     /// A predicate.
     Predicate(usize),
-    /// Nowhere.
+    /// The result is discarded.
     Sink,
 }
 
-/// Lowers a kernel. `globals` are the addresses of the module's variables in global memory.
+/// Lowers a kernel. `globals` contains the addresses of the module's variables in global memory.
 ///
 /// # Errors
 ///
-/// The first instruction that is not known.
+/// Returns the first instruction that is not supported.
 pub fn lower(
     module: &Module,
     kernel: &Kernel,
@@ -99,7 +99,7 @@ pub fn lower(
     }
     let of = |space| move |variable: &&Variable| variable.space == space;
     let everywhere = || module.variables.iter().chain(&kernel.variables);
-    // Memory whose size the launch gives lies behind all that has one.
+    // Dynamic shared memory lies behind all variables of fixed size.
     let shared = || everywhere().filter(of(Space::Shared));
     let (fixed, open): (Vec<_>, Vec<_>) = shared().partition(|variable| variable.size > 0);
     let mut size = place(&fixed, Space::Shared, &mut symbols);
@@ -128,7 +128,7 @@ pub fn lower(
         .map(|instruction| op(instruction, &scope))
         .collect();
     let mut ops: Vec<_> = ops?;
-    // A kernel ends where its text does.
+    // A kernel ends at the end of its text.
     let end = Instruction {
         guard: None,
         name: "ret".into(),
@@ -152,7 +152,7 @@ pub fn lower(
     })
 }
 
-/// Lays variables one behind the other; the bytes they take.
+/// Places variables one after the other, and returns their total size in bytes.
 fn place<'a>(
     variables: &[&'a Variable],
     space: Space,
@@ -191,8 +191,7 @@ fn op(instruction: &Instruction, scope: &Scope<'_>) -> Result<Op, Box<Unsupporte
 }
 
 impl Scope<'_> {
-    /// Where to read an operand from; numbers become bits of the type that a modifier such as `f32`
-    /// names.
+    /// Returns the source of an operand. Constants are converted to the type of a modifier such as `f32`.
     pub fn source(&self, operand: &Operand, of_type: &str) -> Result<Source, String> {
         match operand {
             Operand::Register(Register::Data { index, .. }) => Ok(Source::Register(*index)),
@@ -210,7 +209,7 @@ impl Scope<'_> {
                 Some(source) => Ok(source),
                 None => special(name).map(Source::Special),
             },
-            // As `mov` sees it: the address in its own space.
+            // As for `mov`: the address in the variable's space.
             Operand::Symbol(name) => self.symbol(name).map(|(_, address)| Source::Value(address)),
             Operand::Address { base, offset } if matches!(**base, Operand::Symbol(_)) => match self
                 .source(base, of_type)?
@@ -222,7 +221,7 @@ impl Scope<'_> {
         }
     }
 
-    /// The operand at a place among an instruction's operands.
+    /// Returns the operand at a position.
     pub fn at(
         &self,
         instruction: &Instruction,
@@ -236,7 +235,7 @@ impl Scope<'_> {
         )
     }
 
-    /// Where a result goes.
+    /// Returns the destination of a result.
     pub fn target(&self, operand: &Operand) -> Result<Target, String> {
         match operand {
             Operand::Register(Register::Data { index, width }) => Ok(Target::Data(*index, *width)),
@@ -246,7 +245,7 @@ impl Scope<'_> {
         }
     }
 
-    /// The first operand as a data register: its number and width.
+    /// Returns the number and the width of the data register of the first operand.
     pub fn result(&self, instruction: &Instruction) -> Result<(usize, u32), String> {
         match instruction
             .operands
@@ -258,7 +257,7 @@ impl Scope<'_> {
         }
     }
 
-    /// The operand in brackets at a place.
+    /// Returns the operand in brackets at a position.
     pub fn address(&self, instruction: &Instruction, place: usize) -> Result<Address, String> {
         match instruction.operands.get(place) {
             Some(Operand::Address { base, offset }) => Ok(Address {
@@ -269,13 +268,13 @@ impl Scope<'_> {
         }
     }
 
-    /// A variable's place.
+    /// Returns the space and the address of a variable.
     pub fn symbol(&self, name: &str) -> Result<(Space, u64), String> {
         let found = self.symbols.get(name).copied();
         found.ok_or_else(|| format!("{name} is not declared"))
     }
 
-    /// The instruction that a label stands before.
+    /// Returns the index of the instruction at a label.
     pub fn label(&self, operand: &Operand) -> Result<usize, String> {
         match operand {
             Operand::Symbol(name) => {
@@ -287,7 +286,7 @@ impl Scope<'_> {
     }
 }
 
-/// The generic address of an address in a space.
+/// Returns the generic address of an address in a space.
 pub(crate) fn generic(space: Space, address: u64) -> u64 {
     match space {
         Space::Shared => SHARED + address,
@@ -297,7 +296,7 @@ pub(crate) fn generic(space: Space, address: u64) -> u64 {
     }
 }
 
-/// The bits of a type such as `u16`; predicates and unknown ones have 64.
+/// Returns the number of bits of a type such as `u16`. Predicates and unknown types have 64.
 pub(crate) fn bits(of_type: &str) -> u32 {
     match of_type {
         "f16x2" | "bf16x2" => 32,
@@ -311,7 +310,7 @@ pub(crate) fn bits(of_type: &str) -> u32 {
     }
 }
 
-/// The lower bits that a type has.
+/// Returns the lower bits of a value that a type has.
 pub(crate) fn narrow(value: u64, of_type: &str) -> u64 {
     value & (u64::MAX >> (64 - bits(of_type).clamp(1, 64)))
 }

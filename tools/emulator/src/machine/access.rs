@@ -1,27 +1,28 @@
-//! The accesses of lanes to memory: each address is checked, counted and, in shared memory, watched.
+//! The memory accesses of lanes. Each address is checked and counted. Accesses to shared memory are also checked for
+//! races.
 
 use super::shadow::Accessor;
 use super::{Block, Fault, LANES, Lanes, Mask, Warp, banks};
 use crate::memory::{LOCAL, PARAMETERS, SHARED, WINDOW};
 use crate::ptx::Space;
 
-/// The kind of an access to memory.
+/// Kind of a memory access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
     Read,
     Write,
-    /// Both at once, in an order with all others that do so.
+    /// A read and a write, ordered with all other atomic accesses.
     Atomic,
 }
 
 impl Block<'_> {
-    /// Makes of the address that each lane of a mask names the host's address of these `bytes` (a
-    /// power of two), and of the others' one that exists. They are good until the next instruction,
-    /// to read from, and to write to where that is the access.
+    /// Replaces the address of each lane in the mask by the host address of these `bytes` (a power of two). The
+    /// addresses of all other lanes are replaced by a valid address. The host addresses are valid until the next
+    /// instruction, for reading, and for writing if the access writes.
     ///
     /// # Errors
     ///
-    /// An address that is not allocated, or not aligned, or in a race with another access.
+    /// Returns an error if an address is not allocated or not aligned, or if the access races with another access.
     pub(crate) fn reach(
         &mut self,
         warp: &mut Warp,
@@ -33,7 +34,7 @@ impl Block<'_> {
     ) -> Result<(), Fault> {
         let first = at[mask.0.trailing_zeros() as usize % LANES];
         if mask != Mask::ALL {
-            // Lanes that do nothing go where the first one goes, so that all can be treated alike.
+            // Inactive lanes use the address of the first active lane, so that all lanes can be treated alike.
             for (lane, address) in at.iter_mut().enumerate() {
                 *address = if mask.has(lane) { *address } else { first };
             }
@@ -93,7 +94,7 @@ impl Block<'_> {
         Ok(())
     }
 
-    /// The same where the lanes' addresses lie in different spaces.
+    /// The same as [`reach`](Self::reach), for lanes whose addresses lie in different spaces.
     fn reach_apart(
         &mut self,
         warp: &mut Warp,
@@ -146,7 +147,7 @@ impl Block<'_> {
         self.work.shadow.touch(access, by, address, bytes, program)
     }
 
-    /// Checks that lanes touch global memory that is allocated.
+    /// Checks that lanes access allocated global memory.
     fn inside(
         &mut self,
         warp: &Warp,
@@ -206,24 +207,25 @@ impl Block<'_> {
         }
     }
 
-    /// Whether stores to a space are to be [compared](Self::compare) with what is there.
+    /// Returns whether stores to a space must be [compared](Self::compare) with the old values.
     #[inline]
     pub(crate) fn compares(&self, space: Space) -> bool {
         matches!(space, Space::Global | Space::Generic) && self.work.ledger.compares()
     }
 
-    /// Notes that a lane stores something to global memory that `differs` from what is there.
+    /// Records that a lane stores a value to global memory. `differs` states whether the value differs from the old
+    /// value.
     ///
     /// # Errors
     ///
-    /// It does, and nothing orders it behind the store before.
+    /// Returns an error if the value differs, and if nothing orders this store after the previous store.
     pub(crate) fn compare(
         &mut self,
         warp: &Warp,
         address: u64,
         differs: bool,
     ) -> Result<(), Fault> {
-        // A generic address may be one of the block's own memory.
+        // A generic address may lie in the block's shared or local memory.
         if !self.launch.memory.holds(address, 1) {
             return Ok(());
         }
@@ -238,7 +240,7 @@ impl Block<'_> {
     ///
     /// # Errors
     ///
-    /// An address that is not allocated, or not aligned, or in a race with another access.
+    /// Returns an error if the address is not allocated or not aligned, or if the access races with another access.
     pub fn read(
         &mut self,
         warp: &Warp,
@@ -267,7 +269,7 @@ impl Block<'_> {
             }
             _ => {
                 let source = self.global(lane, address, out.len())?;
-                // SAFETY: the whole range is allocated and lives for as long as the launch.
+                // SAFETY: the whole range is allocated and lives as long as the launch.
                 unsafe { source.copy_to_nonoverlapping(out.as_mut_ptr(), out.len()) };
                 if self.work.ledger.counts() {
                     self.note(address, out.len(), Access::Read);
@@ -281,7 +283,7 @@ impl Block<'_> {
     ///
     /// # Errors
     ///
-    /// As [`read`](Self::read).
+    /// The same as for [`read`](Self::read).
     pub fn write(
         &mut self,
         warp: &mut Warp,
@@ -308,7 +310,7 @@ impl Block<'_> {
             }
             _ => {
                 let target = self.global(lane, address, bytes.len())?;
-                // SAFETY: as for reading.
+                // SAFETY: the same as for reading.
                 unsafe { target.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
                 if self.work.ledger.counts() {
                     self.note(address, bytes.len(), Access::Write);
@@ -318,7 +320,7 @@ impl Block<'_> {
         Ok(())
     }
 
-    /// The host's address of global memory, checked.
+    /// Returns the host address of global memory after checking it.
     pub(crate) fn global(&self, lane: usize, address: u64, bytes: usize) -> Result<*mut u8, Fault> {
         if self.launch.memory.holds(address, bytes) {
             Ok(address as *mut u8)
@@ -339,13 +341,14 @@ impl Block<'_> {
         self.counts.shared_wavefronts += banks::wavefronts(addresses, mask, bytes);
     }
 
-    /// As [`count_shared`](Self::count_shared), for bytes whose order the hardware chooses.
+    /// Counts an access to shared memory like [`count_shared`](Self::count_shared), for bytes in an order that the
+    /// hardware chooses.
     pub(crate) fn count_shared_bytes(&mut self, bytes: usize) {
         self.counts.shared_wavefronts += banks::lines(bytes);
     }
 
-    /// Counts an access of a whole warp to global memory, where it was made by [`read`](Self::read) and
-    /// [`write`](Self::write): `addresses` of the lanes of the mask, each of `bytes`.
+    /// Counts an access of a whole warp to global memory that was made by [`read`](Self::read) and
+    /// [`write`](Self::write). `addresses` are the addresses of the lanes in the mask, with `bytes` each.
     pub fn count_global(&mut self, addresses: &Lanes, mask: Mask, bytes: usize, store: bool) {
         let mut sectors: Vec<u64> = mask
             .lanes()
@@ -369,7 +372,7 @@ impl Block<'_> {
     }
 }
 
-/// Tells by a generic address where it lies, and gives the address there.
+/// Returns the space and the address in this space for a generic address.
 pub(crate) fn resolve(space: Space, address: u64) -> (Space, u64) {
     match (space, address & !(WINDOW - 1)) {
         (Space::Generic, SHARED) => (Space::Shared, address - SHARED),
@@ -393,7 +396,7 @@ fn aligned(lane: usize, space: Space, address: u64, bytes: usize) -> Result<(), 
     }
 }
 
-/// Checks that lanes touch the first `size` bytes of a space only; `high` is their last address.
+/// Checks that lanes access only the first `size` bytes of a space. `high` is the last address.
 fn within(
     mask: Mask,
     space: Space,

@@ -1,37 +1,37 @@
-//! Copies that run on their own, and who waits for them.
+//! Asynchronous copies, and the threads that wait for them.
 //!
-//! A copy moves nothing when it is issued. It does so when a thread waits for it, which is as late
-//! as the rules allow: memory that is read without a wait still holds what it held before.
+//! A copy moves no data when it is issued. It moves its data when a thread waits for it, which is the latest time
+//! that the rules allow. A program that reads the memory without a wait therefore reads the old content.
 
 use std::collections::{HashMap, VecDeque};
 
 use super::{Block, Fault, LANES, Warp};
 use crate::ptx::Space;
 
-/// Bytes that move between global and shared memory.
+/// A chunk of bytes that moves between global and shared memory.
 #[derive(Clone, Copy, Debug)]
 pub struct CopyChunk {
-    /// Which way they go.
+    /// The direction.
     pub way: CopyDirection,
-    /// Their address in global memory.
+    /// The address in global memory.
     pub global: u64,
-    /// Their address in shared memory.
+    /// The address in shared memory.
     pub shared: u64,
     /// The number of bytes.
     pub bytes: usize,
 }
 
-/// Which way bytes go.
+/// Direction of a copy.
 #[derive(Clone, Copy, Debug)]
 pub enum CopyDirection {
     /// From global to shared memory.
     In,
-    /// Zeros to shared memory.
+    /// Zeros into shared memory.
     Zero,
     /// From shared to global memory.
     Out,
-    /// From shared memory, combined with what lies in global memory: the first argument becomes
-    /// the result.
+    /// From shared memory, combined with the content of global memory. The function stores the result in its first
+    /// argument.
     Reduce(fn(&mut [u8], &[u8])),
 }
 
@@ -39,35 +39,35 @@ pub enum CopyDirection {
 #[derive(Clone, Debug, Default)]
 pub struct Queue {
     pieces: VecDeque<CopyChunk>,
-    /// The number of pieces that are done.
+    /// The number of chunks that are done.
     done: u64,
-    /// The number of pieces issued up to the end of each group.
+    /// The number of chunks that were issued up to the end of each group.
     groups: VecDeque<u64>,
-    /// The bytes that were read from shared memory, and are not written yet.
+    /// The bytes that were read from shared memory but not yet written.
     read: VecDeque<(CopyChunk, Vec<u8>)>,
-    /// The same as `groups`, for those whose bytes are read.
+    /// The same as `groups`, for groups that were read but not yet written.
     unwritten: VecDeque<u64>,
 }
 
-/// Something that arrives at an mbarrier when copies are done.
+/// An arrival at an mbarrier that happens when copies are done.
 #[derive(Clone, Debug)]
 pub enum Arrival {
-    /// Copies of a thread: the number of pieces that it had issued.
+    /// Copies of a thread: the number of the thread, and the number of chunks that it had issued.
     Thread(usize, u64),
-    /// Copies by themselves, and the bytes that they count as.
+    /// Bulk copies, and the number of bytes that they count.
     Bytes(Vec<CopyChunk>, u32),
 }
 
-/// All copies of a block that are not done.
+/// All pending copies of a block.
 #[derive(Clone, Debug, Default)]
 pub struct Asynchronous {
-    /// `cp.async` by thread.
+    /// `cp.async` copies by thread.
     pub copies: Queues,
-    /// `cp.async.bulk` with a `bulk_group`, by thread.
+    /// `cp.async.bulk` copies with a `bulk_group`, by thread.
     pub bulk: Queues,
-    /// The arrivals to come at the mbarrier at an address.
+    /// The pending arrivals at the mbarrier of each address.
     pub arrivals: HashMap<u64, Vec<Arrival>>,
-    /// The number of times that threads have in vain asked for the end of a phase, with nothing else between.
+    /// The number of unsuccessful queries for the end of a phase since the last change of a barrier.
     pub polls: u32,
 }
 
@@ -75,13 +75,13 @@ pub struct Asynchronous {
 #[derive(Clone, Debug, Default)]
 pub struct Queues(Vec<Queue>);
 
-/// The number of a thread in its block.
+/// Returns the number of a thread in its block.
 pub fn thread(warp: &Warp, lane: usize) -> usize {
     warp.number * LANES + lane
 }
 
 impl Queues {
-    /// A thread's queue.
+    /// Returns the queue of a thread.
     pub fn of(&mut self, thread: usize) -> &mut Queue {
         if self.0.len() <= thread {
             self.0.resize_with(thread + 1, Queue::default);
@@ -101,13 +101,13 @@ impl Queue {
         self.groups.push_back(self.issued());
     }
 
-    /// Returns the number of pieces so far.
+    /// Returns the number of chunks issued so far.
     pub fn issued(&self) -> u64 {
         self.done + self.pieces.len() as u64
     }
 
-    /// The pieces of all groups but the latest `pending`, which are done with this. Their groups
-    /// are told apart by how many pieces there were up to their ends.
+    /// Removes and returns the chunks of all groups except the latest `pending`. A group is identified by the number
+    /// of chunks at its end.
     fn due(&mut self, pending: usize) -> Vec<CopyChunk> {
         let mut end = self.done;
         while self.groups.len() > pending {
@@ -117,7 +117,7 @@ impl Queue {
         self.up_to(end)
     }
 
-    /// The pieces up to a number, which are done with this.
+    /// Removes and returns the chunks up to a number.
     pub fn up_to(&mut self, end: u64) -> Vec<CopyChunk> {
         let count = end.saturating_sub(self.done) as usize;
         self.done += count as u64;
@@ -126,7 +126,7 @@ impl Queue {
 }
 
 impl Block<'_> {
-    /// Whether the addresses of a copy that is issued may be touched.
+    /// Checks whether the addresses of a copy may be accessed. This happens at the issue of the copy.
     pub(crate) fn check_piece(&self, lane: usize, piece: &CopyChunk) -> Result<(), Fault> {
         if !matches!(piece.way, CopyDirection::Zero) {
             self.global(lane, piece.global, piece.bytes)?;
@@ -144,7 +144,7 @@ impl Block<'_> {
         }
     }
 
-    /// Does the `cp.async` of a lane up to its latest `pending` groups.
+    /// Executes the `cp.async` copies of a lane, except the latest `pending` groups.
     pub(crate) fn wait_copies(
         &mut self,
         warp: &mut Warp,
@@ -158,7 +158,7 @@ impl Block<'_> {
             .try_for_each(|piece| self.perform(warp, lane, piece))
     }
 
-    /// Reads the sources of a lane's bulk copies up to its latest `pending` groups.
+    /// Reads the sources of a lane's bulk copies, except the latest `pending` groups.
     pub(crate) fn wait_read(
         &mut self,
         warp: &mut Warp,
@@ -175,7 +175,7 @@ impl Block<'_> {
         Ok(())
     }
 
-    /// Does a lane's bulk copies up to its latest `pending` groups.
+    /// Executes a lane's bulk copies, except the latest `pending` groups.
     pub(crate) fn wait_bulk(
         &mut self,
         warp: &mut Warp,
@@ -184,7 +184,7 @@ impl Block<'_> {
     ) -> Result<(), Fault> {
         self.wait_read(warp, lane, pending)?;
         let queue = self.asynchronous.bulk.of(thread(warp, lane));
-        // Bulk groups that are read and not written come before all that are not read.
+        // Bulk groups that were read but not written are older than all groups that were not read.
         let mut left = queue.unwritten.len() + queue.groups.len();
         let mut end = 0;
         while left > pending
@@ -216,14 +216,14 @@ impl Block<'_> {
         self.put(warp, lane, Space::Global, piece.global, &there)
     }
 
-    /// Does one copy to shared memory.
+    /// Executes a copy to shared memory.
     pub(crate) fn perform(
         &mut self,
         warp: &mut Warp,
         lane: usize,
         piece: &CopyChunk,
     ) -> Result<(), Fault> {
-        // Most are no longer than this.
+        // Most copies are at most this long.
         let (mut few, mut many) = ([0; 16], Vec::new());
         let bytes = if piece.bytes <= few.len() {
             &mut few[..piece.bytes]
@@ -285,11 +285,11 @@ impl Block<'_> {
         Ok(())
     }
 
-    /// The end of the block: copies to global memory get there, if their sources are read.
+    /// Ends the block. Copies to global memory are written if their sources were read.
     ///
     /// # Errors
     ///
-    /// Bulk copies that still need shared memory. (`cp.async` that nobody waits for is allowed.)
+    /// Returns an error if bulk copies still need shared memory. `cp.async` copies without a wait are allowed.
     pub(super) fn end(&mut self, warp: &mut Warp) -> Result<(), Fault> {
         let undefined = |what: String| Err(Fault::Undefined(what));
         let loads = self.asynchronous.arrivals.values().flatten();
@@ -315,7 +315,7 @@ impl Block<'_> {
     }
 }
 
-/// The longest access that fits an address and a length.
+/// Returns the size of the longest access that an address and a length allow.
 fn step(address: u64, bytes: usize) -> usize {
     let aligned = 1 << address.trailing_zeros().min(4);
     aligned.min(1 << bytes.ilog2())

@@ -1,24 +1,24 @@
-//! The cost of an access of a whole warp: sectors of global memory, passes over shared memory's banks.
+//! The cost of an access of a whole warp: sectors of global memory, and passes over the banks of shared memory.
 
 use super::{LANES, Lanes, Mask};
 
 /// Bytes of a sector, as a power of two.
 pub(super) const SECTOR: u32 = 5;
 
-/// Bytes that all banks together give in a pass.
+/// The number of bytes that all banks deliver in a pass.
 const LINE: u64 = 128;
 
-/// Different accesses of a bank that are told apart without sorting: as many as 16 bytes for each
-/// lane take.
+/// The number of different accesses per bank that are compared without sorting. 16-byte accesses of all lanes need
+/// this number.
 const FEW: usize = 4;
 
-/// The sectors that lanes touch with `bytes` (at most a sector, aligned) at each address.
+/// Returns the number of sectors that lanes access, with `bytes` (at most a sector, aligned) at each address.
 pub(super) fn sectors(addresses: &Lanes) -> u64 {
     let (mut count, mut descents) = (1, 0);
     for lane in 1..LANES {
         let (before, here) = (addresses[lane - 1] >> SECTOR, addresses[lane] >> SECTOR);
         count += u64::from(here != before);
-        // The sign of the difference: no address comes near its end.
+        // The sign of the difference. Addresses are far below the maximum, so it does not overflow.
         descents |= here.wrapping_sub(before) >> 63;
     }
     if descents == 0 {
@@ -30,16 +30,16 @@ pub(super) fn sectors(addresses: &Lanes) -> u64 {
     1 + sectors.windows(2).filter(|pair| pair[0] != pair[1]).count() as u64
 }
 
-/// Passes over the banks that so many different bytes take at the least.
+/// Returns the minimum number of passes over the banks for this number of different bytes.
 pub(super) fn lines(bytes: usize) -> u64 {
     (bytes as u64).div_ceil(LINE)
 }
 
-/// Passes over the banks that an access of `bytes` at each address takes at the least: the most
-/// different words that one bank has to give, as words that several lanes want are read once. A GPU
-/// may take more, as it takes 8 bytes in half warps and 16 in quarters.
+/// Returns the minimum number of passes over the banks for an access of `bytes` at each address. This is the largest
+/// number of different words in one bank, since a word that several lanes read is read once. A GPU may need more
+/// passes, since it processes 8-byte accesses in half warps and 16-byte accesses in quarter warps.
 pub(super) fn wavefronts(addresses: &Lanes, mask: Mask, bytes: usize) -> u64 {
-    // Accesses are aligned: those of two lanes are the same words, or have none in common.
+    // Accesses are aligned. Two lanes access either the same words or different words.
     let width = bytes.max(4) as u64;
     let passes = width.div_ceil(LINE);
     let groups = (LINE / width).max(1);
@@ -61,7 +61,7 @@ pub(super) fn wavefronts(addresses: &Lanes, mask: Mask, bytes: usize) -> u64 {
     passes * counts.into_iter().max().unwrap_or_default() as u64
 }
 
-/// As [`wavefronts`], for any number of different accesses.
+/// Counts passes like [`wavefronts`], for any number of different accesses.
 fn most_accesses(addresses: &Lanes, mask: Mask, width: u64, groups: u64) -> u64 {
     let mut accesses: Vec<_> = mask.lanes().map(|lane| addresses[lane] / width).collect();
     accesses.sort_unstable();
@@ -73,10 +73,11 @@ fn most_accesses(addresses: &Lanes, mask: Mask, width: u64, groups: u64) -> u64 
     counts.into_iter().max().unwrap_or_default()
 }
 
-/// Passes beyond those that the width needs. A pass gives each of 32 banks one word of 4 bytes, to
-/// all lanes that want that very word; 8 bytes go in half warps, 16 in quarters.
+/// Returns the number of passes in addition to the passes that the width needs. A pass reads one 4-byte word from
+/// each of 32 banks, and delivers it to all lanes that read this word. 8-byte accesses are processed in half warps,
+/// and 16-byte accesses in quarter warps.
 pub(super) fn conflicts(addresses: &Lanes, mask: Mask, bytes: usize) -> u64 {
-    // As most often: side by side, or all the same.
+    // The common cases: adjacent addresses, or the same address for all lanes.
     let (first, step) = (addresses[0], bytes as u64);
     let (mut beside, mut same) = (0, 0);
     for (lane, address) in addresses.iter().enumerate() {
@@ -112,7 +113,7 @@ fn passes(addresses: &Lanes, mask: Mask, words: u64) -> u64 {
     1
 }
 
-/// The most different words that one bank has to give.
+/// Returns the largest number of different words that one bank must deliver.
 fn most_words(addresses: &Lanes, mask: Mask, words: u64) -> u64 {
     let mut wanted = [u64::MAX; LANES];
     let each = mask.lanes().flat_map(|lane| {
@@ -153,12 +154,12 @@ mod tests {
         assert_eq!(strided(64, 2), 15);
         assert_eq!(strided(8, 8), 0);
         assert_eq!(strided(16, 16), 0);
-        // Each half of the warp: 16 lanes in the same two banks.
+        // In each half of the warp, 16 lanes access the same two banks.
         assert_eq!(strided(128, 8), 2 * 15);
         assert_eq!(strided(128, 16), 4 * 7);
         assert_eq!(conflicts(&lanes(|lane| lane * 128), Mask(0b11), 4), 1);
         assert_eq!(conflicts(&lanes(|lane| lane * 128), Mask(0), 4), 0);
-        // Two lanes of different quarters never meet.
+        // Two lanes in different quarter warps never conflict.
         assert_eq!(
             conflicts(&lanes(|lane| lane * 128), Mask(0x0101_0101), 16),
             0
@@ -168,24 +169,24 @@ mod tests {
     #[test]
     fn wavefronts_of_a_warp() {
         let strided = |stride, bytes| wavefronts(&lanes(|lane| lane * stride), Mask::ALL, bytes);
-        // Side by side: as many as the bytes fill of 128.
+        // Adjacent addresses: the number of bytes divided by 128, rounded up.
         assert_eq!(
             [1, 2, 4, 8, 16, 32].map(|bytes| strided(bytes, bytes as usize)),
             [1, 1, 1, 2, 4, 8]
         );
-        // One word for all, of whatever width.
+        // The same word for all lanes, of any width.
         assert_eq!([2, 4, 8, 16].map(|bytes| strided(0, bytes)), [1; 4]);
-        // All in one bank, and in one group of four.
+        // All lanes access one bank, and one group of four banks.
         assert_eq!(strided(128, 4), 32);
         assert_eq!(strided(128, 16), 32);
         assert_eq!(strided(132, 4), 1);
-        // Two lanes share each 16 bytes: 256 bytes.
+        // Two lanes share each 16 bytes: 256 bytes in total.
         assert_eq!(wavefronts(&lanes(|lane| lane / 2 * 16), Mask::ALL, 16), 2);
         assert_eq!(wavefronts(&lanes(|lane| lane * 128), Mask(0b101), 4), 2);
         assert_eq!(wavefronts(&lanes(|lane| lane), Mask(0), 4), 0);
     }
 
-    /// Any addresses: the most different words of a bank, counted word by word.
+    /// Compares with a count word by word for random addresses: the largest number of different words in a bank.
     #[test]
     fn wavefronts_are_words_of_a_bank() {
         let mut seed = 1u64;

@@ -2,47 +2,47 @@
 
 use super::Fault;
 
-/// One barrier.
+/// A barrier.
 #[derive(Clone, Copy, Debug, Default)]
 struct Barrier {
-    /// The number of rounds in which all have come.
+    /// The number of completed rounds.
     passed: u64,
-    /// The number of threads that this round waits for; 0 for all of the block.
+    /// The number of threads that this round waits for, or 0 for all threads of the block.
     wanted: usize,
-    /// The number of threads that have come, where a warp counts as a whole.
+    /// The number of threads that have arrived. A warp counts as a whole.
     arrived: usize,
-    /// The number of threads that have really come.
+    /// The number of individual threads that have arrived.
     threads: usize,
     /// The number of arrivals whose predicate is true, and the number of arrivals with a predicate.
     votes: (u32, u32),
-    /// The votes of the last two rounds: a thread may learn of one when the next has begun.
+    /// The votes of the last two rounds. A thread may read the result of a round after the next round has begun.
     results: [(u32, u32); 2],
 }
 
-/// Threads that come to a barrier.
+/// Threads that arrive at a barrier.
 pub(super) struct Arrival {
     pub number: u64,
-    /// The number of threads that it waits for; 0 for all.
+    /// The number of threads that the barrier waits for, or 0 for all threads.
     pub wanted: usize,
     pub threads: usize,
-    /// Whether these are all that is left of a warp.
+    /// Whether these are all remaining threads of a warp.
     pub whole: bool,
     /// The number of threads whose predicate of `bar.red` is true.
     pub votes: Option<u32>,
 }
 
-/// The result of a barrier for those that pass it.
+/// The result of a barrier for the threads that pass it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BarrierResult {
-    /// It is not passed yet.
+    /// The barrier has not been passed yet.
     No,
-    /// All threads of the block have come.
+    /// All threads of the block have arrived.
     All,
-    /// The requested number of threads has come.
+    /// The requested number of threads has arrived.
     Some,
 }
 
-/// The barriers of a block, and how many threads of it are left.
+/// The barriers of a block, and the number of remaining threads.
 #[derive(Clone, Debug)]
 pub(super) struct Barriers {
     barriers: [Barrier; 16],
@@ -64,14 +64,14 @@ impl Barriers {
         self.alive
     }
 
-    /// Counts threads in: the round that they wait for the end of, and whether this is it.
+    /// Adds threads to a barrier. Returns the round that they wait for, and the result of the barrier.
     pub fn arrive(&mut self, arrival: &Arrival) -> Result<(u64, BarrierResult), Fault> {
         let Arrival { number, wanted, .. } = *arrival;
         let undefined = |what: String| Err(Fault::Undefined(what));
         let Some(barrier) = self.barriers.get_mut(number as usize) else {
             return undefined(format!("invalid barrier {number}: expected 0 to 15"));
         };
-        // A count of all warps is no count.
+        // A count that covers all warps means the whole block.
         let wanted = if wanted >= self.size { 0 } else { wanted };
         if barrier.threads > 0 && barrier.wanted != wanted {
             let other = barrier.wanted;
@@ -97,7 +97,8 @@ impl Barriers {
         Ok((round, barrier.close(self.alive)))
     }
 
-    /// Threads end; nobody waits for them any more. Whether a barrier was passed by that.
+    /// Removes threads that have exited, so that no barrier waits for them. Returns whether a barrier was passed by
+    /// this.
     pub fn end(&mut self, threads: usize) -> BarrierResult {
         self.alive -= threads;
         let alive = self.alive;
@@ -109,13 +110,13 @@ impl Barriers {
         })
     }
 
-    /// Whether a round of a barrier is over.
+    /// Returns whether a round of a barrier has ended.
     #[inline]
     pub fn over(&self, number: usize, round: u64) -> bool {
         self.barriers[number].passed > round
     }
 
-    /// The votes of a round: those for, and all.
+    /// Returns the votes of a round: the number of votes for, and the number of all votes.
     pub fn votes(&self, number: usize, round: u64) -> Result<(u32, u32), Fault> {
         let barrier = &self.barriers[number];
         match barrier.passed - round {
@@ -128,7 +129,7 @@ impl Barriers {
 }
 
 impl Barrier {
-    /// Ends the round if all have come.
+    /// Ends the round if all threads have arrived.
     fn close(&mut self, alive: usize) -> BarrierResult {
         let complete = match self.wanted {
             0 => self.threads >= alive,

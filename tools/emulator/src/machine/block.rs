@@ -1,4 +1,4 @@
-//! A block: its place, its shared memory, and what its lanes do at barriers.
+//! A block: its position, its shared memory, and its state at barriers.
 
 use super::asynchronous::Asynchronous;
 use super::barrier::{BarrierResult, Barriers};
@@ -6,26 +6,26 @@ use super::ledger::AccessLog;
 use super::shadow::Shadow;
 use super::{Counts, Launch};
 
-/// A block that runs.
+/// A running block.
 pub struct Block<'a> {
-    /// The launch that it is part of.
+    /// The launch of the block.
     pub launch: &'a Launch<'a>,
-    /// `%ctaid`
+    /// The position in the grid, `%ctaid`.
     pub position: [u32; 3],
-    /// Its shared memory.
+    /// The shared memory.
     pub shared: Shared,
-    /// The counts of its work.
+    /// The counts of the block's work.
     pub counts: Counts,
     pub(super) barriers: Barriers,
     pub(super) work: &'a mut BlockScratch,
-    /// Copies that are not done.
+    /// Pending asynchronous copies.
     pub asynchronous: Asynchronous,
 }
 
-/// Shared memory of a block.
+/// The shared memory of a block.
 #[derive(Clone, Debug, Default)]
 pub struct Shared {
-    /// Its bytes.
+    /// The bytes.
     pub bytes: Vec<u8>,
     /// The number of barriers that the block has passed.
     pub epoch: u32,
@@ -35,7 +35,7 @@ pub struct Shared {
 pub(super) struct BlockScratch {
     pub shadow: Shadow,
     pub ledger: AccessLog,
-    /// The allocation that an instruction touched last, by the lower bits of its number.
+    /// The allocation that each instruction accessed last, indexed by the lower bits of the instruction's number.
     pub ranges: [(u64, u64); 16],
 }
 
@@ -62,7 +62,7 @@ impl<'a> Block<'a> {
             launch,
             position,
             shared: Shared {
-                // What is read before it is written is no number.
+                // Memory that is read before it is written contains NaN.
                 bytes: vec![0xff; bytes],
                 epoch: 0,
             },
@@ -73,7 +73,7 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// Threads have passed a barrier, or not.
+    /// Updates the state after threads have arrived at a barrier.
     pub(super) fn passed(&mut self, passed: BarrierResult) {
         match passed {
             BarrierResult::No => {}

@@ -1,17 +1,17 @@
-//! The work of a launch, in numbers that do not depend on the machine it runs on.
+//! Counts the work of a launch. The counts do not depend on the host.
 
-/// The kind by which an instruction is counted.
+/// Kind of an instruction in the counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
-    /// Whole numbers, bits, comparisons, selections.
+    /// Integers, bits, comparisons, selections.
     Integer,
-    /// Floating point, of whatever width.
+    /// Floating-point instructions of any width.
     Float,
     /// `ex2`, `lg2`, `rcp`, `rsqrt`, `sqrt`, `sin`, `cos`, `tanh`, and divisions.
     Special,
     /// Conversions.
     Convert,
-    /// Moves, which a compiler mostly removes.
+    /// Moves. A compiler removes most of them.
     Move,
     /// Loads from and stores to global memory.
     Global,
@@ -23,14 +23,14 @@ pub enum Kind {
     Atomic,
     /// Exchange between lanes.
     Lanes,
-    /// Products by matrix units, and what feeds them.
+    /// Matrix products of tensor cores, and the loads of their operands.
     Matrix,
     /// Branches, barriers, fences.
     Control,
 }
 
 impl Kind {
-    /// All of them, in order.
+    /// All kinds, in order.
     pub const ALL: [Self; 12] = [
         Self::Integer,
         Self::Float,
@@ -47,39 +47,39 @@ impl Kind {
     ];
 }
 
-/// The numbers of a launch.
+/// The counts of a launch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Instructions of warps, by the number of their [`Kind`].
+    /// Instructions of warps, indexed by their [`Kind`].
     pub instructions: [u64; Kind::ALL.len()],
-    /// Bytes that lanes read from global memory, and that they write.
+    /// Bytes that lanes read from global memory, and bytes that they write.
     pub global_bytes: (u64, u64),
-    /// Sectors of 32 bytes that these instructions touch, each instruction by itself.
+    /// Sectors of 32 bytes that instructions read, and sectors that they write. Each instruction is counted
+    /// separately.
     pub global_sectors: (u64, u64),
-    /// Passes over the 32 banks of shared memory beyond the first of each instruction.
+    /// Passes over the 32 banks of shared memory in addition to the first pass of each instruction.
     pub bank_conflicts: u64,
-    /// Wavefronts: passes over the 32 banks of shared memory that all accesses together take at the
-    /// least.
+    /// Wavefronts: the minimum number of passes over the 32 banks of shared memory for all accesses.
     pub shared_wavefronts: u64,
-    /// Additions and multiplications by matrix units.
+    /// Additions and multiplications of tensor cores.
     pub matrix_flops: u64,
-    /// Instructions of the warp that runs the most.
+    /// Instructions of the warp that executes the most instructions.
     pub longest_warp: u64,
-    /// Operations of `atom` and `red`, each lane and each element of a vector by itself.
+    /// Operations of `atom` and `red`. Each lane and each element of a vector counts.
     pub atomics: u64,
-    /// Different sectors that the whole launch reads, and those that it writes: what memory must move
-    /// at the least. Only where [asked for](super::Options::touched).
+    /// The numbers of different sectors that the whole launch reads and writes. Memory must move at least these
+    /// sectors. Counted only if [requested](super::Options::touched).
     pub touched_sectors: (u64, u64),
 }
 
 impl Counts {
-    /// One instruction of a warp.
+    /// Counts an instruction of a warp.
     #[inline]
     pub fn instruction(&mut self, kind: Kind) {
         self.instructions[kind as usize] += 1;
     }
 
-    /// The sum of both, and the longer of both longest warps; sectors that both touch count twice.
+    /// Adds other counts. The longest warp is the maximum. Sectors that both launches access count twice.
     pub fn add(&mut self, other: &Self) {
         for (sum, count) in self.instructions.iter_mut().zip(other.instructions) {
             *sum += count;

@@ -4,41 +4,41 @@ use std::fmt;
 
 use crate::ptx::Space;
 
-/// The fault of one instruction of one warp.
+/// A fault of an instruction of a warp.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
-    /// An address outside of all that is allocated.
+    /// An access outside of all allocations.
     #[error("lane {lane} accesses {bytes} bytes of {space:?} memory at {address:#x}: {what}")]
     Address {
         /// The lane.
         lane: usize,
-        /// The kind of memory.
+        /// The memory space.
         space: Space,
         /// The address.
         address: u64,
         /// The number of bytes.
         bytes: usize,
-        /// Why it may not, with what lies nearest.
+        /// The reason, with the nearest allocation.
         what: String,
     },
-    /// An address that is no multiple of what is accessed there.
+    /// An address that is not a multiple of the access size.
     #[error(
         "lane {lane} accesses {bytes} bytes of {space:?} memory at {address:#x}, which is not aligned to them"
     )]
     Misaligned {
         /// The lane.
         lane: usize,
-        /// The kind of memory.
+        /// The memory space.
         space: Space,
         /// The address.
         address: u64,
         /// The number of bytes.
         bytes: usize,
     },
-    /// Two warps touch the same memory with nothing between that orders them, and one writes.
+    /// Two warps access the same memory without synchronization, and at least one of them writes.
     #[error("{0}")]
     Race(String),
-    /// Shared memory is read that nothing has written.
+    /// A read of shared memory that was never written.
     #[error(
         "lane {lane} reads {bytes} bytes of shared memory at {address:#x}, not all written before"
     )]
@@ -50,23 +50,23 @@ pub enum Fault {
         /// The number of bytes.
         bytes: usize,
     },
-    /// Threads that wait for threads that never come.
+    /// Threads wait for threads that never arrive.
     #[error("{0}")]
     Deadlock(String),
-    /// More instructions than a launch may run.
+    /// A launch exceeds the maximum number of instructions.
     #[error("no end after {0} instructions")]
     Endless(u64),
-    /// Behaviour that the specification leaves undefined.
+    /// Behaviour that is undefined in the specification.
     #[error("undefined: {0}")]
     Undefined(String),
 }
 
-/// Where an instruction ran.
+/// The location of an instruction.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FaultLocation {
-    /// The kernel.
+    /// The name of the kernel.
     pub kernel: String,
-    /// The line of its PTX.
+    /// The line of the PTX text.
     pub line: usize,
     /// The instruction.
     pub instruction: String,
@@ -76,13 +76,13 @@ pub struct FaultLocation {
     pub warp: usize,
 }
 
-/// A fault and its place.
+/// A fault and its location.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{place}: {fault}")]
 pub struct Failure {
     /// The fault.
     pub fault: Fault,
-    /// Where.
+    /// The location.
     pub place: FaultLocation,
 }
 

@@ -1,16 +1,16 @@
-//! Where lanes that part meet again.
+//! Computes where diverged lanes reconverge.
 //!
-//! Behind a branch it is the first instruction that every way to the end of the kernel passes: the
-//! branch's immediate post-dominator, where a compiler for a GPU makes lanes wait for each other.
+//! Lanes reconverge at the first instruction behind a branch that every path to the end of the kernel passes. This is
+//! the immediate post-dominator of the branch. Compilers for GPUs make lanes wait for each other there.
 //!
-//! Source: Cooper, Harvey, Kennedy, *A Simple, Fast Dominance Algorithm*, run on the graph backwards.
+//! Source: Cooper, Harvey, Kennedy, *A Simple, Fast Dominance Algorithm*, applied to the reversed graph.
 
 use super::program::{Action, Op};
 
-/// There is no such instruction.
+/// No such instruction exists.
 pub(super) const NOWHERE: usize = usize::MAX;
 
-/// For each instruction the one where lanes that part there meet again.
+/// Returns, for each instruction, the instruction at which lanes that diverge there reconverge.
 pub(crate) fn reconvergence(ops: &[Op]) -> Vec<usize> {
     let end = ops.len();
     let next: Vec<Vec<usize>> = (0..end).map(|at| successors(ops, at)).collect();
@@ -32,14 +32,14 @@ pub(crate) fn reconvergence(ops: &[Op]) -> Vec<usize> {
             above[node] = new;
         }
     }
-    // Nobody waits for others to end.
+    // Lanes do not wait for each other at exits.
     let meets = |at: usize| at < end && !ops[at].ends();
     (0..end)
         .map(|at| if meets(above[at]) { above[at] } else { NOWHERE })
         .collect()
 }
 
-/// Returns the instructions that may follow an instruction; the one behind the last is the end.
+/// Returns the instructions that may follow an instruction. The index behind the last instruction is the end.
 fn successors(ops: &[Op], at: usize) -> Vec<usize> {
     let op = &ops[at];
     let mut next = match &op.action {
@@ -54,7 +54,7 @@ fn successors(ops: &[Op], at: usize) -> Vec<usize> {
     next
 }
 
-/// The instructions from the end backwards, each before those that come to it alone.
+/// Returns the instructions from the end backwards. An instruction comes before the instructions that lead only to it.
 fn backwards(next: &[Vec<usize>]) -> Vec<usize> {
     let end = next.len();
     let mut before = vec![Vec::new(); end + 1];
@@ -82,7 +82,7 @@ fn backwards(next: &[Vec<usize>]) -> Vec<usize> {
     order
 }
 
-/// The first instruction that lies behind both.
+/// Returns the first instruction that lies behind both instructions.
 fn common(mut a: usize, mut b: usize, above: &[usize], rank: &[usize]) -> usize {
     while a != b {
         while rank[a] > rank[b] {

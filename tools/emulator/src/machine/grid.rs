@@ -8,29 +8,29 @@ use super::warp::{Warp, WarpStop};
 use super::{Block, Counts, Failure, Fault, FaultLocation, Kind, LANES, Options, Program};
 use crate::memory::Snapshot;
 
-/// Blocks that a thread of the host takes at a time.
+/// The number of blocks that a host thread takes at a time.
 const CHUNK: u64 = 8;
 
 /// A kernel with its arguments.
 pub struct Launch<'a> {
     /// The program to run.
     pub program: &'a Program,
-    /// Blocks, by dimension.
+    /// The numbers of blocks, by dimension.
     pub grid: [u32; 3],
-    /// Threads of a block, by dimension.
+    /// The numbers of threads of a block, by dimension.
     pub block: [u32; 3],
-    /// The arguments, laid out as the program's parameters are.
+    /// The arguments, in the layout of the program's parameters.
     pub parameters: &'a [u8],
-    /// Bytes of shared memory beyond those that the program declares.
+    /// Bytes of dynamic shared memory.
     pub dynamic_shared: usize,
     /// The global memory.
     pub memory: &'a Snapshot,
-    /// The options of the run.
+    /// The options.
     pub options: Options,
 }
 
 impl Launch<'_> {
-    /// Threads of a block.
+    /// Returns the number of threads of a block.
     pub(super) fn threads(&self) -> usize {
         self.block.iter().map(|size| *size as usize).product()
     }
@@ -39,13 +39,13 @@ impl Launch<'_> {
         self.grid.iter().map(|size| u64::from(*size)).product()
     }
 
-    /// Where a block is, by its number; the first dimension counts first.
+    /// Returns the position of a block with this number. The first dimension varies fastest.
     fn position(&self, number: u64) -> [u32; 3] {
         let [x, y, _] = self.grid.map(u64::from);
         [number % x, number / x % y, number / (x * y)].map(|place| place as u32)
     }
 
-    /// Threads of the host that may run it.
+    /// Returns the number of host threads that may run the launch.
     fn workers(&self) -> usize {
         let shared = |text: &str| text.contains(".shared");
         let mut ops = self.program.ops.iter();
@@ -59,14 +59,14 @@ impl Launch<'_> {
     }
 }
 
-/// Runs a grid. Of the same launch come the same bits, on however many threads of the host.
+/// Runs a grid. The bits of the result do not depend on the number of host threads.
 ///
 /// # Errors
 ///
-/// The fault of the first block that has one, and where.
+/// Returns the fault and the location of the first block that fails.
 pub fn run(launch: &Launch<'_>) -> Result<Counts, Box<Failure>> {
     let next = AtomicU64::new(0);
-    // Blocks from here on need not run: one before has failed.
+    // Blocks from this number on are not needed, since an earlier block has failed.
     let end = AtomicU64::new(launch.blocks());
     let ran = match launch.workers() {
         1 => vec![some_blocks(launch, &next, &end)],
@@ -103,7 +103,7 @@ pub fn run(launch: &Launch<'_>) -> Result<Counts, Box<Failure>> {
     }
 }
 
-/// The results of one thread of the host.
+/// The results of a host thread.
 struct Ran {
     counts: Counts,
     work: BlockScratch,
@@ -125,7 +125,7 @@ fn some_blocks(launch: &Launch<'_>, next: &AtomicU64, end: &AtomicU64) -> Ran {
             match run_block(launch, launch.position(number), &mut ran.work) {
                 Ok(counts) => ran.counts.add(&counts),
                 Err(failure) => {
-                    // Only blocks before this one are still of interest, and they run to their end.
+                    // Only earlier blocks are needed now. They run to their end.
                     end.fetch_min(number, Ordering::Relaxed);
                     ran.failed = Some((number, failure));
                     return ran;
@@ -176,7 +176,7 @@ fn run_block(
     }
 }
 
-/// A warp that has not ended.
+/// Returns a warp that has not ended.
 fn left(warps: &[Warp]) -> &Warp {
     let left = warps.iter().find(|warp| warp.alive().0 != 0);
     left.unwrap_or(&warps[0])

@@ -1,56 +1,56 @@
-//! Which lanes of a warp are where, and who waits for whom.
+//! Tracks the positions of the lanes of a warp, and which lanes wait for each other.
 //!
-//! Lanes that part at a branch are held where its ways meet until all of them have come, as a GPU
-//! does it. If that lets nothing go on, or lanes run on and on, those held are let go: a program may
-//! count on every lane's going on at some time.
+//! Lanes that diverge at a branch are held at the reconvergence point until all of them have arrived, as on a GPU. If
+//! no other lanes can continue, or if other lanes run for too long, the held lanes are released. A program may rely
+//! on the progress of every lane.
 
 use super::block::Block;
 use super::flow::NOWHERE;
 use super::program::Program;
 
-/// Lanes at one instruction.
+/// Lanes at the same instruction.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Group {
     pub at: usize,
     pub mask: u32,
     pub state: State,
-    /// Instructions that it has run while others had to wait.
+    /// The number of instructions that the group has executed while other groups had to wait.
     pub spent: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
-    /// Can go on.
+    /// The group can continue.
     Ready,
-    /// Waits for a round of a barrier.
+    /// The group waits for a round of a barrier.
     Barrier { number: usize, round: u64 },
-    /// At a `Meet` whose other lanes are not there yet.
+    /// The group is at a `Meet` whose other lanes have not arrived.
     Meet,
-    /// At a `Gather` of these lanes.
+    /// The group is at a `Gather` of these lanes.
     Gather(u32),
-    /// Where its lanes meet those that they have parted from.
+    /// The group is held at a reconvergence point.
     Held,
 }
 
-/// Lanes that parted, and where they meet.
+/// Lanes that diverged, and their reconvergence point.
 #[derive(Clone, Copy, Debug)]
 struct Reconvergence {
     at: usize,
     mask: u32,
 }
 
-/// The number of instructions that a group may run while others wait: enough for the loops that one lane has more turns
-/// of than another.
+/// The number of instructions that a group may execute while others wait. It is large enough for loops in which one
+/// lane has more iterations than another lane.
 const PATIENCE: u64 = 1 << 20;
-/// The same once lanes were seen to wait for each other.
+/// The same limit after lanes were observed to wait for each other.
 const LITTLE: u64 = 1 << 10;
 
 /// The lanes of a warp.
 pub(super) struct LaneGroups {
-    /// Lanes that have not ended.
+    /// Lanes that have not exited.
     pub alive: u32,
     pub all: Vec<Group>,
-    /// The innermost one last.
+    /// The innermost reconvergence point is last.
     reconvergences: Vec<Reconvergence>,
     patience: u64,
 }
@@ -70,7 +70,7 @@ impl LaneGroups {
         }
     }
 
-    /// Lets go on who has nothing to wait for any more, and makes one group of those that can.
+    /// Releases groups that no longer have to wait, and merges groups that can run together.
     pub fn settle(&mut self, block: &Block<'_>) {
         if let [group] = &mut self.all[..] {
             self.reconvergences.clear();
@@ -121,7 +121,7 @@ impl LaneGroups {
         self.all.truncate(kept);
     }
 
-    /// Ends each meeting that all its lanes have come to.
+    /// Ends each reconvergence whose lanes have all arrived.
     fn meet(&mut self) {
         let mut any = false;
         while let Some(done) = self.reconvergences.iter().rposition(|meeting| {
@@ -139,7 +139,7 @@ impl LaneGroups {
         }
     }
 
-    /// Lets those go on that are held here for nothing any more.
+    /// Releases held lanes at an instruction if no reconvergence needs them.
     fn let_go(&mut self, at: usize) {
         let reconvergences = &self.reconvergences;
         let here = |group: &&mut Group| group.at == at && group.state == State::Held;
@@ -167,7 +167,7 @@ impl LaneGroups {
         }
     }
 
-    /// The group that runs next: the one that is furthest behind, of those with patience left.
+    /// Returns the group that runs next. It is the group that is furthest behind among the groups with patience left.
     pub fn next(&mut self) -> Option<usize> {
         loop {
             let ready = || {
@@ -189,10 +189,10 @@ impl LaneGroups {
             }
             self.all.iter_mut().for_each(|group| group.spent = 0);
             if tired {
-                // Someone runs on and on.
+                // A group runs for too long.
                 self.reconvergences.clear()
             } else {
-                // Nobody can run but those that are held.
+                // Only held groups remain.
                 let _ = self.reconvergences.pop();
             }
             for index in 0..self.all.len() {
@@ -201,7 +201,7 @@ impl LaneGroups {
         }
     }
 
-    /// Returns the number of instructions that a group may still run before another one's turn.
+    /// Returns the number of instructions that a group may still execute before another group runs.
     pub fn patience(&self, group: &Group) -> u64 {
         if self.all.is_empty() {
             u64::MAX
@@ -210,18 +210,18 @@ impl LaneGroups {
         }
     }
 
-    /// Returns the price that a group pays for waiting actively.
+    /// Returns the cost that a group is charged for active waiting.
     pub fn price_of_waiting(&self) -> u64 {
         self.patience >> 8
     }
 
-    /// Where the next of the other groups stands.
+    /// Returns the next position of another group.
     pub fn limit(&self, at: usize) -> usize {
         let others = self.all.iter().map(|group| group.at);
         others.filter(|other| *other > at).min().unwrap_or(NOWHERE)
     }
 
-    /// Lanes part here, and meet again where the program says.
+    /// Lets lanes diverge. They reconverge at the instruction that the program defines.
     pub fn part(&mut self, program: &Program, at: usize, mask: u32) {
         let meeting = program.reconvergences[at];
         let inner = self
@@ -235,7 +235,7 @@ impl LaneGroups {
         }
     }
 
-    /// Returns the lanes of `mask` that wait for others at an instruction.
+    /// Returns the lanes of `mask` that wait for other lanes at an instruction.
     #[inline]
     pub fn held(&self, at: usize, mask: u32) -> u32 {
         if self.reconvergences.is_empty() {
@@ -245,7 +245,7 @@ impl LaneGroups {
         }
     }
 
-    /// Puts lanes where they go on, or are held.
+    /// Places lanes at an instruction, where they continue or are held.
     pub fn put(&mut self, at: usize, mask: u32, spent: u64) {
         let held = self.held(at, mask);
         for (mask, state) in [(mask & !held, State::Ready), (held, State::Held)] {
@@ -264,7 +264,7 @@ impl LaneGroups {
         }
     }
 
-    /// Lanes end. Those at a `Meet` may have waited for them.
+    /// Removes lanes that exit. Lanes at a `Meet` may have waited for them.
     pub fn end(&mut self, mask: u32) {
         self.alive &= !mask;
         for group in &mut self.all {

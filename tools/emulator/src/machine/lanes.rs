@@ -1,9 +1,9 @@
 //! The lanes of a warp.
 
-/// Threads of a warp.
+/// The number of threads of a warp.
 pub const LANES: usize = 32;
 
-/// A register of a warp: the bits of each lane, the upper ones of narrower types zero.
+/// A register of a warp: the bits of each lane. The upper bits of narrower types are zero.
 pub type Lanes = [u64; LANES];
 
 /// A set of lanes.
@@ -11,10 +11,10 @@ pub type Lanes = [u64; LANES];
 pub struct Mask(pub u32);
 
 impl Mask {
-    /// Every lane.
+    /// All lanes.
     pub const ALL: Self = Self(u32::MAX);
 
-    /// The numbers of its lanes, from the lowest.
+    /// Returns the numbers of the lanes, in ascending order.
     #[inline]
     pub fn lanes(self) -> impl Iterator<Item = usize> {
         let mut left = self.0;
@@ -25,7 +25,7 @@ impl Mask {
         })
     }
 
-    /// Whether a lane is in it.
+    /// Returns whether a lane is in the set.
     #[inline]
     pub fn has(self, lane: usize) -> bool {
         self.0 >> lane & 1 == 1

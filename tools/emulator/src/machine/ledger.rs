@@ -1,4 +1,4 @@
-//! The accesses of a whole launch to global memory.
+//! Records the accesses of a whole launch to global memory.
 
 use std::collections::HashMap;
 
@@ -6,15 +6,15 @@ use super::banks::SECTOR;
 use super::{Fault, Options, Program, Warp};
 use crate::memory::Snapshot;
 
-/// Notes of all blocks.
+/// The records of all blocks.
 #[derive(Debug, Default)]
 pub(super) struct AccessLog {
     touched: Option<Touched>,
-    /// Who wrote last, by address.
+    /// The last writer of each address.
     writers: Option<HashMap<u64, Writer>>,
 }
 
-/// The sectors of each allocation that are read, and those that are written.
+/// The sectors of each allocation that are read, and the sectors that are written.
 #[derive(Debug, Default)]
 struct Touched(HashMap<usize, [Vec<u64>; 2]>);
 
@@ -34,19 +34,19 @@ impl AccessLog {
         }
     }
 
-    /// Whether touched memory is noted.
+    /// Returns whether accessed memory is recorded.
     #[inline]
     pub fn counts(&self) -> bool {
         self.touched.is_some()
     }
 
-    /// Whether stores are compared.
+    /// Returns whether stores are compared.
     #[inline]
     pub fn compares(&self) -> bool {
         self.writers.is_some()
     }
 
-    /// Bytes at an address are read, or written.
+    /// Records that bytes at an address are read or written.
     pub fn touch(&mut self, memory: &Snapshot, address: u64, bytes: usize, written: bool) {
         let Some((touched, (index, start, end))) = self.touched.as_mut().zip(memory.find(address))
         else {
@@ -54,7 +54,7 @@ impl AccessLog {
         };
         let words = ((end - start) >> SECTOR) as usize / 64 + 1;
         let maps = touched.0.entry(index);
-        // A page of zeros costs nothing before it is touched.
+        // Pages of zeros use no memory until they are accessed.
         let maps = maps.or_insert_with(|| [vec![0; words], vec![0; words]]);
         let last = (address + bytes as u64 - 1).min(end - 1);
         for sector in (address - start) >> SECTOR..=(last - start) >> SECTOR {
@@ -62,7 +62,7 @@ impl AccessLog {
         }
     }
 
-    /// A store to an address; `differs` from what is there.
+    /// Records a store to an address. `differs` states whether the value differs from the old value.
     pub fn store(
         &mut self,
         program: &Program,
@@ -93,7 +93,7 @@ impl AccessLog {
         }
     }
 
-    /// Takes another one's notes in.
+    /// Merges the records of another log.
     pub fn merge(&mut self, other: Self) {
         let (Some(mine), Some(others)) = (&mut self.touched, other.touched) else {
             return;

@@ -1,4 +1,4 @@
-//! Runs lowered programs: a grid is blocks, a block is warps, a warp is 32 lanes.
+//! Runs lowered programs. A grid consists of blocks, a block of warps, and a warp of 32 lanes.
 
 mod access;
 mod asynchronous;

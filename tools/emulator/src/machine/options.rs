@@ -1,36 +1,36 @@
-//! The options of a launch in addition to running.
+//! The options of a launch.
 
-/// The options of a launch, and the faults that it looks for.
+/// The options of a launch, and its checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// The checks.
+    /// The enabled checks.
     pub checks: Checks,
-    /// Instructions of warps that a block may run before it counts as endless.
+    /// The maximum number of warp instructions of a block. A block that exceeds it counts as endless.
     pub budget: u64,
-    /// Threads of the host that run blocks. One is enough for programs with atomics on global
-    /// memory: their results would depend on the order.
+    /// The number of host threads that run blocks. Programs with atomics on global memory always use one thread,
+    /// since their results would depend on the order.
     pub threads: usize,
-    /// Whether to count [the memory that is touched](super::Counts::touched_sectors).
+    /// Whether to count [the accessed sectors](super::Counts::touched_sectors).
     pub touched: bool,
 }
 
 /// Errors that a GPU does not report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Checks {
-    /// Two warps touch the same byte of shared memory with no barrier between, and one writes.
+    /// Two warps access the same byte of shared memory without a barrier between them, and one of them writes.
     ///
-    /// Not looked for in programs whose warps may wait for each other in another way than at a
-    /// barrier of the whole block: by `mbarrier`, by barriers of some of the threads, by loads and
-    /// stores that are volatile or name an order, by `atom.cas` and `atom.exch`.
+    /// This check is disabled for programs whose warps may synchronize by other means than a barrier of the whole
+    /// block. These means are `mbarrier`, barriers of some of the threads, volatile or ordered loads and stores, and
+    /// `atom.cas` and `atom.exch`.
     pub races: bool,
-    /// Two lanes of a warp do so with no `.sync` instruction between. They run in step here, which
-    /// no GPU since Volta promises.
+    /// Two lanes of a warp access the same byte without a `.sync` instruction between them, and one of them writes.
+    /// The emulator runs lanes in lockstep, which no GPU since Volta guarantees.
     pub lanes: bool,
-    /// Shared memory is read that nothing has written. Off unless asked for: tiles are read whole
-    /// though only a part was written, and what was not is no number, so that its use shows.
+    /// Shared memory is read before it is written. Disabled by default, since kernels may write a part of a tile and
+    /// read the whole tile. Unwritten memory contains NaN, so that its use is visible in the results.
     pub unwritten: bool,
-    /// Two blocks, or two warps with no barrier between, store different values to one address of
-    /// global memory. Only stores of the same width are compared.
+    /// Two blocks, or two warps without a barrier between them, store different values to the same address of global
+    /// memory. Only stores of the same width are compared.
     pub conflicts: bool,
 }
 
@@ -38,7 +38,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             checks: Checks::default(),
-            // Minutes.
+            // A limit of several minutes.
             budget: 1 << 34,
             threads: 1,
             touched: false,

@@ -1,88 +1,89 @@
-//! A kernel as steps.
+//! A kernel as executable steps.
 
 use super::{Block, Fault, Kind, Lanes, Mask, Warp};
 use crate::ptx::Guard;
 
-/// The effect of an instruction on the lanes of a mask, which is never empty.
+/// The effect of an instruction on the lanes of a mask. The mask is never empty.
 pub type Step = Box<dyn Fn(&mut Warp, Mask, &mut Block<'_>) -> Result<(), Fault> + Send + Sync>;
 
-/// One instruction, lowered.
+/// A lowered instruction.
 pub struct Op {
-    /// The predicate that it depends on.
+    /// The predicate of the instruction.
     pub guard: Option<Guard>,
     /// The action.
     pub action: Action,
-    /// The kind by which it is counted.
+    /// The kind for the counts.
     pub kind: Kind,
     /// The line of the PTX text.
     pub line: usize,
-    /// Its name with modifiers.
+    /// The name of the instruction with its modifiers.
     pub text: String,
 }
 
-/// The action of an instruction.
+/// Action of an instruction.
 pub enum Action {
-    /// Something with the lanes that run it, after which they go on behind it.
+    /// A step of the active lanes, which then continue with the next instruction.
     Step(Step),
-    /// `bra`
+    /// A branch, `bra`.
     Jump(usize),
-    /// `brx.idx`: the lane's index chooses.
+    /// An indexed branch, `brx.idx`. The index of each lane selects the target.
     Table {
-        /// Which of the targets.
+        /// The index into the targets.
         index: Source,
-        /// Instructions.
+        /// The target instructions.
         targets: Vec<usize>,
     },
-    /// `ret`, `exit`
+    /// The end of the kernel, `ret` or `exit`.
     Exit,
-    /// `bar.sync` and its like.
+    /// A barrier, such as `bar.sync`.
     Barrier {
-        /// Which of 16.
+        /// The number of the barrier, below 16.
         number: Source,
-        /// The number of threads; all of the block if there is no number.
+        /// The number of threads. The default is all threads of the block.
         threads: Option<Source>,
-        /// The wait at the barrier.
+        /// The behaviour at the barrier.
         wait: Wait,
     },
-    /// `bar.warp.sync`: waits until all lanes that each names do so too, at whatever instruction.
+    /// `bar.warp.sync`: waits until all named lanes also wait, at any instruction.
     Gather {
         /// The lanes, as a mask.
         members: Source,
     },
-    /// `shfl.sync` and its like: the step is taken when all lanes that each names are here.
+    /// `shfl.sync` and similar instructions: the step runs when all named lanes are at this instruction.
     Meet {
         /// The lanes, as a mask.
         members: Source,
-        /// The step that they perform together.
+        /// The step that the lanes execute together.
         step: Step,
     },
-    /// Waits for something that other warps do: the step, then it is another warp's turn.
+    /// A step that waits for other warps. Another warp runs after the step.
     Yield(Step),
 }
 
-/// The behaviour of a thread at a barrier.
+/// Behaviour of a thread at a barrier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// `bar.arrive`: goes on.
+    /// `bar.arrive`: continues.
     Arrive,
-    /// `bar.sync`: waits for the others.
+    /// `bar.sync`: waits for the other threads.
     Sync,
-    /// `bar.red`: waits, and learns of a predicate of all. The predicate, and whether it is negated.
+    /// `bar.red`: waits, and reduces a predicate of all threads. The fields are the result, the predicate, and
+    /// whether the predicate is negated.
     Reduce(Reduce, usize, bool),
 }
 
-/// The result of `bar.red`.
+/// Result of `bar.red`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reduce {
     /// The number of threads whose predicate is true, in a data register.
     Count(usize),
-    /// Whether all have it, in a predicate.
+    /// Whether all predicates are true, in a predicate.
     All(usize),
-    /// Whether any has it.
+    /// Whether any predicate is true, in a predicate.
     Any(usize),
 }
 
-/// Where a value is read from.
+/// Source of a value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Source {
     /// A register.
@@ -91,11 +92,11 @@ pub enum Source {
     Predicate(usize),
     /// The same bits in every lane.
     Value(u64),
-    /// A register that cannot be written.
+    /// A special register, which is read-only.
     Special(Special),
 }
 
-/// `%tid.x` and its like.
+/// Special registers, such as `%tid.x`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Special {
     /// `%tid`, by dimension.
@@ -114,48 +115,48 @@ pub enum Special {
     Lanes(usize),
     /// `%dynamic_smem_size`
     DynamicShared,
-    /// `%clock` and `%clock64`: the instructions of the warp.
+    /// `%clock` and `%clock64`: the number of instructions of the warp.
     Clock,
 }
 
 /// A parameter of a kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parameter {
-    /// Where it begins.
+    /// The offset.
     pub offset: usize,
-    /// Its bytes.
+    /// The size in bytes.
     pub size: usize,
 }
 
-/// A kernel that can be run.
+/// An executable kernel.
 pub struct Program {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// Its instructions.
+    /// The instructions.
     pub ops: Vec<Op>,
-    /// For each instruction the one where lanes that part there meet again.
+    /// For each instruction, the instruction at which diverged lanes reconverge.
     pub reconvergences: Vec<usize>,
-    /// The numbers of data registers and predicates of a lane.
+    /// The numbers of data registers and predicates per lane.
     pub registers: (usize, usize),
-    /// Bytes of shared memory that it declares itself.
+    /// Bytes of static shared memory.
     pub shared: usize,
-    /// Bytes of local memory of a lane.
+    /// Bytes of local memory per lane.
     pub local: usize,
-    /// Its parameters.
+    /// The parameters.
     pub parameters: Vec<Parameter>,
-    /// Whether it uses `mbarrier`, by which threads wait for each other in ways that only it knows.
+    /// Whether the program uses `mbarrier`, with which threads synchronize in ways that the emulator does not track.
     pub asynchronous: bool,
 }
 
 impl Op {
-    /// Whether every lane ends here.
+    /// Returns whether every lane exits at this instruction.
     pub(super) fn ends(&self) -> bool {
         self.guard.is_none() && matches!(self.action, Action::Exit)
     }
 }
 
 impl Source {
-    /// The values of all lanes. Those outside of a mask mean nothing.
+    /// Returns the values of all lanes. Values of lanes outside of the mask are undefined.
     #[inline]
     pub fn read(self, warp: &Warp, block: &Block<'_>) -> Lanes {
         match self {

@@ -1,18 +1,18 @@
-//! The history of each byte of shared memory: who touched it last, and whether anything was ever written there.
+//! Tracks each byte of shared memory: the last accesses, and whether the byte was ever written.
 
 use super::access::Access;
 use super::{Checks, Fault, Program, Warp};
 
-/// The memory of a block, in cells of equal size: as large as all accesses allow so far.
+/// The shared memory of a block in cells of equal size. Cells are as large as all accesses so far allow.
 #[derive(Debug, Default)]
 pub(super) struct Shadow {
     checks: Checks,
-    /// Bytes of a cell, as a power of two.
+    /// The size of a cell in bytes, as a power of two.
     shift: u32,
     cells: Vec<Cell>,
-    /// One cell of lanes for each of `cells`, where lanes of a warp are checked.
+    /// One lane cell for each of `cells`, if the lanes of a warp are checked.
     lanes: Vec<LaneCell>,
-    /// Rounds between barriers, counted from 1 over all blocks.
+    /// The number of barrier rounds, counted from 1 over all blocks.
     epoch: u32,
     /// The epoch in which this block began.
     first: u32,
@@ -20,23 +20,23 @@ pub(super) struct Shadow {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Cell {
-    /// When it was last written and read.
+    /// The epochs of the last write and the last read.
     written: u32,
     read: u32,
-    /// By which instruction.
+    /// The instructions of the last write and the last read.
     write_op: u32,
     read_op: u32,
-    /// By which warp.
+    /// The warps of the last write and the last read.
     writer: u16,
     reader: u16,
-    /// The write was atomic.
+    /// Whether the last write was atomic.
     atomic: bool,
 }
 
-/// More than one warp, or lane.
+/// More than one warp, or more than one lane.
 const MANY: u16 = u16::MAX;
 
-/// The last write and read by a lane, and how often its warp had met before.
+/// The lanes of the last write and the last read, and the number of reconvergences of the warp before them.
 #[derive(Clone, Copy, Debug, Default)]
 struct LaneCell {
     writer: u16,
@@ -45,7 +45,7 @@ struct LaneCell {
     read_meeting: u32,
 }
 
-/// Who touches memory.
+/// The origin of an access.
 #[derive(Clone, Copy)]
 pub(super) struct Accessor {
     pub warp: usize,
@@ -80,13 +80,13 @@ impl Shadow {
         }
     }
 
-    /// Whether anything is watched.
+    /// Returns whether any check is enabled.
     #[inline]
     pub fn watches(&self) -> bool {
         self.checks.races || self.checks.unwritten
     }
 
-    /// A block with so many bytes begins.
+    /// Begins a block with this number of bytes.
     pub fn begin(&mut self, bytes: usize) {
         if !self.watches() {
             return;
@@ -100,18 +100,18 @@ impl Shadow {
         }
     }
 
-    /// All threads have passed a barrier.
+    /// Records that all threads have passed a barrier.
     pub fn barrier(&mut self) {
         self.epoch += 1;
     }
 
-    /// Warps wait for each other in ways that are not followed here.
+    /// Disables the checks for races, since warps synchronize in ways that are not tracked.
     pub fn lose_track(&mut self) {
         self.checks.races = false;
         self.checks.lanes = false;
     }
 
-    /// An access, which lies inside of the memory.
+    /// Checks and records an access. The access must lie inside the memory.
     #[inline]
     pub fn touch(
         &mut self,
@@ -153,7 +153,7 @@ impl Shadow {
         Ok(())
     }
 
-    /// Makes cells smaller; each part knows what the whole knew.
+    /// Splits cells into smaller cells with the same history.
     fn refine(&mut self, shift: u32) {
         let parts = 1 << (self.shift - shift);
         let each = |cell: &Cell| std::iter::repeat_n(*cell, parts);
@@ -165,7 +165,7 @@ impl Shadow {
 }
 
 impl Cell {
-    /// The instruction that an access is in a race with, and what it did.
+    /// Returns the instruction that an access races with, and whether it reads or writes.
     #[inline]
     fn race(&self, access: Access, warp: u16, epoch: u32) -> Option<(u32, &'static str)> {
         let both_atomic = access == Access::Atomic && self.atomic;
@@ -205,8 +205,7 @@ impl Cell {
     ) -> Option<(u32, &'static str)> {
         let (warp, lane, op) = (by.warp as u16, by.lane as u16, by.op as u32);
         let both_atomic = access == Access::Atomic && self.atomic;
-        // What one instruction does at once is not looked at: which lane wins does not matter to
-        // those who write so.
+        // Accesses of lanes in the same instruction are not checked: such code does not depend on which lane wins.
         let written = self.written == epoch && self.writer == warp && self.write_op != op;
         if written
             && !both_atomic
@@ -222,7 +221,7 @@ impl Cell {
 }
 
 impl LaneCell {
-    /// Before the cell itself learns of it.
+    /// Records an access. It must be called before the cell itself is updated.
     fn touch(&mut self, access: Access, by: Accessor, cell: &Cell, epoch: u32) {
         let (warp, lane) = (by.warp as u16, by.lane as u16);
         let one = |before: bool, other: u16| if before && other != lane { MANY } else { lane };
@@ -256,7 +255,7 @@ fn race(program: &Program, address: u64, op: u32, did: &str, who: &str) -> Fault
     ))
 }
 
-/// Whether warps may wait for each other in other ways than at barriers of the whole block.
+/// Returns whether warps may synchronize by other means than barriers of the whole block.
 fn synchronises_itself(program: &Program) -> bool {
     let orders = [
         "volatile", "relaxed", "acquire", "release", "acq_rel", "mmio",

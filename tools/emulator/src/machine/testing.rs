@@ -7,17 +7,17 @@ use crate::lower::lower;
 use crate::ptx::parse;
 use crate::testing::{kernel, run_with};
 
-/// The first instructions of a thread of a one-dimensional block: its number in `%r0`, and in `%d1` the address of its
-/// own word of 32 bits in the buffer.
+/// The first instructions of a thread of a one-dimensional block. `%r0` is the thread number, and `%d1` is the
+/// address of the thread's 32-bit word in the buffer.
 const OWN: &str = "mov.u32 %r0, %tid.x;\nmul.wide.u32 %d0, %r0, 4;\nadd.s64 %d1, %data, %d0;\n";
 
-/// Runs `body` behind [`OWN`] with one block of `threads` threads, a word for each of them in the
-/// buffer, which are zeros at first.
+/// Runs `body` behind [`OWN`] with one block of `threads` threads. The buffer has a word for each thread, initially
+/// zero.
 pub(crate) fn words(body: &str, threads: u32) -> Result<Vec<u32>, Box<Failure>> {
     words_with(body, 1, threads, Options::default()).map(|(words, _)| words)
 }
 
-/// As [`words`], with some blocks over the same words, and options.
+/// Runs like [`words`], with several blocks on the same words, and with options.
 pub(crate) fn words_with(
     body: &str,
     blocks: u32,
@@ -33,7 +33,7 @@ pub(crate) fn words_with(
     Ok((words.collect(), counts))
 }
 
-/// Why an instruction of [`kernel`]'s registers is refused.
+/// Returns the reason why an instruction with the registers of [`kernel`] is refused.
 pub(crate) fn refused(instruction: &str) -> Option<String> {
     let text = format!(
         ".version 8.8\n.target sm_90a\n.address_size 64\n.visible .entry tested(.param .u64 data)\n{{\n\

@@ -1,64 +1,64 @@
-//! A warp: 32 lanes that part at branches and meet again.
+//! A warp: 32 lanes that diverge at branches and reconverge.
 //!
-//! Lanes that are at the same instruction are a [group](super::groups), and a group runs as one. The
-//! group that is furthest behind runs first, up to where the next one stands, and then both are one
-//! again: code from a compiler is laid out so that lanes meet behind the branch they parted at.
+//! Lanes at the same instruction form a [group](super::groups), which runs as a unit. The group that is furthest
+//! behind runs first, up to the position of the next group. Both groups are then merged. Compilers lay out code so
+//! that lanes reconverge behind the branch at which they diverged.
 
 use super::barrier::Arrival;
 use super::groups::{Group, LaneGroups, State};
 use super::program::{Action, Op, Program, Reduce, Source, Step, Wait};
 use super::{Block, Fault, LANES, Lanes, Mask};
 
-/// The instructions that a warp runs before it is another one's turn.
+/// The number of instructions that a warp executes before another warp runs.
 const TURN: u64 = 1 << 14;
 
-/// One warp.
+/// A warp.
 pub struct Warp {
-    /// Its number in the block.
+    /// The number of the warp in the block.
     pub number: usize,
     /// `%tid`, by dimension.
     pub threads: [Lanes; 3],
     /// Data registers.
     pub registers: Vec<Lanes>,
-    /// Predicates, a bit a lane.
+    /// Predicates, one bit per lane.
     pub predicates: Vec<u32>,
-    /// Local memory, a lane after the other.
+    /// Local memory, one lane after the other.
     pub local: Vec<u8>,
-    /// The number of instructions that it has run.
+    /// The number of executed instructions.
     pub clock: u64,
-    /// The carries of `add.cc` and similar instructions, a bit a lane.
+    /// The carry flags of `add.cc` and similar instructions, one bit per lane.
     pub carry: u32,
-    /// The instruction it is at.
+    /// The current instruction.
     pub at: usize,
-    /// The number of times that its lanes have waited for each other.
+    /// The number of times that the lanes have waited for each other.
     pub reconvergences: u32,
     groups: LaneGroups,
-    /// When the group that runs would have begun, had it run all the time.
+    /// The clock at which the current group would have begun if it had run without interruption.
     began: u64,
 }
 
-/// The reason for which a warp stopped.
+/// The reason why a warp stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WarpStop {
     /// No lane is left.
     Done,
     /// Every lane waits.
     Waits,
-    /// It is another warp's turn.
+    /// Another warp runs next.
     Turn,
 }
 
 /// The continuation of a group.
 enum Next {
     At(usize),
-    /// Its lanes are among the groups again.
+    /// The lanes have been returned to the groups.
     Parted,
     Yielded,
 }
 
 impl Warp {
-    /// Warp `number` of a block of the given dimensions, its registers full of ones: a value that
-    /// was never written is no number.
+    /// Creates warp `number` of a block with the given dimensions. All bits of its registers are ones, so that
+    /// unwritten values are NaN.
     pub(super) fn new(number: usize, block: [u32; 3], program: &Program) -> Self {
         let [x, y, z] = block.map(u64::from);
         let first = (number * LANES) as u64;
@@ -84,12 +84,12 @@ impl Warp {
         }
     }
 
-    /// Threads that have not ended.
+    /// Returns the threads that have not exited.
     pub fn alive(&self) -> Mask {
         Mask(self.groups.alive)
     }
 
-    /// Each barrier at which lanes wait, and the instruction they are at.
+    /// Returns each barrier at which lanes wait, with their instruction.
     pub(super) fn waiting(&self) -> impl Iterator<Item = (usize, usize, Mask)> + '_ {
         self.groups
             .all
@@ -100,7 +100,7 @@ impl Warp {
             })
     }
 
-    /// Runs until nothing is left to run or the turn is over.
+    /// Runs until no group can run or the turn is over.
     pub(super) fn run(
         &mut self,
         program: &Program,
@@ -126,7 +126,7 @@ impl Warp {
         }
     }
 
-    /// No group can go on by itself.
+    /// Handles the case that no group can continue.
     fn stopped(&mut self) -> Result<WarpStop, Fault> {
         let at_barrier = self.waiting().next().map(|(_, at, _)| at);
         if let Some(at) = at_barrier {
@@ -141,7 +141,7 @@ impl Warp {
         )))
     }
 
-    /// Runs a group until it parts, waits, ends, or comes to where another one stands. Whether it
+    /// Runs a group until it diverges, waits, exits, or reaches the position of another group. Returns whether it
     /// gave up its turn.
     fn advance(
         &mut self,
@@ -192,7 +192,7 @@ impl Warp {
         }
     }
 
-    /// Runs an instruction after which lanes may not go on together.
+    /// Executes an instruction after which lanes may not continue together.
     fn leave(
         &mut self,
         op: &Op,
@@ -240,7 +240,7 @@ impl Warp {
             }
             Action::Gather { members } => {
                 self.reconvergences += 1;
-                // As most often: all are here.
+                // The common case: all lanes are here.
                 if *members == Source::Value(u32::MAX.into()) && active.0 == self.groups.alive {
                     return Ok(Next::At(at + 1));
                 }
@@ -279,7 +279,8 @@ impl Warp {
         self.clock.wrapping_sub(self.began)
     }
 
-    /// Lanes go on at an instruction; where all end, they end at once, for nobody to wait for them.
+    /// Places lanes at an instruction. If all lanes exit there, they exit immediately, so that no other lane waits
+    /// for them.
     fn put(&mut self, at: usize, mask: u32, program: &Program, block: &mut Block<'_>) {
         if mask != 0 && program.ops[at].ends() {
             self.clock += 1;
@@ -329,7 +330,7 @@ impl Warp {
         Ok(round)
     }
 
-    /// Gives lanes whose barrier is passed the result of its votes.
+    /// Writes the votes of a passed barrier to its lanes.
     fn learn(&mut self, program: &Program, block: &Block<'_>) -> Result<(), Fault> {
         for group in &self.groups.all {
             let State::Barrier { number, round } = group.state else {
@@ -360,7 +361,7 @@ impl Warp {
         Ok(())
     }
 
-    /// The lanes that jump to each target.
+    /// Returns the lanes that jump to each target.
     fn choose(
         &self,
         index: Source,
@@ -383,7 +384,7 @@ impl Warp {
         Ok(chosen)
     }
 
-    /// The value of a source that must be the same in all lanes.
+    /// Returns the value of a source that must be equal in all lanes.
     fn uniform(&self, source: Source, active: Mask, block: &Block<'_>) -> Result<u64, Fault> {
         let values = source.read(self, block);
         let mut lanes = active.lanes().map(|lane| values[lane]);
@@ -395,7 +396,7 @@ impl Warp {
         }
     }
 
-    /// Each mask that lanes name, and those that name it.
+    /// Returns each mask that lanes name, and the lanes that name it.
     fn sets(
         &self,
         members: Source,
@@ -423,7 +424,7 @@ impl Warp {
         }))
     }
 
-    /// Takes the step with each set of lanes that is complete; the lanes whose set is not.
+    /// Executes the step with each complete set of lanes. Returns the lanes whose set is incomplete.
     fn meet(
         &mut self,
         members: Source,

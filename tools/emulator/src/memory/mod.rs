@@ -1,7 +1,7 @@
-//! Memory of the device: what is allocated, and where.
+//! Device memory: the allocations and their addresses.
 //!
-//! It is the host's memory under the host's addresses. A kernel may touch it only inside of what is
-//! allocated at its launch.
+//! Device memory is host memory with host addresses. A kernel may access it only inside the allocations at the time
+//! of its launch.
 
 mod pages;
 
@@ -10,16 +10,16 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-/// Generic addresses of shared memory begin here, at a place where no host has memory.
+/// The beginning of the generic addresses of shared memory. The host has no memory at these addresses.
 pub const SHARED: u64 = 0x7f00 << 48;
-/// Generic addresses of local memory.
+/// The beginning of the generic addresses of local memory.
 pub const LOCAL: u64 = 0x7f01 << 48;
-/// Generic addresses of parameters.
+/// The beginning of the generic addresses of parameters.
 pub const PARAMETERS: u64 = 0x7f02 << 48;
-/// The number of addresses of each of them.
+/// The number of addresses in each of these ranges.
 pub const WINDOW: u64 = 1 << 48;
 
-/// Every allocation begins at a multiple of this, as the driver's do.
+/// The alignment of all allocations, as in the driver.
 pub const ALIGNMENT: usize = 512;
 
 /// The memory of a device.
@@ -37,29 +37,29 @@ struct AllocatorState {
     snapshot: Option<Arc<Snapshot>>,
 }
 
-/// One allocation.
+/// An allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allocation {
-    /// Its first address.
+    /// The first address.
     pub start: u64,
-    /// Its length.
+    /// The length in bytes.
     pub bytes: usize,
-    /// Which no other has, not even a later one at the same place.
+    /// A unique number. A later allocation at the same address has another number.
     pub number: u64,
 }
 
-/// The allocations at one moment.
+/// The allocations at one time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
-    /// First address and end of each allocation, in order.
+    /// The first address and the end of each allocation, in order.
     ranges: Vec<(u64, u64)>,
 }
 
 impl Memory {
-    /// Allocates, and fills with ones: what is read before it is written is no number. Large
-    /// allocations take memory of the host only where they are written.
+    /// Allocates memory and fills it with ones, so that unwritten memory is NaN. A large allocation uses host memory
+    /// only where it is written.
     ///
-    /// `None` if `limit` bytes would be exceeded, or the host has no more.
+    /// Returns `None` if `limit` bytes would be exceeded, or if the host has no more memory.
     pub fn allocate(&self, bytes: usize, limit: u64) -> Option<u64> {
         let bytes = bytes.max(1);
         let mut state = self.state.lock();
@@ -80,7 +80,7 @@ impl Memory {
         Some(start)
     }
 
-    /// Frees. Whether there was an allocation that begins there.
+    /// Frees an allocation. Returns whether an allocation begins at this address.
     pub fn free(&self, start: u64) -> bool {
         let mut state = self.state.lock();
         let Some(Allocation { bytes, .. }) = state.allocations.remove(&start) else {
@@ -88,12 +88,12 @@ impl Memory {
         };
         state.bytes -= bytes as u64;
         state.snapshot = None;
-        // SAFETY: allocated with this size, and taken out of the table.
+        // SAFETY: the memory was allocated with this size, and was removed from the table.
         unsafe { pages::free(start as *mut u8, bytes) };
         true
     }
 
-    /// The allocation that an address lies in.
+    /// Returns the allocation that contains an address.
     pub fn allocation(&self, address: u64) -> Option<Allocation> {
         let state = self.state.lock();
         let (_, allocation) = state.allocations.range(..=address).next_back()?;
@@ -101,12 +101,12 @@ impl Memory {
         (address < end).then_some(*allocation)
     }
 
-    /// Bytes that are allocated.
+    /// Returns the number of allocated bytes.
     pub fn bytes(&self) -> u64 {
         self.state.lock().bytes
     }
 
-    /// Returns the present allocations.
+    /// Returns the current allocations.
     pub fn snapshot(&self) -> Arc<Snapshot> {
         let mut state = self.state.lock();
         let AllocatorState {
@@ -127,15 +127,15 @@ impl Memory {
 }
 
 impl Snapshot {
-    /// Whether all these bytes lie in one allocation.
+    /// Returns whether all these bytes lie in one allocation.
     #[inline]
     pub fn holds(&self, address: u64, bytes: usize) -> bool {
         let end = address.checked_add(bytes as u64);
         matches!((self.find(address), end), (Some((_, _, last)), Some(end)) if end <= last)
     }
 
-    /// The last allocation that begins at an address or before: its number, first address and end,
-    /// which the address may lie behind.
+    /// Returns the number, the first address and the end of the last allocation that begins at or before an address.
+    /// The address may lie behind this allocation.
     #[inline]
     pub fn find(&self, address: u64) -> Option<(usize, u64, u64)> {
         let after = self.ranges.partition_point(|(start, _)| *start <= address);
@@ -144,7 +144,7 @@ impl Snapshot {
         Some((index, start, end))
     }
 
-    /// Returns the allocation that is nearest to an address, in words.
+    /// Returns a text about the allocation that is nearest to an address.
     pub fn nearest(&self, address: u64) -> String {
         match self.find(address) {
             Some((_, start, end)) => format!(
@@ -187,20 +187,20 @@ mod tests {
         let memory = Memory::default();
         let bytes = (40 << 30) + 12345;
         let Some(start) = memory.allocate(bytes, u64::MAX) else {
-            // The machine allows no such mapping.
+            // The machine does not allow such a mapping.
             return;
         };
         for offset in [0, 1 << 20, (32 << 20) - 1, 32 << 20, 7 << 30, bytes - 1] {
             let at = (start as usize + offset) as *mut u8;
-            // SAFETY: inside of the allocation.
+            // SAFETY: the address is inside the allocation.
             unsafe {
                 assert_eq!(at.read(), 0xff);
                 at.write(7);
                 assert_eq!(at.read(), 7);
             }
         }
-        // The same place of the next copy of the file.
-        // SAFETY: as above.
+        // The same position in the next copy of the file.
+        // SAFETY: the same as above.
         unsafe { assert_eq!(((start as usize + (64 << 20)) as *const u8).read(), 0xff) };
         assert!(memory.free(start));
     }

@@ -1,16 +1,16 @@
-//! Large allocations: full of ones, but no memory of the host before it is written.
+//! Large allocations that are filled with ones, but use no host memory until they are written.
 //!
-//! One file in memory, full of ones, is mapped again and again, each page to be copied where it is
-//! written to. Where that is not possible a large allocation is left as it comes.
+//! A file in memory, filled with ones, is mapped repeatedly as copy-on-write. If this is not possible, a large
+//! allocation is left uninitialised.
 
 use std::alloc::{Layout, alloc, dealloc};
 
 use super::ALIGNMENT;
 
-/// Bytes from which on an allocation is large.
+/// The minimum size of a large allocation in bytes.
 const LARGE: usize = 64 << 20;
 
-/// Allocates; `None` if the host has no more.
+/// Allocates memory. Returns `None` if the host has no more memory.
 pub(super) fn allocate(bytes: usize) -> Option<*mut u8> {
     if bytes >= LARGE
         && let Some(start) = mapped::allocate(bytes)
@@ -24,19 +24,19 @@ pub(super) fn allocate(bytes: usize) -> Option<*mut u8> {
         return None;
     }
     if bytes < LARGE {
-        // SAFETY: just allocated with this size.
+        // SAFETY: the memory was just allocated with this size.
         unsafe { start.write_bytes(0xff, layout.size()) };
     }
     Some(start)
 }
 
-/// Frees what was [allocated](allocate) with this size.
+/// Frees memory that was [allocated](allocate) with this size.
 ///
 /// # Safety
 ///
-/// It was, it is not freed yet, and nothing refers to it.
+/// The memory must have been allocated with this size. It must not have been freed, and nothing may refer to it.
 pub(super) unsafe fn free(start: *mut u8, bytes: usize) {
-    // SAFETY: as promised by the caller; addresses that were mapped are told from others.
+    // SAFETY: guaranteed by the caller. Mapped addresses are distinguished from other addresses.
     unsafe {
         if bytes >= LARGE && mapped::free(start, bytes) {
             return;
@@ -60,10 +60,10 @@ mod mapped {
 
     use parking_lot::Mutex;
 
-    /// Bytes of the file.
+    /// The size of the file in bytes.
     const FILE: usize = 32 << 20;
 
-    /// The mapped regions, which `free` must know.
+    /// The mapped regions, for `free`.
     static MAPPED: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 
     fn ones() -> Option<&'static File> {
@@ -74,7 +74,7 @@ mod mapped {
             if file < 0 {
                 return None;
             }
-            // SAFETY: just opened, and nobody else's.
+            // SAFETY: the file was just opened, and nothing else owns it.
             let mut file = unsafe { File::from_raw_fd(file) };
             let page = vec![0xff; 1 << 20];
             (0..FILE / page.len())
@@ -89,7 +89,7 @@ mod mapped {
         let file = ones()?.as_raw_fd();
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let nothing = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        // SAFETY: a new range at an address that the system chooses.
+        // SAFETY: the call creates a new range at an address that the system chooses.
         let start = unsafe { libc::mmap(std::ptr::null_mut(), bytes, access, nothing, -1, 0) };
         if start == libc::MAP_FAILED {
             return None;
@@ -98,10 +98,10 @@ mod mapped {
             let length = FILE.min(bytes - offset);
             let at = start.wrapping_byte_add(offset);
             let fixed = libc::MAP_PRIVATE | libc::MAP_FIXED | libc::MAP_NORESERVE;
-            // SAFETY: inside of the range just made, which nobody uses yet.
+            // SAFETY: the address is inside the new range, which nothing uses yet.
             let mapped = unsafe { libc::mmap(at, length, access, fixed, file, 0) };
             if mapped == libc::MAP_FAILED {
-                // SAFETY: the range just made.
+                // SAFETY: the range was just created.
                 unsafe { libc::munmap(start, bytes) };
                 return None;
             }
@@ -110,14 +110,14 @@ mod mapped {
         Some(start.cast())
     }
 
-    /// Whether it was mapped here.
+    /// Frees a mapped range. Returns whether the range was mapped here.
     pub unsafe fn free(start: *mut u8, bytes: usize) -> bool {
         let mut mapped = MAPPED.lock();
         let Some(place) = mapped.iter().position(|other| *other == start as usize) else {
             return false;
         };
         mapped.swap_remove(place);
-        // SAFETY: mapped with this size, and the caller promises that nothing refers to it.
+        // SAFETY: the range was mapped with this size, and the caller guarantees that nothing refers to it.
         unsafe { libc::munmap(start.cast(), bytes) };
         true
     }

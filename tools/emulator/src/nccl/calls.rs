@@ -1,4 +1,4 @@
-//! Calls that stand on streams, and how they find each other.
+//! Calls on streams, and the matching of calls between ranks.
 
 use super::operation::{Call, Kind, execute};
 use super::residency::Residency;
@@ -6,13 +6,13 @@ use super::state::{NcclState, ring};
 use super::{Failure, usage};
 use crate::memory::Memory;
 
-/// The calls of a group that go to one communicator.
+/// The calls of a group on one communicator.
 #[derive(Debug)]
 pub(super) struct Launch {
     pub comm: usize,
     pub world: usize,
     pub stream: usize,
-    /// Whether its stream has come to it.
+    /// Whether the stream has reached the launch.
     pub arrived: bool,
     pub residency: Residency,
     pub operations: Vec<usize>,
@@ -21,14 +21,14 @@ pub(super) struct Launch {
     pub aborted: bool,
 }
 
-/// A collective, or a message: the call of each rank, or of sender and receiver, with its launch.
+/// A collective or a message: the call of each rank, or of the sender and the receiver, with its launch.
 #[derive(Debug)]
 pub(super) struct Operation {
     pub calls: Vec<Option<(Call, usize)>>,
 }
 
 impl NcclState {
-    /// Notes the calls of a group to one communicator; gives the launch that is to be put on its stream.
+    /// Registers the calls of a group on one communicator. Returns the launch to put on the stream.
     pub(super) fn launch(
         &mut self,
         handle: usize,
@@ -64,7 +64,7 @@ impl NcclState {
         Ok(launch)
     }
 
-    /// The next collective of a communicator.
+    /// Returns the next collective of a communicator.
     fn collective(&mut self, handle: usize) -> Result<usize, Failure> {
         let comm = self.comm_mut(handle)?;
         let (number, world) = (comm.collectives, comm.world);
@@ -80,7 +80,7 @@ impl NcclState {
         }
     }
 
-    /// The first message between two ranks that this side has no part in yet.
+    /// Returns the first message between two ranks in which this side has not taken part yet.
     fn message(&mut self, world: usize, ends: [usize; 2], side: usize) -> Result<usize, Failure> {
         let [from, to] = ends;
         let waits = |operation: &&usize| {
@@ -105,7 +105,7 @@ impl NcclState {
         number
     }
 
-    /// Notes the call of one side; all sides must agree.
+    /// Registers the call of one side. The calls of all sides must match.
     fn take_part(&mut self, number: usize, side: usize, call: Call, launch: usize, world: usize) {
         let Some(operation) = self.operations.get_mut(&number) else {
             return;
@@ -134,10 +134,10 @@ impl NcclState {
         }
     }
 
-    /// Attempts a launch at the head of a stream; returns whether the stream may go on.
+    /// Attempts a launch at the head of a stream. Returns whether the stream may continue.
     ///
     /// # Errors
-    /// An address outside of the device's memory.
+    /// Returns an address outside of the device memory.
     pub(super) fn attempt(&mut self, number: usize, memory: &Memory) -> Result<bool, String> {
         let Some(launch) = self.launches.get_mut(&number) else {
             return Ok(true);
@@ -183,7 +183,7 @@ impl NcclState {
         ring();
     }
 
-    /// The calls of an operation that are all on their devices.
+    /// Returns the calls of an operation if all of them are resident.
     fn ready(&self, operation: usize) -> Option<Vec<(Call, usize)>> {
         let calls = &self.operations.get(&operation)?.calls;
         let calls = calls.iter().copied().collect::<Option<Vec<_>>>()?;

@@ -1,4 +1,4 @@
-//! Call groups: what a thread calls between `ncclGroupStart` and `ncclGroupEnd`.
+//! Call groups: the calls of a thread between `ncclGroupStart` and `ncclGroupEnd`.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ struct Entry {
 struct Group {
     depth: usize,
     entries: Vec<Entry>,
-    /// Communicators that something has been begun on.
+    /// Communicators on which an operation was begun.
     begun: Vec<usize>,
 }
 
@@ -33,8 +33,10 @@ pub(super) fn start() {
     GROUP.with_borrow_mut(|group| group.depth += 1);
 }
 
+/// Ends a group.
+///
 /// # Errors
-/// That no group was started, or the first thing that is wrong with its calls.
+/// Returns an error if no group was started, or the first error of its calls.
 pub(super) fn end() -> Result<Code, Failure> {
     let depth = GROUP.with_borrow(|group| group.depth);
     match depth {
@@ -47,7 +49,7 @@ pub(super) fn end() -> Result<Code, Failure> {
     }
 }
 
-/// Makes a call now, or where a group is open, at its end.
+/// Executes a call now, or at the end of the open group.
 pub(super) fn call(comm: usize, stream: CUstream, call: Call) -> Result<Code, Failure> {
     {
         let state = state();
@@ -60,7 +62,7 @@ pub(super) fn call(comm: usize, stream: CUstream, call: Call) -> Result<Code, Fa
     add(|group| group.entries.push(entry))
 }
 
-/// Waits for what was begun on a communicator if it blocks, now or at the end of the group.
+/// Waits for the operation on a communicator if it is blocking, now or at the end of the group.
 pub(super) fn begun(comm: usize) -> Result<Code, Failure> {
     add(|group| group.begun.push(comm))
 }
@@ -111,7 +113,7 @@ fn carry_out(group: Group) -> Result<Code, Failure> {
     }
 }
 
-/// The calls of each communicator, in order.
+/// Returns the calls of each communicator, in order.
 fn by_comm(entries: Vec<Entry>) -> Result<Vec<(usize, CUstream, Vec<Call>)>, Failure> {
     let mut launches: Vec<(usize, CUstream, Vec<Call>)> = vec![];
     for Entry { comm, stream, call } in entries {

@@ -1,4 +1,4 @@
-//! Memory that can be registered, and windows.
+//! Registered memory, and windows.
 
 use std::collections::BTreeMap;
 
@@ -8,9 +8,9 @@ use super::{Failure, argument, usage};
 /// Memory of `ncclMemAlloc`, and registrations.
 #[derive(Debug, Default)]
 pub(super) struct RegisteredMemory {
-    /// Bytes by address.
+    /// The sizes in bytes by address.
     own: BTreeMap<u64, usize>,
-    /// Communicator, address and length by handle.
+    /// The communicator, the address and the length by handle.
     registered: BTreeMap<usize, (usize, u64, usize)>,
 }
 
@@ -19,7 +19,7 @@ impl RegisteredMemory {
         self.own.insert(address, bytes);
     }
 
-    /// Takes memory away that is registered nowhere.
+    /// Removes memory that is not registered.
     pub(super) fn remove(&mut self, address: u64) -> Result<(), Failure> {
         let Some(bytes) = self.own.get(&address) else {
             return Err(argument(format!("{address:#x} is not of ncclMemAlloc")));
@@ -33,7 +33,7 @@ impl RegisteredMemory {
         Ok(())
     }
 
-    /// Whether all these bytes are of `ncclMemAlloc`.
+    /// Returns whether all these bytes were allocated by `ncclMemAlloc`.
     pub(super) fn holds(&self, address: u64, bytes: usize) -> bool {
         let before = self.own.range(..=address).next_back();
         before.is_some_and(|(start, length)| address + bytes as u64 <= start + *length as u64)

@@ -1,15 +1,16 @@
-//! NCCL for the emulated device: programs open this library as `libnccl.so.2` too.
+//! NCCL for the emulated device. Programs open this library as `libnccl.so.2`.
 //!
-//! Ranks are threads of one process, any number of them on the one device, as the real library allows
-//! with `NCCL_MULTI_RANK_GPU_ENABLE=1`. The calls of a group that go to one communicator stand on
-//! their stream until each has met its counterparts, and then move data at once; sums are made in the
-//! order of the ranks and rounded after each addition.
+//! Ranks are threads of one process. Any number of ranks share the one device, as the real library allows with
+//! `NCCL_MULTI_RANK_GPU_ENABLE=1`. The calls of a group on one communicator wait on their stream until each call has
+//! met its counterparts. The data then move at once. Sums are computed in the order of the ranks and rounded after
+//! each addition.
 //!
-//! Calls that do not fit together (one rank gives another count, type, reduction or root, or calls
-//! something else), which make the real library hang or give anything, are report in a line on the
-//! standard error and by `ncclCommGetAsyncError` on all ranks; their streams go on. So is a deadlock:
-//! collectives occupy multiprocessors, as if each rank had a device of its own, and one for which there are not enough
-//! waits until others end.
+//! Calls do not match if ranks pass different counts, types, reductions or roots, or make different calls. The real
+//! library hangs or returns arbitrary results in this case. The emulator prints a line to standard error and reports
+//! the error through `ncclCommGetAsyncError` on all ranks. Their streams continue.
+//!
+//! Deadlocks are reported in the same way. Collectives occupy multiprocessors, as if each rank had its own device. A
+//! collective without enough free multiprocessors waits until other collectives end.
 
 mod api;
 mod calls;
@@ -22,7 +23,7 @@ mod state;
 mod tests;
 mod value;
 
-/// `ncclResult_t`: a plain number, as callers may know more or fewer of them.
+/// `ncclResult_t`, as a plain number, since callers may use values that this library does not define.
 type Code = i32;
 
 const SUCCESS: Code = 0;
@@ -32,23 +33,23 @@ const INVALID_USAGE: Code = 5;
 const REMOTE_ERROR: Code = 6;
 const IN_PROGRESS: Code = 7;
 
-/// As `ncclGetVersion` gives it: 2.27.3, the first with windows.
+/// The result of `ncclGetVersion`: 2.27.3, the first version with windows.
 const VERSION: i32 = 22_703;
 
-/// Why a call fails.
+/// The reason why a call fails.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Failure {
     code: Code,
     reason: String,
 }
 
-/// An argument that is wrong whatever the other ranks do.
+/// Returns the failure of an argument that is wrong independent of the other ranks.
 fn argument(reason: impl Into<String>) -> Failure {
     let (code, reason) = (INVALID_ARGUMENT, reason.into());
     Failure { code, reason }
 }
 
-/// A call that does not belong here.
+/// Returns the failure of a call that is not allowed in this state.
 fn usage(reason: impl Into<String>) -> Failure {
     let (code, reason) = (INVALID_USAGE, reason.into());
     Failure { code, reason }

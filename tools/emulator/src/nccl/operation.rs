@@ -1,4 +1,4 @@
-//! The operations of ranks together, and the movement of the data.
+//! Operations between ranks, and their data movement.
 
 use std::slice;
 
@@ -6,7 +6,7 @@ use super::value::{Reduction, Type};
 use super::{Failure, argument};
 use crate::memory::{Memory, Snapshot};
 
-/// The kind of a call.
+/// Kind of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     AllReduce(Reduction),
@@ -18,7 +18,7 @@ pub(super) enum Kind {
     Receive { from: usize },
 }
 
-/// A call as one rank makes it.
+/// A call of one rank.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Call {
     pub kind: Kind,
@@ -29,7 +29,7 @@ pub(super) struct Call {
 }
 
 impl Call {
-    /// Bytes of the input and of the output of the rank `rank` of `size`; what is not used has none.
+    /// Returns the sizes of the input and the output of rank `rank` of `size`, in bytes. An unused buffer has size 0.
     fn bytes(&self, rank: usize, size: usize) -> [usize; 2] {
         let one = self.count * self.of.bytes();
         match self.kind {
@@ -43,10 +43,10 @@ impl Call {
         }
     }
 
-    /// Checks what one rank can tell.
+    /// Checks the arguments that do not depend on other ranks.
     ///
     /// # Errors
-    /// If its arguments are invalid.
+    /// Returns an error if the arguments are invalid.
     pub(super) fn check(&self, rank: usize, size: usize) -> Result<(), Failure> {
         let peer = match self.kind {
             Kind::Broadcast { root } | Kind::Reduce { root, .. } => root,
@@ -93,7 +93,7 @@ impl Call {
         input == 0 || output == 0 || apart || in_place
     }
 
-    /// Whether this call of another rank is the same, or the other side of a message.
+    /// Returns whether the call of another rank is the same call, or the other side of a message.
     pub(super) fn fits(&self, other: &Self) -> bool {
         let same = (self.of, self.count) == (other.of, other.count);
         let pair = matches!(
@@ -104,10 +104,10 @@ impl Call {
     }
 }
 
-/// Moves the data of a call that all ranks have made: one for each, or sender and receiver.
+/// Moves the data of a call that all ranks have made. There is one call per rank, or a sender and a receiver.
 ///
 /// # Errors
-/// The first address outside of the device's memory.
+/// Returns the first address outside of the device memory.
 pub(super) fn execute(calls: &[Call], memory: &Memory) -> Result<(), String> {
     let memory = memory.snapshot();
     let size = calls.len();
@@ -118,8 +118,8 @@ pub(super) fn execute(calls: &[Call], memory: &Memory) -> Result<(), String> {
         within(&memory, call, rank, call.to, output)?;
         inputs.push(match input {
             0 => &[],
-            // SAFETY: just checked; nothing is written while it is read, which is before the end of
-            // this function.
+            // SAFETY: the range was checked above. Nothing writes to it while it is read, before the end of this
+            // function.
             _ => unsafe { slice::from_raw_parts(call.from as *const u8, input) },
         });
     }
@@ -130,7 +130,7 @@ pub(super) fn execute(calls: &[Call], memory: &Memory) -> Result<(), String> {
         Kind::AllReduce(reduction)
         | Kind::ReduceScatter(reduction)
         | Kind::Reduce { reduction, .. } => first.of.reduce(&inputs, reduction),
-        // The others have no input, or all are gathered.
+        // Other ranks have no input, or all inputs are gathered.
         _ => inputs.concat(),
     };
     for (rank, call) in calls.iter().enumerate() {
@@ -141,7 +141,7 @@ pub(super) fn execute(calls: &[Call], memory: &Memory) -> Result<(), String> {
         };
         if output > 0 {
             let part = &result[start..start + output];
-            // SAFETY: checked above, and no input is used any more.
+            // SAFETY: the range was checked above, and no input is used any more.
             unsafe { (call.to as *mut u8).copy_from(part.as_ptr(), output) };
         }
     }

@@ -1,9 +1,10 @@
-//! Which collectives are on the multiprocessors of a device at the same time, and deadlocks.
+//! Tracks which collectives are resident on a device at the same time, and detects deadlocks.
 //!
-//! A launch occupies as many multiprocessors as its communicator has CTAs, from when its stream comes to it and so many
-//! are free until it is done. Ranks share the one emulated device, but each has the multiprocessors of its own here: those
-//! of the thread that launches; where one thread made several ranks of a world, each of them has its own. A launch of only
-//! sends, or only receives, occupies none: those are messages, of which a program may have any number.
+//! A launch occupies one multiprocessor per CTA of its communicator. It becomes resident when its stream reaches it
+//! and enough multiprocessors are free, and it stays resident until it is done. Ranks share the one emulated device,
+//! but each rank has its own set of multiprocessors. The set belongs to the thread that launches. If one thread
+//! created several ranks of a world, each of these ranks has its own set. A launch with only sends, or only receives,
+//! occupies no multiprocessors: a program may have any number of pending messages.
 
 use std::collections::BTreeSet;
 use std::thread::{self, ThreadId};
@@ -48,7 +49,7 @@ impl NcclState {
         })
     }
 
-    /// Puts a launch that has arrived on its device, if there is room; whether it is there.
+    /// Makes a launch that has arrived resident if there is enough space. Returns whether it is resident.
     pub(super) fn make_resident(&mut self, number: usize) -> bool {
         let Some(launch) = self.launches.get(&number) else {
             return false;
@@ -65,7 +66,7 @@ impl NcclState {
         fits
     }
 
-    /// The multiprocessors of a device that would be free if only those of `counted` were occupied.
+    /// Returns the number of multiprocessors of a device that would be free if only `counted` launches were resident.
     fn free(&self, device: (ThreadId, usize), counted: impl Fn(usize) -> bool) -> usize {
         let there = self.launches.iter().filter(|(number, launch)| {
             let Residency {
@@ -79,7 +80,7 @@ impl NcclState {
         MULTIPROCESSORS.saturating_sub(occupied)
     }
 
-    /// Marks the worlds as failed whose launches wait for each other without an end.
+    /// Marks worlds as failed if their launches wait for each other forever.
     pub(super) fn report_deadlock(&mut self) {
         let stuck = self.stuck();
         if stuck.is_empty() {
@@ -94,7 +95,8 @@ impl NcclState {
         }
     }
 
-    /// The launches that can never end, whatever is called later: all, without those that may go on if the others do not.
+    /// Returns the launches that can never end, independent of later calls. Starts with all launches, and removes
+    /// launches that can continue even if the others do not.
     fn stuck(&self) -> BTreeSet<usize> {
         let mut stuck: BTreeSet<usize> = self.launches.keys().copied().collect();
         loop {
@@ -117,7 +119,7 @@ impl NcclState {
             return true;
         }
         if !launch.arrived {
-            // It waits for what is before it on its stream, if that was launched here.
+            // The launch waits for earlier work on its stream, if this work was launched here.
             let before = stuck.range(..number);
             let mut before = before.filter_map(|number| self.launches.get(number));
             return before.all(|other| other.stream != launch.stream);
@@ -135,7 +137,7 @@ impl NcclState {
             .iter()
             .filter_map(|operation| self.operations.get(operation))
             .flat_map(|operation| &operation.calls);
-        // A side that has not called yet may call.
+        // A side that has not called yet may still call.
         calls.flatten().all(|(_, other)| {
             let found = self.launches.get(other);
             !stuck.contains(other) || found.is_none_or(|launch| launch.residency.resident)

@@ -1,4 +1,4 @@
-//! Communicators, the worlds that they are ranks of, and what is under way: all in one place.
+//! The complete state of the library: communicators, their worlds, and pending operations.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ffi::c_void;
@@ -32,7 +32,7 @@ pub(super) struct NcclState {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Settings {
     pub blocking: bool,
-    /// The multiprocessors that a collective occupies.
+    /// The number of multiprocessors that a collective occupies.
     pub ctas: usize,
 }
 
@@ -40,7 +40,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             blocking: true,
-            // The most that any version takes (`MAXCHANNELS`).
+            // The maximum of all versions (`MAXCHANNELS`).
             ctas: 64,
         }
     }
@@ -52,16 +52,16 @@ pub(super) struct Comm {
     pub world: usize,
     pub rank: usize,
     pub settings: Settings,
-    /// The thread that created it.
+    /// The thread that created the communicator.
     pub thread: ThreadId,
     finalized: bool,
-    /// The number of collectives that it has called.
+    /// The number of collectives that were called on the communicator.
     pub collectives: usize,
-    /// RegisteredMemory of memory that are registered with it.
+    /// The number of memory registrations with the communicator.
     pub registered: usize,
 }
 
-/// The ranks that share an id, or came out of one split.
+/// The ranks that share an id, or that one split created.
 #[derive(Debug, Default)]
 pub(super) struct CommGroup {
     pub size: usize,
@@ -72,13 +72,13 @@ pub(super) struct CommGroup {
     pub error: Option<Failure>,
     /// Collectives that not all ranks have called, by number.
     pub collectives: BTreeMap<usize, usize>,
-    /// Messages that one side has called, by sender and receiver.
+    /// Messages that only one side has called, by sender and receiver.
     pub messages: HashMap<(usize, usize), VecDeque<usize>>,
-    /// The contributions of the ranks' hosts to a meeting that not all have come to.
+    /// The contributions of ranks to a host meeting that not all ranks have reached.
     meeting: Vec<Option<HostContribution>>,
 }
 
-/// The contribution of a rank to a meeting of hosts.
+/// The contribution of a rank to a host meeting.
 #[derive(Clone, Debug)]
 pub(super) enum HostContribution {
     Split {
@@ -99,20 +99,20 @@ pub(super) enum HostContribution {
 static STATE: LazyLock<Mutex<NcclState>> = LazyLock::new(Mutex::default);
 static BELL: Condvar = Condvar::new();
 
-/// The state. While it is held nothing of the driver's may be called: the driver itself comes here.
+/// Locks the state. The driver must not be called while the lock is held, since the driver itself takes this lock.
 pub(super) fn state() -> MutexGuard<'static, NcclState> {
     STATE.lock()
 }
 
-/// Tells those who wait that something has happened.
+/// Wakes all waiting threads.
 pub(super) fn ring() {
     BELL.notify_all();
 }
 
-/// Waits until nothing is in progress on a communicator, if it blocks.
+/// Waits until nothing is in progress on a communicator, if it is blocking.
 ///
 /// # Errors
-/// The failure of the communicator.
+/// Returns the failure of the communicator.
 pub(super) fn wait(handle: usize) -> Result<(), Failure> {
     loop {
         let mut state = state();
@@ -130,7 +130,7 @@ pub(super) fn wait(handle: usize) -> Result<(), Failure> {
                 return Err(Failure { code, reason });
             }
         }
-        // Streams may have something to do that this waits for.
+        // Streams may have work that this thread waits for.
         jobs::wake();
     }
 }
@@ -151,13 +151,13 @@ impl NcclState {
         self.comms.get_mut(&handle).ok_or_else(missing)
     }
 
-    /// The world of a communicator, by number.
+    /// Returns a world by its number.
     pub(super) fn world(&mut self, number: usize) -> Result<&mut CommGroup, Failure> {
         let missing = || argument("the communicator's world is gone");
         self.worlds.get_mut(&number).ok_or_else(missing)
     }
 
-    /// Returns the answer of `ncclCommGetAsyncError`.
+    /// Returns the result of `ncclCommGetAsyncError`.
     pub(super) fn progress(&self, handle: usize) -> Result<Code, Failure> {
         let comm = self.comm(handle)?;
         let Some(world) = self.worlds.get(&comm.world) else {
@@ -174,8 +174,10 @@ impl NcclState {
         Ok(if busy { IN_PROGRESS } else { SUCCESS })
     }
 
+    /// Returns a communicator that can be used.
+    ///
     /// # Errors
-    /// That the communicator cannot be used now.
+    /// Returns an error if the communicator cannot be used now.
     pub(super) fn usable(&self, handle: usize) -> Result<&Comm, Failure> {
         let comm = self.comm(handle)?;
         match self.progress(handle)? {
@@ -222,7 +224,7 @@ impl NcclState {
         number
     }
 
-    /// Comes to the world of an id.
+    /// Joins the world of an id.
     pub(super) fn join(
         &mut self,
         id: &Id,
@@ -254,13 +256,13 @@ impl NcclState {
             return Err(argument(format!("rank {rank} comes twice")));
         }
         if world.joined.len() == size {
-            // An id serves once.
+            // An id can be used only once.
             self.ids.remove(id);
         }
         Ok(self.new_comm(number, rank, settings, thread::current().id()))
     }
 
-    /// Brings something to the next meeting of hosts. The last one to come carries it out.
+    /// Adds the contribution of a rank to the next host meeting. The last rank to arrive executes the meeting.
     pub(super) fn meet(&mut self, handle: usize, brought: HostContribution) -> Result<(), Failure> {
         let comm = self.usable(handle)?;
         let (rank, of) = (comm.rank, comm.world);
@@ -347,7 +349,7 @@ impl NcclState {
         Ok(())
     }
 
-    /// Marks a world as failed, with a line on the standard error, unless it was before.
+    /// Marks a world as failed and prints a line to standard error, unless the world has already failed.
     pub(super) fn fail(&mut self, world: usize, failure: Failure) {
         if let Some(world) = self.worlds.get_mut(&world)
             && world.error.is_none()
@@ -369,7 +371,7 @@ impl NcclState {
         Ok(())
     }
 
-    /// Takes a communicator away. What it has launched goes on, unless it is aborted.
+    /// Removes a communicator. Its pending launches continue unless it is aborted.
     pub(super) fn remove(&mut self, handle: usize, abort: bool) -> Result<(), Failure> {
         let number = self.comm(handle)?.world;
         self.comms.remove(&handle);
@@ -394,9 +396,9 @@ impl NcclState {
     }
 }
 
-/// Fills in a place that its owner reads from another thread.
+/// Writes a value to an address that its owner reads on another thread.
 fn store(place: usize, value: usize) {
-    // SAFETY: who called says that the place lives until nothing is in progress on its communicator.
+    // SAFETY: the caller guarantees that the address is valid until nothing is in progress on its communicator.
     let place = unsafe { AtomicPtr::from_ptr(place as *mut *mut c_void) };
     place.store(value as *mut c_void, Ordering::Release);
 }

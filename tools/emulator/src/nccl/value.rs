@@ -1,4 +1,4 @@
-//! Types of elements, and what is made of one from each rank.
+//! Element types, and the reduction of one element from each rank.
 
 use half::{bf16, f16};
 
@@ -58,7 +58,7 @@ impl Type {
         }
     }
 
-    /// Reduces the inputs, all of one length, in their order.
+    /// Reduces inputs of equal length, in their order.
     pub(super) fn reduce(self, inputs: &[&[u8]], reduction: Reduction) -> Vec<u8> {
         match self {
             Self::I8 => reduce::<1, i8>(inputs, reduction),
@@ -114,7 +114,7 @@ fn reduce<const BYTES: usize, T: Value<BYTES>>(inputs: &[&[u8]], reduction: Redu
 trait Value<const BYTES: usize>: Copy {
     fn of(bytes: [u8; BYTES]) -> Self;
     fn bytes(self) -> [u8; BYTES];
-    /// Reduced with another one; for an average, their sum.
+    /// Returns the reduction with another element. For an average, this is the sum.
     fn with(self, other: Self, reduction: Reduction) -> Self;
     fn over(self, count: usize) -> Self;
 }
@@ -148,8 +148,8 @@ macro_rules! integers {
 
 integers!(i8: 1, u8: 1, i32: 4, u32: 4, i64: 8, u64: 8);
 
-/// By way of f64, which holds sums and products of two numbers of 32 bits or fewer to the last bit but
-/// for a rounding that does no harm: its precision is more than twice theirs.
+/// Computes in f64. It holds sums and products of two numbers of at most 32 bits exactly, except for a rounding
+/// without effect: the precision of f64 is more than twice their precision.
 macro_rules! floats {
     ($($type:ty: $bytes:literal, $wide:expr, $narrow:expr;)*) => {$(
         impl Value<$bytes> for $type {
@@ -188,7 +188,7 @@ fn both(a: f64, b: f64, reduction: Reduction) -> f64 {
     }
 }
 
-/// A number of 8 bits with so many bits of exponent.
+/// An 8-bit number with `EXPONENT` bits of exponent.
 #[derive(Clone, Copy)]
 struct Narrow<const EXPONENT: i32>(u8);
 
@@ -253,7 +253,7 @@ mod tests {
         check!(7, |value| value as f32, numbers);
         check!(8, |value| value as f64, numbers);
         check!(9, |value| bf16::from_f32(value as f32), numbers);
-        // The codes of 3, 5, 4 and of 12, 60, 5, 3, 4; E5M2 has no 15, but 16.
+        // Codes of 3, 5, 4 and of 12, 60, 5, 3, 4. E5M2 cannot represent 15 and uses 16.
         for (number, ranks, expected) in [
             (10, [[0x44], [0x4a], [0x48]], [0x54, 0x67, 0x4a, 0x44, 0x48]),
             (11, [[0x42], [0x45], [0x44]], [0x4a, 0x54, 0x45, 0x42, 0x44]),

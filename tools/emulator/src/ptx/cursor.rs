@@ -1,4 +1,4 @@
-//! A place among the words of a text.
+//! A position among the words of a text.
 
 use std::collections::HashMap;
 
@@ -6,14 +6,14 @@ use super::lex::{Token, Word};
 use super::scope::Scopes;
 use super::{Malformed, Operand};
 
-/// The greatest depth of braces and signs in an operand: a text must not decide how much stack there is.
+/// The maximum nesting depth of braces and signs in an operand, so that a text cannot exhaust the stack.
 const DEPTH: usize = 8;
 
 pub(super) struct Parser<'a> {
     pub tokens: &'a [Token<'a>],
     pub at: usize,
     pub scopes: Scopes,
-    /// The list of each label of a `.branchtargets`.
+    /// The labels of each `.branchtargets`, by name.
     pub tables: HashMap<String, Vec<Operand>>,
     depth: usize,
 }
@@ -44,13 +44,13 @@ impl<'a> Parser<'a> {
         Ok(word)
     }
 
-    /// The line of the word that comes next.
+    /// Returns the line of the next word.
     pub fn line(&self) -> usize {
         let token = self.tokens.get(self.at).or(self.tokens.last());
         token.map_or(1, |token| token.line)
     }
 
-    /// Something is wrong with the word that comes next.
+    /// Returns an error at the next word.
     pub fn wrong(&self, what: impl Into<String>) -> Malformed {
         Malformed {
             line: self.line(),
@@ -58,7 +58,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// Something is wrong with the word that was just taken.
+    /// Returns an error at the word that was just read.
     pub fn wrong_here(&mut self, what: impl Into<String>) -> Malformed {
         self.at = self.at.saturating_sub(1);
         self.wrong(what)
@@ -92,13 +92,13 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// Everything up to the mark, and the mark.
+    /// Skips all words up to and including the mark.
     pub fn skip_past(&mut self, mark: char) -> Result<(), Malformed> {
         while self.next()? != Word::Mark(mark) {}
         Ok(())
     }
 
-    /// One level further in, for what `inner` parses.
+    /// Parses `inner` one nesting level deeper.
     pub fn nested<T>(
         &mut self,
         inner: impl FnOnce(&mut Self) -> Result<T, Malformed>,

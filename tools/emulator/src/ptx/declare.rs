@@ -3,13 +3,13 @@
 use super::cursor::Parser;
 use super::{Malformed, Operand, Space, Variable};
 
-/// More registers than any kernel has: a text must not decide how much memory there is.
+/// A limit above the number of registers of any kernel, so that a text cannot exhaust the memory.
 const REGISTERS: i64 = 1 << 20;
-/// More bytes than a module's variable has.
+/// A limit above the size of any module variable in bytes.
 const BYTES: usize = 1 << 32;
 
 impl Parser<'_> {
-    /// `.reg .b32 %r<12>;` and `.reg .b32 a, b;`
+    /// Parses `.reg .b32 %r<12>;` and `.reg .b32 a, b;`.
     pub fn registers(&mut self) -> Result<(), Malformed> {
         self.at += 1;
         let kind = self.name()?;
@@ -45,10 +45,10 @@ impl Parser<'_> {
         }
     }
 
-    /// `.shared .align 16 .b8 name[64]`, up to what ends it.
+    /// Parses a variable such as `.shared .align 16 .b8 name[64]`, without the character after it.
     pub fn variable(&mut self) -> Result<Variable, Malformed> {
         let (mut space, mut align, mut element, mut vector) = (None, None, None, 1);
-        // Behind `.ptr` stands what is known of the address, not of the variable.
+        // The attributes after `.ptr` describe the address, not the variable.
         let mut pointer = false;
         let name = loop {
             match self.name()? {
@@ -106,7 +106,7 @@ impl Parser<'_> {
         }
     }
 
-    /// The product of `[4][8]`; 0 of `[]`, and `None` where it is beyond all bounds.
+    /// Returns the product of lengths such as `[4][8]`, or 0 for `[]`. Returns `None` on overflow.
     fn lengths(&mut self) -> Result<Option<usize>, Malformed> {
         let mut count = Some(1usize);
         while self.is('[') {
@@ -121,7 +121,8 @@ impl Parser<'_> {
         Ok(count)
     }
 
-    /// `{1, 2, 0f3F800000}`, also nested, or one number, as bytes.
+    /// Parses an initializer such as `{1, 2, 0f3F800000}`, which may be nested, or a single number. Returns its
+    /// bytes.
     fn initial(&mut self, element: usize) -> Result<Vec<u8>, Malformed> {
         if self.is('{') {
             return self.nested(|parser| {
@@ -139,7 +140,7 @@ impl Parser<'_> {
             Operand::Integer(number) => number as u64,
             Operand::F32(number) => number.to_bits().into(),
             Operand::F64(number) => number.to_bits(),
-            // An address is known only when the module is loaded.
+            // An address is known only after the module is loaded.
             other => return Err(self.wrong_here(format!("expected a number, found {other:?}"))),
         };
         let mut bytes = bits.to_le_bytes().to_vec();
@@ -148,7 +149,7 @@ impl Parser<'_> {
     }
 }
 
-/// The bits of `.f32` and its like.
+/// Returns the number of bits of a type such as `.f32`.
 fn width(kind: &str) -> Option<u32> {
     match kind {
         ".b8" | ".u8" | ".s8" => Some(8),

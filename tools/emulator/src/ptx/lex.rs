@@ -1,8 +1,8 @@
-//! Words of PTX.
+//! Splits PTX into words.
 
 use super::Malformed;
 
-/// A word and the line it stands in.
+/// A word and its line.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Token<'a> {
     pub word: Word<'a>,
@@ -21,7 +21,7 @@ pub(super) enum Word<'a> {
     Mark(char),
 }
 
-/// Cuts a text into words, without comments.
+/// Splits a text into words, without comments.
 pub(super) fn lex(text: &str) -> Result<Vec<Token<'_>>, Malformed> {
     let mut tokens = Vec::new();
     let (mut rest, mut line) = (text, 1);
@@ -70,7 +70,7 @@ fn word(rest: &str, first: char) -> (Word<'_>, usize) {
         return (Word::Number(&rest[..length]), length);
     }
     if first.is_ascii_alphabetic() || "._$%".contains(first) {
-        // `.reg.b32`: two words, as inline assembly may write them.
+        // `.reg.b32` is two words, as written by inline assembly.
         if first == '.' {
             let length = rest[1..].find(|c: char| !c.is_ascii_alphanumeric() && c != '_');
             let length = length.map_or(rest.len(), |length| 1 + length);

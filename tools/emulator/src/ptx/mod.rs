@@ -1,5 +1,4 @@
-//! PTX as text, parsed. Only the form of an instruction is known here; [`lower`](crate::lower) gives
-//! it a meaning.
+//! Parses PTX text. The parser handles only the form of an instruction. [`lower`](crate::lower) interprets it.
 //!
 //! Source: NVIDIA, *Parallel Thread Execution ISA*, version 8.8.
 
@@ -17,78 +16,78 @@ use std::fmt;
 
 pub use parse::parse;
 
-/// The content of a file.
+/// The content of a PTX file.
 #[derive(Clone, Debug, Default)]
 pub struct Module {
-    /// `.target`, such as `sm_90a`.
+    /// The target, such as `sm_90a`.
     pub target: String,
-    /// Variables outside of kernels: `.global`, `.const` and `.shared`.
+    /// The variables outside of kernels: `.global`, `.const` and `.shared`.
     pub variables: Vec<Variable>,
-    /// Each `.entry`.
+    /// The kernels: all `.entry` functions.
     pub kernels: Vec<Kernel>,
 }
 
-/// One `.entry`.
+/// A kernel: an `.entry` function.
 #[derive(Clone, Debug, Default)]
 pub struct Kernel {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// Its parameters, in order.
+    /// The parameters, in order.
     pub parameters: Vec<Variable>,
-    /// Each register's kind and number, by name; those of inner braces are not here.
+    /// The kind and the number of each register, by name. Registers of inner braces are not included.
     pub registers: HashMap<String, Register>,
     /// The numbers of data registers and of predicates.
     pub counts: (usize, usize),
-    /// `.local` and `.shared` variables of its body.
+    /// The `.local` and `.shared` variables of the body.
     pub variables: Vec<Variable>,
     /// The instructions, in order.
     pub body: Vec<Instruction>,
-    /// The instruction that each label stands before; behind the name of one in inner braces
-    /// stands `@` and a number.
+    /// The index of the instruction at each label. The name of a label in inner braces is followed by `@` and a
+    /// number.
     pub labels: HashMap<String, usize>,
 }
 
-/// A register by its place in the register file.
+/// A register and its position in the register file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Register {
     /// Up to 64 bits of data. The width is in bits.
     Data {
-        /// Its number in the file.
+        /// The number in the register file.
         index: usize,
-        /// 8, 16, 32 or 64; 128 stands in two registers, the lower half first.
+        /// 8, 16, 32 or 64. A 128-bit register uses two registers, the lower half first.
         width: u32,
     },
     /// A predicate.
     Predicate(usize),
 }
 
-/// Where a variable lies.
+/// Memory space of a variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Space {
-    /// Memory of the device.
+    /// Device memory.
     Global,
-    /// Memory of the device that kernels only read.
+    /// Device memory that kernels only read.
     Constant,
-    /// Memory of a block.
+    /// Shared memory of a block.
     Shared,
-    /// Memory of a thread.
+    /// Local memory of a thread.
     Local,
     /// Parameters of a kernel.
     Parameter,
-    /// Any of these, told apart by the address.
+    /// Any of these spaces, depending on the address.
     Generic,
 }
 
 /// A declared variable.
 #[derive(Clone, Debug)]
 pub struct Variable {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// Where it lies.
+    /// The memory space.
     pub space: Space,
-    /// Bytes; 0 for an array whose size the launch gives (`.extern .shared`).
+    /// The size in bytes, or 0 for an array whose size the launch defines (`.extern .shared`).
     pub size: usize,
-    /// Bytes that its address is a multiple of.
+    /// The alignment of the address in bytes.
     pub align: usize,
     /// The initial content.
     pub initial: Vec<u8>,
@@ -97,11 +96,11 @@ pub struct Variable {
 /// An instruction.
 #[derive(Clone, Debug)]
 pub struct Instruction {
-    /// The predicate that it depends on.
+    /// The predicate of the instruction.
     pub guard: Option<Guard>,
-    /// `ld` of `ld.global.v4.f32`.
+    /// The name, such as `ld` in `ld.global.v4.f32`.
     pub name: String,
-    /// `global`, `v4`, `f32` of it.
+    /// The modifiers, such as `global`, `v4`, `f32` in `ld.global.v4.f32`.
     pub modifiers: Vec<String>,
     /// The operands, in order.
     pub operands: Vec<Operand>,
@@ -109,12 +108,12 @@ pub struct Instruction {
     pub line: usize,
 }
 
-/// `@p` or `@!p`.
+/// A guard `@p` or `@!p`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Guard {
     /// The number of the predicate.
     pub predicate: usize,
-    /// Whether it must be false.
+    /// Whether the predicate must be false.
     pub negated: bool,
 }
 
@@ -127,13 +126,13 @@ pub enum Operand {
     Not(usize),
     /// `p|q`
     Pair(Box<Operand>, Box<Operand>),
-    /// A number, as the bits of an i64 or a u64.
+    /// An integer, as the bits of an i64 or a u64.
     Integer(i64),
-    /// A number of `0f3F800000`.
+    /// A number in the form `0f3F800000`.
     F32(f32),
-    /// A number of `0d3FF0000000000000`, or in decimal.
+    /// A number in the form `0d3FF0000000000000`, or in decimal.
     F64(f64),
-    /// `%tid.x` and its like, without the percent sign.
+    /// A special register such as `%tid.x`, without the percent sign.
     Special(String),
     /// A variable, a label or a function.
     Symbol(String),
@@ -141,31 +140,31 @@ pub enum Operand {
     Generic(String),
     /// `[base+offset]`
     Address {
-        /// A register or a symbol; an integer for an absolute address.
+        /// A register, a symbol, or an integer for an absolute address.
         base: Box<Operand>,
-        /// Bytes.
+        /// The offset in bytes.
         offset: i64,
     },
     /// `[map, {x, y}]` and `[map, x]`.
     Tensor(Vec<Operand>),
-    /// `{a, b}`; also the labels of `brx.idx`.
+    /// `{a, b}`, and the labels of `brx.idx`.
     Vector(Vec<Operand>),
     /// `_`
     Sink,
 }
 
-/// The fault of a text.
+/// An error in a PTX text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("PTX line {line}: {what}")]
 pub struct Malformed {
-    /// The line, from 1.
+    /// The line, counted from 1.
     pub line: usize,
-    /// A description of the fault.
+    /// A description of the error.
     pub what: String,
 }
 
 impl Instruction {
-    /// Whether a modifier stands there.
+    /// Returns whether the instruction has a modifier.
     pub fn has(&self, modifier: &str) -> bool {
         self.modifiers.iter().any(|other| other == modifier)
     }

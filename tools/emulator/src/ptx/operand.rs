@@ -1,4 +1,4 @@
-//! The operands of instructions.
+//! Parses the operands of instructions.
 
 use super::cursor::Parser;
 use super::lex::Word;
@@ -28,7 +28,7 @@ impl Parser<'_> {
         }
     }
 
-    /// `+8`, `-8` and `+-8`.
+    /// Parses `+8`, `-8` and `+-8`.
     fn offset(&mut self) -> Result<Option<i64>, Malformed> {
         if self.is('+') || self.peek() == Some(Word::Mark('-')) {
             self.integer().map(Some)

@@ -1,15 +1,14 @@
-//! From words to instructions.
+//! Parses words into instructions.
 
 use super::cursor::Parser;
 use super::lex::{Word, lex};
 use super::{Guard, Instruction, Kernel, Malformed, Module, Operand, Register};
 
-/// Parses a file.
+/// Parses a file. Functions (`.func`) are skipped. A call of a function is refused when it is lowered.
 ///
 /// # Errors
 ///
-/// The line, and what is wrong there. Functions (`.func`) are skipped: what calls one is refused when
-/// it is lowered.
+/// Returns the line of the error and its description.
 pub fn parse(text: &str) -> Result<Module, Malformed> {
     let tokens = lex(text)?;
     let mut parser = Parser::new(&tokens);
@@ -52,7 +51,7 @@ impl Parser<'_> {
         Ok(())
     }
 
-    /// A declaration, or a body in braces.
+    /// Parses a declaration, or a body in braces.
     fn function(&mut self) -> Result<(), Malformed> {
         let mut depth = 0usize;
         loop {
@@ -81,7 +80,7 @@ impl Parser<'_> {
                 }
             }
         }
-        // `.maxntid 256, 1, 1` and its like.
+        // Skips directives such as `.maxntid 256, 1, 1`.
         while self.peek() != Some(Word::Mark('{')) {
             self.next()?;
         }
@@ -100,7 +99,7 @@ impl Parser<'_> {
         Ok(kernel)
     }
 
-    /// `brx.idx %r1, table` names its labels itself from here on.
+    /// Replaces the table of `brx.idx %r1, table` by its labels.
     fn fill_tables(&mut self, kernel: &mut Kernel) {
         for instruction in &mut kernel.body {
             let Some(Operand::Symbol(name)) = instruction.operands.get(1) else {

@@ -1,4 +1,4 @@
-//! Names inside braces: those of an inner pair hide those of an outer one, and end with it.
+//! Names inside braces. Names of inner braces hide names of outer braces, and end with the inner braces.
 
 use std::collections::{HashMap, HashSet};
 
@@ -8,9 +8,9 @@ use super::{Instruction, Kernel, Operand, Register};
 #[derive(Default)]
 pub(super) struct Scopes {
     open: Vec<Open>,
-    /// The next free numbers, data and predicates.
+    /// The next free numbers of data registers and predicates.
     next: (usize, usize),
-    /// The highest numbers that were ever in use.
+    /// The highest numbers that were in use at the same time.
     most: (usize, usize),
     closed: usize,
 }
@@ -18,10 +18,10 @@ pub(super) struct Scopes {
 #[derive(Default)]
 struct Open {
     registers: HashMap<String, Register>,
-    /// Each label, and the instruction that it stands before.
+    /// Each label and the index of its instruction.
     labels: HashMap<String, usize>,
     variables: HashSet<String>,
-    /// The state before: instructions, variables, and registers in use.
+    /// The earlier state: the numbers of instructions, variables, and registers in use.
     body: usize,
     outer_variables: usize,
     next: (usize, usize),
@@ -41,8 +41,8 @@ impl Scopes {
         self.open.len()
     }
 
-    /// Ends the innermost braces. Its registers are free again: inline assembly declares its own at
-    /// each use. Its labels and variables get names that nothing else has.
+    /// Ends the innermost braces. Their registers become free again, since inline assembly declares its registers at
+    /// each use. Their labels and variables get unique names.
     pub fn close(&mut self, kernel: &mut Kernel) {
         let Some(scope) = self.open.pop() else {
             return;
@@ -87,7 +87,7 @@ impl Scopes {
             .copied()
     }
 
-    /// Declares a register of so many bits, or a predicate. False if its braces have one already.
+    /// Declares a register with `width` bits, or a predicate. Returns `false` if the braces already have this name.
     pub fn declare(&mut self, name: String, width: Option<u32>) -> bool {
         let (data, predicates) = &mut self.next;
         let register = match width {
@@ -107,13 +107,13 @@ impl Scopes {
         scope.is_some_and(|scope| scope.registers.insert(name, register).is_none())
     }
 
-    /// Whether the name is new among the labels of its braces; `at` is the instruction behind it.
+    /// Adds a label at instruction `at`. Returns whether the name is new among the labels of its braces.
     pub fn label(&mut self, name: &str, at: usize) -> bool {
         let scope = self.open.last_mut();
         scope.is_some_and(|scope| scope.labels.insert(name.to_owned(), at).is_none())
     }
 
-    /// Whether the name is new among the variables of its braces.
+    /// Adds a variable. Returns whether the name is new among the variables of its braces.
     pub fn variable(&mut self, name: &str) -> bool {
         let scope = self.open.last_mut();
         scope.is_some_and(|scope| scope.variables.insert(name.to_owned()))

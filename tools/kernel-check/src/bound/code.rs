@@ -1,29 +1,29 @@
-//! The instructions of a listing, with what they read, write and jump to.
+//! Parses the instructions of a listing, with their registers, memory accesses and jump targets.
 
 use std::collections::HashMap;
 use std::fmt;
 
 use crate::sass::{self, Access, Direction};
 
-/// A register: of a unit (`R`), or of a plane (`UR`).
+/// A register of a unit (`R`) or of a plane (`UR`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Register {
-    /// One of each unit's.
+    /// A register of each unit.
     Unit(u32),
-    /// One for all units of a plane.
+    /// A register shared by all units of a plane.
     Uniform(u32),
 }
 
-/// One instruction.
+/// An instruction.
 #[derive(Clone, Debug)]
 pub struct Instruction {
-    /// Its name with all modifiers.
+    /// The name with all modifiers.
     pub name: String,
-    /// Whether it is predicated.
+    /// Whether the instruction is predicated.
     pub conditional: bool,
-    /// The instruction that it jumps to.
+    /// The index of the instruction at the jump target.
     pub target: Option<usize>,
-    /// Its access to global memory.
+    /// The access to global memory.
     pub access: Option<Access>,
     /// The text after the name.
     operands: String,
@@ -32,13 +32,13 @@ pub struct Instruction {
 /// The memory traffic of an instruction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryTraffic {
-    /// Bytes; 0 for cached data.
+    /// The number of bytes, or 0 for cached data.
     pub bytes: u64,
-    /// Whether they are a load's.
+    /// Whether the instruction loads these bytes.
     pub loads: bool,
 }
 
-/// A kernel's instructions in the order of the listing.
+/// The instructions of a kernel, in the order of the listing.
 #[derive(Clone, Debug, Default)]
 pub struct MachineCode {
     /// The instructions.
@@ -65,11 +65,11 @@ impl MachineCode {
         Self { instructions }
     }
 
-    /// The memory traffic of each instruction. `cached` are indices of pointers among the kernel's
-    /// parameters, which begin at `first` in the constant bank.
+    /// Returns the memory traffic of each instruction. `cached` contains indices of pointers among the parameters of
+    /// the kernel. The parameters begin at `first` in the constant bank.
     ///
-    /// The pointer of an access is found by following registers in the order of the listing; a value
-    /// that was loaded from memory is no pointer.
+    /// The pointer of an access is found by following registers in the order of the listing. A value that was loaded
+    /// from memory is not treated as a pointer.
     pub fn traffic(&self, cached: &[u32], first: u32) -> Vec<MemoryTraffic> {
         let constants: Vec<_> = cached.iter().map(|place| first + 8 * place).collect();
         let mut shared: HashMap<Register, bool> = HashMap::new();
@@ -102,7 +102,7 @@ impl Instruction {
         let name = sass::opcode(line)?.trim_end_matches(';');
         let (before, after) = line.split_once(name)?;
         let operands = after.split(';').next()?.trim();
-        // A branch may also have its predicate, or its way of diverging, behind the name.
+        // A branch may also have its predicate or its divergence behind the name.
         let jump = name.split('.').next() == Some("BRA");
         let plain = name == "BRA" && operands.starts_with('`');
         Some(Self {
@@ -114,12 +114,12 @@ impl Instruction {
         })
     }
 
-    /// Its name without modifiers.
+    /// Returns the name without modifiers.
     pub fn kind(&self) -> &str {
         self.name.split('.').next().unwrap_or_default()
     }
 
-    /// Whether what it gives comes from memory.
+    /// Returns whether the result of the instruction comes from memory.
     fn is_memory(&self) -> bool {
         matches!(
             self.kind(),
@@ -127,7 +127,7 @@ impl Instruction {
         )
     }
 
-    /// Every register that it names, with all four of 128 bits that it stores.
+    /// Returns every register of the operands. For a wide store, the result includes all registers that are stored.
     pub fn registers(&self) -> impl Iterator<Item = Register> + '_ {
         let stored = match (&self.access, self.operands.rsplit(' ').next()) {
             (Some(access), Some(last)) if access.direction == Direction::Store => {
@@ -141,7 +141,7 @@ impl Instruction {
         registers(&self.operands).chain(stored)
     }
 
-    /// The registers that a load fills.
+    /// Returns the registers that a load fills.
     pub fn loaded(&self) -> impl Iterator<Item = Register> + '_ {
         let loads = self.access.iter();
         let loads = loads.filter(|access| access.direction == Direction::Load);
@@ -151,7 +151,7 @@ impl Instruction {
         })
     }
 
-    /// The first register that it writes.
+    /// Returns the first register that the instruction writes.
     fn target_register(&self) -> Option<Register> {
         let kind = self.kind();
         let writes_none = kind.ends_with("SETP") || kind.starts_with("ST") || kind == "LDGSTS";
@@ -165,7 +165,8 @@ impl Instruction {
         }
     }
 
-    /// The registers that it reads, and those it writes if they are named among them.
+    /// Returns the registers that the instruction reads. Registers that it writes are included if they appear again
+    /// among the operands.
     fn sources(&self) -> impl Iterator<Item = Register> + '_ {
         let mut all = registers(&self.operands);
         if self.target_register().is_some() {
@@ -195,7 +196,7 @@ fn is_predicate(operand: &str) -> bool {
     name == "PT" || (name.starts_with('P') && name[1..].parse::<u32>().is_ok())
 }
 
-/// The registers that a text names. `RZ` is none.
+/// Returns the registers in a text. `RZ` is not included.
 fn registers(text: &str) -> impl Iterator<Item = Register> + '_ {
     let words = text.split(|c: char| !c.is_ascii_alphanumeric());
     words.filter_map(|word| match word.strip_prefix("UR") {
@@ -207,7 +208,7 @@ fn registers(text: &str) -> impl Iterator<Item = Register> + '_ {
     })
 }
 
-/// The place in the constant bank that operands name: 0x210 of `R2, c[0x0][0x210]`.
+/// Returns the offset in the constant bank: 0x210 for `R2, c[0x0][0x210]`.
 fn constant(operands: &str) -> Option<u32> {
     let (_, after) = operands.split_once("c[0x0][0x")?;
     let digits = after.split(']').next()?;

@@ -1,17 +1,17 @@
-//! Lower bounds of the time of a launch, from what an emulated GPU counts while it runs.
+//! Lower bounds of the time of a launch, from the counts that an emulated GPU writes.
 //!
-//! The same machine and the same [pipes](super::pipes) as the bounds of machine code, with counts of a
-//! whole launch in place of a path through its code. Counts are of PTX: of its instructions only
-//! those are taken that every machine code has (floats, special functions, memory, exchange between
-//! lanes, matrix units), none that a compiler folds into others (moves, addresses, branches).
+//! The GPU specification and the [pipes](super::pipes) are shared with the bounds from machine code. The counts cover
+//! a whole launch instead of one path through the code. They count PTX instructions, but only instructions that all
+//! machine code keeps: floats, special functions, memory, exchange between lanes, tensor cores. Instructions that a
+//! compiler folds into others (moves, addresses, branches) are not counted.
 //!
-//! Time that is not in them: latencies (but for [`Limit::Plane`]), launching, waiting for the host,
-//! the last wave of cubes, cache misses, copies within the registers. What stays in L2 from one
-//! launch to the next need not come from memory, up to its 50 MB.
+//! The bounds do not include latencies (except [`Limit::Plane`]), launching, waiting for the host, the last wave of
+//! cubes, cache misses, and copies within the registers. Data that stays in L2 from one launch to the next (up to its
+//! 50 MB) need not come from memory.
 
 use super::{GpuSpec, Pipe};
 
-/// Clocks from one instruction of a plane to the next that needs its result.
+/// Clocks from an instruction of a plane to the next instruction that needs its result.
 const DEPENDENT: f64 = 4.0;
 
 /// Bytes per clock that a multiprocessor receives from L2 (the path is 64 bytes wide since Volta).
@@ -20,21 +20,21 @@ const MULTIPROCESSOR_BYTES: f64 = 64.0;
 /// The counts of a launch.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LaunchCounts {
-    /// Cubes.
+    /// The number of cubes.
     pub cubes: f64,
-    /// Instructions of planes that machine code keeps.
+    /// Instructions of planes that the machine code keeps.
     pub issued: f64,
-    /// Instructions on floats.
+    /// Floating-point instructions.
     pub floats: f64,
-    /// Instructions of special functions.
+    /// Instructions for special functions.
     pub specials: f64,
-    /// Operations of matrix units.
+    /// Floating-point operations of the tensor cores.
     pub matrix_flops: f64,
     /// Passes over the banks of shared memory.
     pub shared_wavefronts: f64,
-    /// Instructions of the plane that runs the most.
+    /// Instructions of the plane that executes the most instructions.
     pub longest_plane: f64,
-    /// Bytes that memory must move: of each sector that is touched, once.
+    /// Bytes that must be moved from or to memory. Each sector that is touched counts once.
     pub bytes: f64,
 }
 
@@ -43,18 +43,18 @@ pub struct LaunchCounts {
 pub enum Limit {
     /// The bandwidth of a copy, or of the multiprocessors in use.
     Memory,
-    /// A pipe of the multiprocessors in use; [`Pipe::Lsu`] by its accesses to shared memory.
+    /// A pipe of the multiprocessors in use. For [`Pipe::Lsu`], the accesses to shared memory count.
     Pipe(Pipe),
-    /// The matrix units of the multiprocessors in use, at the rate of 16-bit factors.
+    /// The tensor cores of the multiprocessors in use, at their rate for 16-bit factors.
     Tensor,
-    /// The longest plane, each of whose instructions waits for the one before. That is an estimate:
-    /// with independent instructions it takes down to a quarter, with loads that miss the caches a
-    /// hundred times as long.
+    /// The longest plane, where each instruction waits for the previous one. This limit is an estimate. With
+    /// independent instructions the plane takes down to a quarter of this time. With loads that miss the caches it
+    /// takes up to a hundred times as long.
     Plane,
 }
 
 impl Limit {
-    /// As a table shows it.
+    /// Returns the name for tables.
     pub fn name(self) -> &'static str {
         match self {
             Limit::Memory => "memory",
@@ -66,7 +66,8 @@ impl Limit {
     }
 }
 
-/// The seconds that each limit leaves a launch; it takes at least as long as the longest.
+/// Returns the minimum time of a launch in seconds for each limit. The launch takes at least as long as the longest
+/// time.
 pub fn limits(counts: &LaunchCounts, machine: &GpuSpec) -> [(f64, Limit); 7] {
     let used = counts.cubes.clamp(1.0, machine.multiprocessors);
     let clocks = used * machine.clock;
@@ -90,7 +91,7 @@ pub fn limits(counts: &LaunchCounts, machine: &GpuSpec) -> [(f64, Limit); 7] {
     ]
 }
 
-/// The seconds that a launch takes at least, and what limits it.
+/// Returns the minimum time of a launch in seconds, and the limit that sets it.
 pub fn least_seconds(counts: &LaunchCounts, machine: &GpuSpec) -> (f64, Limit) {
     let none = (0.0, Limit::Memory);
     let all = limits(counts, machine).into_iter();
@@ -103,22 +104,22 @@ pub fn least_seconds(counts: &LaunchCounts, machine: &GpuSpec) -> (f64, Limit) {
 /// A matrix product of a library: `m` x `n` sums over `k`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ProductCounts {
-    /// The sizes.
+    /// The sizes `m`, `n` and `k`.
     pub sizes: [f64; 3],
     /// Bits of an element of the factors.
     pub bits: u32,
-    /// Bytes of both factors and of the result, with what is added to it.
+    /// Bytes of both factors, of the result, and of the values that are added to it.
     pub bytes: f64,
 }
 
 impl ProductCounts {
-    /// Additions and multiplications.
+    /// Returns the number of additions and multiplications.
     pub fn flops(&self) -> f64 {
         2.0 * self.sizes.iter().product::<f64>()
     }
 
-    /// The seconds that it takes at least: at the peak of the matrix units for factors of this width (32
-    /// bits as TF32), and to move its bytes.
+    /// Returns the minimum time in seconds: the larger of the compute time and the memory time. The compute time is
+    /// at the peak rate of the tensor cores for factors of this width (32 bits as TF32).
     pub fn least_seconds(&self, machine: &GpuSpec) -> f64 {
         let peak = machine.tensor * 16.0 / f64::from(self.bits);
         (self.flops() / peak).max(self.bytes / machine.copy)
@@ -139,7 +140,7 @@ mod tests {
         assert!((found / expected - 1.0).abs() < 1e-12, "{found} {expected}");
     }
 
-    /// Each limit alone, from the figures of the data sheets.
+    /// Tests each limit separately, with the figures of the data sheets.
     #[test]
     fn each_resource_limits() {
         let full = LaunchCounts {
@@ -212,7 +213,8 @@ mod tests {
         assert_eq!(least(full).0, 0.0);
     }
 
-    /// On one multiprocessor all but the longest plane takes longer; a copy by its 64 bytes a clock.
+    /// On a single multiprocessor, every limit except the longest plane takes more time. A copy is limited to 64
+    /// bytes per clock.
     #[test]
     fn idle_multiprocessors_do_not_help() {
         let few = LaunchCounts {
@@ -235,7 +237,7 @@ mod tests {
         assert_eq!(least(plane(1.0)), least(plane(500.0)));
     }
 
-    /// A scalar product of two rows of an H100: 67 TFLOP/s is the figure of its data sheet.
+    /// A scalar product of two rows on an H100. The data sheet states 67 TFLOP/s.
     #[test]
     fn the_peak_of_scalar_units_is_that_of_the_data_sheet() {
         let counts = LaunchCounts {

@@ -1,16 +1,14 @@
-//! Upper bounds of the share of a device's copy bandwidth that a kernel can reach, read from its
-//! machine code.
+//! Upper bounds of the fraction of a device's copy bandwidth that a kernel can reach, computed from its machine code.
 //!
-//! Two upper bounds, not predictions: the [instructions](pipes) of the code need time, and so does
-//! [waiting](wait) for memory with no more bytes in flight than the registers hold. They are
-//! computed over a [path](paths) through each innermost loop that streams, or through the whole
-//! kernel if there is none; the slowest of these counts.
+//! The two upper bounds are not predictions. The first bound is the time of the [instructions](pipes). The second
+//! bound is the time of [waiting](wait) for memory, since the registers limit the number of bytes in flight. Both are
+//! computed over a [path](paths) through each innermost loop that streams, or through the whole kernel if no loop
+//! streams. The slowest path counts.
 //!
 //! The counts of an emulated GPU for a whole launch give [lower bounds of its time](launch).
 //!
-//! Effects that machine code does not show are ignored: the tail of a launch, cubes that wait for
-//! each other, bank conflicts and cache misses, and the time of whatever is neither issued nor
-//! loaded.
+//! Effects that machine code does not show are ignored: the tail of a launch, cubes that wait for each other, bank
+//! conflicts, cache misses, and any time that is neither issuing nor loading.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -27,28 +25,27 @@ mod tests;
 pub use code::MachineCode;
 pub use pipes::Pipe;
 
-/// The performance figures of a device.
+/// The performance specification of a device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GpuSpec {
-    /// The [architecture](crate::arch) that its code is compiled for.
+    /// The [architecture](crate::arch) that the machine code is compiled for.
     pub arch: &'static str,
-    /// Multiprocessors.
+    /// The number of multiprocessors.
     pub multiprocessors: f64,
     /// Clocks per second.
     pub clock: f64,
-    /// Bytes per second that a copy of a large buffer moves, read and written together.
+    /// Bytes per second for a copy of a large buffer. Bytes read and bytes written are both counted.
     pub copy: f64,
-    /// Operations per second of all matrix units, of dense factors of 16 bits.
+    /// Operations per second of all tensor cores, for dense 16-bit factors.
     pub tensor: f64,
     /// Seconds from a load to its value while memory is busy.
     pub latency: f64,
-    /// Where the kernel's pointers begin in the constant bank, in bytes.
+    /// The offset of the kernel parameters in the constant bank, in bytes.
     pub parameters: u32,
 }
 
-/// An H200 at the highest clock of its data sheet; at 1.755 GHz the bounds of work are 0.89 times
-/// these. The copy was measured on such a card. The latency is an assumption: under full load 0.7
-/// to 0.8 us.
+/// An H200 at the highest clock of its data sheet. At 1.755 GHz the bounds of work are 0.89 times these bounds. The
+/// copy bandwidth was measured on an H200. The latency is an assumption: 0.7 to 0.8 us under full load.
 pub const H200: GpuSpec = GpuSpec {
     arch: "sm_90a",
     multiprocessors: 132.0,
@@ -59,8 +56,8 @@ pub const H200: GpuSpec = GpuSpec {
     parameters: 0x210,
 };
 
-/// An H100 SXM: an H200 with another memory. Of its 3.35 TB/s a copy is assumed to move the share that
-/// was measured of the H200's 4.8.
+/// An H100 SXM: an H200 with other memory. The copy bandwidth is an assumption: the same fraction of 3.35 TB/s that
+/// was measured of the H200's 4.8 TB/s.
 pub const H100: GpuSpec = GpuSpec {
     copy: 3.0e12,
     ..H200
@@ -69,19 +66,19 @@ pub const H100: GpuSpec = GpuSpec {
 /// The resources of a cube, which determine occupancy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LaunchShape {
-    /// Units of a cube.
+    /// Units per cube.
     pub units: u32,
-    /// Registers of a unit.
+    /// Registers per unit.
     pub registers: u32,
-    /// Bytes of shared memory of a cube.
+    /// Bytes of shared memory per cube.
     pub shared: usize,
 }
 
 impl LaunchShape {
-    /// Planes (CUDA: warps) that are resident on a multiprocessor of compute capability 9.0.
+    /// Returns the number of planes (CUDA: warps) that are resident on a multiprocessor of compute capability 9.0.
     pub fn planes(&self) -> u32 {
-        // Registers are given to a plane by 256, from a quarter of the file; a cube costs 1 KiB of
-        // shared memory besides its own.
+        // A plane gets registers in multiples of 256, from a quarter of the register file. A cube costs 1 KiB of
+        // shared memory in addition to its own shared memory.
         let of_plane = (self.registers.max(1) * 32).next_multiple_of(256);
         let of_cube = self.units.div_ceil(32).max(1);
         let by_registers = 4 * (16 * 1024 / of_plane) / of_cube;
@@ -91,35 +88,34 @@ impl LaunchShape {
     }
 }
 
-/// Upper bounds as shares of the copy bandwidth; more than 1 is no limit.
+/// Upper bounds as fractions of the copy bandwidth. A value above 1 is no limit.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bound {
-    /// For its instructions.
+    /// The bound from the instructions.
     pub work: f64,
-    /// The pipe that limits it.
+    /// The pipe that limits the work.
     pub pipe: Pipe,
-    /// For waiting; infinite if nothing is waited for.
+    /// The bound from waiting, or infinity if the kernel waits for nothing.
     pub wait: f64,
-    /// Planes of a multiprocessor that work at once.
+    /// The number of planes that are resident on a multiprocessor at the same time.
     pub planes: u32,
-    /// Memory latencies that a unit waits for in sequence.
+    /// The number of memory latencies that a unit waits for in sequence.
     pub waits: f64,
-    /// Bytes that a unit moves meanwhile.
+    /// The number of bytes that a unit moves during this time.
     pub bytes: f64,
-    /// The instructions that bound the work, by their places in the code.
+    /// The instructions that bound the work, by their indices in the code.
     pub path: Vec<usize>,
 }
 
 impl Bound {
-    /// The lower of both.
+    /// Returns the lower of the two bounds.
     pub fn share(&self) -> f64 {
         self.work.min(self.wait)
     }
 }
 
-/// The bound of a kernel; `None` if no path of it accesses memory. `cached` are the pointers, by
-/// their index among the parameters, to cached data, which counts neither as traffic nor as
-/// waiting.
+/// Returns the bound of a kernel, or `None` if no path of the kernel accesses memory. `cached` contains the indices
+/// of the parameters that point to cached data. Cached data counts neither as traffic nor as waiting.
 pub fn bound(
     code: &MachineCode,
     launch: LaunchShape,
@@ -167,8 +163,8 @@ pub fn bound(
     })
 }
 
-/// Describes the path that bounds the work of a kernel: the number of instructions by name, and
-/// each instruction with the quarter clocks that it occupies its pipe and the bytes that it moves.
+/// Describes the path that bounds the work of a kernel. The text lists the number of instructions by name, and each
+/// instruction with its pipe time in quarters of a clock and its bytes.
 pub fn explain(code: &MachineCode, bound: &Bound, cached: &[u32], machine: &GpuSpec) -> String {
     let traffic = code.traffic(cached, machine.parameters);
     let path = bound.path.iter().map(|at| &code.instructions[*at]);
@@ -199,13 +195,13 @@ pub fn explain(code: &MachineCode, bound: &Bound, cached: &[u32], machine: &GpuS
     text
 }
 
-/// Bytes that a unit moves on a path.
+/// Returns the number of bytes that a unit moves on a path.
 fn bytes(path: &[usize], traffic: &[code::MemoryTraffic]) -> f64 {
     let of_path = path.iter().map(|at| traffic[*at].bytes);
     of_path.sum::<u64>() as f64
 }
 
-/// The loops that stream, or else the whole kernel.
+/// Returns the loops that stream, or the whole kernel if no loop streams.
 fn regions(code: &MachineCode) -> Vec<paths::Region> {
     let loops = paths::streaming_loops(code);
     if loops.is_empty() {

@@ -1,4 +1,4 @@
-//! Paths through a kernel, or through one iteration of a loop.
+//! Finds paths through a kernel, or through one iteration of a loop.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -6,17 +6,17 @@ use std::collections::BTreeMap;
 use super::code::{Instruction, MachineCode};
 use crate::sass::Direction;
 
-/// Bits of an access that streams.
+/// The minimum number of bits of an access that counts as streaming.
 const WIDE: u32 = 64;
 
 /// A contiguous range of instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Region {
-    /// The first.
+    /// The index of the first instruction.
     pub first: usize,
-    /// The last.
+    /// The index of the last instruction.
     pub last: usize,
-    /// Whether a jump leads from its end to its beginning.
+    /// Whether a jump leads from the end to the beginning.
     pub is_loop: bool,
 }
 
@@ -26,10 +26,10 @@ impl Region {
     }
 }
 
-/// The innermost loops that stream memory.
+/// Returns the innermost loops that stream memory.
 ///
-/// Remainder loops of an unrolled loop are omitted: loops whose accesses are a fraction of those of
-/// another.
+/// Remainder loops of an unrolled loop are omitted. A loop is a remainder loop if its loads and stores are a fraction
+/// of the loads and stores of another loop.
 pub fn streaming_loops(code: &MachineCode) -> Vec<Region> {
     let mut ends = BTreeMap::new();
     for (at, instruction) in code.instructions.iter().enumerate() {
@@ -42,7 +42,7 @@ pub fn streaming_loops(code: &MachineCode) -> Vec<Region> {
         last,
         is_loop: true,
     });
-    // A backward jump that cannot be reached from its target comes from a rare case after the end.
+    // A backward jump that its target cannot reach comes from code for rare cases behind the end of the kernel.
     let streaming: Vec<_> = loops
         .filter(|region| wide(code, region) != (0, 0) && main_path(code, *region, |_| 0).is_some())
         .collect();
@@ -63,7 +63,7 @@ pub fn streaming_loops(code: &MachineCode) -> Vec<Region> {
     whole.copied().collect()
 }
 
-/// Loads and stores of a region that stream.
+/// Returns the number of streaming loads and of streaming stores in a region.
 fn wide(code: &MachineCode, region: &Region) -> (usize, usize) {
     let instructions = &code.instructions[region.first..=region.last];
     let accesses = instructions.iter().filter_map(|i| i.access.as_ref());
@@ -73,20 +73,20 @@ fn wide(code: &MachineCode, region: &Region) -> (usize, usize) {
     (loads, wide.len() - loads)
 }
 
-/// The path through a region that streams most; of several, the one with the most exponentials,
-/// then the cheapest.
+/// Returns the path through a region that streams the most bits. Ties are broken by the number of exponentials
+/// (largest first), and then by the cost (lowest first). Returns `None` if no such path reaches the end.
 ///
-/// Narrow accesses do not count as streaming: they may be on a path that few rows take. Without
-/// counting exponentials it could be the path of masked rows. Only forward jumps are taken: an
-/// inner loop is walked through once, or skipped. Code after the end of the kernel that jumps back,
-/// where compilers put rare cases, is omitted. `None` if the end cannot be reached this way.
+/// Narrow accesses do not count as streaming, since they may lie on a path that few rows take. Without counting
+/// exponentials, the path of masked rows could be chosen. Only forward jumps are taken: an inner loop is executed
+/// once, or skipped. Compilers place rare cases behind the end of the kernel, from where they jump back. This code is
+/// omitted.
 pub fn main_path(
     code: &MachineCode,
     region: Region,
     cost: impl Fn(&Instruction) -> u64,
 ) -> Option<Vec<usize>> {
     let count = region.last + 1 - region.first;
-    // For each instruction: the score before it, and its predecessor.
+    // For each instruction: the score before it, and the previous instruction on the path.
     let mut best: Vec<Option<(PathScore, usize)>> = vec![None; count];
     best.first_mut()?.replace((PathScore::default(), 0));
     let mut end: Option<(PathScore, usize)> = None;
@@ -128,7 +128,7 @@ pub fn main_path(
     Some(path)
 }
 
-/// The score of a path, compared first by what it streams.
+/// The score of a path. The streamed bits are compared first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct PathScore {
     streamed: u32,
@@ -136,7 +136,7 @@ struct PathScore {
     spent: Reverse<u64>,
 }
 
-/// Where control may go after an instruction.
+/// Returns the instructions that may follow an instruction.
 fn successors(instruction: &Instruction, at: usize) -> impl Iterator<Item = usize> {
     let leaves = matches!(instruction.kind(), "BRA" | "EXIT" | "RET" | "BRX" | "JMP");
     let falls = !leaves || instruction.conditional;

@@ -1,29 +1,28 @@
-//! The time that a multiprocessor of compute capability 9.0 is busy with an instruction.
+//! The time that an instruction occupies a multiprocessor of compute capability 9.0.
 //!
-//! Sources: the table of arithmetic throughput in the CUDA C++ programming guide, and the list of
-//! pipelines in the documentation of Nsight Compute. An instruction in neither (conversions to FP8)
-//! has the pipe of similar ones. An instruction without a known pipe only counts as issued: the
-//! bound stays an upper one.
+//! Sources: the table of arithmetic throughput in the CUDA C++ programming guide, and the list of pipelines in the
+//! documentation of Nsight Compute. Conversions to FP8 are in neither source and are assigned to the pipe of similar
+//! instructions. An instruction without a known pipe counts only as issued, so the bound remains an upper bound.
 
 /// The execution pipes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pipe {
-    /// The four schedulers, which issue one instruction of a plane per clock each.
+    /// The four schedulers. Each scheduler issues one instruction of a plane per clock.
     Issue,
-    /// Adding and multiplying floats and pairs of halves, 128 lanes.
+    /// Addition and multiplication of floats and of pairs of halves, 128 lanes.
     Fma,
-    /// Its half that multiplies integers, 64 lanes.
+    /// The half of the FMA pipe that also multiplies integers, 64 lanes.
     FmaHeavy,
-    /// Logic, comparing, adding integers, and packing conversions, 64 lanes.
+    /// Logic, comparison, integer addition, and packing conversions, 64 lanes.
     Alu,
-    /// Transcendental functions and the other conversions, 16 lanes.
+    /// Transcendental functions and all other conversions, 16 lanes.
     Xu,
-    /// Loads and stores: 32 lanes and 128 bytes.
+    /// Loads and stores: 32 lanes and 128 bytes per clock.
     Lsu,
 }
 
 impl Pipe {
-    /// All of them.
+    /// All pipes.
     pub const ALL: [Pipe; 6] = [
         Pipe::Issue,
         Pipe::Fma,
@@ -33,7 +32,7 @@ impl Pipe {
         Pipe::Lsu,
     ];
 
-    /// As a table shows it.
+    /// Returns the name for tables.
     pub fn name(self) -> &'static str {
         match self {
             Pipe::Issue => "issue",
@@ -45,7 +44,7 @@ impl Pipe {
         }
     }
 
-    /// Quarters of a clock that the pipe is busy with an instruction of one plane.
+    /// Returns the time that one instruction of a plane occupies the pipe, in quarters of a clock.
     pub fn quarters(self, instruction: &str) -> u64 {
         let mut modifiers = instruction.split('.');
         let kind = modifiers.next().unwrap_or_default();
@@ -64,7 +63,7 @@ impl Pipe {
         }
     }
 
-    /// The pipe of an instruction, by its name without modifiers.
+    /// Returns the pipe of an instruction. `kind` is the name without modifiers.
     fn of(kind: &str) -> Option<Pipe> {
         Some(match kind {
             "FADD" | "FMUL" | "FFMA" | "HADD2" | "HMUL2" | "HFMA2" => Pipe::Fma,
@@ -81,7 +80,7 @@ impl Pipe {
     }
 }
 
-/// Clocks of an access: 32 lanes take as many as their bytes fill of 128, and one at the least.
+/// Returns the clocks of an access. The bytes of 32 lanes pass at 128 bytes per clock, in at least one clock.
 fn clocks<'a>(modifiers: impl Iterator<Item = &'a str>) -> u64 {
     let wide = modifiers.filter_map(|modifier| match modifier {
         "64" => Some(2),

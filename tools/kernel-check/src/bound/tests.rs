@@ -37,7 +37,7 @@ fn of(listing: &str, cached: &[u32]) -> Bound {
     bound(&MachineCode::parse(listing), LAUNCH, cached, &SLOW).unwrap()
 }
 
-/// `lines` as a listing; those that end with a colon are labels.
+/// Returns a listing of `lines`. Lines that end with a colon are labels.
 fn listing(lines: &[&str]) -> String {
     let line = |text: &&str| {
         if text.ends_with(':') {
@@ -52,10 +52,10 @@ fn listing(lines: &[&str]) -> String {
 #[test]
 fn a_copy_is_bound_by_its_accesses_and_by_one_latency() {
     let bound = of(COPY, &[]);
-    // 32 lanes move 32 bytes each. A load and a store have 512 bytes to pass at 128 per clock: 8
-    // clocks. The 9 instructions take but 9 / 4.
+    // Each of the 32 lanes moves 32 bytes. A load and a store of 512 bytes each take 8 clocks at 128 bytes per clock.
+    // Issuing the 9 instructions takes only 9 / 4 clocks.
     assert_eq!((bound.work, bound.pipe), (32.0 * 32.0 / 8.0, Pipe::Lsu));
-    // 64 planes move as much in 1000 clocks.
+    // 64 planes move these bytes in 1000 clocks.
     assert_eq!((bound.planes, bound.waits, bound.bytes), (64, 1.0, 32.0));
     assert!((bound.wait - 64.0 * 32.0 * 32.0 / 1000.0).abs() < 1e-9);
 }
@@ -66,7 +66,7 @@ fn what_a_cache_has_is_neither_moved_nor_waited_for() {
     assert_eq!((bound.bytes, bound.waits), (16.0, 0.0));
     assert_eq!(bound.wait, f64::INFINITY);
     assert_eq!(bound.work, 32.0 * 16.0 / 8.0);
-    // Not the first pointer, and another register after it.
+    // The second pointer, and an index that the copy does not use.
     assert_eq!(of(COPY, &[1]).bytes, 16.0);
     assert_eq!(of(COPY, &[2]).bytes, 32.0);
 }
@@ -118,7 +118,7 @@ fn a_loop_counts_and_not_the_code_around_it() {
     ]);
     let bound = of(&around, &[]);
     assert_eq!((bound.waits, bound.bytes), (1.0, 32.0));
-    // The way with the exponential.
+    // The path with the exponential.
     assert_eq!(bound.path, [2, 3, 4, 5, 6]);
 }
 
@@ -142,10 +142,10 @@ fn the_cheapest_of_equal_ways_is_taken_and_the_slowest_loop_counts() {
         "EXIT",
     ]);
     let bound = of(&two, &[]);
-    // 16 bytes in 4 clocks of the first loop, 32 bytes in 3 conversions of 2 clocks of the second,
-    // but 8 clocks for its accesses.
+    // The first loop moves 16 bytes in 4 clocks. The second loop moves 32 bytes. Its 3 conversions take 2 clocks
+    // each, and its accesses take 8 clocks.
     assert_eq!((bound.work, bound.pipe), (32.0 * 32.0 / 8.0, Pipe::Lsu));
-    // The first one waits as often for half of the bytes.
+    // The first loop waits the same number of times for half of the bytes.
     assert_eq!((bound.waits, bound.bytes), (1.0, 16.0));
     let more = two.replacen("F2F", "MUFU", 2);
     let more = more.replacen(
@@ -177,7 +177,7 @@ fn rare_ways_are_not_taken() {
     ] {
         assert_eq!(of(&rare(jump), &[]).path, [0, 1, 4, 5]);
     }
-    // An unconditional branch, and the reverse: to code after the end that jumps back.
+    // An unconditional branch, and the reverse case: a branch to code behind the end that jumps back.
     assert_eq!(of(&rare("BRA `(.L_x_1)"), &[]).path, [0, 1, 4, 5]);
     let behind = listing(&[
         "LDG.E.128 R4, desc[UR4][R2.64]",
@@ -238,9 +238,9 @@ fn pointers_are_followed_through_registers() {
         "IADD3 R2, P0, R9, UR6, RZ",
         "ISETP.GE.U32.AND P1, PT, R9, R2, PT",
         "LDG.E.128 R4, desc[UR4][R2.64+0x10]",
-        // A loaded value is no pointer, though it was loaded through one.
+        // A loaded value is not treated as a pointer, even if it was loaded through a pointer.
         "LDG.E.64 R8, desc[UR4][R4.64]",
-        // If this is not executed, the old pointer stays.
+        // If this instruction is not executed, the register keeps the old pointer.
         "@P1 MOV R2, R20",
         "STG.E.U16 desc[UR4][R2.64], R4",
         "MOV R2, R20",
@@ -278,12 +278,13 @@ fn planes_are_limited_by_whatever_runs_out_first() {
         launch.planes()
     };
     assert_eq!(planes(256, 32, 0), 64);
-    // 33 registers are given as 40: 12 planes of a quarter, and 6 cubes of 8 planes.
+    // 33 registers are rounded up to 40. A quarter of the register file holds 12 planes, so there are 6 cubes of 8
+    // planes.
     assert_eq!(planes(256, 33, 0), 48);
     assert_eq!(planes(1024, 64, 0), 32);
     assert_eq!(planes(1024, 40, 0), 32);
     assert_eq!(planes(128, 255, 0), 8);
-    // 228 KiB hold three cubes of 75 KiB, and not of 76, with 1 KiB of each for itself.
+    // 228 KiB hold three cubes of 75 KiB but not three cubes of 76 KiB. Each cube needs 1 KiB more.
     assert_eq!(planes(128, 32, 75 * 1024), 12);
     assert_eq!(planes(128, 32, 76 * 1024), 8);
     assert_eq!(planes(32, 16, 0), 32);

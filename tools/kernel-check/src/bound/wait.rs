@@ -1,11 +1,11 @@
-//! The number of times that a unit waits for memory.
+//! Counts the number of times that a unit waits for memory.
 
 use std::collections::HashMap;
 
 use super::code::{MachineCode, MemoryTraffic, Register};
 
-/// Memory latencies that one unit waits for on a path, if instructions take no time except waiting
-/// until their registers are loaded; for a loop, per iteration in the steady state.
+/// Returns the number of memory latencies that one unit waits for on a path. For a loop, it is the number per
+/// iteration in the steady state. Instructions take no time except waiting until their registers are loaded.
 pub fn latencies(
     code: &MachineCode,
     path: &[usize],
@@ -28,7 +28,7 @@ pub fn latencies(
 #[derive(Default)]
 struct UnitClock {
     clock: u32,
-    /// When pending loads of registers complete.
+    /// The time at which the pending load of each register completes.
     ready: HashMap<Register, u32>,
 }
 

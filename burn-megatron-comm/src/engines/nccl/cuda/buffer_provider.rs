@@ -1,4 +1,4 @@
-//! Provides the device memory of tensors on a CUDA device.
+//! Access to the device memory of tensors on a CUDA device.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -25,13 +25,13 @@ pub(super) struct CudaBufferProvider {
     order: StreamOrder,
     /// The reasons why a faster order is not available.
     reasons: Vec<String>,
-    /// The first error on the thread that submits work. Every later call fails with this error.
+    /// The first error on the thread that submits work to the device. Every later call fails with this error.
     failure: Arc<Mutex<Option<String>>>,
 }
 
 impl CudaBufferProvider {
-    /// Creates the provider for tensors on the device `index`. Uses `order`, or the order that the environment selects,
-    /// or the best available order.
+    /// Creates the provider for tensors on the CUDA device `index`. Uses the given `order`. If it is `None`, uses the
+    /// order that the environment variable selects, or else the best available order.
     ///
     /// # Errors
     /// The reason why the selected order is not available.
@@ -66,7 +66,7 @@ impl CudaBufferProvider {
     }
 }
 
-/// Checks that the stream of a small tensor can be found.
+/// Checks that the stream of a small tensor can be determined.
 fn try_stream(index: usize, submitter: &Submitter) -> Result<(), String> {
     let look = || {
         let pair = TensorPair::new(Tensor::ones([1], &Device::cuda(index)), 1)?;

@@ -1,4 +1,4 @@
-//! Events of a whole context, which drivers support since CUDA 12.5.
+//! Events of a whole CUDA context, which drivers have supported since CUDA 12.5.
 
 use std::ffi::{c_int, c_void};
 
@@ -6,8 +6,8 @@ use super::super::driver::Event;
 
 type ContextEventFn = unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_int;
 
-/// `cuCtxRecordEvent` and `cuCtxWaitEvent`. They are looked up by name, because the bindings contain them only if they
-/// were built on a machine with a new CUDA version.
+/// The functions `cuCtxRecordEvent` and `cuCtxWaitEvent`. They are looked up by name, because the bindings contain them
+/// only if they were built on a machine with a new CUDA version.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ContextEvents {
     record: ContextEventFn,
@@ -16,10 +16,10 @@ pub(super) struct ContextEvents {
 }
 
 impl ContextEvents {
-    /// Loads the functions for events of `context`.
+    /// Loads the functions for events of the CUDA context `context`.
     ///
     /// # Errors
-    /// If the driver does not have these functions.
+    /// A message if the driver does not have these functions.
     pub fn of(context: *mut c_void) -> Result<Self, String> {
         let name = if cfg!(windows) {
             "nvcuda.dll"
@@ -43,7 +43,7 @@ impl ContextEvents {
         }
     }
 
-    /// Records all work that has been submitted to the device so far.
+    /// Records the event after all work that has been submitted to the device so far.
     pub fn record(&self, event: Event) -> Result<(), String> {
         self.call("cuCtxRecordEvent", self.record, event)
     }

@@ -1,7 +1,7 @@
-//! Accesses the memory of a tensor and the stream that computes the tensor. This is the only module of this crate that
-//! uses internals of CubeCL and of Burn's fusion.
+//! Access to the memory of a tensor and to the stream that computes the tensor. This is the only module of the crate
+//! that uses internals of CubeCL and of Burn's fusion.
 //!
-//! CubeCL does not document these internals. The code is valid for the version that the workspace pins.
+//! CubeCL does not document these internals. The code is valid for the CubeCL version that the workspace pins.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -35,14 +35,14 @@ pub(super) fn cuda_index(device: &Device) -> Option<usize> {
     }
 }
 
-/// An input tensor and an empty output tensor of the same type.
+/// An input tensor, and an output tensor of the same type whose contents are not set.
 pub(super) struct TensorPair {
     pub input: CubeTensor,
     pub output: CubeTensor,
     fusion: FusionClient,
 }
 
-/// A client that converts a primitive back into a fusion tensor.
+/// A client that converts a primitive tensor back into a fusion tensor.
 #[cfg(not(feature = "fusion"))]
 struct FusionClient;
 
@@ -52,10 +52,11 @@ struct FusionClient(
 );
 
 impl TensorPair {
-    /// Creates the pair of `input`, made contiguous, and an output with `output` elements of the type of `input`.
+    /// Creates a pair of tensors: `input`, made contiguous, and an output with `output` elements of the type of
+    /// `input`.
     ///
-    /// With fusion, this submits the operations that compute `input` to the device. The calls of all ranks thus have
-    /// the order of their programs, whatever is fused.
+    /// With fusion, this method submits the operations that compute `input` to the device. Therefore, the calls of all
+    /// ranks are in the order of the ranks' programs, regardless of the fused operations.
     pub fn new(input: Tensor<1>, output: usize) -> Result<Self, String> {
         let primitive = input
             .try_into_primitive::<Cube>()
@@ -76,7 +77,7 @@ impl TensorPair {
         Tensor::from_primitive::<Cube>(register_fusion(self.output, self.fusion))
     }
 
-    /// Returns the memory of the input and of the output. `None` for a tensor without elements.
+    /// Returns the memory of the input and of the output. For a tensor without elements, the memory is `None`.
     pub fn handles(&self) -> [Option<Handle>; 2] {
         [&self.input, &self.output].map(|tensor| {
             let some = tensor.meta.shape().num_elements() > 0;
@@ -102,7 +103,7 @@ fn resolve_fusion(primitive: Primitive) -> (CubeTensor, FusionClient) {
     (tensor, FusionClient(client))
 }
 
-/// Registers an operation without inputs that returns the tensor.
+/// Registers a fusion operation without inputs that returns the tensor.
 #[cfg(feature = "fusion")]
 fn register_fusion(tensor: CubeTensor, FusionClient(client): FusionClient) -> Primitive {
     use burn::backend::fusion::custom::{
@@ -126,10 +127,10 @@ fn register_fusion(tensor: CubeTensor, FusionClient(client): FusionClient) -> Pr
     given.remove(0)
 }
 
-/// Addresses, and a value that keeps their memory alive.
+/// The addresses of the memory, with a value that keeps the memory alive.
 pub(super) type HeldAddresses = (Addresses, Box<dyn Any + Send>);
 
-/// Submits work to the thread of a device.
+/// A submitter of work to the thread of a device.
 #[derive(Clone, Debug)]
 pub(super) struct Submitter(CudaDevice);
 
@@ -142,8 +143,8 @@ impl Submitter {
         DeviceHandle::new(self.0.to_id())
     }
 
-    /// Calls `then` with the memory of `handles` and with the stream that computes them. This is ordered after the work
-    /// that this thread has submitted before. Does not wait.
+    /// Calls `then` with the memory of `handles` and with the stream that computes them. The call is ordered after the
+    /// work that this thread has submitted earlier. Does not wait for the call.
     pub fn resolve(
         &self,
         handles: [Option<Handle>; 2],
@@ -156,8 +157,8 @@ impl Submitter {
         device.flush_queue();
     }
 
-    /// Calls `then` with the stream of the pair's output and the stream of this thread. This is ordered with the work
-    /// that this thread submits. Does not wait.
+    /// Calls `then` with the stream of the pair's output and the stream of this thread. The call is ordered with the
+    /// work that this thread submits. Does not wait for the call.
     pub fn streams(
         &self,
         pair: &TensorPair,
@@ -169,7 +170,7 @@ impl Submitter {
         });
     }
 
-    /// Checks that the streams can be found.
+    /// Checks that the streams of a pair can be determined.
     pub fn try_streams(&self, pair: &TensorPair) -> Result<(), String> {
         let bindings = on_streams(pair);
         let found = self
@@ -179,7 +180,7 @@ impl Submitter {
     }
 
     /// Same as [`resolve`](Self::resolve), but uses CubeCL's documented interface. Waits until all work that this
-    /// thread has submitted is on the device, and returns no stream.
+    /// thread has submitted is on the device, and does not return a stream.
     pub fn fetch(pair: &TensorPair) -> Result<HeldAddresses, String> {
         let mut addresses = [0; 2];
         let mut held: Vec<Box<dyn Any + Send>> = vec![];
@@ -193,21 +194,21 @@ impl Submitter {
         Ok((addresses, Box::new(held)))
     }
 
-    /// Waits until the device has executed what this thread has submitted.
+    /// Waits until the device has executed all work that this thread has submitted.
     pub fn sync(pair: &TensorPair) -> Result<(), String> {
         let synced = future::block_on(pair.input.client.sync());
         synced.map_err(|error| format!("{error:?}"))
     }
 }
 
-/// Runs `find` and converts a panic into an error. CubeCL only logs a panic on this thread, and the call would wait for
-/// its memory until its deadline.
+/// Runs `find` and converts a panic into an error. Without this conversion, CubeCL would only log a panic on this
+/// thread, and the call would wait for its memory until its timeout.
 fn caught<T>(find: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     let panicked = |payload| Err(from_panic(payload).to_string());
     catch_unwind(AssertUnwindSafe(find)).unwrap_or_else(panicked)
 }
 
-/// Returns the memory of the output, and some memory of the stream on which this thread computes.
+/// Returns the memory of the output, and some memory that was created on the stream of this thread.
 fn on_streams(pair: &TensorPair) -> [BufferBinding; 2] {
     let current = pair.output.client.empty(1);
     [pair.output.handle.clone(), current].map(Handle::binding)
@@ -240,7 +241,7 @@ fn found(
     Ok(((addresses, Box::new(held)), stream))
 }
 
-/// Returns the stream on which memory was created. The stream waits for the other streams that use `bindings`.
+/// Returns the stream on which the memory was created. This stream waits for the other streams that use `bindings`.
 fn stream_of(
     server: &mut Server,
     of: &BufferBinding,

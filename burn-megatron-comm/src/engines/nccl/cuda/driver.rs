@@ -1,4 +1,4 @@
-//! Implements the device driver interface with the CUDA driver.
+//! The implementation of the device driver interface with the CUDA driver.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use cudarc::driver::{CudaContext, DriverError};
 
 use super::super::driver::{Allocation, DeviceDriver, Event, Priority, Stream};
 
-/// A device with its primary context, which CubeCL uses too.
+/// A CUDA device with its primary context, which CubeCL also uses.
 #[derive(Debug)]
 pub(super) struct CudaDeviceDriver {
     context: Arc<CudaContext>,
@@ -23,7 +23,7 @@ impl CudaDeviceDriver {
     /// Opens the device `index`.
     ///
     /// # Errors
-    /// If there is no driver, or if the driver returns an error.
+    /// A message if there is no driver, or if the driver returns an error.
     pub fn new(index: usize) -> Result<Arc<Self>, String> {
         // SAFETY: loads the driver, which has no harmful side effects.
         if !unsafe { sys::is_culib_present() } {
@@ -43,7 +43,7 @@ fn check<T>(name: &str, result: Result<T, DriverError>) -> Result<T, String> {
     result.map_err(|error| format!("{name}: {error:?}"))
 }
 
-/// Logs an error that cannot be handled. A handle or some memory is leaked.
+/// Logs an error that cannot be handled. In this case, a handle or some memory is leaked.
 fn warn_on_error(name: &str, result: Result<(), DriverError>) {
     if let Err(reason) = check(name, result) {
         tracing::warn!("{reason}");

@@ -1,4 +1,4 @@
-//! The engine on a CUDA device.
+//! The `nccl` engine on a CUDA device.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,27 +20,28 @@ mod driver;
 #[cfg(test)]
 mod tests;
 
-/// Options of the engine.
+/// The options of the `nccl` engine.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct NcclOptions {
     /// The NCCL settings of a run.
     pub config: NcclConfig,
-    /// The order of calls and of the computation on the device. If `None`, uses the order in
+    /// The order between calls and the computation on the device. If `None`, uses the order in the environment variable
     /// `BURN_MEGATRON_NCCL_ORDER`, or else the best available order.
     pub order: Option<StreamOrder>,
-    /// Whether a world of one rank uses NCCL too. For tests.
+    /// Whether NCCL is also used in a world of one rank. Used in tests.
     pub use_for_one_rank: bool,
 }
 
 impl NcclTransport {
-    /// Opens the engine for the rank `rank` of `size` ranks on the CUDA device `device`. Collective: call on all ranks.
+    /// Opens the engine for rank `rank` of `size` ranks on the CUDA device with the index `device`. Collective: call on
+    /// all ranks.
     ///
-    /// Every rank needs its own device, unless NCCL allows otherwise (`NCCL_MULTI_RANK_GPU_ENABLE=1` in newer
-    /// versions). Rank 0 publishes the unique id of the world in the store. Each rank waits up to `timeout` for the id
-    /// and for the other ranks.
+    /// Every rank requires its own device, unless NCCL allows several ranks per device (`NCCL_MULTI_RANK_GPU_ENABLE=1`
+    /// in newer versions). Rank 0 publishes the unique id of the world in the key-value store. Each rank waits up to
+    /// `timeout` for the id and for the other ranks.
     ///
     /// # Errors
-    /// [`CommError::Engine`] if there is no usable NCCL or no such device, or after the timeout.
+    /// [`CommError::Engine`] if no usable NCCL or no such device is found, or after the timeout.
     pub fn open(
         device: usize,
         rank: usize,

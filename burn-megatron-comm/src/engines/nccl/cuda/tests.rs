@@ -1,5 +1,5 @@
-//! Tests that need a GPU. They run with BURN_MEGATRON_TEST_CUDA=1 on a machine that has a GPU. `cargo xtask emulate
-//! nccl` runs them with the value `emulated`.
+//! Tests that require a GPU. They run with BURN_MEGATRON_TEST_CUDA=1 on a machine that has a GPU.
+//! `cargo xtask emulate nccl` runs them with the value `emulated`.
 
 use std::any::Any;
 use std::env;
@@ -27,13 +27,13 @@ use crate::nccl_config::{NcclConfig, RegisteredBuffers};
 use crate::process::{MemoryStore, Transport};
 use crate::{Buffer, CommError, Communicator, ReduceOp, World, probe, sum_parts_in_f32};
 
-/// Set on machines with a GPU.
+/// An environment variable that is set on machines with a GPU.
 const CUDA: &str = "BURN_MEGATRON_TEST_CUDA";
 
-/// The tests of a process share the GPUs.
+/// A lock that the tests of a process take, because they share the GPUs.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// Returns the devices for the ranks. If the tests do not run, reports the reason and returns `None`.
+/// Returns the devices of the ranks. If the tests cannot run, prints the reason and returns `None`.
 fn devices() -> Option<Vec<usize>> {
     if env::var(CUDA).is_err() {
         skipped(format!("{CUDA}=1 is not set"));
@@ -43,7 +43,7 @@ fn devices() -> Option<Vec<usize>> {
     Some((0..driver.devices).collect())
 }
 
-/// Returns the worlds to test: one rank, two ranks on one device if NCCL allows that, and one rank per device.
+/// Returns the worlds to test: one rank, two ranks on one device if NCCL allows this, and one rank per device.
 fn worlds() -> Vec<Vec<usize>> {
     let Some(devices) = devices() else {
         return vec![];
@@ -99,7 +99,7 @@ fn over<T: Send>(
     results.unwrap_or_else(|reason| panic!("{reason}"))
 }
 
-/// Returns the reason why a rank ended. A failed call ends the rank with the error of the call.
+/// Returns the reason why a rank has ended. If a call fails, the rank ends with the error of the call.
 fn reason(payload: Box<dyn Any + Send>) -> String {
     match payload.downcast::<CommError>() {
         Ok(error) => error.to_string(),
@@ -111,8 +111,8 @@ fn floats(x: Tensor<1>) -> Vec<f32> {
     x.cast(DType::F32).into_data().try_into_vec().unwrap()
 }
 
-/// Returns the number of steps of the next test and the size of its matrices. An emulated device takes minutes for the
-/// work that a GPU does in a second.
+/// Returns the number of steps of the next test and the size of its matrices. An emulated device takes minutes for work
+/// that takes one second on a GPU.
 fn effort() -> (usize, usize) {
     if env::var(CUDA).is_ok_and(|value| value == "emulated") {
         (20, 64)
@@ -121,8 +121,8 @@ fn effort() -> (usize, usize) {
     }
 }
 
-/// Runs a kernel, a collective on its result, and a kernel on that result, many times. Nothing is read before the end.
-/// Memory is reused, and other kernels run concurrently.
+/// Repeatedly runs a kernel, a collective on the result of the kernel, and a kernel on the result of the collective. No
+/// value is read before the end. Memory is reused, and other kernels run concurrently.
 fn kernels_and_collectives(comm: &dyn Communicator, device: &Device) {
     let (rank, ranks) = (comm.rank(), comm.size());
     let (steps, side) = effort();
@@ -194,8 +194,8 @@ fn receives_are_posted_ahead_by_both_neighbours() {
     }
 }
 
-/// Has buckets of a data group in flight, while collectives of a tensor group and kernels follow each other on a
-/// high-priority stream.
+/// Starts the reductions of buckets over a data group. While they are in flight, runs collectives of a tensor group and
+/// kernels one after the other on a high-priority stream.
 fn buckets_beside_tensor_groups(comm: &TestComm, device: &Device) {
     let (ranks, all) = (comm.size(), vec![(0..comm.size()).collect::<Vec<_>>()]);
     let [data, tensor] = ["data", "tensor"].map(|name| comm.split(name, &all).unwrap());
@@ -250,7 +250,7 @@ fn registered_memory_keeps_the_order_too() {
     }
 }
 
-/// A stream capture in global mode. It does not allow any other thread to poll or allocate, unless that thread ignores
+/// A stream capture in global mode. During the capture, other threads must not poll or allocate, unless they ignore
 /// captures.
 struct GlobalCapture(sys::CUstream);
 
@@ -267,7 +267,7 @@ impl GlobalCapture {
         Self(stream)
     }
 
-    /// Fails if the capture was broken.
+    /// Ends the capture. Fails if the capture was invalidated.
     fn end(self) {
         let mut graph = std::ptr::null_mut();
         // SAFETY: the stream was passed to `begin` on the same thread. The graph is written before the call returns.
@@ -302,8 +302,8 @@ fn collectives_go_on_while_a_stream_is_captured() {
     }
 }
 
-/// Runs the programs of the fake library. Results match within rounding, because NCCL chooses the order of its sums and
-/// averages.
+/// Runs the programs of the tests with the fake library. The results match only within rounding errors, because NCCL
+/// chooses the order of the additions in sums and averages.
 #[test]
 fn programs_are_those_of_threads() {
     for devices in worlds() {
@@ -348,7 +348,7 @@ fn close(a: &Buffer, b: &Buffer) -> bool {
     }
 }
 
-/// Sums of 16-bit gradients in 32 bits are bit-equal to the sums on the host.
+/// Sums of 16-bit gradients that are accumulated in 32 bits are bit-identical to the sums on the host.
 #[test]
 fn wide_sums_are_those_of_threads() {
     for devices in worlds() {

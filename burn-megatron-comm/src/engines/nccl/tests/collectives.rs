@@ -1,5 +1,5 @@
-//! Collectives and messages on flat tensors through the device interface of a communicator. Also converts between
-//! tensors and buffers.
+//! Collectives and messages on one-dimensional tensors through the device interface of a communicator, and conversions
+//! between tensors and buffers.
 
 use std::collections::VecDeque;
 
@@ -11,7 +11,7 @@ use crate::call::{Call, ReduceOp};
 use crate::communicator::Communicator;
 use crate::device::DevicePending;
 
-/// Starts `call` on each of `xs` in one launch.
+/// Starts `call` on each tensor in `xs`. All calls are started in one launch.
 pub fn start_each(xs: Vec<Tensor<1>>, call: &Call, comm: &dyn Communicator) -> Vec<DevicePending> {
     let calls = xs.into_iter().map(|x| (call.clone(), x)).collect();
     let device = comm.on_device().expect("the engine takes tensors");
@@ -42,8 +42,8 @@ pub fn even_all_to_all(len: usize, ranks: usize) -> Call {
     }
 }
 
-/// Runs the reduce-scatter of a 16-bit tensor with all additions in f32. It is an all-to-all, followed by a sum of the
-/// received parts on the device, neighbors first.
+/// Runs the reduce-scatter of a 16-bit tensor with all additions in f32. It consists of an all-to-all and a sum of the
+/// received parts on the device. Adjacent parts are added first.
 pub fn reduce_scatter_in_f32(x: Tensor<1>, comm: &dyn Communicator) -> Tensor<1> {
     let ranks = comm.size();
     let call = even_all_to_all(x.dims()[0], ranks);
@@ -85,9 +85,9 @@ pub fn from_buffer(buffer: Buffer, device: &Device, dtype: DType) -> Tensor<1> {
     Tensor::from_data(data, (device, dtype))
 }
 
-/// Sends tensors to both neighbors in a ring, with `ahead` receives posted before the receive that is waited for. All
-/// ranks post receives before any rank sends, and send before they wait. Runs with a collective in between, and with
-/// separate launches of the messages.
+/// Sends tensors to both neighbors in a ring of ranks. Each rank posts `ahead` receives before the receive for which it
+/// waits. All ranks post receives before any rank sends, and send before they wait. Runs with a collective between the
+/// messages, and with separate launches of the messages.
 pub fn receives_ahead(comm: &dyn Communicator, device: &Device, ahead: usize) {
     const MESSAGES: usize = 8;
     let (rank, ranks) = (comm.rank(), comm.size());

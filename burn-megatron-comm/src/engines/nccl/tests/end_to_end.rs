@@ -1,4 +1,4 @@
-//! Tests of the engine with the rendezvous, communicators and the conformance suite.
+//! Tests of the engine together with the rendezvous, communicators and the conformance suite.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::report::flight_recorder::{Deadlines, FlightRecorder};
 use crate::{Communicator, DType, Token};
 use burn_megatron_rendezvous::{Coordinator, JoinRequest, RendezvousClient};
 
-/// Runs `f` on `size` ranks that meet at a rendezvous, each with its own transport.
+/// Runs `f` on `size` ranks that connect to a rendezvous. Each rank has its own transport.
 fn over_all<T: Send>(
     size: usize,
     deadline: Duration,
@@ -81,7 +81,7 @@ fn the_engine_conforms() {
     }
 }
 
-/// Calls on tensors run on the device. They share numbers with the calls on host buffers, and they are logged.
+/// Calls on tensors run on the device. They are numbered together with the calls on host buffers, and they are logged.
 #[test]
 fn tensors_and_buffers_share_one_order() {
     let size = 3;

@@ -12,10 +12,10 @@ use super::random::Rng;
 
 type Task = Box<dyn FnOnce() + Send>;
 
-/// The allocations by address. Each has its contents and a number.
+/// The allocations, keyed by address. Each allocation has contents and a number.
 type Allocations = HashMap<u64, (Vec<u8>, usize)>;
 
-/// Handles are the addresses of leaked objects, which is acceptable in tests.
+/// A fake device. Handles are the addresses of leaked objects, which is acceptable in tests.
 #[derive(Debug, Default)]
 pub struct FakeDevice {
     memory: Arc<Mutex<Allocations>>,
@@ -27,7 +27,7 @@ pub struct FakeDevice {
 /// A thread that runs tasks in order until it is closed.
 pub struct FakeStream(Mutex<Option<Sender<Task>>>);
 
-/// A thread that runs tasks after a delay. All tests share the thread, because some tests count the threads of the
+/// A thread that runs tasks after a delay. All tests share this thread, because some tests count the threads of the
 /// process.
 pub struct DelayedTasks(Duration, Mutex<Sender<(Instant, Task)>>);
 
@@ -58,10 +58,10 @@ impl DelayedTasks {
     }
 }
 
-/// The state of the random delays, or 0 without random delays.
+/// The state of the random number generator for delays, or 0 if delays are not random.
 static RANDOM: AtomicU64 = AtomicU64::new(0);
 
-/// Delays each task by a different time, up to a millisecond, so that tasks overtake each other.
+/// Delays each task by a random time of up to one millisecond, so that tasks overtake each other.
 pub fn delay_at_random(seed: Option<u64>) {
     RANDOM.store(seed.map_or(0, |seed| (seed << 32) + 1), Ordering::SeqCst);
 }
@@ -169,7 +169,7 @@ impl DeviceDriver for FakeDevice {
         Ok(())
     }
 
-    /// A wait for an event that was never recorded returns at once, as on a real device.
+    /// A wait for an event that was never recorded returns immediately, as on a real device.
     fn stream_wait_event(&self, stream: Stream, event: Event) -> Result<(), String> {
         let event = FakeEvent::of(event);
         let number = event.recorded.load(Ordering::SeqCst);

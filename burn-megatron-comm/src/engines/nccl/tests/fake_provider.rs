@@ -1,4 +1,4 @@
-//! Provides the memory of CPU tensors as if they were on the fake device.
+//! A provider of the memory of CPU tensors, which it presents as memory of the fake device.
 
 use std::sync::{Arc, LazyLock};
 use std::thread;
@@ -26,7 +26,7 @@ pub struct FakeBufferProvider {
     driver: Arc<dyn DeviceDriver>,
     compute: Stream,
     order: StreamOrder,
-    /// Whether resolving the memory of tensors fails.
+    /// Whether the provider fails to resolve the memory of tensors.
     pub breaks: bool,
 }
 

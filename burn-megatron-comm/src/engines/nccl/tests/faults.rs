@@ -1,4 +1,4 @@
-//! Tests that faults are reported and that no rank hangs.
+//! Tests that faults are reported and that no rank blocks forever.
 
 use std::sync::Barrier;
 use std::sync::atomic::Ordering;
@@ -13,7 +13,7 @@ use crate::process::Transport;
 use crate::{Communicator, DType, ReduceOp};
 use burn_megatron_test_support::wait_until;
 
-/// `ncclRemoteError`.
+/// The error code `ncclRemoteError`.
 const REMOTE: i32 = 6;
 
 #[test]
@@ -50,7 +50,7 @@ fn an_id_that_is_never_published_is_reported() {
     );
 }
 
-/// The other ranks are in a collective that rank 1 never calls.
+/// The other ranks wait in a collective that rank 1 never calls.
 #[test]
 fn an_abort_ends_what_waits_and_leaves_its_slots_empty() {
     let run = TestRun::new(3, TestSetup::default());

@@ -1,4 +1,4 @@
-//! Runs ranks as threads over the engine, on a fake device with a fake NCCL.
+//! A test harness that runs ranks as threads over the engine, with a fake NCCL on a fake device.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -31,10 +31,10 @@ use crate::process::{
 use burn_megatron_rendezvous::GroupId;
 use burn_megatron_test_support::wait_until;
 
-/// The time that a test waits for an event that must happen.
+/// The timeout for events that must happen in a test.
 pub const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The fake library is global, so its counters are only correct for one world at a time.
+/// A lock for one world at a time. The fake library is global, so its counters are only correct for one world.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 #[derive(Clone, Copy)]
@@ -165,7 +165,7 @@ pub fn over<T: Send>(
     results
 }
 
-/// A minimal communicator over a transport. It numbers and checks calls, and waits for their slots.
+/// A minimal communicator over a transport. It numbers and checks calls, and waits for their results.
 #[derive(Debug)]
 pub struct TestComm {
     transport: Arc<NcclTransport>,

@@ -1,4 +1,4 @@
-//! Tests of libraries that cannot be used, and of a real NCCL library.
+//! Tests of libraries that are not a usable NCCL, and of a real NCCL library.
 
 use std::env;
 use std::thread;
@@ -71,12 +71,12 @@ fn ctas_that_a_version_does_not_have_are_refused() {
         ..TestSetup::default()
     };
     let error = TestRun::new(1, setup).start(0).unwrap_err().to_string();
-    let expected = "nccl.groups.data sets CTAs, which NCCL 2.16.2 does not have for each communicator: expected at least \
-                    2.17.1, or no min_ctas and max_ctas";
+    let expected = "min_ctas and max_ctas of nccl.groups.data are not supported by NCCL 2.16.2: update NCCL to at \
+                    least 2.17.1, or remove them";
     assert!(error.ends_with(expected), "{error}");
 }
 
-/// Opens a real NCCL library, whose path is in the variable. This needs no GPU.
+/// Opens a real NCCL library. An environment variable contains its path. This test requires no GPU.
 #[test]
 fn the_real_library_has_all_functions() {
     let Ok(path) = env::var("BURN_MEGATRON_TEST_LIBNCCL") else {

@@ -1,4 +1,5 @@
-//! Tests of the engine with a fake NCCL on a fake device. Results are compared with the thread engine.
+//! Tests of the engine with a fake NCCL on a fake device. Results are compared with the results of the `threads`
+//! engine.
 
 pub mod collectives;
 mod end_to_end;

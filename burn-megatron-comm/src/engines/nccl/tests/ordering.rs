@@ -17,7 +17,7 @@ use crate::process::Transport;
 use crate::{Buffer, Call, Communicator, DType, DevicePending, ReduceOp};
 use burn_megatron_test_support::wait_until;
 
-/// A message that no rank receives yet blocks neither the sender nor the sender's collectives.
+/// A message that no rank has received yet does not block the sender or the sender's collectives.
 #[test]
 fn a_send_blocks_nothing() {
     over(2, TestSetup::default(), |comm| {
@@ -32,8 +32,8 @@ fn a_send_blocks_nothing() {
     });
 }
 
-/// The launch of the first message between two ranks connects them, and waits for the launch on the other rank. Before
-/// 2.27.3, a thread cannot launch anything else in the meantime.
+/// The launch of the first message between two ranks connects the ranks, and waits until the other rank launches it
+/// too. Before NCCL 2.27.3, a thread cannot launch other calls during this time.
 #[test]
 fn ranks_that_send_before_they_receive_do_not_wait_for_each_other() {
     let versions: [extern "C" fn(*mut c_int) -> c_int; 3] = [v2_17, v2_20, v2_27];
@@ -54,7 +54,7 @@ fn ranks_that_send_before_they_receive_do_not_wait_for_each_other() {
     }
 }
 
-/// A collective that waits for a rank blocks no message of the other ranks.
+/// A collective that waits for a rank does not block messages between the other ranks.
 #[test]
 fn messages_pass_a_collective_that_waits() {
     over(3, TestSetup::default(), |comm| {
@@ -93,7 +93,7 @@ fn all_ranks_get_what_rank_0_shares() {
     assert_eq!(shared, vec![b"127.0.0.1:15000".to_vec(); 3]);
 }
 
-/// A start returns at once, even if another rank is late.
+/// Starting a call returns immediately, even if another rank is late.
 #[test]
 fn a_start_does_not_wait() {
     let started = AtomicBool::new(false);
@@ -113,8 +113,8 @@ fn a_start_does_not_wait() {
     });
 }
 
-/// Calls that are started together are launched together. Launches have the order of the program, even if ids, inputs,
-/// ranks or the device are late.
+/// Calls that are started together are launched together. The launches are in the order of the program, even if ids,
+/// inputs, ranks or the device are late.
 #[test]
 fn calls_are_coalesced_in_program_order_under_random_delays() {
     // The calls of each launch with the lengths of their inputs. Launches alternate between tensors and host buffers.
@@ -189,7 +189,8 @@ fn calls_are_coalesced_in_program_order_under_random_delays() {
     }
 }
 
-/// Collectives of a tensor group run although a data group's collective, which was started earlier, waits for a rank.
+/// Collectives of a tensor group run while a collective of a data group waits for a rank, although the collective of
+/// the data group was started earlier.
 #[test]
 fn tensor_groups_pass_buckets() {
     let run = TestRun::new(2, TestSetup::default());
@@ -215,8 +216,8 @@ fn tensor_groups_pass_buckets() {
     assert_eq!(run.device.high_priority.load(Ordering::SeqCst), 2);
 }
 
-/// The communicators of calls that are started together are created in one group, with the settings of their groups.
-/// Communicators without a call are not created.
+/// The communicators of calls that are started together are created in one NCCL group. Each communicator has the
+/// settings of its group. No communicator is created for a group without calls.
 #[test]
 fn communicators_are_created_at_the_first_call() {
     const GROUPS: [(NcclGroup, NcclGroupConfig); 2] = [

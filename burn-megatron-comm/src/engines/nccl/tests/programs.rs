@@ -1,4 +1,4 @@
-//! Tests that whole programs have the same results as over threads.
+//! Tests that complete programs have the same results as over the `threads` engine.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -34,7 +34,7 @@ pub fn values(dtype: DType, rank: usize, seed: usize, len: usize) -> Buffer {
     }
 }
 
-/// Runs a program on both engines and compares the results of every rank.
+/// Runs a program on both engines and compares the results on every rank.
 pub fn same(ranks: usize, setup: TestSetup, program: impl Fn(Comm) -> Vec<Buffer> + Sync) {
     let run = |rank: crate::Rank| Ok::<_, CommError>(program(rank.communicator()));
     let expected = World::threads(ranks).unwrap().run(run).unwrap();
@@ -92,7 +92,8 @@ pub fn uneven(comm: Comm) -> Vec<Buffer> {
     results
 }
 
-/// Sends messages in both directions at once, waits for sends before any receive, and mixes messages with collectives.
+/// Sends messages in both directions at the same time, waits for sends before any receive, and mixes messages with
+/// collectives.
 pub fn messages(comm: Comm) -> Vec<Buffer> {
     let (size, rank) = (comm.size(), comm.rank());
     if size == 1 {
@@ -127,7 +128,7 @@ pub fn messages(comm: Comm) -> Vec<Buffer> {
     results
 }
 
-/// Starts messages together, in between collectives.
+/// Starts several messages together between collectives.
 pub fn together(comm: Comm) -> Vec<Buffer> {
     let (size, rank) = (comm.size(), comm.rank());
     if size == 1 {
@@ -199,7 +200,7 @@ fn collectives_are_those_of_threads() {
     }
 }
 
-/// Runs one rank through NCCL, as on a machine with one GPU.
+/// Runs a world of one rank over NCCL, as on a machine with one GPU.
 #[test]
 fn a_rank_alone_may_use_the_library() {
     let setup = TestSetup {
@@ -232,8 +233,8 @@ fn calls_that_are_started_as_one_are_those_of_threads() {
     }
 }
 
-/// Communicators are created at the first call, together with the group by `ncclCommSplit`, or together with the group
-/// one by one.
+/// Communicators are created in three ways: at the first call, together with the group by `ncclCommSplit`, or together
+/// with the group one after the other.
 #[test]
 fn splits_are_those_of_threads() {
     for (version, eager_init) in [(v2_27 as _, false), (v2_20 as _, true), (v2_17 as _, true)] {
@@ -262,7 +263,7 @@ fn calls_may_be_waited_for_in_any_order() {
     });
 }
 
-/// Calls whose handles are dropped are executed.
+/// Calls are executed even if their handles are dropped.
 #[test]
 fn calls_whose_handle_is_dropped_take_place() {
     same(2, TestSetup::default(), |comm| {
@@ -307,7 +308,7 @@ fn small_host_collectives_reuse_the_memory_of_earlier_ones() {
     wait_until("no memory is left", || run.device.held() == 0);
 }
 
-/// Starts more calls than the number of kept blocks.
+/// Starts more calls than the number of blocks that are kept.
 #[test]
 fn small_host_collectives_in_flight_together_have_memory_each() {
     let run = TestRun::new(2, TestSetup::default());

@@ -1,4 +1,4 @@
-//! Random programs that are equal on every rank.
+//! Random programs that are the same on every rank.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::{Buffer, Communicator, DType, Pending, ReduceOp};
 
 type Comm = Arc<dyn Communicator>;
 
-/// SplitMix64 (Steele et al. 2014, doi:10.1145/2660193.2660195).
+/// The random number generator SplitMix64 (Steele et al. 2014, doi:10.1145/2660193.2660195).
 pub struct Rng(pub u64);
 
 impl Rng {
@@ -20,7 +20,7 @@ impl Rng {
     }
 }
 
-/// Returns the world, its even and odd ranks, and its ranks in reverse order.
+/// Returns communicators of the whole world, of the even and the odd ranks, and of all ranks in reverse order.
 fn groups(comm: &Comm) -> Vec<Comm> {
     let ranks = 0..comm.size();
     let (even, odd): (Vec<_>, Vec<_>) = ranks.clone().partition(|rank| rank % 2 == 0);

@@ -38,7 +38,7 @@ fn part(whole: &[f32], rank: usize, ranks: usize) -> Vec<f32> {
     whole[rank * len..(rank + 1) * len].to_vec()
 }
 
-/// Runs several collectives in a row. Each collective uses the result of the previous one.
+/// Runs several collectives one after the other. Each collective uses the result of the previous collective.
 fn chains(comm: Arc<dyn Communicator>, len: usize) {
     let (rank, ranks): (usize, usize) = (comm.rank(), comm.size());
     let comm = &*comm;
@@ -127,7 +127,7 @@ fn receives_are_posted_ahead_by_both_neighbours() {
     }
 }
 
-/// Dropped results release their memory.
+/// Dropped results release their device memory.
 #[test]
 fn dropped_results_hold_no_memory() {
     over(2, TestSetup::default(), |comm| {
@@ -139,7 +139,7 @@ fn dropped_results_hold_no_memory() {
     });
 }
 
-/// Large tensors use registered memory, which is released in order.
+/// Large tensors use registered memory, and the memory is released correctly.
 #[test]
 fn registered_memory_gives_the_same() {
     use RegisteredBuffers::{Allocations, Windows};

@@ -1,4 +1,4 @@
-//! Closes the engine: finalizes and destroys the communicators.
+//! The closing of the engine, which finalizes and destroys the communicators.
 
 use std::mem;
 use std::sync::mpsc::SyncSender;
@@ -7,7 +7,7 @@ use super::super::communicator::{CommKey, CommState, NcclCommunicator};
 use super::super::library::Progress;
 use super::{Instant, NcclWorker};
 
-/// A close in progress.
+/// A request to close the engine that is in progress.
 pub(super) struct CloseRequest {
     until: Instant,
     reply: SyncSender<Result<(), String>>,
@@ -75,8 +75,8 @@ impl NcclWorker {
         }
     }
 
-    /// Releases registered memory and starts to finalize every communicator. Communicators whose other ranks never made
-    /// a call are aborted.
+    /// Releases registered memory and starts to finalize every communicator. A communicator is aborted if other ranks
+    /// of the communicator have never issued a call on it.
     fn finalize(&mut self) -> Result<(), String> {
         let shared = &self.shared;
         // No call waits for these communicators anymore.
@@ -102,7 +102,7 @@ impl NcclWorker {
         shared.library.finalize(&ready)
     }
 
-    /// Returns whether every communicator is finalized. If so, destroys the communicators and their streams.
+    /// Returns whether every communicator has been finalized. If so, destroys the communicators and their streams.
     fn finalized(&mut self) -> Result<bool, String> {
         let (library, driver) = (&self.shared.library, &self.shared.driver);
         let comms = self

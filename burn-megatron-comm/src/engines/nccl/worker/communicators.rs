@@ -1,4 +1,4 @@
-//! Creates communicators.
+//! The creation of the communicators that calls require.
 
 use super::super::api::NO_COLOUR;
 use super::super::buffers::empty_result;
@@ -13,8 +13,8 @@ use crate::nccl_config::NcclGroup;
 
 impl NcclWorker {
     /// Starts to create the missing communicators of waiting calls. The communicators of calls that are launched
-    /// together are created together. Other communicators are created separately, because a communicator that waits for
-    /// its peers must not block another.
+    /// together are created together. Other communicators are created separately, so that a communicator that waits for
+    /// other ranks does not block another communicator.
     pub(super) fn open_missing(&mut self) {
         if self.shared.first_error().is_some() {
             return;
@@ -45,7 +45,7 @@ impl NcclWorker {
         }
     }
 
-    /// Starts to create communicators together.
+    /// Starts to create several communicators together.
     pub(super) fn open(&mut self, openings: Vec<Opening>, reply: Option<Arc<ResultSlot>>) {
         let streams = openings.iter().map(|opening| self.stream_of(opening));
         let streams: Result<Vec<_>, String> = streams.collect();
@@ -63,8 +63,8 @@ impl NcclWorker {
         }
     }
 
-    /// Returns the stream of a communicator's calls: the stream of the group's collectives, or a new stream for
-    /// messages.
+    /// Returns the stream for the calls of a communicator. For collectives, this is the collective stream of the group.
+    /// For messages, this is a new stream.
     fn stream_of(&self, opening: &Opening) -> Result<Stream, String> {
         match opening.key {
             CommKey::Group(_) => Ok(self.collective_stream(opening.group)),

@@ -1,4 +1,4 @@
-//! Completes calls.
+//! The completion of calls that the device has executed.
 
 use std::collections::HashSet;
 use std::mem;

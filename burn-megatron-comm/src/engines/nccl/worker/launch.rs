@@ -1,4 +1,4 @@
-//! Launches calls.
+//! The launch of calls.
 
 use std::collections::{HashMap, HashSet};
 use std::mem;
@@ -10,8 +10,8 @@ use super::super::library::{Comm, Progress};
 use super::registered::WindowsInUse;
 use super::{Arc, COLLECTIVES, InFlightCall, Instant, NcclWorker, WorkItem, distinct};
 
-/// The communicator and stream of a call. If a copy follows the call: its destination address, source address and
-/// number of bytes.
+/// The communicator and the stream of a call. If the result must be copied after the call, `copy_back` contains the
+/// destination address, the source address and the number of bytes.
 #[derive(Clone, Copy)]
 pub(super) struct LaunchTarget {
     pub comm: Comm,
@@ -23,7 +23,7 @@ pub(super) struct LaunchTarget {
 pub(super) type LaunchedCall = (NcclCall, LaunchTarget);
 
 impl NcclWorker {
-    /// Launches calls from the front of every queue.
+    /// Launches calls that are ready, beginning with the first call of every queue.
     pub(super) fn launch_ready_calls(&mut self) {
         if let Some(failure) = self.shared.first_error() {
             for work in mem::take(&mut self.waiting) {
@@ -53,7 +53,7 @@ impl NcclWorker {
         }
     }
 
-    /// Returns the queues whose last launch or split is in progress.
+    /// Returns the queues in which the last launch or split is still in progress.
     fn busy(&self) -> HashSet<CallQueue> {
         let calls = self.launching.iter().flatten();
         let mut busy: HashSet<CallQueue> = calls.map(|(call, _)| call.queue).collect();
@@ -68,13 +68,14 @@ impl NcclWorker {
         communicators.any(NcclCommunicator::is_splitting) || !self.empty_splits.is_empty()
     }
 
-    /// Returns whether this thread may start another group of NCCL calls. Older versions allow one group per thread.
+    /// Returns whether this thread may start another NCCL group. Older versions allow only one NCCL group in progress
+    /// per thread.
     fn may_start_group(&self) -> bool {
         let in_progress = !self.launching.is_empty() || self.is_splitting();
         !in_progress || self.shared.library.has_concurrent_groups()
     }
 
-    /// Returns whether everything that the work item needs is ready. Starts to create what is missing.
+    /// Returns whether all resources of the work item are ready. Starts to create missing resources.
     ///
     /// # Errors
     /// The reason why the work item cannot become ready.
@@ -104,7 +105,7 @@ impl NcclWorker {
         }
     }
 
-    /// Enqueues calls as one group. NCCL may still be launching them when this method returns.
+    /// Enqueues calls as one NCCL group. NCCL may still be launching the calls when this method returns.
     fn enqueue(&mut self, calls: &mut [NcclCall]) -> Result<Vec<LaunchTarget>, String> {
         let shared = self.shared.clone();
         let library = &shared.library;
@@ -142,7 +143,7 @@ impl NcclWorker {
         enqueued.and(ended).map(|_| targets)
     }
 
-    /// Moves calls that NCCL has put on their streams to the calls in flight.
+    /// Checks which calls NCCL has put on their streams, and moves these calls to the calls in flight.
     pub(super) fn poll_launches(&mut self) {
         for launched in mem::take(&mut self.launching) {
             match self.all_launched(&launched) {
@@ -185,7 +186,7 @@ impl NcclWorker {
         }
     }
 
-    /// Enqueues the copies from registered memory, and records an event on every stream.
+    /// Enqueues the copies from windows to tensors, and records an event on every stream.
     fn record_events(
         &self,
         launched: &[LaunchedCall],

@@ -1,9 +1,9 @@
 //! The single thread that calls NCCL for a rank. Only the [creation](super::opening) of communicators uses other
 //! threads.
 //!
-//! Collectives run on one stream or on [two](super::collective_streams), in the order in which they were started. A
-//! message may be sent long before it is received, so no other call may be queued behind it. Therefore each direction
-//! between two ranks has a separate communicator and a separate stream.
+//! Collectives run on one stream or on [two streams](super::collective_streams), in the order in which they were
+//! started. A message may be sent long before it is received, so no other call may be queued behind it. Therefore, each
+//! direction between two ranks has a separate communicator and a separate stream for messages.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::c_void;
@@ -30,17 +30,17 @@ mod completion;
 mod launch;
 mod registered;
 
-/// The time for which the thread polls without sleeping after progress. NCCL takes about this time to launch a
-/// collective.
+/// The time for which the thread continues to poll without sleeping after it made progress. NCCL takes about this time
+/// to launch a collective.
 const SPIN: Duration = Duration::from_micros(50);
 /// The sleep time between two polls while calls are in flight.
 const POLL_INTERVAL: Duration = Duration::from_micros(20);
-/// The sleep time after [`IDLE_AFTER`] without progress.
+/// The sleep time between two polls after [`IDLE_AFTER`] without progress.
 const IDLE_POLL_INTERVAL: Duration = Duration::from_micros(200);
 const IDLE_AFTER: Duration = Duration::from_millis(100);
 /// The interval between two polls of the communicators for asynchronous errors.
 const ERROR_CHECK_INTERVAL: Duration = Duration::from_millis(20);
-/// The time for which memory is kept if a device does not complete aborted work.
+/// The time for which memory is kept alive if a device does not complete aborted work.
 const ABORT_DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The queues of collectives.
@@ -49,17 +49,17 @@ const COLLECTIVES: [CallQueue; 2] = [
     CallQueue::Collectives(Priority::High),
 ];
 
-/// The maximum number of commands that are handled before other work.
+/// The maximum number of commands that are handled before other work is done.
 const MAX_COMMANDS_AT_ONCE: usize = 64;
 
 pub(super) struct NcclWorker {
     shared: Arc<EngineState>,
     self_sender: Sender<WorkerCommand>,
     communicators: BTreeMap<CommKey, NcclCommunicator>,
-    /// The streams of normal and of high-priority collectives, which may be the same stream.
+    /// The streams of normal and high-priority collectives. They may be the same stream.
     collective_stream: Stream,
     high_priority_stream: Stream,
-    /// The stream for copies of host buffers.
+    /// The stream for copies between host buffers and the device.
     copy_stream: Stream,
     staging: Staging,
     /// Work that is not launched yet, in the order in which it was started.
@@ -68,7 +68,7 @@ pub(super) struct NcclWorker {
     launching: Vec<Vec<LaunchedCall>>,
     /// Calls that are on their streams.
     in_flight: VecDeque<InFlightCall>,
-    /// Splits in which this rank is in no new communicator, with the parent communicator.
+    /// Splits in which this rank gets no new communicator, each with the parent communicator.
     empty_splits: Vec<(Comm, Box<AtomicPtr<c_void>>, Arc<ResultSlot>)>,
     closing: Option<CloseRequest>,
     errors_checked_at: Instant,
@@ -81,12 +81,12 @@ enum WorkItem {
     Split(Split),
 }
 
-/// A call that is on its stream.
+/// A call that has been put on its stream.
 struct InFlightCall {
     call: NcclCall,
     comm: Comm,
     done: Arc<RecordedEvent>,
-    /// Whether the error of the call was reported.
+    /// Whether the error of the call has already been reported.
     failed: bool,
 }
 
@@ -126,7 +126,7 @@ impl NcclWorker {
         })
     }
 
-    /// Runs until the command `Quit`.
+    /// Runs the thread until it receives the command `Quit`.
     pub fn run(mut self, commands: &Receiver<WorkerCommand>) {
         end_sleeps_in_time();
         let mut quit = false;
@@ -159,7 +159,7 @@ impl NcclWorker {
         self.staging.clear();
     }
 
-    /// Returns the next command, or `None` if other work must be polled first.
+    /// Returns the next command. Returns `None` if other work must be done first.
     fn next(&self, commands: &Receiver<WorkerCommand>) -> Option<WorkerCommand> {
         let received = match pause_after(self.last_progress.elapsed()) {
             None => {
@@ -202,7 +202,7 @@ impl NcclWorker {
         }
     }
 
-    /// Aborts every communicator. Waiting calls are dropped, and their slots stay empty.
+    /// Aborts every communicator. Waiting calls are dropped without a result.
     fn abort(&mut self) {
         if self.aborted_at.is_some() {
             return;
@@ -226,8 +226,8 @@ impl NcclWorker {
     }
 }
 
-/// Returns the sleep time before the next poll, given the time since the last progress. Returns `None` if the thread
-/// should not sleep.
+/// Returns the sleep time before the next poll. `quiet` is the time since the last progress. Returns `None` if the
+/// thread should not sleep.
 fn pause_after(quiet: Duration) -> Option<Duration> {
     match quiet {
         _ if quiet < SPIN => None,
@@ -236,7 +236,7 @@ fn pause_after(quiet: Duration) -> Option<Duration> {
     }
 }
 
-/// Makes the sleeps of this thread end on time. By default, Linux prolongs a sleep by up to 50 us to save power.
+/// Makes the sleeps of this thread precise. By default, Linux extends a sleep by up to 50 us to save power.
 #[cfg(target_os = "linux")]
 fn end_sleeps_in_time() {
     // If the timer slack cannot be set, sleeps are longer.

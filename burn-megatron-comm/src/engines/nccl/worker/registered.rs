@@ -1,4 +1,4 @@
-//! Selects the registered memory of calls.
+//! The selection of the registered memory of calls.
 
 use std::collections::HashSet;
 
@@ -9,12 +9,11 @@ use super::super::registered::{RegisteredWindow, Registration, is_registered, wi
 use super::NcclWorker;
 use crate::nccl_config::RegisteredBuffers;
 
-/// Destination address, source address and number of bytes of a copy.
+/// The destination address, the source address and the number of bytes of a copy.
 type CopyBack = (u64, u64, usize);
 
 impl NcclWorker {
-    /// Returns whether the windows of these calls are ready, if the calls use windows. Starts to register missing
-    /// windows.
+    /// Returns whether the windows that these calls require are ready. Starts to register missing windows.
     pub(super) fn windows_ready(&mut self, calls: &[NcclCall]) -> bool {
         if !self.uses(RegisteredBuffers::Windows) {
             return true;
@@ -59,7 +58,9 @@ impl NcclWorker {
         self.shared.registration() == Registration::On(kind)
     }
 
-    /// Returns the addresses of the call: its own memory, or a window with a copy before and a copy after the call.
+    /// Returns the addresses that the call uses. These are the addresses of the call's memory, or the addresses of a
+    /// window. If the call uses a window, copies the input to the window and returns the copy of the result that must
+    /// follow the call.
     pub(super) fn through_window(
         &self,
         call: &NcclCall,
@@ -83,7 +84,7 @@ impl NcclWorker {
         Ok((used, Some((own[1], used[1], output))))
     }
 
-    /// Registers the allocations of a call on a large tensor, if this is requested.
+    /// Registers the allocations of a call on a large tensor, if the registration of allocations is enabled.
     pub(super) fn register_allocations(
         &mut self,
         call: &NcclCall,
@@ -108,12 +109,12 @@ impl NcclWorker {
     }
 }
 
-/// The windows that the calls of one launch use.
+/// The windows that the calls of one launch already use.
 #[derive(Default)]
 pub(super) struct WindowsInUse(HashSet<(CommKey, usize)>);
 
 impl WindowsInUse {
-    /// Returns the first unused window of this size.
+    /// Returns the first unused window with this size, and marks it as used.
     fn next(&mut self, key: CommKey, bytes: usize, windows: &[RegisteredWindow]) -> Option<usize> {
         let mut fitting = (0..windows.len()).filter(|at| windows[*at].bytes() == bytes);
         let at = fitting.find(|at| !self.0.contains(&(key, *at)))?;
@@ -122,7 +123,7 @@ impl WindowsInUse {
     }
 }
 
-/// Returns the size of the window of a call. Only tensors use windows.
+/// Returns the size of the window of a call. Only calls on tensors use windows.
 fn bytes_for(call: &NcclCall) -> Option<usize> {
     match call.memory {
         CallMemory::Tensor(_) => window_bytes(&call.plan),

@@ -1,4 +1,4 @@
-//! A minimal communicator over a transport for tests. It numbers the calls and waits for their slots.
+//! A minimal communicator over a transport, for tests. It numbers the calls and waits for their results.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,7 +21,7 @@ pub struct TestCommunicator {
     id: GroupId,
     timeout: CallTimeout,
     collectives: AtomicU64,
-    /// The numbers of messages, by peer and direction (sent or received).
+    /// The numbers of the next messages, keyed by rank and direction (sent or received).
     messages: Mutex<HashMap<(usize, bool), u64>>,
 }
 

@@ -15,20 +15,20 @@ type QueuedPayload = (Vec<u8>, Arc<AtomicBool>);
 /// The messages in flight between the ranks.
 #[derive(Default)]
 struct NetworkState {
-    /// The control messages, by receiver and sender.
+    /// The control messages, indexed by receiver and keyed by sender.
     notes: Vec<BTreeMap<usize, VecDeque<Vec<u8>>>>,
-    /// The payloads, by sender, receiver and tag.
+    /// The payloads, keyed by sender, receiver and tag.
     payloads: HashMap<(usize, usize, Tag), VecDeque<QueuedPayload>>,
-    /// The longest payload so far.
+    /// The size of the longest payload so far.
     longest: usize,
 }
 
-/// The transports of a world.
+/// The in-memory transports of all ranks of a world.
 #[derive(Clone)]
 pub struct MemoryNetwork {
     state: Arc<Mutex<NetworkState>>,
     size: usize,
-    /// The number of times in four that a transport delays a message that it could deliver.
+    /// The probability, in quarters, that a transport delays a message that it could deliver.
     delay_rate: u64,
     /// If set, every poll fails.
     pub broken: Arc<AtomicBool>,
@@ -74,7 +74,7 @@ impl MemoryNetwork {
         notes.map(VecDeque::len).chain(payloads).sum()
     }
 
-    /// Returns the size of the longest payload that was sent separately, in bytes.
+    /// Returns the size in bytes of the longest payload that was sent as a separate message.
     pub fn longest(&self) -> usize {
         self.state.lock().unwrap().longest
     }
@@ -93,7 +93,7 @@ impl MemoryP2p {
         self.random() % 4 < self.network.delay_rate
     }
 
-    /// Returns the control messages that are delivered now. The messages of one sender are in order.
+    /// Returns the control messages that are delivered now. Messages from the same sender are delivered in order.
     fn notes(&mut self) -> Vec<P2pEvent> {
         let network = self.network.clone();
         let mut state = network.state.lock().unwrap();

@@ -1,4 +1,4 @@
-//! Tests that ranks with different calls get an error that names both calls.
+//! Tests that ranks that issue different calls get an error that names both calls.
 
 use super::*;
 use crate::{Call, CommError, ReduceOp};

@@ -1,4 +1,4 @@
-//! Tests of the collectives over an in-memory transport. Tests of other engines use parts of this module too.
+//! Tests of the collectives over an in-memory transport. Tests of other engines also use parts of this module.
 
 mod faults;
 mod memory_p2p;
@@ -19,10 +19,10 @@ use crate::{Buffer, BufferPool, Communicator, DType};
 use communicator::{CallTimeout, TestCommunicator};
 use memory_p2p::MemoryNetwork;
 
-/// Long enough for every test that must succeed.
+/// A timeout that is long enough for every test that must succeed.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// One rank of an in-memory world.
+/// One rank of a world with in-memory transports.
 struct TestRank {
     rank: usize,
     world: Arc<dyn Communicator>,
@@ -69,7 +69,7 @@ fn run_open<R: Send>(
     })
 }
 
-/// Runs `f` on every rank, closes the world, and checks that no message is left.
+/// Runs `f` on every rank, closes the world, and checks that no message remains.
 fn run<R: Send>(size: usize, delay_rate: u64, f: impl Fn(&TestRank) -> R + Sync) -> Vec<R> {
     let network = MemoryNetwork::new(size, delay_rate);
     let results = run_open(&network, size, TIMEOUT, |this| {

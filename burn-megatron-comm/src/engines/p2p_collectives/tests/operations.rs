@@ -1,12 +1,12 @@
-//! Tests of every operation against a simple reference.
+//! Tests that compare every operation with a simple reference implementation.
 
 use super::programs::{contribution, expected};
 use super::*;
 use crate::engines::p2p_collectives::control::MAX_INLINE_BYTES;
 use crate::{Call, CommError, ReduceOp};
 
-/// Lengths close to the limit of a control message, shorter than the number of ranks, and longer than a short
-/// broadcast.
+/// Lengths that are close to the limit of a control message, less than the number of ranks, or greater than the limit
+/// of a short broadcast.
 const LENGTHS: [usize; 9] = [0, 1, 3, 7, 991, 992, 993, 4000, 40_003];
 
 #[test]

@@ -1,4 +1,4 @@
-//! Tests of calls of several groups in any order, early messages, splits, and dropped handles.
+//! Tests of calls on several groups in any order, early messages, splits, and dropped handles.
 
 use super::*;
 use crate::{Call, CommError, ReduceOp};

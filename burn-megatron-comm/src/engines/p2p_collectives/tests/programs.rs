@@ -1,4 +1,4 @@
-//! Random programs of calls over several groups, compared with a serial model.
+//! Random programs of calls on several groups, whose results are compared with a serial model.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use half::bf16;
 use crate::engines::reduce::reduce_range;
 use crate::{Buffer, Call, CommError, Communicator, DType, Pending, ReduceOp};
 
-/// Random numbers that are equal on every rank.
+/// A random number generator that returns the same numbers on every rank.
 pub struct Random(pub u64);
 
 impl Random {
@@ -20,7 +20,8 @@ impl Random {
     }
 }
 
-/// Returns elements that differ by rank, call and position. The sums of these elements depend on the order.
+/// Returns elements that differ by rank, call and position. The sums of these elements depend on the order of the
+/// additions.
 pub fn contribution(dtype: DType, len: usize, rank: usize, call: usize) -> Buffer {
     let value = |i: usize| {
         let mut random = Random((rank * 7919 + call * 104_729 + i * 31 + 1) as u64);
@@ -47,7 +48,7 @@ pub fn contribution(dtype: DType, len: usize, rank: usize, call: usize) -> Buffe
     }
 }
 
-/// Returns the expected result of a call for the member `index`, given the inputs of all members.
+/// Returns the expected result of a call on the member with index `index`, given the inputs of all members.
 pub fn expected(call: &Call, index: usize, inputs: &[Buffer]) -> Buffer {
     let (dtype, len) = (inputs[index].dtype(), inputs[index].len());
     let all: Vec<&Buffer> = inputs.iter().collect();
@@ -69,7 +70,7 @@ pub fn expected(call: &Call, index: usize, inputs: &[Buffer]) -> Buffer {
     }
 }
 
-/// One call of a program, equal on all ranks.
+/// One call of a program. It is the same on all ranks.
 struct ProgramStep {
     group: usize,
     call: Call,
@@ -113,14 +114,14 @@ fn step(random: &mut Random, groups: usize, size: usize, longest: usize) -> Prog
     }
 }
 
-/// A call of this rank and its expected result.
+/// A call that this rank has started, and its expected result.
 struct Started {
     pending: Pending,
     wanted: Buffer,
     what: String,
 }
 
-/// Starts step `number` on the group `comm`.
+/// Starts the step with number `number` on the group `comm`.
 fn start(
     comm: &Arc<dyn Communicator>,
     step: &ProgramStep,
@@ -179,8 +180,8 @@ fn start(
     })
 }
 
-/// Runs a random program of `steps` calls with up to `longest` elements over the world, its halves, and its even and
-/// odd ranks. Each rank waits in a different order.
+/// Runs a random program of `steps` calls with up to `longest` elements. The calls use the whole world, its halves, and
+/// its even and odd ranks. Each rank waits for the calls in a different order.
 pub fn run(
     world: &Arc<dyn Communicator>,
     seed: u64,

@@ -1,4 +1,5 @@
-//! Output, log-sum-exp and largest score. Queries are the resident tile. Keys and values are streamed.
+//! The forward kernel, which computes the output, the log-sum-exp and the largest score. It keeps a tile of queries in
+//! shared memory (the resident tile) and streams tiles of keys and values.
 
 use cubecl::prelude::*;
 
@@ -11,12 +12,12 @@ use crate::cube::mma::WARP;
 use crate::cube::mma::ptx::{Quad, commit_copies, exp2, wait_for_copies};
 use crate::cube::mma::swizzle::lane_row;
 
-/// Computes the output for `shape.rows()` queries of one head per cube, `shape.warp_rows()` of them
+/// Computes the output for `shape.rows()` queries of one head per cube, and for `shape.warp_rows()` of these queries
 /// per warp.
 ///
 /// The cubes with the last queries come first, because with causal attention they have the most keys. While a tile of
-/// keys and values is processed, the next tile is copied. Exponentials have base 2. The factor `log2(e)` is part of the
-/// factor of the scores.
+/// keys and values is processed, the next tile is copied. The softmax uses powers of 2 instead of `e`, so the factor of
+/// the scores contains `log2(e)`.
 #[cube(launch_unchecked)]
 pub(crate) fn mma_forward<F: Float, N: Size>(
     q: &[Vector<F, N>],
@@ -121,8 +122,8 @@ pub(crate) fn mma_forward<F: Float, N: Size>(
     }
 }
 
-/// Turns the scores of a tile into weights relative to the largest score so far, and rescales the
-/// existing sums to that score.
+/// Converts the scores of a tile to weights relative to the largest score so far, and rescales the existing sums to
+/// this score.
 #[cube]
 fn softmax(
     scores: &mut Array<Vector<f32, Quad>>,
@@ -146,7 +147,7 @@ fn softmax(
         }
         most = max(most, plane_shuffle_xor(most, 1u32));
         most = max(most, plane_shuffle_xor(most, 2u32));
-        // A row without visible keys so far keeps weights of 0.
+        // The weights of a row stay 0 until a key is visible.
         let offset = select(most > minus_infinity(), most, 0.0f32) * scale;
         let factor = exp2(fma(largest[row], scale, -offset));
         largest[row] = most;

@@ -1,4 +1,5 @@
-//! The gradients of keys and values. Keys and values are resident. Queries and the gradient of the output are streamed.
+//! The kernel for the gradients of keys and values. It keeps a tile of keys and values in shared memory and streams
+//! tiles of queries and of the gradient of the output.
 
 use cubecl::prelude::*;
 
@@ -13,14 +14,14 @@ use crate::cube::mma::WARP;
 use crate::cube::mma::ptx::{Quad, commit_copies, copy_4_bytes, exp2, load_pair, wait_for_copies};
 use crate::cube::mma::swizzle::lane_column;
 
-/// Computes `dv = p^T dout` and `dk = scale * ds^T q`.
+/// Computes the gradients of keys and values, `dk = scale * ds^T q` and `dv = p^T dout`.
 ///
 /// One cube processes `shape.rows()` keys of one group and all heads of the group, one after the other.
-/// `sizes.mask_range` holds the queries to which a key is visible. `flat` is true if `gradients` are pairs of f32.
-/// `add` selects, for `dk` and `dv`, whether to add to the existing values.
+/// `sizes.mask_range` is the range of queries to which a key is visible. `flat` is true if `gradients` are pairs of
+/// f32. `add` selects, for `dk` and `dv`, whether the kernel adds to the existing values.
 ///
-/// Scores are computed transposed, with a row per key. Weights and score gradients can then stay in registers as left
-/// operands of the sums.
+/// The scores are computed transposed, with one row per key. The weights and score gradients can therefore stay in
+/// registers as left operands of the following matrix multiplications.
 #[cube(launch_unchecked)]
 pub(crate) fn mma_keys<F: Float, N: Size, G: Float, M: Size>(
     q: &[Vector<F, N>],
@@ -159,7 +160,7 @@ fn write<G: Float, M: Size>(
 }
 
 /// Starts to copy queries of a head, the gradient of their output, and both statistics to one stage, starting at query
-/// `at`. Rows past the last query are zeros, so that their weights stay finite and multiply zeros.
+/// `at`. Rows after the last query are zero, so that their weights stay finite and do not change the sums.
 #[cube]
 fn copy_queries<F: Float, N: Size>(
     q: &[Vector<F, N>],
@@ -195,8 +196,7 @@ fn copy_queries<F: Float, N: Size>(
     }
 }
 
-/// Turns scores into weights with the log-sum-exps of this lane's columns, which start at
-/// `of_queries`.
+/// Converts scores to weights, using the log-sum-exps of this lane's columns. The columns start at `of_queries`.
 #[cube]
 fn weigh(
     scores: &mut Array<Vector<f32, Quad>>,
@@ -223,7 +223,7 @@ fn weigh(
     }
 }
 
-/// Turns weights into score gradients: `p * (dp - delta)`.
+/// Converts weights to score gradients: `p * (dp - delta)`.
 #[cube]
 fn differentiate(
     weights: &mut Array<Vector<f32, Quad>>,

@@ -1,10 +1,10 @@
-//! Attention with `mma.sync`, following FlashAttention-2 (Dao, 2023). Products are 16 by 8 by 16
-//! with sums in f32. `cp.async` copies the next tiles while the current tiles are processed. Scores
-//! and weights stay in registers.
+//! Attention with `mma.sync`, following FlashAttention-2 (Dao, 2023). Matrix multiplications use tiles of 16 by 8 by 16
+//! with sums in f32. `cp.async` copies the next tiles while the current tiles are processed. Scores and weights stay in
+//! registers.
 //!
-//! The kernels correspond to the kernels of the parent module, with different tiles. The backward has one kernel over
-//! blocks of keys and one over blocks of queries, so that every sum has a fixed order. The parent module's kernels
-//! compute delta and the gradient of the sink.
+//! The kernels correspond to the kernels of the parent module, with different tiles. The backward pass has one kernel
+//! over blocks of keys and one kernel over blocks of queries, so that every sum has a fixed order. The kernels of the
+//! parent module compute delta and the gradient of the sink.
 
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;

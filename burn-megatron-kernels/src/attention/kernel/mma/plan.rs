@@ -1,4 +1,4 @@
-//! The sizes of the tiles.
+//! The tile sizes of the tensor core kernels.
 
 use burn::tensor::DType;
 use cubecl::client::Client;
@@ -9,58 +9,58 @@ use super::super::plan::TilePlan;
 use crate::cube::mma::swizzle::Swizzle;
 use crate::cube::mma::{CHUNK, PAIR, WARP};
 
-/// The number of features per step of a product. Widths are multiples of this number.
+/// The number of features per step of a matrix multiplication. Widths are multiples of this number.
 pub(crate) const STEP: usize = 16;
 
 /// The number of warps per cube.
 const WARPS: usize = 4;
 
-/// The factor that turns exponents of base e into exponents of base 2.
+/// The factor that converts exponents of base e to exponents of base 2.
 pub(crate) const LOG2_E: f32 = std::f32::consts::LOG2_E;
 
-/// The width of the widest head whose sums stay in registers in both directions.
+/// The maximum width of a head for which the sums stay in registers in the forward and the backward pass.
 pub(crate) const MAX_WIDTH: usize = 256;
 
-/// The width up to which a warp has registers for two row tiles.
+/// The maximum width for which a warp has enough registers for two row tiles.
 const NARROW: usize = 64;
 
-/// The width above which streamed tiles have fewer rows, to fit into shared memory.
+/// The width above which streamed tiles have fewer rows, so that they fit into shared memory.
 const WIDE: usize = 128;
 
-/// The width up to which queries stay in registers in the forward.
+/// The maximum width for which queries stay in registers in the forward pass.
 const MAX_KEPT: usize = 192;
 
-/// The maximum sum of key width and value width for which the sums of both stay in registers.
+/// The maximum sum of key width and value width for which the gradient sums of both stay in registers.
 const MAX_SUMMED: usize = 320;
 
-/// The sizes of a kernel's tiles.
+/// The tile sizes and the compile-time parameters of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct MmaShape {
-    /// Features of a head of queries and keys.
+    /// The number of features per head of queries and keys.
     pub width: usize,
-    /// Features of a head of values.
+    /// The number of features per head of values.
     pub value_width: usize,
     /// The number of resident rows per warp, in tiles of 16 rows.
     pub row_tiles: usize,
-    /// The number of rows of a streamed tile, which are columns of the scores.
+    /// The number of rows of a streamed tile. These rows are the columns of the scores.
     pub columns: usize,
     /// Whether there is a second resident tile, which is multiplied with the second streamed tile.
     pub paired: bool,
     /// Whether the fragments of the resident tiles stay in registers. Otherwise they are loaded
     /// from shared memory for every streamed tile.
     pub in_registers: bool,
-    /// Whether each streamed row comes with two statistics in f32.
+    /// Whether each streamed row has two statistics in f32.
     pub statistics: bool,
-    /// Whether the kernel sums the gradients of keys. Used only by the keys kernel.
+    /// Whether the kernel for keys computes the gradients of keys. Other kernels ignore this field.
     pub sums_keys: bool,
-    /// Whether the kernel sums the gradients of values. Used only by the keys kernel.
+    /// Whether the kernel for keys computes the gradients of values. Other kernels ignore this field.
     pub sums_values: bool,
-    /// Whether the type is bf16. Otherwise it is f16.
+    /// Whether the element type is bf16. Otherwise it is f16.
     pub bf16: bool,
 }
 
 impl MmaShape {
-    /// Returns the same shape for tiles as wide as the values.
+    /// Returns the same parameters for tiles with the width of the values.
     pub(crate) fn of_values(&self) -> Self {
         Self {
             width: self.value_width,
@@ -104,18 +104,18 @@ impl MmaShape {
         2 * rows * self.width
     }
 
-    /// Returns the bytes that are streamed at once: two tiles and the statistics of their rows.
+    /// Returns the number of bytes in a stage, which is streamed at once: two tiles and the statistics of their rows.
     pub(crate) fn stage(&self) -> usize {
         let statistics = if self.statistics { 8 * self.columns } else { 0 };
         self.bytes_of_both(self.columns) + statistics
     }
 
-    /// Returns the bytes of `rows` rows of queries or keys, and of the same number of value rows.
+    /// Returns the number of bytes of `rows` rows of queries or keys, and of the same number of value rows.
     fn bytes_of_both(&self, rows: usize) -> usize {
         self.bytes(rows) + self.of_values().bytes(rows)
     }
 
-    /// Returns the bytes of shared memory: the resident tiles, then two stages.
+    /// Returns the number of bytes of shared memory: the resident tiles, and two stages.
     pub(crate) fn memory(&self) -> usize {
         let resident = if self.paired {
             self.bytes_of_both(self.rows())
@@ -126,11 +126,11 @@ impl MmaShape {
     }
 }
 
-/// Returns the tiles for heads of these widths, with rows read 16 bytes at a time.
+/// Returns the tile sizes for heads of these widths. Rows are read 16 bytes at a time.
 ///
-/// There are two row tiles if enough registers are left, because each fragment of a streamed tile
-/// then serves twice. If the gradients of keys and values do not fit into the registers together,
-/// each has its own launch.
+/// There are two row tiles per warp if enough registers are left, because each fragment of a streamed tile is then used
+/// twice. If the gradient sums of keys and values do not fit into the registers together, each of them has its own
+/// launch.
 pub(super) fn shapes(width: usize, value_width: usize, bf16: bool) -> TilePlan<MmaShape> {
     let (narrow, wide) = (width <= NARROW, width > WIDE);
     let forward = MmaShape {
@@ -175,7 +175,7 @@ pub(super) fn shapes(width: usize, value_width: usize, bf16: bool) -> TilePlan<M
     }
 }
 
-/// Returns the maximum bytes of shared memory of a block for heads of these widths.
+/// Returns the maximum number of bytes of shared memory per block for heads of these widths.
 pub(in crate::attention) fn shared_memory(width: usize, value_width: usize) -> usize {
     let plan = shapes(width, value_width, false);
     let keys = plan.keys.iter().map(MmaShape::memory);
@@ -208,7 +208,8 @@ mod tests {
 
     #[test]
     fn tiles_of_every_width_fit_into_the_memory_of_a_block() {
-        // The smallest shared memory of all devices with `cp.async`: compute capability 8.6.
+        // The smallest shared memory of all devices with `cp.async`, which is the shared memory of compute capability
+        // 8.6.
         const SMALL: usize = 99 * 1024;
         for shape in all() {
             assert!(shape.memory() <= SMALL, "{shape:?}: {}", shape.memory());

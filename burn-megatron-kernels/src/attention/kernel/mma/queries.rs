@@ -1,4 +1,5 @@
-//! The gradient of the queries. Queries and the gradient of the output are resident. Keys and values are streamed.
+//! The kernel for the gradient of the queries. It keeps a tile of queries and of the gradient of the output in shared
+//! memory and streams tiles of keys and values.
 
 use cubecl::prelude::*;
 
@@ -12,7 +13,7 @@ use crate::cube::mma::WARP;
 use crate::cube::mma::ptx::{Quad, commit_copies, exp2, wait_for_copies};
 use crate::cube::mma::swizzle::lane_row;
 
-/// Computes `dq = scale * ds k`. One cube processes `shape.rows()` queries of one head.
+/// Computes the gradient of the queries, `dq = scale * ds k`. One cube processes `shape.rows()` queries of one head.
 #[cube(launch_unchecked)]
 pub(crate) fn mma_queries<F: Float, N: Size>(
     q: &[Vector<F, N>],

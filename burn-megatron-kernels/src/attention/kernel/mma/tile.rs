@@ -1,4 +1,4 @@
-//! Tiles of 16-bit rows in shared memory: filling, multiplying and writing them.
+//! Tiles of 16-bit rows in shared memory: loading, multiplying and storing them.
 
 use cubecl::prelude::*;
 
@@ -63,8 +63,7 @@ pub(crate) fn copy_tile<F: Float, N: Size>(
     }
 }
 
-/// Keys and values of a head, and the start of the stages to which a kernel with resident queries
-/// copies their tiles.
+/// The keys and values of a head, and the stages to which a kernel with resident queries copies their tiles.
 #[derive(CubeType)]
 pub(crate) struct KeyStages<'a, F: Float, N: Size> {
     k: &'a [Vector<F, N>],
@@ -122,7 +121,7 @@ impl<'a, F: Float, N: Size> KeyStages<'a, F, N> {
 /// The rows of a resident tile that this warp owns.
 #[derive(CubeType)]
 pub(crate) struct Resident {
-    /// The start of the rows in shared memory.
+    /// The address of the first row in shared memory.
     pub start: u32,
     /// All fragments, if they stay in registers.
     fragments: Array<Vector<u32, Quad>>,
@@ -154,8 +153,8 @@ pub(crate) fn resident(tile: u32, #[comptime] shape: MmaShape) -> Resident {
     Resident { start, fragments }
 }
 
-/// Returns the products of this warp's rows with the rows of the streamed tile at `tile`, as 16 by
-/// 8 tiles in row-major order.
+/// Computes the matrix product of this warp's rows with the transposed rows of the streamed tile at `tile`. The result
+/// consists of 16 by 8 tiles in row-major order.
 #[cube]
 pub(crate) fn products(
     rows: &Resident,
@@ -194,7 +193,7 @@ pub(crate) fn products(
     sums
 }
 
-/// Adds the products of `weights`, rounded to 16 bits, with the rows of the streamed tile at `tile`.
+/// Adds the matrix product of `weights`, rounded to 16 bits, and the rows of the streamed tile at `tile`.
 #[cube]
 pub(crate) fn accumulate(
     sums: &mut Array<Vector<f32, Quad>>,
@@ -228,7 +227,8 @@ pub(crate) fn accumulate(
     }
 }
 
-/// Returns two adjacent tiles of sums as the left operand of a product. A lane holds the same elements of both tiles.
+/// Returns two adjacent tiles of sums as the left operand of a matrix multiplication. A lane holds the same elements in
+/// both layouts.
 #[cube]
 fn operand(
     first: Vector<f32, Quad>,

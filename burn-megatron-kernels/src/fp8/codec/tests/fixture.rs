@@ -4,7 +4,8 @@
 pub(super) struct Fixture {
     /// Bits of the value of each code.
     pub decode: Vec<u32>,
-    /// Bits of a value, and its codes: one code, or for E8M0 the nearest code and the code rounded up.
+    /// The bits of a value, and its codes. A value has one code. In E8M0 it has two codes: the nearest code and the
+    /// code that is rounded up.
     pub encode: Vec<(u32, Vec<u8>)>,
 }
 

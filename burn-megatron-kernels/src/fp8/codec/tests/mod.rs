@@ -24,7 +24,7 @@ fn known_scales() -> Fixture {
     Fixture::parse(include_str!("../../../../tests/fixtures/fp8/e8m0.txt"))
 }
 
-/// Returns all codings, each with its fixture and the column of its codes in the fixture.
+/// Returns all codings. Each coding has its fixture and the column of its codes in the fixture.
 fn codings() -> Vec<(Coding, Fixture, usize)> {
     let values = FORMATS.map(|format| (Coding::Value(format), known(format), 0));
     let scales = [(Rounding::Nearest, 0), (Rounding::Up, 1)];
@@ -135,7 +135,7 @@ fn tensors_have_the_codes_of_other_implementations() {
 fn tensors_have_the_values_of_other_implementations() {
     for (device, dtype) in devices_with_types() {
         for (coding, known, _) in codings() {
-            // 2^-127 is subnormal in bf16, and f16 does not hold most scales.
+            // 2^-127 is subnormal in bf16, and f16 cannot represent most scales.
             if dtype != DType::F32 && matches!(coding, Coding::Scale(_)) {
                 continue;
             }
@@ -189,7 +189,7 @@ fn every_value_of_16_bits_has_the_code_of_the_same_f32() {
     }
 }
 
-/// Returns one value per position, with all exponents and both signs. Adjacent values differ.
+/// Returns `count` values with all exponents and both signs. Adjacent values differ.
 fn spread(count: usize) -> Vec<f32> {
     let value = |at: usize| {
         let random = (at as u32).wrapping_mul(0x9E37_79B9) ^ 0x1234_5678;
@@ -212,7 +212,7 @@ fn any_count_of_values_round_trips_as_single_values_do() {
                 assert_same(&what, &words(encoded.clone()), &packed(coding, &codes));
                 let decoded = codes.iter().map(|code| coding.decode(*code).to_bits());
                 let expected: Vec<u32> = decoded.collect();
-                // All values, and fewer values than there are codes.
+                // All values are decoded, and then fewer values than there are codes.
                 for count in [count, count / 3] {
                     let decoded = decode_as(encoded.clone(), count, FloatDType::F32, coding);
                     assert_same(&what, &bits_of(decoded), &expected[..count]);
@@ -269,7 +269,7 @@ fn values_may_have_any_strides() {
                 assert_same(&what, &encoded, &packed(coding, &codes));
             }
         }
-        // Codes that are a slice of a tensor of codes.
+        // These codes are a slice of a tensor of codes.
         let codes = encode(floats(&values, &device), Format::E4M3).narrow(0, 3, 5);
         let decoded = bits_of(decode(codes, 18, Format::E4M3, FloatDType::F32));
         let expected = values[12..30]

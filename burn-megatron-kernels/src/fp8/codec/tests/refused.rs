@@ -1,4 +1,4 @@
-//! Error messages are the same on every device.
+//! Tests that error messages are the same on every device.
 
 use insta::assert_snapshot;
 

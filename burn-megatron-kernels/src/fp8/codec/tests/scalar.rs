@@ -1,4 +1,4 @@
-//! Encoding and decoding of single values.
+//! Tests of encoding and decoding of single values.
 
 use super::*;
 
@@ -40,8 +40,8 @@ fn higher_bits_of_a_code_are_ignored() {
     }
 }
 
-/// In f64, `amax / 448` is precise enough to compare with powers of two. A quotient that is a power of two is exact,
-/// and no other quotient is within 2^-24 of one.
+/// In f64, `amax / 448` is precise enough to be compared with powers of two. A quotient that is a power of two is
+/// exact, and no other quotient is within 2^-24 of a power of two.
 #[test]
 fn the_scale_of_a_block_is_its_largest_value_by_448_rounded_up() {
     let exponents = (0..255u32).map(|exponent| exponent << 23);
@@ -106,7 +106,7 @@ proptest! {
             ladder.iter().filter(|at| distance(at) == least).map(|at| at.1).collect();
         let code = format.encode(value);
         prop_assert!(nearest.contains(&code), "{value:e} is {code:#x}, not of {nearest:?}");
-        // A tie goes to the even code. -0 and 0 count as one value.
+        // A tie is rounded to the even code. -0 and 0 count as one value.
         let tie = nearest.iter().any(|near| format.decode(*near) != format.decode(code));
         prop_assert!(!tie || code & 1 == 0, "{value:e} is {code:#x} of {nearest:?}");
     }

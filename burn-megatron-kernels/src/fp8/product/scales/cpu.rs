@@ -1,4 +1,4 @@
-//! The CPU implementation.
+//! The CPU implementation of the reordering.
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Element};
@@ -7,7 +7,7 @@ use bytemuck::Pod;
 use super::{ScaleOrder, TILE};
 use crate::cpu::{slice, vector};
 
-/// Reorders scales; see [`library_scales`](super::library_scales).
+/// Reorders scales. See [`library_scales`](super::library_scales).
 pub(super) fn arrange(order: ScaleOrder, scales: &FlexTensor) -> FlexTensor {
     match scales.dtype() {
         DType::F32 => arranged::<f32>(order, scales),
@@ -26,7 +26,7 @@ fn arranged<E: Element + Pod>(order: ScaleOrder, scales: &FlexTensor) -> FlexTen
     vector(words.collect())
 }
 
-/// Returns the source of the element at `at`, or `None` beyond the matrix.
+/// Returns the source of the element at `at`, or `None` if the element is padding.
 fn source(order: ScaleOrder, [rows, columns]: [usize; 2], at: usize) -> Option<usize> {
     let (row, column) = match order {
         ScaleOrder::Transposed => (at % rows, at / rows),

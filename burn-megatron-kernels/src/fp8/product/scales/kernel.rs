@@ -1,4 +1,4 @@
-//! The CubeCL kernel: one word per unit.
+//! The CubeCL kernel of the reordering. It writes one word per unit.
 
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
@@ -59,7 +59,7 @@ fn arrange_kernel<E: Numeric>(
     }
 }
 
-/// Reorders scales; see [`library_scales`](super::library_scales).
+/// Reorders scales. See [`library_scales`](super::library_scales).
 pub(super) fn arrange(order: ScaleOrder, scales: CubeTensor) -> CubeTensor {
     let shape = scales.shape();
     let sizes = [shape[0], shape[1]];
@@ -83,7 +83,7 @@ pub(super) fn arrange(order: ScaleOrder, scales: CubeTensor) -> CubeTensor {
     arranged
 }
 
-/// Adds every order with its words.
+/// Adds AOT instances for every order.
 pub(crate) fn aot_instances(list: &mut AotList) {
     let float = ElemType::Float(FloatKind::F32);
     let codes = ElemType::UInt(UIntKind::U32);

@@ -1,4 +1,4 @@
-//! Scales in the order in which cuBLASLt reads them ("Scaling factors layouts" in its documentation).
+//! Reorders scales for cuBLASLt, as in "Scaling factors layouts" of its documentation.
 
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::DType;
@@ -10,19 +10,19 @@ mod cpu;
 #[cfg(feature = "cubecl")]
 pub(crate) mod kernel;
 
-/// The number of rows per tile of E8M0 scales, and of words of four scales per tile.
+/// The number of rows per tile of E8M0 scales. It is also the number of words per tile, which hold four scales each.
 const TILE: usize = 128;
 
 /// Returns the scales of a matrix `[rows, depth]` in the order in which cuBLASLt reads them:
 ///
-/// - Single scale: unchanged, `[1]` in f32.
-/// - 1 x 128 blocks: column by column, `[ceil(depth / 128) rows]` in f32. A column has the scales of all rows for one
+/// - Single scale: `[1]` in f32, unchanged.
+/// - 1 x 128 blocks: `[ceil(depth / 128) rows]` in f32, column by column. A column has the scales of all rows for one
 ///   block of the depth.
-/// - 128 x 128 blocks: row by row, each row of blocks padded with zeros to a multiple of 4,
-///   `[ceil(rows / 128) 4 ceil(depth / 512)]` in f32.
-/// - MXFP8: tiles of 128 rows and 4 blocks of the depth, one row of tiles after the other, `[128
-///   ceil(rows / 128) ceil(depth / 128)]` in u32. In a tile (512 bytes), block `j` of row `i` is
-///   byte `16 (i mod 32) + 4 floor(i / 32) + j`. Bytes beyond the matrix are zero.
+/// - 128 x 128 blocks: `[ceil(rows / 128) 4 ceil(depth / 512)]` in f32, row by row. Each row of blocks is padded with
+///   zeros to a multiple of 4.
+/// - MXFP8: `[128 ceil(rows / 128) ceil(depth / 128)]` in u32, in tiles of 128 rows and 4 blocks of the depth, one row
+///   of tiles after the other. In a tile (512 bytes), the scale of block `j` of row `i` is byte
+///   `16 (i mod 32) + 4 floor(i / 32) + j`. Bytes outside the matrix are zero.
 pub fn library_scales(matrix: &Fp8Matrix) -> DispatchTensor {
     let order = match &matrix.scales {
         Scales::Tensor(scale) => return scale.clone().into_dispatch(),
@@ -47,19 +47,19 @@ pub fn library_scales(matrix: &Fp8Matrix) -> DispatchTensor {
     launch_one(op, vec![scales])
 }
 
-/// The order of a matrix of scales, whose elements are words of 4 bytes.
+/// The order in which scales are written. The scales are handled as words of 4 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum ScaleOrder {
     /// Column by column.
     Transposed,
-    /// Row by row, with zeros up to a multiple of 4.
+    /// Row by row, with each row padded by zeros to a multiple of 4.
     Filled,
-    /// In tiles of 128 rows and one word.
+    /// In tiles of 128 rows and one word of four scales.
     Tiled,
 }
 
 impl ScaleOrder {
-    /// Returns the number of words of `[rows, columns]` in this order.
+    /// Returns the number of words in the result for scales `[rows, columns]`.
     fn len(self, [rows, columns]: [usize; 2]) -> usize {
         match self {
             Self::Transposed => rows * columns,

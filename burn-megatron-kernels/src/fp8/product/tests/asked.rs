@@ -1,4 +1,4 @@
-//! Requests to cuBLASLt. These tests do not need the library.
+//! Tests of the requests to cuBLASLt. These tests do not need the library.
 
 use insta::assert_snapshot;
 
@@ -158,7 +158,8 @@ fn gpus_and_libraries_support_what_their_documentation_lists() {
         reason(Squares, Squares, HOPPER),
         @"both factors have scales of 128 x 128: expected 1 x 128 for one of them"
     );
-    assert_snapshot!(reason(ONE, Rows, HOPPER), @"scales of Tensor beside scales of Rows");
+    assert_snapshot!(reason(ONE, Rows, HOPPER), @"a has scales of Tensor, b has scales of Rows: expected scales of the \
+        same kind");
 }
 
 #[test]

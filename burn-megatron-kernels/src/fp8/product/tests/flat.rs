@@ -1,4 +1,4 @@
-//! Products that are written into a flat buffer.
+//! Tests of FP8 matrix multiplications that are written into a flat buffer.
 
 use super::*;
 
@@ -8,7 +8,7 @@ fn wide(has: &[DType]) -> Vec<DType> {
     wide.filter(|dtype| has.contains(dtype)).collect()
 }
 
-/// The number of elements after the product in the buffer.
+/// The number of elements in the buffer after the result.
 const BEHIND: usize = 5;
 
 #[test]

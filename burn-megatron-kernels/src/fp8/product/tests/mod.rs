@@ -30,7 +30,7 @@ struct Case {
     values: Vec<f64>,
 }
 
-/// The distribution of codes and scales.
+/// The distribution of the codes and scales of test values.
 #[derive(Clone, Copy, Debug)]
 struct TestValues {
     format: Format,
@@ -161,7 +161,7 @@ fn doubles<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
     data.try_into_vec().expect("converted to f64")
 }
 
-/// Rows of both factors, and the depth. cuBLASLt supports the last three sizes.
+/// The number of rows of both operands, and the depth. cuBLASLt supports the last three sizes.
 const SIZES: [[usize; 3]; 7] = [
     [1, 1, 1],
     [3, 5, 7],

@@ -1,4 +1,4 @@
-//! Numerical results of products.
+//! Tests of the numerical results of FP8 matrix multiplications.
 
 use super::*;
 use crate::fp8::dequantize;
@@ -10,7 +10,7 @@ fn types(has: &[DType]) -> Vec<FloatDType> {
     has.iter().map(|dtype| FloatDType::from(*dtype)).collect()
 }
 
-/// Rounds values, which f32 holds exactly, to `dtype`.
+/// Rounds values to `dtype`. f32 must be able to represent the values exactly.
 fn rounded(values: Vec<f64>, dtype: FloatDType) -> Vec<f64> {
     let values: Vec<f32> = values.into_iter().map(|value| value as f32).collect();
     let count = values.len();
@@ -51,7 +51,7 @@ fn sums_that_f32_holds_are_exact_and_rounded_once() {
                     assert_eq!(y.dims(), [m, n]);
                     assert_eq!(y.dtype(), dtype.into());
                     assert_eq!(doubles(y), rounded(sums.clone(), dtype), "{what}");
-                    // Halves that 16-bit types do not hold at the magnitude of the sums.
+                    // The bias contains halves that 16-bit types cannot represent at the magnitude of the sums.
                     let bias: Vec<f32> = (0..n).map(|i| 513.0 + i as f32 / 2.0).collect();
                     let epilogue = |at: usize| sums[at] + f64::from(bias[at % n]);
                     let expected: Vec<f64> = (0..m * n).map(epilogue).collect();
@@ -91,7 +91,7 @@ fn every_kind_and_format_is_near_to_f64() {
                         for (i, (y, (sum, bound))) in
                             y.iter().zip(sums.iter().zip(&bounds)).enumerate()
                         {
-                            // One rounding of each factor, and one of each product and sum.
+                            // Each operand is rounded once, and each product and each sum is rounded once.
                             let error = (depth as f64 + 3.0) * unit * bound;
                             assert!(
                                 (y - sum).abs() <= error,
@@ -106,7 +106,7 @@ fn every_kind_and_format_is_near_to_f64() {
     }
 }
 
-/// A result in f64 is summed in f64, in any order.
+/// If the result is f64, the sums are computed in f64, in any order.
 #[test]
 fn a_result_in_f64_is_summed_in_f64() {
     let device = Device::flex();

@@ -1,4 +1,4 @@
-//! The order of scales, compared with a direct transcription of cuBLASLt's documentation.
+//! Compares the order of scales with a direct transcription of cuBLASLt's documentation.
 
 use super::*;
 

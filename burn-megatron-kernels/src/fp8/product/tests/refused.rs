@@ -1,4 +1,4 @@
-//! Error messages of products.
+//! Tests the error messages of FP8 matrix multiplications.
 
 use insta::{allow_duplicates, assert_snapshot};
 
@@ -39,7 +39,7 @@ fn sizes_that_do_not_agree() {
         let bias = Tensor::zeros([3], &device);
         assert_snapshot!(
             refused(&a, &b, Some(bias), f32),
-            @"fp8::multiply: the bias is [3] beside b of 4 rows: expected [4]"
+            @"fp8::multiply: a bias [3] for b with 4 rows: expected [4]"
         );
         let flat = |len, dtype| Tensor::<1>::zeros([len], &device).cast(dtype);
         assert_snapshot!(

@@ -1,4 +1,4 @@
-//! One quantised copy of a matrix, one block of rows at a time.
+//! Computes one quantized copy of a matrix, one block of rows at a time.
 
 use super::super::super::matrix::words;
 use super::super::scaling::ScalingKind;
@@ -8,10 +8,10 @@ use crate::fp8::format::{Format, e8m0};
 use crate::fp8::matrix::{BLOCK, MX_BLOCK};
 use crate::fp8::quantize::scaling::CurrentScale;
 
-/// The number of rows per tile, whose floats stay in the L1 cache.
+/// The number of rows per tile. The f32 values of a tile stay in the L1 cache.
 const TILE_ROWS: usize = 32;
 
-/// The matrix, and whether it is read transposed.
+/// The input matrix, and whether it is read transposed.
 #[derive(Clone, Copy)]
 pub(super) struct MatrixSource<'a, E> {
     /// The values of the matrix, row by row.
@@ -33,8 +33,8 @@ impl<E: Element> MatrixSource<'_, E> {
         }
     }
 
-    /// Loads elements `left..left + width` of the copy's rows `top..top + rows`. Each row starts at
-    /// a multiple of [`BLOCK`] in `tile`.
+    /// Loads elements `left..left + width` of the copy's rows `top..top + rows` into `tile`. In `tile`, each row starts
+    /// at a multiple of [`BLOCK`].
     #[inline(always)]
     fn load(&self, [top, rows]: [usize; 2], [left, width]: [usize; 2], tile: &mut [f32]) {
         let columns = self.sizes[1];
@@ -55,7 +55,7 @@ impl<E: Element> MatrixSource<'_, E> {
     }
 }
 
-/// The range of the values.
+/// Statistics of the values.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct RangeStatistics {
     /// The bits of the largest magnitude.
@@ -65,7 +65,7 @@ pub(super) struct RangeStatistics {
 }
 
 impl RangeStatistics {
-    /// Returns the statistics with another largest magnitude.
+    /// Returns the statistics with `amax` as the largest magnitude.
     pub(super) fn with_amax(self, amax: u32) -> Self {
         Self { amax, ..self }
     }
@@ -78,23 +78,23 @@ impl RangeStatistics {
     }
 }
 
-/// A copy, or a block of its rows without the codes.
+/// A quantized copy, or a block of its rows without the codes.
 pub(super) struct QuantizedCopy {
     /// The codes as words, with padded rows.
     pub codes: Vec<u32>,
     /// The scales, row by row: bits of f32, or words of E8M0. Empty if the scale is given.
     pub scales: Vec<u32>,
-    /// The range of the values.
+    /// The statistics of the values.
     pub seen: RangeStatistics,
 }
 
-/// The task of computing one copy.
+/// The task that computes one quantized copy.
 pub(super) struct CopyTask<'a, E> {
     /// The input.
     pub source: MatrixSource<'a, E>,
     /// The method of scaling.
     pub kind: ScalingKind,
-    /// The scale, if it is given.
+    /// The given scale. It is not used if scales are computed.
     pub given: f32,
 }
 
@@ -104,7 +104,7 @@ impl<E: Element> CopyTask<'_, E> {
     pub(super) fn make(&self, format: Format) -> QuantizedCopy {
         let [rows, depth] = self.source.copy_sizes();
         let mut codes = vec![0u32; rows * words(depth)];
-        // A multiple of the blocks of every kind.
+        // The number of rows is a multiple of the block heights of all kinds of scaling.
         let row_block = (rows_per_task(depth) / BLOCK).max(1) * BLOCK;
         let of_band = |(number, codes): (usize, &mut [u32])| {
             vectorized(
@@ -124,7 +124,8 @@ impl<E: Element> CopyTask<'_, E> {
         }
     }
 
-    /// Quantises the rows into `codes`, starting at row `top`. Returns their scales and the range of their values.
+    /// Quantizes rows into `codes`, starting at row `top`. Returns the scales of these rows and the statistics of their
+    /// values.
     #[inline(always)]
     fn row_block(
         &self,
@@ -163,7 +164,8 @@ impl<E: Element> CopyTask<'_, E> {
         (scales, seen)
     }
 
-    /// Quantises rows of up to [`BLOCK`] values. `lines` holds values and codes. The scales go to `scales`.
+    /// Quantizes parts of rows with up to [`BLOCK`] values. `lines` is a buffer for values and codes. The scales are
+    /// written to `scales`.
     #[inline(always)]
     fn tile<'t>(
         &self,
@@ -234,7 +236,7 @@ fn block_scale(amax: u32, format: Format, power_of_two: bool) -> f32 {
     current(f32::from_bits(amax), format, options)
 }
 
-/// Encodes values times both factors. Returns the number of values beyond the largest value.
+/// Encodes the values, multiplied by both factors. Returns the number of saturated values.
 #[inline(always)]
 fn encode(values: &[f32], [first, second]: [f32; 2], codes: &mut [u8], format: Format) -> u32 {
     let mut beyond = 0;

@@ -1,8 +1,8 @@
-//! The CPU implementation: blocks of rows of a copy in parallel, each in small tiles with SIMD
-//! inside.
+//! The CPU implementation. It processes blocks of rows of a copy in parallel. Each block is processed in small tiles
+//! with SIMD instructions.
 //!
-//! Blocks have a fixed height. Only maxima of bits and counts are reduced over blocks, so results
-//! never depend on the number of threads.
+//! Blocks have a fixed height. Only maxima of bits and counts are reduced over blocks, so that results never depend on
+//! the number of threads.
 
 mod copy;
 mod scale;
@@ -21,7 +21,7 @@ use crate::fp8::matrix::BLOCK;
 
 pub(super) use values::dequantize;
 
-/// Quantises a matrix; see [`QuantizeOp`].
+/// Quantizes a matrix. See [`QuantizeOp`].
 pub(super) fn quantize(kernel: &QuantizeOp, mut inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
     let log = kernel.slot.and_then(|slot| Some((slot, inputs.pop()?)));
     if let Some(activation) = &kernel.activation {
@@ -52,7 +52,7 @@ fn quantize_as<E: Element>(
             kind: kernel.kind,
             given,
         };
-        // With a constant format the shifts are constants.
+        // With a constant format, the shifts are compile-time constants.
         match kernel.format {
             Format::E5M2 => copy.make(Format::E5M2),
             _ => copy.make(Format::E4M3),
@@ -90,7 +90,7 @@ fn quantize_as<E: Element>(
     all
 }
 
-/// Returns the transposed copy, for scales with which both copies have the same codes.
+/// Returns the transposed copy, for kinds of scales with which both copies have the same codes.
 fn transposed_copy(copy: &QuantizedCopy, [rows, depth]: [usize; 2]) -> QuantizedCopy {
     let [high, wide] = [rows.div_ceil(BLOCK), depth.div_ceil(BLOCK)];
     let scales = if copy.scales.is_empty() {
@@ -107,13 +107,13 @@ fn transposed_copy(copy: &QuantizedCopy, [rows, depth]: [usize; 2]) -> Quantized
     }
 }
 
-/// Computes the largest magnitude; see [`amax`](super::amax).
+/// Computes the largest magnitude. See [`amax`](super::amax).
 pub(super) fn amax(x: &FlexTensor) -> FlexTensor {
     let largest = for_float!(x.dtype(), E => largest::<E>(slice(x)));
     vector(vec![f32::from_bits(largest)])
 }
 
-/// Returns the bits of the largest magnitude. The bits of NaN are above all others.
+/// Returns the bits of the largest magnitude. The bits of NaN are larger than the bits of all numbers.
 fn largest<E: Element>(values: &[E]) -> u32 {
     let of = |values: &[E]| {
         vectorized(
@@ -125,7 +125,7 @@ fn largest<E: Element>(values: &[E]) -> u32 {
     parts.into_iter().max().unwrap_or(0)
 }
 
-/// Computes the scale; see [`current_scale`](super::current_scale).
+/// Computes the scale. See [`current_scale`](super::current_scale).
 pub(super) fn scale_of(amax: &FlexTensor, format: Format, options: CurrentScale) -> FlexTensor {
     let amax = slice::<f32>(amax)[0];
     vector(vec![scale::current(amax, format, options)])

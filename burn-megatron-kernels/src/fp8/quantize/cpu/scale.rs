@@ -1,4 +1,4 @@
-//! Scales from largest magnitudes.
+//! Computes scales from largest magnitudes.
 
 use crate::cpu::{Element, Real};
 use crate::fp8::format::{Format, e8m0};
@@ -10,13 +10,13 @@ pub(super) fn single<E: Element>(value: E) -> f32 {
     value.wide().double() as f32
 }
 
-/// Returns the bits of the largest magnitude. The bits of NaN are above all others.
+/// Returns the bits of the largest magnitude. The bits of NaN are larger than the bits of all numbers.
 #[inline(always)]
 pub(super) fn largest(values: impl Iterator<Item = f32>) -> u32 {
     values.fold(0, |most, value| most.max(value.to_bits() & 0x7fff_ffff))
 }
 
-/// Computes the scale; see [`current_scale`](crate::fp8::current_scale).
+/// Computes the scale. See [`current_scale`](crate::fp8::current_scale).
 pub(super) fn current(amax: f32, format: Format, options: CurrentScale) -> f32 {
     let amax = if amax < options.epsilon {
         options.epsilon
@@ -34,7 +34,7 @@ pub(super) fn current(amax: f32, format: Format, options: CurrentScale) -> f32 {
     }
 }
 
-/// Returns two factors of `2^(127 - code)` that are not subnormal, or NaN for NaN.
+/// Returns two factors whose product is `2^(127 - code)`. Neither factor is subnormal. Returns NaN for the code of NaN.
 pub(super) fn factors(code: u8) -> [f32; 2] {
     if code == e8m0::NAN {
         return [f32::NAN; 2];

@@ -1,4 +1,4 @@
-//! Conversion of codes to values.
+//! Converts codes to values.
 
 use burn::backend::flex::FlexTensor;
 
@@ -8,7 +8,7 @@ use crate::cpu::{for_rows, slice, tensor};
 use crate::fp8::format::{Format, e8m0};
 use crate::fp8::matrix::{BLOCK, MX_BLOCK};
 
-/// Computes the values; see [`dequantize`](super::super::dequantize).
+/// Computes the values. See [`dequantize`](super::super::dequantize).
 pub(in super::super) fn dequantize(
     inputs: &[FlexTensor],
     format: Format,
@@ -45,7 +45,7 @@ pub(in super::super) fn dequantize(
     tensor(values, [rows, depth])
 }
 
-/// Returns a function from a row and a block to the scale.
+/// Returns a function that maps a row and a block to their scale.
 fn scales(
     scales: &FlexTensor,
     kind: ScalingKind,

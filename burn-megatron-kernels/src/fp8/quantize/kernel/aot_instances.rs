@@ -1,4 +1,4 @@
-//! AOT instances of the quantisers.
+//! AOT instances of the quantizers.
 
 use super::super::scaling::{QuantizerUsage, ScalingKind};
 use super::copies::quantize_kernel;
@@ -26,7 +26,7 @@ const fn blocks(square: bool, power_of_two: bool) -> ScalingKind {
     }
 }
 
-/// Returns stored values with every scaling method, and activations with two methods.
+/// Returns the inputs of the instances: matrices with every scaling method, and activations with two scaling methods.
 fn sources() -> Vec<(&'static str, ScalingKind, Option<Activation>)> {
     let stored = KINDS.map(|(name, kind)| (name, kind, None));
     let activation = |activation| {
@@ -38,8 +38,8 @@ fn sources() -> Vec<(&'static str, ScalingKind, Option<Activation>)> {
     stored.into_iter().chain(computed).collect()
 }
 
-/// Adds both copies with every scaling method and in every type, the largest magnitudes, and the
-/// values.
+/// Adds AOT instances that compute both copies with every scaling method and in every type. Also adds the kernels for
+/// the largest magnitude and for dequantization.
 pub(crate) fn aot_instances(list: &mut AotList) {
     for (name, dtype, vector) in types() {
         for (scaling, kind, activation) in sources() {
@@ -67,7 +67,7 @@ pub(crate) fn aot_instances(list: &mut AotList) {
             amax_kernel::AmaxKernel [_ _ _] (vector, true, dtype)
         );
     }
-    // One word of codes per 128 bits of values.
+    // There is one word of codes per 128 bits of values.
     for (scaling, kind) in KINDS {
         let reading = DequantizeVariant {
             kind,

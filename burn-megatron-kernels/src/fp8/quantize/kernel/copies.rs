@@ -14,7 +14,7 @@ use crate::fp8::kernel::tile::{
 use crate::fp8::kernel::{e8m0_factors, encode_word};
 use crate::fp8::matrix::BLOCK;
 
-/// Returns a value times a scale in the form of [`store_scales`].
+/// Returns a value times a scale. The scale has the form that [`store_scales`] stores.
 #[cube]
 fn scaled(value: f32, scale: u32, #[comptime] plan: QuantizePlan) -> f32 {
     if comptime!(plan.kind == ScalingKind::Mx && plan.flushes) {
@@ -25,12 +25,12 @@ fn scaled(value: f32, scale: u32, #[comptime] plan: QuantizePlan) -> f32 {
     }
 }
 
-/// Returns 1 if the value is beyond the largest value of the format, otherwise 0. NaN gives 0.
+/// Returns 1 if the value exceeds the largest value of the format, otherwise 0. Returns 0 for NaN.
 #[cube]
 fn exceeds_max(value: f32, #[comptime] plan: QuantizePlan) -> u32 {
     if comptime!(plan.flushes) {
-        // Comparisons with NaN are not specified in shading languages. One unsigned comparison
-        // replaces two: values up to the largest wrap around.
+        // Comparisons with NaN are not specified in shading languages. One unsigned comparison replaces two
+        // comparisons, because the difference wraps around for values up to the largest value.
         let most = magnitude(value);
         let least = comptime!(plan.format.max().to_bits() + 1);
         u32::cast_from(most - least <= comptime!(0x7f80_0000 - least))
@@ -39,8 +39,8 @@ fn exceeds_max(value: f32, #[comptime] plan: QuantizePlan) -> u32 {
     }
 }
 
-/// Returns `word`, the codes starting at `at` of a line that ends at `end`, with zeros past the end. The codes there
-/// are 0 anyway, except for MX, whose scale may be NaN.
+/// Returns `word`, which holds the codes starting at `at`, with zeros after the end `end` of the line. The codes after
+/// the end are 0 anyway, except for MX, whose scale may be NaN.
 #[cube]
 fn inside(word: u32, at: usize, end: usize, #[comptime] plan: QuantizePlan) -> u32 {
     if comptime!(plan.kind == ScalingKind::Mx) {
@@ -52,12 +52,14 @@ fn inside(word: u32, at: usize, end: usize, #[comptime] plan: QuantizePlan) -> u
     }
 }
 
-/// Quantises one tile of 128 x 128 per cube.
+/// Quantizes one tile of 128 x 128 elements per cube.
 ///
-/// `bias` is the bias of an activation. Copies that [`QuantizePlan::usage`] does not request are neither read nor
-/// written. With [`ScalingKind::Tensor`], the scale is `given[index]`. Other kinds do not read `given`. Scales are
-/// written as bits. `partials` `[cubes, 2]` receives the bits of the largest magnitude of the tile, and the number of
-/// its values beyond the format.
+/// - `bias` is the bias of an activation.
+/// - Copies that [`QuantizePlan::usage`] does not request are neither read nor written.
+/// - With [`ScalingKind::Tensor`], the scale is `given[index]`. Other kinds do not read `given`.
+/// - Scales are written as bits.
+/// - `partials` `[cubes, 2]` receives the bits of the largest magnitude of the tile, and the number of saturated
+///   values.
 #[cube(launch_unchecked)]
 pub(super) fn quantize_kernel<F: Float, N: Size, W: Size, Q: Size>(
     x: &[Vector<F, N>],
@@ -112,7 +114,7 @@ pub(super) fn quantize_kernel<F: Float, N: Size, W: Size, Q: Size>(
             }
         }
         let amax = cube_total(most, false, plan.planes);
-        // Written before the count is known, so that no register holds it until then.
+        // The magnitude is written before the count is known, so that no register holds it until then.
         if UNIT_POS == 0 {
             partials[tile * 2] = amax;
         }
@@ -177,7 +179,7 @@ pub(super) fn quantize_kernel<F: Float, N: Size, W: Size, Q: Size>(
         #[unroll(unrolled)]
         for patch in 0..comptime!(plan.patches()) {
             let own = group + patch * comptime!(plan.groups());
-            // Row by row, `words` words each.
+            // The codes of a patch, row by row, with `words` words per row.
             let mut codes = Array::<u32>::new(patch_width);
             if comptime!(plan.along_rows()) {
                 #[unroll(unrolled)]
@@ -259,7 +261,7 @@ pub(super) fn quantize_kernel<F: Float, N: Size, W: Size, Q: Size>(
             }
         }
         if comptime!(plan.usage.columnwise) {
-            // The units of the cube have synchronised since the last column was staged.
+            // The units of the cube have synchronized since the last column was written to shared memory.
             write_columns(&staged, column_codes, top, left, rows, columns);
         }
     }

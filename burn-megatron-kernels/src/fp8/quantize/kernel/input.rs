@@ -1,11 +1,11 @@
-//! Loads of a matrix that is stored, or computed by an activation.
+//! Loads vectors of the input matrix, or computes them if the input is an activation.
 
 use cubecl::prelude::*;
 
 use super::plan::QuantizePlan;
 use crate::activation::kernel::output;
 
-/// Returns one vector of the matrix, whose rows have `wide` vectors.
+/// Returns one vector of the matrix. A row has `wide` vectors.
 #[cube]
 pub(super) fn vector_at<F: Float, N: Size>(
     x: &[Vector<F, N>],
@@ -25,7 +25,7 @@ pub(super) fn vector_at<F: Float, N: Size>(
         if comptime!(variant.gated) {
             b = biased(x, bias, first + wide, at + wide);
         }
-        // As in the activation's own kernel: without a clamp, and with an offset of 0.
+        // The computation is the same as in the activation's own kernel without a clamp and with an offset of 0.
         Vector::cast_from(output::<N>(a, b, 0.0f32, 0.0f32, variant))
     }
 }

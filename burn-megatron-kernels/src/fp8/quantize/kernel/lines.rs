@@ -1,4 +1,4 @@
-//! The largest magnitudes of the rows and columns of a tile, and their scales.
+//! Computes the largest magnitudes of the rows and columns of a tile, and their scales. A line is a row or a column.
 
 use cubecl::prelude::*;
 
@@ -12,13 +12,13 @@ use crate::fp8::matrix::BLOCK;
 /// The maximum number of blocks per line.
 pub(super) const LINE_BLOCKS: usize = 4;
 
-/// Returns the index of a block's scale in shared memory. Columns follow the rows.
+/// Returns the index of a block's scale in shared memory (its slot). The slots of columns follow the slots of rows.
 #[cube]
 pub(super) fn slot(line: usize, block: usize, #[comptime] columns: bool) -> usize {
     (line + comptime!(if columns { BLOCK } else { 0 })) * LINE_BLOCKS + block
 }
 
-/// Returns one value of a unit. The patches of the unit are stacked, so `line` counts the rows of all patches.
+/// Returns one value of a unit. `line` counts the rows of all patches of the unit.
 #[cube]
 pub(super) fn value<F: Float, N: Size>(
     kept: &Array<Vector<F, N>>,
@@ -30,8 +30,8 @@ pub(super) fn value<F: Float, N: Size>(
     f32::cast_from(vector.extract(comptime!(lane % plan.vector)))
 }
 
-/// Stores the largest bits of the blocks of each row in their slots. All units of the cube must
-/// call it. The slots are readable after a synchronisation.
+/// Stores the bits of the largest magnitude of each block of a row in the slot of the block. All units of the cube must
+/// call this function. The slots can be read after a synchronization.
 #[cube]
 pub(super) fn row_maxima<F: Float, N: Size>(
     kept: &Array<Vector<F, N>>,
@@ -70,7 +70,7 @@ pub(super) fn row_maxima<F: Float, N: Size>(
     }
 }
 
-/// Stores the largest bits of the blocks of each column in their slots; see [`row_maxima`].
+/// Stores the bits of the largest magnitude of each block of a column in the slot of the block. See [`row_maxima`].
 #[cube]
 pub(super) fn column_maxima<F: Float, N: Size>(
     kept: &Array<Vector<F, N>>,
@@ -98,7 +98,7 @@ pub(super) fn column_maxima<F: Float, N: Size>(
     gather(staged, slots, comptime!(GROUPS / plan.blocks()), true, plan);
 }
 
-/// Stores the largest of each `parts` adjacent words, for all blocks of a line.
+/// Stores the maximum of each group of `parts` adjacent words, for all blocks of a line.
 #[cube]
 fn gather(
     staged: &mut Shared<[u32]>,
@@ -125,7 +125,7 @@ fn gather(
     sync_cube();
 }
 
-/// Returns the bits of `2^(127 - code)`, or NaN for NaN. Only the last value is subnormal.
+/// Returns the bits of `2^(127 - code)`, or NaN for the code of NaN. Only the factor for code 254 is subnormal.
 #[cube]
 fn factor(code: u32) -> u32 {
     let power = select(
@@ -138,9 +138,9 @@ fn factor(code: u32) -> u32 {
 
 /// Converts the maxima of a line to scales.
 ///
-/// If the line is `inside` the matrix, they are stored to `scales` at `at` for the product. They
-/// are also stored in their slots for the kernel, as the bits of the factor of the values. For MX,
-/// where the factor could be flushed to 0, the slots hold E8M0 codes.
+/// If the line is `inside` the matrix, its scales are written to `scales` at `at` for the matrix multiplication. The
+/// function also stores the factors that multiply the values in the slots, as bits. For MX, the factor could be flushed
+/// to 0, so the slots hold the E8M0 codes instead.
 #[cube]
 pub(super) fn store_scales(
     slots: &mut Shared<[u32]>,

@@ -1,9 +1,8 @@
-//! The CubeCL implementation: launches of the kernels.
+//! The CubeCL implementation, which launches the kernels.
 //!
-//! A cube processes a tile of 128 x 128 and keeps it in registers. It finds the scales of the rows
-//! and columns through shared memory or plane operations, and writes the codes of both copies.
-//! Largest magnitudes are compared as bits, which is exact, independent of the order, and
-//! propagates NaN.
+//! A cube processes a tile of 128 x 128 elements and keeps it in registers. It computes the scales of the rows and
+//! columns through shared memory or plane operations, and writes the codes of both copies. Largest magnitudes are
+//! compared as bits. This comparison is exact and independent of the order, and it propagates NaN.
 
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
@@ -37,7 +36,7 @@ mod values;
 
 pub(crate) use aot_instances::aot_instances;
 
-/// Quantises a matrix; see [`QuantizeOp`].
+/// Quantizes a matrix. See [`QuantizeOp`].
 pub(super) fn quantize(kernel: &QuantizeOp, mut inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
     let log = kernel.slot.and_then(|_| inputs.pop()).map(own);
     let x = inputs.remove(0);
@@ -45,7 +44,7 @@ pub(super) fn quantize(kernel: &QuantizeOp, mut inputs: Vec<CubeTensor>) -> Vec<
     let [rows, columns] = kernel.sizes(&[x.shape()[0], x.shape()[1]]);
     let plan = kernel.plan(&x, columns);
     let cubes = rows.div_ceil(BLOCK) * columns.div_ceil(BLOCK);
-    // Outputs that are not requested are single vectors that are not accessed.
+    // An output that is not requested is a single vector that the kernel does not access.
     let scrap = || empty(&x, [4], DType::U32);
     let copy = |made: bool, sizes| {
         if made {
@@ -132,7 +131,7 @@ impl QuantizeOp {
     }
 }
 
-/// Allocates codes and scales of a copy.
+/// Allocates the codes and the scales of a copy.
 fn outputs(like: &CubeTensor, kind: ScalingKind, [rows, depth]: [usize; 2]) -> [CubeTensor; 2] {
     let Spec { shape, dtype } = kind.spec([rows, depth]);
     [
@@ -141,7 +140,7 @@ fn outputs(like: &CubeTensor, kind: ScalingKind, [rows, depth]: [usize; 2]) -> [
     ]
 }
 
-/// The second launch of a quantiser or of [`amax`](super::amax); see [`finish_kernel`].
+/// The second launch of a quantizer or of [`amax`](super::amax). See [`finish_kernel`].
 struct Finish {
     variant: FinishVariant,
     partials: CubeTensor,
@@ -171,7 +170,7 @@ impl Finish {
     }
 }
 
-/// Computes the largest magnitude; see [`amax`](super::amax).
+/// Computes the largest magnitude. See [`amax`](super::amax).
 pub(super) fn amax(x: CubeTensor) -> CubeTensor {
     let client = x.client.clone();
     let count = x.shape().num_elements();
@@ -213,11 +212,11 @@ pub(super) fn amax(x: CubeTensor) -> CubeTensor {
     seen
 }
 
-/// Computes the scale; see [`current_scale`](super::current_scale).
+/// Computes the scale. See [`current_scale`](super::current_scale).
 pub(super) fn scale_of(amax: CubeTensor, format: Format, options: CurrentScale) -> CubeTensor {
     let client = amax.client.clone();
     let scale = empty(&amax, [1], DType::F32);
-    // Compared as bits, -0 would be larger than every positive number.
+    // If -0 were compared as bits, it would be larger than every positive number.
     let epsilon = options.epsilon.abs();
     // SAFETY: one unit reads and writes one word.
     unsafe {
@@ -232,7 +231,7 @@ pub(super) fn scale_of(amax: CubeTensor, format: Format, options: CurrentScale) 
     scale
 }
 
-/// Computes the values; see [`dequantize`](super::dequantize).
+/// Computes the values. See [`dequantize`](super::dequantize).
 pub(super) fn dequantize(
     inputs: Vec<CubeTensor>,
     format: Format,

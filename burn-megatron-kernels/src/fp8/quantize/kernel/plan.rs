@@ -1,4 +1,4 @@
-//! The launch layout of a quantiser.
+//! The launch layout of a quantizer.
 
 use burn::tensor::DType;
 use burn_cubecl::CubeDevice;
@@ -21,20 +21,20 @@ pub(super) struct QuantizePlan {
     pub activation: Option<ActivationVariant>,
     /// The number of elements per load.
     pub vector: usize,
-    /// Whether totals over a cube use planes.
+    /// Whether reductions over a cube use plane operations.
     pub planes: bool,
-    /// The smallest plane size of the device; 1 if planes are not used.
+    /// The smallest plane size of the device, or 1 if plane operations are not used.
     pub plane: usize,
     /// Whether the device may flush subnormal floats to 0.
     pub flushes: bool,
-    /// Whether loops over the values of a unit are unrolled in the kernel. CUDA needs this to keep
-    /// the values in registers. On other devices it would cost seconds of compilation, so the
-    /// driver decides.
+    /// Whether loops over the values of a unit are unrolled in the kernel. On CUDA, unrolling is required to keep the
+    /// values in registers. On other devices, it would cost seconds of compilation, so the decision is left to the
+    /// driver.
     pub unrolled: bool,
 }
 
 impl QuantizePlan {
-    /// Returns the variant of the activation.
+    /// Returns the variant of the activation that computes the matrix.
     pub(super) fn variant(&self) -> ActivationVariant {
         match self.activation {
             Some(variant) => variant,
@@ -42,9 +42,8 @@ impl QuantizePlan {
         }
     }
 
-    /// Returns whether the tile number is computed again at the end, so that no register holds it
-    /// until then. On sm_80, kernels that compute an activation without a gate have no spare
-    /// registers.
+    /// Returns whether the kernel computes the tile number again at the end, so that no register holds it until then.
+    /// On sm_80, kernels that compute an activation without a gate have no spare registers.
     pub(super) fn computes_tile_again(&self) -> bool {
         self.activation.is_some_and(|variant| !variant.gated)
     }
@@ -64,7 +63,7 @@ impl QuantizePlan {
         BLOCK / self.patch()
     }
 
-    /// Returns the number of sets of 4 rows that the units process at a time.
+    /// Returns the number of groups of 4 rows that the units process at a time.
     pub(super) fn groups(&self) -> usize {
         UNITS as usize / self.across()
     }
@@ -74,7 +73,7 @@ impl QuantizePlan {
         GROUPS / self.groups()
     }
 
-    /// Returns the number of vectors that a unit keeps.
+    /// Returns the number of vectors that a unit keeps in registers.
     pub(super) fn kept(&self) -> usize {
         self.patches() * PATCH_ROWS * self.loads()
     }
@@ -102,7 +101,7 @@ impl QuantizePlan {
         self.lanes() <= self.plane
     }
 
-    /// Returns whether scales are computed for lines of the tile.
+    /// Returns whether the kernel computes scales for the lines of the tile.
     pub(super) fn by_lines(&self) -> bool {
         !self.kind.shares_codes()
     }
@@ -115,13 +114,13 @@ impl QuantizePlan {
         }
     }
 
-    /// Returns whether codes are computed along the rows.
+    /// Returns whether the kernel computes codes along the rows.
     pub(super) fn along_rows(&self) -> bool {
         self.usage.rowwise || self.kind.shares_codes()
     }
 }
 
-/// The width of loads, and whether planes are used.
+/// The number of elements per load, and whether plane operations are used.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RowLoads {
     pub vector: usize,
@@ -139,8 +138,8 @@ impl RowLoads {
     }
 }
 
-/// Returns whether the device is a CUDA device. The CUDA compilers, as called here, keep subnormal floats. Shading
-/// languages may flush them to 0.
+/// Returns whether the device is a CUDA device. With the options that are used here, the CUDA compilers keep subnormal
+/// floats. Shading languages may flush subnormal floats to 0.
 pub(super) fn is_cuda(like: &CubeTensor) -> bool {
     #[cfg(test)]
     if FORCED.get() {
@@ -154,7 +153,8 @@ thread_local! {
     static FORCED: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
-/// Runs `work` with the CUDA variants on every device. The device may flush subnormal floats.
+/// Runs `work` with the kernel variants of CUDA on every device. In these variants, the device may still flush
+/// subnormal floats.
 #[cfg(test)]
 pub(in super::super) fn with_cuda_forms(work: impl FnOnce()) {
     FORCED.set(true);

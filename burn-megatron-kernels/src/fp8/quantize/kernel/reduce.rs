@@ -1,4 +1,4 @@
-//! Maxima of bits and counts over a cube, and over the cubes of a launch.
+//! Reductions of bits and counts over a cube, and over the cubes of a launch.
 
 use cubecl::prelude::*;
 
@@ -7,8 +7,8 @@ use crate::fp8::delayed::kernel::log_entry;
 use crate::fp8::format::Format;
 use crate::fp8::kernel::tile::UNITS;
 
-/// Returns the largest `value` over the units of a cube, or the sum with `add`. Every unit gets the result. All units
-/// of the cube must call it.
+/// Returns the largest `value` over the units of a cube. If `add` is true, returns the sum. Every unit gets the result.
+/// All units of the cube must call this function.
 #[cube]
 pub(in crate::fp8) fn cube_total(
     value: u32,
@@ -58,21 +58,21 @@ fn both(one: u32, other: u32, #[comptime] add: bool) -> u32 {
     }
 }
 
-/// The compile-time variant of [`finish_kernel`].
+/// The compile-time parameters of [`finish_kernel`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct FinishVariant {
-    /// Whether counts are interleaved with the maxima, and summed.
+    /// Whether counts are interleaved with the maxima. The counts are summed.
     pub counts: bool,
     /// Whether the totals are added to an entry of a log.
     pub logged: bool,
-    /// Whether the reciprocal of the given scale is written.
+    /// Whether the reciprocal of the given scale is written, which is the scale of the matrix.
     pub descale: bool,
-    /// Whether planes are used.
+    /// Whether plane operations are used.
     pub planes: bool,
 }
 
-/// Writes the total of the partial results of `parts` cubes to `seen`, as bits of f32. If `seen` is
-/// a log, the total is added to its entry `slot`. The scale is `given[index]`.
+/// Combines the partial results of `parts` cubes and writes the result to `seen`, as bits of f32. If `seen` is a log,
+/// the result is added to its entry `slot`. The given scale is `given[index]`.
 #[cube(launch_unchecked)]
 pub(super) fn finish_kernel(
     partials: &[u32],
@@ -116,8 +116,8 @@ pub(super) fn finish_kernel(
     }
 }
 
-/// Computes the scale of one largest magnitude; see [`current_scale`](crate::fp8::current_scale).
-/// All numbers are bits.
+/// Computes the scale from one largest magnitude. See [`current_scale`](crate::fp8::current_scale). All numbers are
+/// handled as bits.
 #[cube(launch_unchecked)]
 pub(super) fn scale_kernel(
     amax: &[u32],
@@ -127,8 +127,8 @@ pub(super) fn scale_kernel(
     #[comptime] format: Format,
 ) {
     if UNIT_POS == 0 {
-        // Floats that are not negative are ordered like their bits. NaN is above all others, and
-        // negative numbers are below.
+        // Non-negative floats have the same order as their bits. NaN counts as larger than all numbers, and negative
+        // numbers count as smaller.
         let bits = amax[0];
         let most = bits & 0x7fff_ffff;
         let least = u32::reinterpret(epsilon);

@@ -1,4 +1,4 @@
-//! The kernels that only read: largest magnitudes, and values of codes.
+//! The kernels that do not write codes: the largest magnitude, and dequantization.
 
 use cubecl::prelude::*;
 
@@ -13,7 +13,7 @@ use crate::fp8::matrix::{BLOCK, MX_BLOCK};
 /// The number of vectors per unit.
 pub(super) const VECTORS: u32 = 8;
 
-/// Computes the bits of the largest magnitude of each cube's part.
+/// Computes the bits of the largest magnitude of the values that each cube reads.
 #[cube(launch_unchecked)]
 pub(super) fn amax_kernel<F: Float, N: Size>(
     x: &[Vector<F, N>],
@@ -43,7 +43,7 @@ pub(super) fn amax_kernel<F: Float, N: Size>(
     }
 }
 
-/// The compile-time variant of dequantisation.
+/// The compile-time parameters of dequantization.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct DequantizeVariant {
     pub kind: ScalingKind,
@@ -52,8 +52,8 @@ pub(super) struct DequantizeVariant {
     pub flushes: bool,
 }
 
-/// Computes four values from one word of a row per unit. Scales are read as bits. `depth` is a
-/// multiple of the vector size, which is 4 or 1.
+/// Computes four values from one word of codes per unit. Scales are read as bits. `depth` is a multiple of the vector
+/// size, which is 4 or 1.
 #[cube(launch_unchecked)]
 pub(super) fn dequantize_kernel<N: Size>(
     codes: &[u32],

@@ -1,4 +1,4 @@
-//! A fused activation and quantization has the same bits as the two separate operations.
+//! Tests that a fused activation and quantization has the same bits as the two separate operations.
 
 use super::*;
 use crate::activation::{Activation, ActivationOptions, activate};
@@ -75,7 +75,7 @@ fn the_bits_are_those_of_the_activation_and_the_quantiser() {
             }
         }
     }
-    // A matrix without rows, and a type without kernels.
+    // The cases are a matrix without rows, and a type for which there are no kernels.
     let device = Device::flex();
     check(
         &device,
@@ -101,7 +101,7 @@ fn what_the_activation_refuses_is_refused() {
     let bias = Tensor::<1>::ones([4], &Device::flex());
     let refused = message(|| drop(QuantizerInput::activated(x(), Some(bias), Activation::Gelu)));
     assert!(
-        refused.contains("a bias [4] beside [2, 3]: expected [3]"),
+        refused.contains("a bias [4] for x [2, 3]: expected [3]"),
         "{refused}"
     );
 }

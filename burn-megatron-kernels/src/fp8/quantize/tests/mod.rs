@@ -40,7 +40,7 @@ const USAGES: [QuantizerUsage; 3] = [
 ];
 const SIZES: [usize; 10] = [0, 1, 7, 31, 32, 33, 127, 128, 129, 1000];
 
-/// A matrix, rounded to its type.
+/// A matrix whose values are rounded to its type.
 #[derive(Clone, Debug)]
 struct Case {
     sizes: [usize; 2],
@@ -277,7 +277,7 @@ fn assert_words(what: &str, expected: &[u32], actual: &[u32]) {
     }
 }
 
-/// Runs `work` with each form of reductions that the device supports.
+/// Runs `work` with each kind of reduction that the device supports.
 fn with_reductions(device: &Device, work: impl Fn()) {
     if *device == Device::flex() {
         return work();
@@ -302,7 +302,7 @@ fn every_size_and_scaling_is_the_transcription_bit_for_bit_on_the_cpu() {
             for (k, kind) in KINDS.into_iter().enumerate() {
                 let turn = i + j * 3 + k;
                 let (format, dtype) = (FORMATS[turn % 2], all[turn % 4]);
-                // Large matrices use one usage only, because the transcription is slow.
+                // For large matrices only one usage is tested, because the transcription is slow.
                 let usages = if rows * columns > 40_000 {
                     &USAGES[..1]
                 } else {
@@ -338,7 +338,7 @@ fn every_size_and_scaling_is_the_transcription_bit_for_bit_on_devices() {
             for (j, columns) in SIZES.into_iter().enumerate() {
                 for (k, kind) in KINDS.into_iter().enumerate() {
                     let turn = i + j + k;
-                    // Kernels of one type and format. The next test covers the others.
+                    // These cases use kernels of one type and format. The next test covers the other kernels.
                     let case = match turn % 2 {
                         0 => Case::ordinary([rows, columns], has[0]),
                         _ => Case::extreme([rows, columns], has[0]),
@@ -363,7 +363,7 @@ fn every_kernel_is_the_transcription_bit_for_bit_with_both_reductions() {
         for dtype in has {
             for (k, kind) in KINDS.into_iter().enumerate() {
                 for (w, usage) in USAGES.into_iter().enumerate() {
-                    // Cycles through loads of all widths and both formats.
+                    // The sizes cycle through loads of all widths and both formats.
                     let sizes = [[160, 264], [131, 35], [70, 130]][(k + w) % 3];
                     let format = FORMATS[(k / 3 + w) % 2];
                     with_reductions(&device, || {
@@ -393,7 +393,7 @@ fn the_forms_for_cuda_are_the_transcription_too() {
                 );
             });
         }
-        // One NaN, and a block that ends inside a word.
+        // The case has one NaN, and a block that ends inside a word.
         let case = Case::new([6, 70], has[0], |at| if at == 69 { f32::NAN } else { 2.5 });
         kernel::with_cuda_forms(|| {
             check(
@@ -465,7 +465,7 @@ proptest! {
  } else { Case::ordinary([rows, columns], dtype)
  };
         check(&case, &device, FORMATS[format], KINDS[kind], given, USAGES[usage]);
-        // Other devices run only the kernels of one type, one format and both copies.
+        // On other devices, the test runs only the kernels of one type, one format and both copies.
         for (device, _) in devices().into_iter().skip(1) {
             let case = Case::new([rows, columns], DType::F32, |at| case.values[at]);
             check(&case, &device, Format::E4M3, KINDS[kind], given, QuantizerUsage::BOTH);

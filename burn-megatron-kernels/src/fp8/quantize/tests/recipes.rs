@@ -1,4 +1,4 @@
-//! Accuracy of the kinds of scaling.
+//! Tests the accuracy of the kinds of scaling.
 
 use super::*;
 use crate::fp8::statistics;
@@ -46,7 +46,7 @@ fn normal_values_keep_the_precision_of_the_format() {
 #[test]
 fn small_blocks_save_what_one_scale_loses() {
     let device = Device::flex();
-    // Rows with very different magnitudes.
+    // The rows have very different magnitudes.
     let noise = normal([128, 128]);
     let x = Case::new([128, 128], DType::F32, |at| {
         noise.values[at] * 10f32.powi((at / 128) as i32 % 12 - 6)

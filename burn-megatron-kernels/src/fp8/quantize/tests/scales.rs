@@ -1,4 +1,4 @@
-//! Scales for given magnitudes, and the effect of NaN and infinities.
+//! Tests the scales for given magnitudes, and the effect of NaN and infinities.
 
 use super::*;
 use crate::fp8::{MX_BLOCK, e8m0};
@@ -49,7 +49,8 @@ fn scales_of_mx_follow_the_table() {
             }
         });
     }
-    // The scale is the smallest power of two that fits: half the scale would overflow.
+    // The scale is the smallest power of two with which no value exceeds the format. With half the scale, the largest
+    // value would overflow.
     for (amax, code) in TABLE {
         let fits = |code: u8| f64::from(amax) <= 448.0 * 2f64.powi(i32::from(code) - 127);
         if amax.is_finite() {
@@ -116,7 +117,7 @@ fn the_current_scale_follows_the_formula_on_every_device() {
     let mut magnitudes: Vec<f32> = TABLE.iter().map(|(amax, _)| *amax).collect();
     magnitudes.extend((0..40).map(|at| f32::from_bits(noise(at) >> 1)));
     magnitudes.extend([57_344.0, 60_000.0, 1e-36, 1.32e-36, 3e-38, 1.7e-34, -0.0]);
-    // Mantissas near the mantissa of the largest values.
+    // These mantissas are close to the mantissas of the largest values of the formats.
     magnitudes.extend((0..8).map(|at| f32::from_bits(0x3fdf_fffc + at)));
     for (device, _) in devices() {
         for format in FORMATS {

@@ -1,4 +1,4 @@
-//! A scalar transcription of the formulas.
+//! A scalar transcription of the quantization formulas.
 
 use super::super::scaling::ScalingKind;
 use super::super::{CurrentScale, Format};
@@ -12,8 +12,7 @@ pub(crate) struct Copy {
     pub scales: Vec<u32>,
 }
 
-/// Returns a copy `[rows, depth]` of the values `at(row, column)`, and the number of values beyond the largest of the
-/// format.
+/// Returns a copy `[rows, depth]` of the values `at(row, column)`, and the number of saturated values.
 pub(super) fn copy(
     at: &dyn Fn(usize, usize) -> f32,
     [rows, depth]: [usize; 2],
@@ -90,7 +89,7 @@ pub(super) fn largest(values: impl Iterator<Item = f32>) -> f32 {
     f32::from_bits(bits.max().unwrap_or(0))
 }
 
-/// Returns the scale for a largest magnitude.
+/// Returns the scale for the largest magnitude `amax`.
 pub(super) fn current(amax: f32, format: Format, options: CurrentScale) -> f32 {
     let amax = if amax < options.epsilon {
         options.epsilon

@@ -1,4 +1,4 @@
-//! AOT instances. Sizes are arguments, so that an instance serves all models.
+//! AOT instances. Sizes are runtime arguments, so that one instance serves all models.
 
 use cubecl::ir::{ElemType, FloatKind};
 
@@ -8,7 +8,7 @@ use super::weight_gradient::grouped_weight_gradient::GroupedWeightGradient;
 use crate::cube::instance::{AotList, instance};
 use crate::cube::mma::{CHUNK, PAIR};
 
-/// Adds every kernel in both types, with weight gradients at aligned and at unaligned places.
+/// Adds every kernel in both types. The weight gradients have aligned and unaligned places in the flat buffer.
 pub(crate) fn aot_instances(list: &mut AotList) {
     for (name, kind) in [("f16", FloatKind::F16), ("bf16", FloatKind::BF16)] {
         let (dtype, bf16) = (ElemType::Float(kind), kind == FloatKind::BF16);

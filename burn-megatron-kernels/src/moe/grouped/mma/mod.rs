@@ -1,9 +1,9 @@
-//! The products of all experts in one launch, with `mma.sync` of 16 by 8 by 16 and sums in f32.
+//! Grouped matrix multiplication of all experts in one kernel launch, with `mma.sync` of 16 by 8 by 16 and sums in f32.
 //!
-//! A cube computes 128 by 128 elements of the result of one expert, and each of its four warps computes 64 by 64. The
-//! host has the number of rows of each expert, so it lists the rows of the cubes and uploads the list. This takes one
-//! launch and one copy for any number of experts, and every cube has work. Each sum is computed by one warp in the
-//! order of its terms, so that two runs give the same bits.
+//! A cube computes 128 by 128 elements of the result of one expert. Each of its four warps computes 64 by 64 elements.
+//! The numbers of rows per expert are available on the host, which creates a list with the rows of each cube and
+//! uploads the list. This takes one kernel launch and one copy for any number of experts, and every cube has work. Each
+//! sum is computed by one warp in the order of its terms, so that two runs give the same bits.
 
 use burn::tensor::DType;
 use burn_cubecl::ops::permute;
@@ -59,8 +59,8 @@ fn takes(x: &CubeTensor, widths: [usize; 2], launches: usize, result: [usize; 2]
     is_possible && in_one_launch(launches, result, multiprocessors as usize)
 }
 
-/// Computes the rows `[rows, in]` times the weights `[experts, in, out]`, which are read as they
-/// are stored.
+/// Multiplies the rows `[rows, in]` of each expert by its weights `[experts, in, out]`. The weights are read as they
+/// are stored, without a copy.
 pub(super) fn product(op: &ProductOp, x: CubeTensor, weights: CubeTensor) -> CubeTensor {
     let (depth, columns) = (weights.meta.shape()[1], weights.meta.shape()[2]);
     let transposed = weights.meta.strides()[1] < weights.meta.strides()[2];
@@ -120,7 +120,7 @@ pub(super) fn weight_gradient(
         1
     };
     let cubes = experts * inputs.div_ceil(TILE) * outputs.div_ceil(TILE);
-    // SAFETY: as for the product; the place in the flat buffer was checked.
+    // SAFETY: as for [`product`]. The place in the flat buffer was checked.
     unsafe {
         launch!(
             grouped_weight_gradient,
@@ -135,7 +135,7 @@ pub(super) fn weight_gradient(
     flat
 }
 
-/// Returns the type of the factors, and whether it is bf16.
+/// Returns the element type of the operands, and whether it is bf16.
 fn element(x: &CubeTensor) -> (ElemType, bool) {
     let dtype = burn::backend::cubecl::dtype_to_storage_type(x.dtype);
     (dtype, x.dtype == DType::BF16)
@@ -146,8 +146,8 @@ thread_local! {
     static FORCED: std::cell::Cell<Option<bool>> = const { std::cell::Cell::new(None) };
 }
 
-/// Runs `work` with products of all experts in one launch wherever possible if `forced`, otherwise
-/// nowhere.
+/// Runs `work` with or without the kernels of this module. If `forced` is true, they are used wherever possible,
+/// otherwise nowhere.
 #[cfg(test)]
 pub(super) fn with_one_launch<T>(forced: bool, work: impl FnOnce() -> T) -> T {
     FORCED.set(Some(forced));

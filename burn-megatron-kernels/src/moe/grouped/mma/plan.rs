@@ -1,4 +1,4 @@
-//! Sizes of tiles, the groups of rows that cubes process, and the supported products.
+//! The tile sizes, the groups of rows that cubes process, and the selection of the kernels.
 
 use std::cmp::Reverse;
 
@@ -9,8 +9,8 @@ use crate::cube::mma::{CHUNK, WARP};
 /// The number of rows, and of columns, of the result that a cube computes.
 pub(super) const TILE: usize = 128;
 
-/// The number of rows, and of columns, of the result that a warp computes. Each fragment serves
-/// four products, so that shared memory keeps up with the tensor cores.
+/// The number of rows, and of columns, of the result that a warp computes. With this number, each fragment is used in
+/// four tile multiplications, so that shared memory keeps up with the tensor cores.
 pub(super) const WARP_TILE: usize = 64;
 
 /// The number of warps in each direction.
@@ -19,20 +19,20 @@ pub(super) const WARPS: usize = TILE / WARP_TILE;
 /// The number of units per cube.
 pub(super) const UNITS: usize = WARPS * WARPS * WARP;
 
-/// The number of terms of the sums that are in shared memory at once.
+/// The number of terms of each sum that are in shared memory at the same time.
 pub(super) const DEPTH: usize = 32;
 
-/// The number of tiles of both factors in shared memory. All except one are being copied.
+/// The number of tiles per operand in shared memory. All tiles except one are being copied.
 pub(super) const STAGES: usize = 4;
 
-/// The number of result tiles per multiprocessor from which the product of one expert keeps a GPU
-/// busy on its own.
+/// The minimum number of result tiles per multiprocessor with which the multiplication of a single expert keeps a GPU
+/// busy.
 const BUSY: usize = 4;
 
-/// The layout of a factor in memory.
+/// The layout of an operand in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Factor {
-    /// Whether the sum runs over the rows in memory, not along a row.
+    /// Whether sums run over the rows in memory. Otherwise they run along a row.
     pub by_depth: bool,
 }
 
@@ -55,7 +55,7 @@ impl Factor {
         self.swizzle().bytes(self.rows())
     }
 
-    /// Returns the number of bytes between the parts of consecutive warps.
+    /// Returns the number of bytes between the parts of two consecutive warps.
     pub fn warp_bytes(self) -> usize {
         if self.by_depth {
             2 * WARP_TILE
@@ -65,18 +65,18 @@ impl Factor {
     }
 }
 
-/// The layouts of the factors that a kernel reads.
+/// The layouts of both operands of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Factors {
     pub left: Factor,
     pub right: Factor,
-    /// Whether the type is bf16. Otherwise it is f16.
+    /// Whether the element type is bf16. Otherwise it is f16.
     pub bf16: bool,
 }
 
 impl Factors {
-    /// Returns the layouts for rows times weights. The weights are `transposed` if the terms of a
-    /// sum are adjacent.
+    /// Returns the layouts for the multiplication of rows by weights. The weights are `transposed` if the terms of a
+    /// sum are adjacent in memory.
     pub fn of_product(transposed: bool, bf16: bool) -> Self {
         Self {
             left: Factor { by_depth: false },
@@ -87,7 +87,7 @@ impl Factors {
         }
     }
 
-    /// Returns the layouts for transposed rows times gradients.
+    /// Returns the layouts for the multiplication of transposed rows by gradients.
     pub fn of_weight_gradient(bf16: bool) -> Self {
         let factor = Factor { by_depth: true };
         Self {
@@ -97,18 +97,18 @@ impl Factors {
         }
     }
 
-    /// Returns the bytes of one tile of each factor.
+    /// Returns the number of bytes of one tile of each operand.
     pub fn stage(&self) -> usize {
         self.left.bytes() + self.right.bytes()
     }
 
-    /// Returns the bytes of shared memory.
+    /// Returns the number of bytes of shared memory.
     pub fn memory(&self) -> usize {
         STAGES * self.stage()
     }
 }
 
-/// Returns the rows of the result that each cube processes: for each tile its expert, its first row
+/// Returns the rows of the result that each cube processes. For each tile, the list contains the expert, the first row,
 /// and the end of the expert's rows.
 pub(super) fn row_tiles(group_sizes: &[usize]) -> Vec<i32> {
     let tiles = groups(group_sizes).flat_map(|(expert, first, size)| {
@@ -119,9 +119,9 @@ pub(super) fn row_tiles(group_sizes: &[usize]) -> Vec<i32> {
     flatten(tiles)
 }
 
-/// Returns the rows that are summed for the weights of each expert: its number, its first row and
-/// their end. Experts without rows are left out if `with_rows`. Experts with the most rows come
-/// first, because they take the longest.
+/// Returns the rows that are summed for the weight gradient of each expert. For each expert, the list contains its
+/// index, its first row, and the end of its rows. Experts without rows are excluded if `with_rows` is true. The experts
+/// with the most rows come first, because they take the longest.
 pub(super) fn summed_rows(group_sizes: &[usize], with_rows: bool) -> Vec<i32> {
     let all = groups(group_sizes).map(|(expert, first, size)| [expert, first, first + size]);
     let mut rows: Vec<_> = all
@@ -131,20 +131,20 @@ pub(super) fn summed_rows(group_sizes: &[usize], with_rows: bool) -> Vec<i32> {
     flatten(rows)
 }
 
-/// Flattens triples of row and expert numbers. They are less than 2^31, because tensors have fewer
-/// than 2^32 elements and rows at least [`CHUNK`] elements.
+/// Flattens triples of row and expert indices. All indices are less than 2^31, because tensors have fewer than 2^32
+/// elements and a row has at least [`CHUNK`] elements.
 fn flatten(triples: impl IntoIterator<Item = [usize; 3]>) -> Vec<i32> {
     let numbers = triples.into_iter().flatten();
     numbers.map(|number| number as i32).collect()
 }
 
-/// Returns whether one launch computes the products of all experts. Otherwise the
-/// [engine](crate::gemm) of single products launches each of them.
+/// Returns whether one kernel launch computes all experts. Otherwise the [engine](crate::gemm) for single matrix
+/// multiplications computes each expert with its own launch.
 ///
-/// `launches` is the number of single products and `[rows, columns]` the average size of their results. Engines of
-/// single products are faster for a large product, because they use instructions such as Hopper's `wgmma`. With fewer
-/// than [`BUSY`] tiles per multiprocessor, this gain is smaller than the loss from the part of the GPU that is idle at
-/// the end of each product.
+/// `launches` is the number of launches of that engine, and `[rows, columns]` is the average size of their results. The
+/// engine for single multiplications is faster for a large result, because it uses instructions such as `wgmma` on
+/// Hopper. With fewer than [`BUSY`] tiles per multiprocessor, this gain is smaller than the loss from multiprocessors
+/// that are idle at the end of each launch.
 pub(super) fn in_one_launch(
     launches: usize,
     [rows, columns]: [usize; 2],
@@ -187,7 +187,8 @@ mod tests {
 
     #[test]
     fn tiles_fit_into_the_memory_of_a_block() {
-        // The smallest shared memory of all devices with `cp.async`: compute capability 8.6.
+        // The smallest shared memory of all devices with `cp.async`, which is the shared memory of compute capability
+        // 8.6.
         const SMALL: usize = 99 * 1024;
         let all = [
             Factors::of_product(false, true),
@@ -204,8 +205,8 @@ mod tests {
     #[test]
     fn small_products_of_several_experts_are_one_launch() {
         let h100 = |launches, sizes| in_one_launch(launches, sizes, 132);
-        // 64 experts of width 1408 with 512 rows each: 4,096 tokens with 8 choices. Then gradients, then 8 rows per
-        // expert.
+        // 64 experts of width 1408 with 512 rows each, as for 4,096 tokens with 8 choices. The following cases are the
+        // gradients, and 8 rows per expert.
         assert!(h100(64, [512, 2816]));
         assert!(h100(64, [2048, 2816]));
         assert!(h100(64, [8, 2816]));
@@ -214,7 +215,7 @@ mod tests {
         assert!(!h100(8, [4096, 28672]));
         // Mixtral with few rows.
         assert!(h100(8, [128, 28672]));
-        // One expert has all rows.
+        // A single expert has all rows.
         assert!(!h100(1, [128, 128]));
     }
 }

@@ -1,4 +1,4 @@
-//! The rows of all experts times their weights.
+//! The kernel that multiplies the rows of all experts by their weights.
 
 use cubecl::prelude::*;
 
@@ -15,11 +15,11 @@ const STORED: Swizzle = Swizzle {
     chunks: WARP_TILE / CHUNK,
 };
 
-/// Computes `y_e = x_e w_e`. One cube computes a tile of [`row_tiles`](super::plan::row_tiles) and
-/// [`TILE`] columns.
+/// Computes `y_e = x_e w_e`. One cube computes a tile of the result with the rows of one entry of
+/// [`row_tiles`](super::plan::row_tiles) and [`TILE`] columns.
 ///
 /// Cubes with the same rows are adjacent, so that concurrent cubes share weights and rows in the cache. Strides are in
-/// chunks of 16 bytes, sizes in elements.
+/// chunks of 16 bytes, and sizes are in elements.
 #[cube(launch_unchecked)]
 pub(crate) fn grouped_product<F: Float, N: Size>(
     x: &[Vector<F, N>],
@@ -71,7 +71,7 @@ pub(crate) fn grouped_product<F: Float, N: Size>(
         let column = column + warp_column() * comptime!(WARP_TILE as u32);
         let needed = row < end && column < columns;
         let sums = sum_products(x, weights, &left, &right, depth, memory, needed, factors);
-        // The tiles of the factors are not read any more.
+        // The tiles of the operands are not read after this point.
         wait_for_copies(0usize);
         sync_cube();
         let warp = UNIT_POS / comptime!(WARP as u32);
@@ -82,8 +82,8 @@ pub(crate) fn grouped_product<F: Float, N: Size>(
     }
 }
 
-/// Stores this warp's part of the result, starting at `row` and `column`. The part is staged in the
-/// warp's shared memory, so that 16 bytes are written at a time.
+/// Stores this warp's part of the result, starting at `row` and `column`. The part is first written to the warp's
+/// shared memory, so that 16 bytes can be stored at a time.
 #[cube]
 fn store<F: Float, N: Size>(
     sums: &Array<Vector<f32, Quad>>,

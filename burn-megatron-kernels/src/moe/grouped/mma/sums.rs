@@ -1,5 +1,5 @@
-//! The sums of a tile of the result. `cp.async` copies tiles of both factors while the tiles before
-//! them are multiplied.
+//! Computes the sums of a tile of the result. `cp.async` copies the next tiles of both operands while the previous
+//! tiles are multiplied.
 
 use cubecl::prelude::*;
 
@@ -14,30 +14,30 @@ pub(super) const FRAGMENTS: usize = WARP_TILE / 16;
 /// The number of 16 by 8 tiles in a warp's part of the result, in row-major order.
 pub(super) const SUMS: usize = FRAGMENTS * 2 * FRAGMENTS;
 
-/// The part of a factor that a cube reads, in chunks of 16 bytes.
+/// The part of an operand that a cube reads, in chunks of 16 bytes.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Part {
     /// The first chunk.
     pub start: usize,
     /// The stride between rows.
     pub stride: usize,
-    /// The size of the dim that is not summed: rows, or chunks if rows are summed.
+    /// The size of the dimension that is not summed, in rows. If rows are summed, it is in chunks.
     pub across: u32,
 }
 
-/// Returns the row of this warp among the warps of the cube.
+/// Returns the row index of this warp in the grid of the cube's warps.
 #[cube]
 pub(super) fn warp_row() -> u32 {
     UNIT_POS / comptime!((WARPS * WARP) as u32)
 }
 
-/// Returns the column of this warp among the warps of the cube.
+/// Returns the column index of this warp in the grid of the cube's warps.
 #[cube]
 pub(super) fn warp_column() -> u32 {
     UNIT_POS / comptime!(WARP as u32) % comptime!(WARPS as u32)
 }
 
-/// Returns the sums over `depth` terms of this warp's part of the result, in the order of the terms. `memory` is the
+/// Returns the sums of this warp's part of the result over `depth` terms, in the order of the terms. `memory` is the
 /// start of shared memory. `needed` is true if this warp's part overlaps the result.
 #[cube]
 pub(super) fn sum_products<F: Float, N: Size>(
@@ -83,7 +83,7 @@ pub(super) fn sum_products<F: Float, N: Size>(
     sums
 }
 
-/// Starts to copy the terms of step `step` of both factors to shared memory, if there are any.
+/// Starts to copy the terms of step `step` of both operands to shared memory. Does nothing if there is no such step.
 #[cube]
 fn copy_step<F: Float, N: Size>(
     left: &[Vector<F, N>],
@@ -103,8 +103,8 @@ fn copy_step<F: Float, N: Size>(
     }
 }
 
-/// Starts to copy the terms of a factor, starting at `first`. Terms past the last one, and elements
-/// past the result, become zeros.
+/// Starts to copy the terms of an operand, starting at term `first`. Terms after the last term, and elements outside of
+/// the result, become zeros.
 #[cube]
 fn copy_tile<F: Float, N: Size>(
     from: &[Vector<F, N>],
@@ -149,7 +149,7 @@ fn copy_tile<F: Float, N: Size>(
     }
 }
 
-/// Adds the products of this warp's parts of the tiles at `stage`.
+/// Multiplies this warp's parts of the tiles at `stage` and adds the result to the sums.
 #[cube]
 fn multiply_step(sums: &mut Array<Vector<f32, Quad>>, stage: u32, #[comptime] factors: Factors) {
     let left = stage + warp_row() * comptime!(factors.left.warp_bytes() as u32);
@@ -188,8 +188,8 @@ fn multiply_step(sums: &mut Array<Vector<f32, Quad>>, stage: u32, #[comptime] fa
     }
 }
 
-/// Returns the address from which this lane reads the fragments of a tile. `by_columns` is true for
-/// a left factor whose rows are summed, and for a right factor whose rows are not summed.
+/// Returns the address from which this lane reads the fragments of a tile. `by_columns` is true for a left operand
+/// whose rows are summed, and for a right operand whose rows are not summed.
 #[cube]
 fn lane(tile: u32, #[comptime] by_columns: bool, #[comptime] swizzle: Swizzle) -> u32 {
     if comptime!(by_columns) {
@@ -199,7 +199,7 @@ fn lane(tile: u32, #[comptime] by_columns: bool, #[comptime] swizzle: Swizzle) -
     }
 }
 
-/// Returns the fragment of rows (or columns) number `index` and of the terms number `step`.
+/// Returns the fragment with index `index` along the rows (or columns) and index `step` along the terms.
 #[cube]
 fn part(
     lane: u32,

@@ -5,8 +5,8 @@ use super::*;
 use crate::cube::cube_device;
 use crate::testing::{Input, assert_close, devices, evaluate, tolerance};
 
-/// Returns rows per expert, inputs and outputs. Cases: several tiles, empty experts, all rows in one expert, and sizes
-/// that are not a multiple of a tile.
+/// Returns the rows per expert, the inputs and the outputs of test cases. The cases are several tiles, empty experts,
+/// all rows in one expert, and sizes that are not a multiple of a tile.
 fn cases() -> Vec<(Vec<usize>, usize, usize)> {
     vec![
         (vec![4, 4, 4], 8, 16),
@@ -17,7 +17,7 @@ fn cases() -> Vec<(Vec<usize>, usize, usize)> {
     ]
 }
 
-/// Returns each device and type with matrix units. Prints why others are left out.
+/// Returns each device and type for which there are tensor cores. Prints why other devices are skipped.
 fn matrix_units() -> Vec<(Device, DType)> {
     let mut all = vec![];
     for (device, types) in devices() {
@@ -44,7 +44,7 @@ fn doubles<const D: usize>(x: Tensor<D>) -> Vec<f64> {
     x.into_data().iter::<f64>().collect()
 }
 
-/// Returns the product of flat rows and flat weights. The weights may be `transposed` in memory.
+/// Returns the product of flat rows and flat weights. If `transposed` is true, the weights are transposed in memory.
 fn product(
     x: &[Tensor<1>],
     (sizes, inputs, outputs): &(Vec<usize>, usize, usize),
@@ -73,7 +73,7 @@ fn one_launch_equals_the_composition_and_the_loop_over_experts() {
                 Input::wave([rows, *inputs], 0.2),
                 Input::wave([experts, *inputs, *outputs], 0.5),
             ];
-            // The longest sums have as many terms as the largest dimension of the three products.
+            // The number of terms of the longest sums is the largest dimension of the three matrix multiplications.
             let terms = rows.max(*inputs).max(*outputs) as f64;
             let tolerance = terms.sqrt() * tolerance(dtype);
             for transposed in [false, true] {

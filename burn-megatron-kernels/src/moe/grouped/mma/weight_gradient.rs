@@ -1,4 +1,4 @@
-//! The weight gradients of all experts, in a flat buffer of f32.
+//! The kernel for the weight gradients of all experts, which writes to a flat f32 buffer.
 
 use cubecl::prelude::*;
 
@@ -8,11 +8,11 @@ use crate::cube::mma::CHUNK;
 use crate::cube::mma::ptx::{Quad, shared_address};
 use crate::cube::mma::swizzle::{lane_column, lane_row};
 
-/// Computes `dw_e = x_e^T dy_e`, expert by expert and row by row, starting at element `offset` of `flat`. It overwrites
-/// the existing elements, or adds to them if `add`.
+/// Computes `dw_e = x_e^T dy_e`, expert by expert and row by row, starting at element `offset` of `flat`. If `add` is
+/// true, the kernel adds to the existing elements, otherwise it overwrites them.
 ///
-/// One cube computes [`TILE`] by [`TILE`] weights of an expert of
-/// [`summed_rows`](super::plan::summed_rows). Sizes are in elements, `offset` in vectors of `flat`.
+/// One cube computes [`TILE`] by [`TILE`] weights of one entry of [`summed_rows`](super::plan::summed_rows). Sizes are
+/// in elements. `offset` is in vectors of `flat`.
 #[cube(launch_unchecked)]
 pub(crate) fn grouped_weight_gradient<F: Float, N: Size, M: Size>(
     x: &[Vector<F, N>],
@@ -54,8 +54,7 @@ pub(crate) fn grouped_weight_gradient<F: Float, N: Size, M: Size>(
     }
 }
 
-/// Returns the part of a matrix with `columns` columns that starts at row `first` and column
-/// `column`.
+/// Returns the part of a matrix that starts at row `first` and column `column`. The matrix has `columns` columns.
 #[cube]
 fn part(first: usize, column: u32, columns: u32) -> Part {
     let stride = columns as usize / CHUNK;
@@ -66,7 +65,7 @@ fn part(first: usize, column: u32, columns: u32) -> Part {
     }
 }
 
-/// Stores this warp's part of the weights of an expert, which begin at `start`. The part starts at
+/// Stores this warp's part of the weight gradient of an expert, whose elements begin at `start`. The part starts at
 /// `row` and `column`. The four lanes of a row write 32 adjacent bytes.
 #[cube]
 fn store<M: Size>(

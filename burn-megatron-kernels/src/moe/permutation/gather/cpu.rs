@@ -1,4 +1,4 @@
-//! The CPU implementation: rows in parallel.
+//! The CPU implementation. It processes the rows of the result in parallel.
 
 use burn::backend::flex::FlexTensor;
 

@@ -1,4 +1,4 @@
-//! The CubeCL kernel: a unit sums one vector of a row of the result.
+//! The CubeCL kernel. A unit computes one vector of a row of the result.
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::tensor::CubeTensor;
@@ -40,7 +40,7 @@ fn gather_kernel<F: Float, N: Size>(
     }
 }
 
-/// Computes the sums. Inputs: the rows and the indices. `shape` is the shape of the result.
+/// Computes the gathered sums. The inputs are the rows and the indices. `shape` is the shape of the result.
 pub(super) fn gather(sizes: GatherSizes, shape: &[usize], inputs: Vec<CubeTensor>) -> CubeTensor {
     let [x, index] = exactly(inputs);
     let client = x.client.clone();
@@ -77,11 +77,11 @@ pub(super) fn gather(sizes: GatherSizes, shape: &[usize], inputs: Vec<CubeTensor
     output
 }
 
-/// Adds instances with rows of complete vectors, and with weights.
+/// Adds AOT instances for rows that consist of complete vectors, and for weights.
 pub(crate) fn aot_instances(list: &mut AotList) {
     for (name, dtype, vector) in types() {
         for vector in [vector, 1] {
-            // Rows are gathered, so their indices are read one by one.
+            // The rows are gathered, so the kernel reads their indices one by one.
             instance!(
                 list.other("moe/gather/{name}/{vector}"), UNITS,
                 gather_kernel::GatherKernel [_ _ _ _ _ _ _] (vector, dtype)

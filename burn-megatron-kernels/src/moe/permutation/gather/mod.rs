@@ -1,4 +1,4 @@
-//! Sums of gathered rows: the operation that implements both directions.
+//! Gathers of rows, which implement the permutation in both directions.
 
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{Int, Tensor};
@@ -16,46 +16,49 @@ pub(crate) mod kernel;
 
 const NAME: &str = "permute";
 
-/// Gathers `x`, `[tokens, hidden]`, to `[rows, hidden]`. A row is a copy of its token. Empty rows are zero.
+/// Copies the rows of `x`, `[tokens, hidden]`, into the order of `map`. The result is `[rows, hidden]`. Each row is a
+/// copy of its token. Empty rows are zero.
 ///
-/// The backward is [`unpermute`].
+/// The backward pass is [`unpermute`].
 ///
 /// # Panics
 ///
-/// Panics with a [`KernelError`](crate::KernelError) if the number of tokens differs from the map.
+/// Panics with a [`KernelError`](crate::KernelError) if the number of tokens differs from the number of tokens in
+/// `map`.
 pub fn permute(x: Tensor<2>, map: &RowMap) -> Tensor<2> {
     accept(check_rows(NAME, x.dims()[0], map.tokens));
     let [to_rows, to_tokens] = map.gathers();
     run(x, to_rows, to_tokens)
 }
 
-/// Sums `rows`, `[rows, hidden]`, to `[tokens, hidden]`: the rows of each token in the order of its
-/// choices. Sums are computed in f32 (f64 for f64) and are 0 for a token without rows. Empty rows
-/// are not read.
+/// Sums the rows of each token. `rows` is `[rows, hidden]` and the result is `[tokens, hidden]`.
 ///
-/// The backward is [`permute`].
+/// The rows of a token are added in the order of its choices, in f32 (f64 for f64). The sum is 0 for a token without
+/// rows. Empty rows are not read.
+///
+/// The backward pass is [`permute`].
 ///
 /// # Panics
 ///
-/// Panics with a [`KernelError`](crate::KernelError) if the number of rows differs from the map.
+/// Panics with a [`KernelError`](crate::KernelError) if the number of rows differs from the number of rows in `map`.
 pub fn unpermute(rows: Tensor<2>, map: &RowMap) -> Tensor<2> {
     accept(check_rows("unpermute", rows.dims()[0], map.rows));
     let [to_rows, to_tokens] = map.gathers();
     run(rows, to_tokens, to_rows)
 }
 
-/// Gathers `weights` of the pairs, `[tokens, k]`, to `[rows]`, with 0 for empty rows. The gradient
-/// of a dropped pair is 0.
+/// Gathers the weight of each row. `weights`, `[tokens, k]`, are the weights of the pairs, and the result is `[rows]`.
+/// Empty rows have weight 0. The gradient of the weight of a dropped pair is 0.
 ///
 /// # Panics
 ///
-/// Panics with a [`KernelError`](crate::KernelError) if the sizes differ from the map.
+/// Panics with a [`KernelError`](crate::KernelError) if the sizes differ from the sizes in `map`.
 pub fn permute_weights(weights: Tensor<2>, map: &RowMap) -> Tensor<1> {
     let ([tokens, top_k], of_map) = (weights.dims(), [map.tokens, map.top_k]);
     accept(check_shape(
         "permute_weights",
         [tokens, top_k] == of_map,
-        || format!("weights [{tokens}, {top_k}] beside a map of {of_map:?}: expected as many"),
+        || format!("weights [{tokens}, {top_k}] for a map of {of_map:?}: expected equal shapes"),
     ));
     let pairs = map.tokens * map.top_k;
     let to_rows = Gather {
@@ -96,7 +99,7 @@ fn run(x: Tensor<2>, mut forward: Gather, mut backward: Gather) -> Tensor<2> {
 }
 
 impl RowMap {
-    /// Returns the gathers from tokens to rows, and back. The width is set later.
+    /// Returns the gather from tokens to rows, and the gather from rows to tokens. The width is set later.
     fn gathers(&self) -> [Gather; 2] {
         let gather = |index, rows, terms, divisor| Gather {
             index,
@@ -117,8 +120,8 @@ impl RowMap {
     }
 }
 
-/// The sizes of a gather. Row `i` of the result is the sum of the input rows `index[i * terms + j]
-/// / divisor` over all `j` whose index is not negative.
+/// The sizes of a gather. Row `i` of the result is the sum of the input rows `index[i * terms + j] / divisor`, over all
+/// `j` for which the index is not negative.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct GatherSizes {
     rows: usize,
@@ -127,7 +130,7 @@ struct GatherSizes {
     width: usize,
 }
 
-/// A gather and its indices.
+/// A gather, and the indices that it reads.
 #[derive(Clone, Debug)]
 struct Gather {
     /// The indices, `[rows * terms]` in I32.
@@ -154,7 +157,7 @@ impl Gather {
     }
 }
 
-/// A gather whose backward is another gather.
+/// A gather whose backward pass is another gather.
 #[derive(Debug)]
 struct GatherFunction {
     forward: Gather,

@@ -1,4 +1,4 @@
-//! The CPU implementation: one pass to count, one to place.
+//! The CPU implementation. A first pass counts the pairs, and a second pass places them.
 
 use burn::backend::flex::FlexTensor;
 

@@ -1,7 +1,8 @@
-//! The CubeCL kernels: a histogram of each chunk, its running sums, and the place of each pair.
+//! The CubeCL kernels. They compute a histogram of each chunk, the running sums of the histograms, and the place of
+//! each pair.
 //!
-//! A unit counts the pairs before its pair in the chunk, so that the pairs keep their order and no
-//! atomics are needed.
+//! A unit counts the pairs before its own pair in the chunk. Therefore the pairs keep their order and no atomic
+//! operations are needed.
 
 use burn::tensor::DType;
 use burn_cubecl::ops::numeric::full_device_dtype;
@@ -17,7 +18,7 @@ use crate::launch::exactly;
 /// The number of units per cube.
 const UNITS: u32 = 256;
 
-/// Copies a chunk of indices to shared memory and returns its length. All units must call it.
+/// Copies a chunk of indices to shared memory and returns its length. All units of the cube must call this function.
 #[cube]
 fn load_chunk(indices: &Tensor<i32>, chunk: &mut Shared<[i32]>, first: u32, end: u32) -> u32 {
     let length = min(end - first, comptime!(CHUNK as u32));
@@ -30,8 +31,8 @@ fn load_chunk(indices: &Tensor<i32>, chunk: &mut Shared<[i32]>, first: u32, end:
     length
 }
 
-/// Counts one chunk per cube: `counts` is `[sequences * chunks, experts]`. Chunks end at the end of
-/// a sequence of `pairs` pairs.
+/// Counts the pairs of one chunk per cube. `counts` is `[sequences * chunks, experts]`. A chunk ends at the end of a
+/// sequence, which has `pairs` pairs.
 #[cube(launch_unchecked)]
 fn histogram_kernel(
     indices: &Tensor<i32>,
@@ -59,7 +60,7 @@ fn histogram_kernel(
     }
 }
 
-/// A layout; see [`LayoutSizes`]. A negative capacity means no capacity.
+/// A layout as kernel arguments. See [`LayoutSizes`]. A negative capacity means that there is no capacity.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 struct Sizes {
     align: i32,
@@ -76,15 +77,15 @@ impl Sizes {
     }
 }
 
-/// Returns the number of rows of a group with `pairs` pairs, before the limit.
+/// Returns the number of rows of a group with `pairs` pairs, before the limit is applied.
 #[cube]
 fn group_rows(sizes: &Sizes, pairs: i32) -> i32 {
     let aligned = (pairs + sizes.align - 1) / sizes.align * sizes.align;
     select(sizes.capacity < 0, aligned, sizes.capacity)
 }
 
-/// Turns the counts of chunks into the counts before each chunk, and sums counts and offsets. Runs
-/// on one cube.
+/// Replaces the counts of the chunks by the counts before each chunk, and computes the total counts and the offsets. It
+/// runs on one cube.
 #[cube(launch_unchecked)]
 fn scan_kernel(
     before: &mut Tensor<i32>,
@@ -165,8 +166,7 @@ fn place_kernel(
     }
 }
 
-/// Returns the counts of chunks, `[sequences * chunks, experts]`, and the number of chunks per
-/// sequence.
+/// Returns the counts of the chunks, `[sequences * chunks, experts]`, and the number of chunks per sequence.
 pub(in crate::moe) fn histogram(
     indices: &CubeTensor,
     experts: usize,
@@ -190,7 +190,7 @@ pub(in crate::moe) fn histogram(
     (counts, chunks)
 }
 
-/// Counts the pairs; see [`count`](super::count).
+/// Counts the pairs. See [`count`](super::count).
 pub(super) fn count(experts: usize, sizes: &LayoutSizes, indices: CubeTensor) -> Vec<CubeTensor> {
     let client = indices.client.clone();
     let (before, chunks) = histogram(&indices, experts, 1);
@@ -209,14 +209,14 @@ pub(super) fn count(experts: usize, sizes: &LayoutSizes, indices: CubeTensor) ->
     vec![before, counts, offsets]
 }
 
-/// Places the pairs; see [`place`](super::place). `fills` is true if each row has a pair.
+/// Places the pairs. See [`place`](super::place). `fills` is true if each row has a pair.
 pub(super) fn place(rows: usize, fills: bool, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
     let [indices, before, offsets] = exactly(inputs);
     let client = indices.client.clone();
     let (shape, [chunks, experts]) = (indices.meta.shape().clone(), matrix_sizes(&before));
     let pair_to_row = empty(&indices, shape.clone(), DType::I32);
     let row_to_pair = if fills || rows == 0 {
-        // Without a row, the kernel still needs memory.
+        // If there are no rows, the kernel still needs memory.
         empty(&indices, [rows.max(1)], DType::I32)
     } else {
         let (device, element) = (indices.device.clone(), i32::elem_type_native());
@@ -241,7 +241,7 @@ pub(super) fn place(rows: usize, fills: bool, inputs: Vec<CubeTensor>) -> Vec<Cu
     vec![row_to_pair, pair_to_row]
 }
 
-/// Adds one instance of each kernel. Nothing depends on sizes.
+/// Adds one AOT instance of each kernel. The instances do not depend on sizes.
 pub(crate) fn aot_instances(list: &mut AotList) {
     instance!(
         list.other("moe/histogram"), UNITS,

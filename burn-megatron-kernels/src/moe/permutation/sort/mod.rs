@@ -1,5 +1,5 @@
-//! The stable counting sort. Pairs are counted by expert, chunk by chunk. Then each pair is placed
-//! after the pairs before it.
+//! A stable counting sort of pairs by expert. First the pairs of each expert are counted, chunk by chunk. Then each
+//! pair is placed after the earlier pairs of its expert.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Int, Tensor};
@@ -13,13 +13,13 @@ mod cpu;
 #[cfg(feature = "cubecl")]
 pub(crate) mod kernel;
 
-/// The maximum number of experts. A cube keeps a number for each expert in shared memory.
+/// The maximum number of experts. A kernel keeps one number per expert in shared memory.
 pub const MAX_EXPERTS: usize = 2048;
 
-/// The number of pairs that are counted together.
+/// The number of pairs per chunk. The pairs of a chunk are counted together.
 const CHUNK: usize = 512;
 
-/// Checks that there is at least one expert, and not too many.
+/// Checks that there is at least one expert, and at most [`MAX_EXPERTS`].
 pub(in crate::moe) fn check_experts(
     operation: &'static str,
     experts: usize,
@@ -28,24 +28,24 @@ pub(in crate::moe) fn check_experts(
     check_option(operation, fits, "experts", experts, "1 to 2048")
 }
 
-/// Returns the expert of an index, or `None` for an index outside the experts.
+/// Returns the expert with an index, or `None` if the index is outside `0..experts`.
 pub(in crate::moe) fn expert(index: i32, experts: usize) -> Option<usize> {
     usize::try_from(index)
         .ok()
         .filter(|expert| *expert < experts)
 }
 
-/// The pairs of each expert, and the start of its rows.
+/// The number of pairs of each expert, and the start of the expert's rows.
 pub(super) struct Counted {
-    /// The number of the expert's pairs in earlier chunks, `[chunks, experts]`.
+    /// The number of pairs of each expert in earlier chunks, `[chunks, experts]`.
     before: DispatchTensor,
     /// The number of pairs of each expert, `[experts]`.
     pub counts: Tensor<1, Int>,
-    /// The start of each expert's rows, `[experts + 1]`.
+    /// The index of the first row of each expert, followed by the end of the last rows, `[experts + 1]`.
     pub offsets: Tensor<1, Int>,
 }
 
-/// Counts `indices`, `[tokens, k]` in I32, which must not be empty.
+/// Counts the pairs of each expert. `indices` is `[tokens, k]` in I32 and must not be empty.
 pub(super) fn count(indices: Tensor<2, Int>, experts: usize, layout: RowLayout) -> Counted {
     let chunks = indices.shape().num_elements().div_ceil(CHUNK);
     let ints = |shape: &[usize]| Spec::new(shape.to_vec(), DType::I32);

@@ -1,4 +1,4 @@
-//! The CubeCL kernel: a unit copies one word of a row.
+//! The CubeCL kernel. A unit copies one u32 word of a row.
 
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
@@ -41,7 +41,7 @@ fn permute_words_kernel(
     }
 }
 
-/// Permutes words; see [`super::permute_words`].
+/// Permutes the words. See [`super::permute_words`].
 pub(super) fn permute_words(sizes: &WordSizes, inputs: Vec<CubeTensor>) -> CubeTensor {
     let [left, right, index] = exactly(inputs);
     let client = left.client.clone();
@@ -62,9 +62,9 @@ pub(super) fn permute_words(sizes: &WordSizes, inputs: Vec<CubeTensor>) -> CubeT
     output
 }
 
-/// Adds one instance for any widths.
+/// Adds one AOT instance for all widths.
 pub(crate) fn aot_instances(list: &mut AotList) {
-    // Rows are gathered, so their indices are read one by one.
+    // The rows are gathered, so the kernel reads their indices one by one.
     instance!(
         list.other("moe/permute_words"), UNITS,
         permute_words_kernel::PermuteWordsKernel [_ _ _ _ _ _ _ _] ()

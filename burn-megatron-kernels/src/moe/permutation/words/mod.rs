@@ -1,4 +1,4 @@
-//! Permutation of rows of words whose parts are in two tensors.
+//! Permutation of integer rows that consist of parts from two tensors.
 
 use burn::tensor::{DType, Int, Tensor};
 
@@ -14,8 +14,9 @@ mod tests;
 
 const NAME: &str = "permute_words";
 
-/// Gathers the words of two tensors, such as codes and their scales, to `[rows, a + b]`. A row has the words of its
-/// token from both tensors. Empty rows are zero.
+/// Copies the rows of two integer tensors, such as FP8 codes and their scales, into the order of `map`. The result is
+/// `[rows, a + b]`. Each row holds the integers of its token from `left`, followed by the integers from `right`. Empty
+/// rows are zero.
 ///
 /// - `left`: `[tokens, a]` in U32.
 /// - `right`: `[tokens, b]` in U32.
@@ -24,8 +25,8 @@ const NAME: &str = "permute_words";
 ///
 /// # Panics
 ///
-/// Panics with a [`KernelError`](crate::KernelError) if the number of tokens differs from the map,
-/// or if a type is not U32.
+/// Panics with a [`KernelError`](crate::KernelError) if the number of tokens differs from the number of tokens in
+/// `map`, or if a tensor is not U32.
 ///
 /// # Example
 ///
@@ -68,13 +69,13 @@ pub fn permute_words(left: Tensor<2, Int>, right: Tensor<2, Int>, map: &RowMap) 
     Tensor::from_dispatch(launch_one(op, inputs))
 }
 
-/// The permutation as a device operation. Inputs: both parts, and the pair of each row. There is at
-/// least one word.
+/// The permutation as a device operation. Its inputs are both parts, and the pair of each row. There is at least one
+/// integer.
 #[derive(Debug)]
 struct WordSizes {
     rows: usize,
     top_k: usize,
-    /// The widths of the parts.
+    /// The widths of the left and the right part.
     widths: [usize; 2],
 }
 

@@ -9,8 +9,8 @@ fn words(values: Vec<u32>, width: usize, device: &Device) -> Tensor<2, Int> {
     Tensor::from_data(TensorData::new(values, [rows, width]), (device, DType::U32))
 }
 
-/// A row has the words of its token from both parts. Widths are not a multiple of a vector. Some tokens have no row,
-/// and one row is empty.
+/// A row has the integers of its token from both parts. The widths are not a multiple of a vector. Some tokens have no
+/// row, and one row is empty.
 #[test]
 fn rows_have_the_words_of_both_parts() {
     const TOKENS: usize = 700;

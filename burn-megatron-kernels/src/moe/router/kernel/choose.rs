@@ -1,5 +1,5 @@
-//! The choice of experts. The place of an expert is the number of experts before it in the order of
-//! scores.
+//! The kernel that chooses experts. It computes the rank of each expert, which is the number of experts with a better
+//! score.
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::DType;
@@ -15,24 +15,24 @@ use crate::moe::score::ScoreFunction;
 use crate::moe::score::kernel::numerator;
 use crate::moe::score::row::row_denominator;
 
-/// The compile-time variant of the choice.
+/// The compile-time parameters of the choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct ChooseVariant {
     score: ScoreFunction,
-    /// Whether experts belong to groups.
+    /// Whether the choice is limited to groups of experts.
     grouped: bool,
-    /// The number of values in shared memory, at least the number of experts.
+    /// The number of values in shared memory. It is at least the number of experts.
     size: usize,
     cube: TokenCube,
 }
 
-/// Returns whether the score `other` at `i` comes before `score` at `at`.
+/// Returns whether the score `other` with index `i` is ranked before the score `score` with index `at`.
 #[cube]
 fn before(other: f32, i: u32, score: f32, at: u32) -> bool {
     other > score || (other == score && i < at)
 }
 
-/// Returns the number of values before the value at `at`, among `count` values of `list`, starting at `first`.
+/// Returns the rank of the value at index `at` among the `count` values of `list` that start at `first`.
 #[cube]
 fn place(list: &Shared<[f32]>, first: u32, count: u32, at: u32) -> u32 {
     let score = list[at as usize];
@@ -43,8 +43,8 @@ fn place(list: &Shared<[f32]>, first: u32, count: u32, at: u32) -> u32 {
     place
 }
 
-/// Returns the sum of the `terms` largest values among `count` values, starting at `first`. The largest value is added
-/// first.
+/// Returns the sum of the `terms` largest values among the `count` values of `list` that start at `first`. The largest
+/// value is added first.
 #[cube]
 fn sum_of_best(list: &Shared<[f32]>, first: u32, count: u32, terms: u32) -> f32 {
     let mut sum = 0.0f32;
@@ -149,7 +149,7 @@ fn choose_kernel<F: Float>(
     }
 }
 
-/// Chooses experts; see [`RouterOp`](super::super::backward::RouterOp).
+/// Chooses experts. See [`RouterOp`](super::super::backward::RouterOp).
 pub(in crate::moe::router) fn choose(
     options: &RouterOptions,
     mut inputs: Vec<CubeTensor>,
@@ -173,8 +173,8 @@ pub(in crate::moe::router) fn choose(
         None => (1, 1, 1),
     };
     let dtype = dtype_to_storage_type(logits.dtype);
-    // SAFETY: experts past the last one access no memory, and only `top_k` experts have a place to
-    // write.
+    // SAFETY: experts past the last one access no memory, and only the first `top_k` experts in the ranking write a
+    // result.
     unsafe {
         launch!(
             choose_kernel,
@@ -189,7 +189,7 @@ pub(in crate::moe::router) fn choose(
     indices
 }
 
-/// Adds 256 experts with each score function, and with the choice of DeepSeek-V3.
+/// Adds AOT instances with 256 experts for each score function, and for the group-limited choice of DeepSeek-V3.
 pub(super) fn aot_instances(list: &mut AotList) {
     for (name, dtype, _) in types() {
         for (of, score) in scores() {

@@ -1,4 +1,4 @@
-//! The CubeCL kernels: a cube processes one token.
+//! The CubeCL kernels of the router. A cube processes one token.
 
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
@@ -13,7 +13,7 @@ mod weights;
 pub(super) use choose::choose;
 pub(super) use weights::{gradient, weights};
 
-/// The units of a token's cube (one plane), and the kind of reduction.
+/// The number of units of a cube, which is one plane and processes one token, and the kind of reduction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in crate::moe) struct TokenCube {
     pub units: u32,
@@ -30,7 +30,7 @@ impl TokenCube {
     }
 }
 
-/// The cube for ahead-of-time compilation.
+/// The cube that AOT instances use.
 pub(in crate::moe) const AOT_CUBE: TokenCube = TokenCube {
     units: 32,
     planes: true,

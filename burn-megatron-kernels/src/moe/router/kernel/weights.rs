@@ -1,4 +1,4 @@
-//! Weights of given choices, and the gradient of the logits.
+//! The kernels for the weights of chosen experts, and for the gradient of the logits.
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::DType;
@@ -15,11 +15,11 @@ use crate::moe::score::ScoreFunction;
 use crate::moe::score::kernel::{is_softmax, least, numerator, slope};
 use crate::moe::score::row::{Denominator, row_denominator};
 
-/// The compile-time variant of the weights.
+/// The compile-time parameters of the weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct WeightsVariant {
     score: ScoreFunction,
-    /// Whether weights are divided by a sum.
+    /// Whether the weights are divided by their sum.
     normalizes: bool,
     cube: TokenCube,
 }
@@ -40,7 +40,7 @@ fn is_expert(index: i32, experts: u32) -> bool {
     index >= 0i32 && index < experts as i32
 }
 
-/// Returns the denominator of a token's weights. All units of the cube must call it.
+/// Returns the divisor of a token's weights. All units of the cube must call this function.
 #[cube]
 fn denominator<F: Float>(
     logits: &Tensor<F>,
@@ -131,7 +131,8 @@ fn router_weights_gradient_kernel<F: Float>(
         let start = token * experts as usize;
         let slots = token * top_k as usize;
         let shared = denominator::<F>(logits, indices, start, slots, experts, top_k, variant);
-        // The mean of the gradients, weighted by the router weights before scaling.
+        // The mean of the gradients. It is weighted by the router weights before they are multiplied by the scaling
+        // factor.
         let mut mean = 0.0f32;
         if comptime!(variant.normalizes) {
             for slot in 0..top_k {
@@ -166,7 +167,7 @@ fn router_weights_gradient_kernel<F: Float>(
     }
 }
 
-/// Computes weights; see [`RouterOp`](super::super::backward::RouterOp).
+/// Computes the weights. See [`RouterOp`](super::super::backward::RouterOp).
 pub(in crate::moe::router) fn weights(
     options: &RouterOptions,
     inputs: Vec<CubeTensor>,
@@ -195,7 +196,7 @@ pub(in crate::moe::router) fn weights(
     weights
 }
 
-/// Computes the gradient; see [`RouterOp`](super::super::backward::RouterOp).
+/// Computes the gradient. See [`RouterOp`](super::super::backward::RouterOp).
 pub(in crate::moe::router) fn gradient(
     options: &RouterOptions,
     inputs: Vec<CubeTensor>,
@@ -224,7 +225,7 @@ pub(in crate::moe::router) fn gradient(
     gradient
 }
 
-/// Adds an instance per score function.
+/// Adds an AOT instance for each score function.
 pub(super) fn aot_instances(list: &mut AotList) {
     for (name, dtype, _) in types() {
         for (of, score) in scores() {

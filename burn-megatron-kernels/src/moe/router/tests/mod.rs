@@ -94,7 +94,7 @@ fn indices(values: Vec<i32>, top_k: usize, device: &Device) -> Tensor<2, Int> {
     Tensor::from_data(TensorData::new(values, shape), (device, DType::I32))
 }
 
-/// Returns options to test, each with a number of experts.
+/// Returns options to test. Each element has its number of experts.
 fn cases() -> Vec<(usize, RouterOptions)> {
     let mut cases = vec![];
     for score in SCORES {
@@ -105,7 +105,7 @@ fn cases() -> Vec<(usize, RouterOptions)> {
             scaling_factor,
             groups,
         };
-        // The weights of several experts, not normalized. A single normalized weight would be constant.
+        // These are the weights of several experts without normalization. A single normalized weight would be constant.
         let normalized = Some(false);
         let options_of_three = options(3, 1.5, None);
         cases.push((
@@ -219,7 +219,7 @@ fn a_choice_without_an_expert_has_no_part() {
                 let first = weights.clone().narrow(1, top_k - 1, 1).sum().backward();
                 (floats(weights), floats(logits.grad(&first).unwrap()))
             };
-            // Two valid choices. The loss is the weight of the last one.
+            // There are two valid choices. The loss is the weight of the last choice.
             let (three, of_three) = of(vec![-1, 2, 0], 3);
             let (two, of_two) = of(vec![2, 0], 2);
             assert_eq!(three, [vec![0.0], two].concat(), "{score:?} on {device:?}");
@@ -241,7 +241,8 @@ fn extreme_logits_have_finite_weights() {
             let logits = matrix(values, 4, &device.clone().autodiff(), DType::F32).require_grad();
             let (chosen, weights) = top_k_router(logits.clone(), &options, None);
             let chosen = ints(chosen);
-            // With a softmax over all experts, all scores but the largest are 0. The lowest index comes next.
+            // With a softmax over all experts, all scores except the largest are 0. The expert with the lowest index is
+            // second.
             let second = if score == ScoreFunction::PreSoftmax {
                 1
             } else {

@@ -1,4 +1,4 @@
-//! Tests attention over the ranks of a context group against one rank in f64.
+//! Compares attention over the ranks of a context group with attention on one rank, in f64.
 
 mod blocks;
 mod peer;
@@ -331,7 +331,7 @@ fn dropout_of_probabilities_equals_one_rank() {
         );
         if is_ring {
             let error = case.run_groups(&layout, 4).err().unwrap().to_string();
-            assert!(error.contains("needs fused attention"), "{error}");
+            assert!(error.contains("requires fused attention"), "{error}");
         } else {
             case.check(&layout, &format!("{}, dropout", name(&layout)));
         }
@@ -353,7 +353,7 @@ fn heads_that_cannot_be_split_are_refused() {
     );
 }
 
-/// Padding may be longer than the context, where learned positions end.
+/// Padding may be longer than the maximum sequence length, which is the number of learned positions.
 #[test]
 fn padding_has_no_positions() {
     let is_real = (0..12).map(|token| token < 4).collect();

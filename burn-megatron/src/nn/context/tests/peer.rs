@@ -1,4 +1,4 @@
-//! Tests against the results of PyTorch on one process, from `tests/fixtures/context/make.py`.
+//! Compares with results of PyTorch on one process, which `tests/fixtures/context/make.py` has written.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! Tests the bytes and calls of the exchanges.
+//! Tests the number of bytes and the number of calls of each exchange.
 
 use std::sync::Mutex;
 
@@ -31,7 +31,7 @@ fn counting(inner: Arc<dyn Communicator>, sent: Arc<Mutex<Sent>>) -> Arc<dyn Com
     })
 }
 
-/// Returns the volume that each rank sends in the forward and in the backward of a layer.
+/// Returns the volume that each rank sends in the forward pass and in the backward pass of a layer.
 fn sent(layout: &ParallelConfig, case: &LayerCase) -> Vec<[Sent; 2]> {
     let run = |rank: Rank| {
         let sent = Arc::new(Mutex::default());

@@ -13,8 +13,8 @@ use crate::collective::{gather_rows, reduce_scatter_rows};
 use crate::nn::moe::experts::ExpertRows;
 use crate::nn::moe::router::Routing;
 
-/// The all-gather dispatcher. The sum over expert ranks adds the experts, and the sum over expert-tensor ranks adds
-/// their parts.
+/// The all-gather dispatcher. The sum over expert ranks adds the results of all experts, and the sum over expert-tensor
+/// ranks adds the parts of each result.
 #[derive(Clone, Debug)]
 pub(super) struct AllGather {
     ranks: Arc<ExpertRanks>,
@@ -28,7 +28,7 @@ impl AllGather {
 
     /// Returns the choices of all ranks, as indices of this rank's experts.
     fn choices(&self, own: Tensor<2, Int>, tokens: &[usize]) -> Tensor<2, Int> {
-        // The f32 representation is exact for expert numbers.
+        // Expert indices are represented exactly in f32.
         let all = gather_rows(own.float(), tokens, &self.ranks.comm).int();
         all.sub_scalar(self.ranks.first as i64)
     }

@@ -92,8 +92,8 @@ impl Dispatcher for AllToAll {
             let sizes = self.ranks.start_counts(sizes.collect(), here);
             (Some(map), sizes)
         } else {
-            // This rank's counts are copied to the host together with the counts of the other ranks, so that nothing
-            // waits for the device before.
+            // This rank's counts are copied to the host together with the counts of the other ranks, so that there is
+            // only one synchronization with the device.
             let sizes = count(indices.clone(), experts);
             (None, self.ranks.start_counts_on_device(sizes))
         };
@@ -124,7 +124,7 @@ impl AllToAll {
             self.ranks.local * self.ranks.comm.size(),
         );
         let keys = Tensor::from_data(TensorData::new(exchange.keys, [rows, 1]), &device);
-        // The host already has the number of rows, so nothing is copied to it.
+        // The host already has the number of rows, so no data is copied to the host.
         let order = RowMap::new(keys, groups, RowLayout::Rows(rows));
 
         let (expert, tensor) = (self.expert, self.expert_tensor);

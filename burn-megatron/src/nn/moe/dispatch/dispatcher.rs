@@ -10,54 +10,58 @@ use super::exchange::Exchanges;
 use crate::nn::moe::experts::ExpertRows;
 use crate::nn::moe::router::Routing;
 
-/// The method of exchanging tokens with the ranks of their experts.
+/// The kind of token dispatcher, which sends tokens to the ranks that hold their experts.
 ///
-/// `R` ranks of the expert axis exchange the rows of `T` tokens of each rank, with `k` experts per token.
+/// The volumes below are for `R` ranks on the expert axis, with `T` tokens per rank and `k` experts per token. A row is
+/// the features of one token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum DispatcherKind {
-    /// Sends a token to each of its experts: `T k (R - 1) / R` rows in each direction.
+    /// Sends each token once per expert to the rank of the expert. Each rank sends `T k (R - 1) / R` rows in each
+    /// direction.
     AllToAll,
-    /// Sends every token to every rank, which drops tokens of other experts: `T (R - 1)` rows in each direction.
-    /// Sends fewer rows than the all-to-all if `k > R`.
+    /// Sends every token to every rank. Each rank ignores the tokens that chose none of its experts, and sends `T (R -
+    /// 1)` rows in each direction. If `k > R`, this is fewer rows than with the all-to-all.
     AllGather,
-    /// Sends a token once to each rank that has some of its experts. With uniform choices this takes
-    /// `T d (R - 1) / R` rows in each direction. `d` are the [`expected_destinations`](super::expected_destinations),
-    /// at most the smaller of `k` and `R`. With several nodes, sends a token once to each node.
+    /// Sends each token once to each rank that holds at least one of its experts. If experts are chosen uniformly, each
+    /// rank sends `T d (R - 1) / R` rows in each direction. `d` is the mean number of destination ranks of a token
+    /// ([`expected_destinations`](super::expected_destinations)), which is at most the smaller of `k` and `R`. With
+    /// several nodes, each token is sent at most once to each other node.
     Flex,
 }
 
-/// Brings tokens to their experts and back. Every rank of expert x expert-tensor has its own tokens.
+/// A token dispatcher, which sends tokens to the ranks of their experts and returns the results. Each rank of the
+/// expert and expert-tensor axes has its own tokens.
 ///
-/// The rows of an expert are ordered by source rank, and then by token. If these ranks read consecutive tokens, like
-/// the ranks of the data axis, this is the order of the global batch. The gradients of an expert are then
-/// bit-identical for every split over the expert axis.
+/// The rows that arrive at an expert are ordered by source rank, and then by token. If the ranks hold consecutive
+/// tokens, like the ranks of the data axis, this is the order of the global batch. The gradients of an expert are then
+/// bit-identical for every size of the expert axis.
 ///
-/// This holds for all dispatchers except hierarchical dispatchers, which send tokens through other ranks.
+/// Hierarchical dispatchers are an exception to this order, because they forward tokens through other ranks.
 pub trait Dispatcher: fmt::Debug + Send + Sync {
-    /// Starts the dispatch of tokens with this routing. Ranks exchange the row counts while they compute.
+    /// Starts the dispatch of the tokens of `routing`. Ranks exchange their row counts in the background.
     ///
-    /// Collective: call it on all ranks of expert x expert-tensor.
+    /// This call is collective: make it on all ranks of the expert and expert-tensor axes.
     fn start(&self, routing: &Routing) -> PendingDispatch;
 }
 
-/// A dispatch whose row counts are being exchanged.
+/// A started dispatch, for which the ranks exchange their row counts in the background.
 pub struct PendingDispatch(Box<DispatchFn>);
 
 type DispatchFn = dyn FnOnce(Tensor<2>, &mut Exchanges<'_>) -> Dispatched;
 
 impl PendingDispatch {
-    /// Creates a dispatch from the closure that [`dispatch`](Self::dispatch) calls with the tokens.
+    /// Creates a pending dispatch from a closure. [`dispatch`](Self::dispatch) calls the closure with the tokens.
     pub fn new(
         dispatch: impl FnOnce(Tensor<2>, &mut Exchanges<'_>) -> Dispatched + 'static,
     ) -> Self {
         Self(Box::new(dispatch))
     }
 
-    /// Sends the tokens `[tokens, hidden]`, and returns the rows of this rank's experts from all ranks. The pending
-    /// work of `exchanges` runs once, while rows are exchanged if possible.
+    /// Sends the tokens `[tokens, hidden]` to the ranks of their experts. Returns the rows that all ranks sent to this
+    /// rank's experts. The pending work of `exchanges` runs once, if possible while rows are exchanged.
     ///
-    /// Collective: call it on all ranks of expert x expert-tensor.
+    /// This call is collective: make it on all ranks of the expert and expert-tensor axes.
     pub fn dispatch(self, x: Tensor<2>, exchanges: &mut Exchanges<'_>) -> Dispatched {
         (self.0)(x, exchanges)
     }
@@ -69,20 +73,20 @@ impl fmt::Debug for PendingDispatch {
     }
 }
 
-/// Tokens that have arrived at their experts.
+/// The rows of tokens that have arrived at the experts of this rank.
 pub struct Dispatched {
     /// The rows of this rank's experts.
     pub rows: ExpertRows,
     combine: Box<CombineFn>,
 }
 
-/// Sends the results of rows back to the ranks of their tokens.
+/// A closure that sends the results of rows back to the ranks of their tokens.
 pub(super) type CombineFn = dyn FnOnce(Tensor<2>, &mut Exchanges<'_>) -> Tensor<2>;
 
 impl Dispatched {
-    /// Creates the rows with a closure for their results `[rows, hidden]`, which are partial sums over the
-    /// expert-tensor axis. The closure sends the results back to the ranks of their tokens, and sums the results of
-    /// each token.
+    /// Creates the dispatched tokens from the rows and a `combine` closure. The closure gets the results `[rows,
+    /// hidden]`, which are partial sums over the expert-tensor axis. It sends the results back to the ranks of their
+    /// tokens, and sums the results of each token.
     pub fn new(
         rows: ExpertRows,
         combine: impl FnOnce(Tensor<2>, &mut Exchanges<'_>) -> Tensor<2> + 'static,
@@ -91,9 +95,10 @@ impl Dispatched {
         Self { rows, combine }
     }
 
-    /// Applies the experts. Returns the sums of their results for the tokens of this rank: `[tokens, hidden]`.
+    /// Applies the experts to the rows, and sends the results back. Returns the sum of the expert results for each
+    /// token of this rank: `[tokens, hidden]`.
     ///
-    /// Collective: call it on all ranks of expert x expert-tensor.
+    /// This call is collective: make it on all ranks of the expert and expert-tensor axes.
     pub fn apply(
         self,
         experts: impl FnOnce(ExpertRows) -> Tensor<2>,
@@ -112,7 +117,7 @@ impl fmt::Debug for Dispatched {
 }
 
 impl DispatcherKind {
-    /// Returns the name of the dispatcher in a recipe.
+    /// Returns the name of the dispatcher, as it is written in a recipe.
     pub fn name(self) -> &'static str {
         match self {
             Self::AllToAll => "all-to-all",

@@ -1,4 +1,4 @@
-//! The row exchanges in the forward of an MoE layer.
+//! The row exchanges in the forward pass of an MoE layer.
 
 use std::fmt;
 
@@ -16,10 +16,11 @@ use crate::nn::schedule_nodes::{Exchange, PendingExchange};
 /// Work that does not depend on the dispatched rows.
 pub(in crate::nn::moe) type Meanwhile = Box<dyn FnOnce() + Send>;
 
-/// The row exchanges of a forward. Each is an operation of one graph, or separates two [nodes](ScheduleNodes).
+/// The row exchanges in a forward pass of an MoE layer. Each exchange is an operation in a single autodiff graph, or
+/// separates two [schedule nodes](ScheduleNodes).
 #[derive(Default)]
 pub struct Exchanges<'a> {
-    /// The nodes that the exchanges separate, if the forward has nodes.
+    /// The schedule nodes that the exchanges separate, if the forward pass has nodes.
     pub(in crate::nn::moe) nodes: Option<&'a ScheduleNodes>,
     /// The work that runs while the first rows are exchanged.
     pub(in crate::nn::moe) meanwhile: Option<Meanwhile>,
@@ -34,15 +35,15 @@ impl Exchanges<'_> {
         std::array::from_fn(|_| carried.next().flatten())
     }
 
-    /// Runs the work that does not depend on the rows, if it has not run yet.
+    /// Runs the pending work that does not depend on the exchanged rows, if it has not run yet.
     pub fn run_meanwhile(&mut self) {
         if let Some(work) = self.meanwhile.take() {
             work();
         }
     }
 
-    /// Runs a part of the backward of another micro-batch, or does nothing without one. A dispatcher calls it before it
-    /// waits for row counts.
+    /// Runs a part of the backward pass of another micro-batch, if one is scheduled to overlap with this forward pass.
+    /// A dispatcher calls this method before it waits for row counts.
     pub fn cover_counts(&self) {
         if let Some(nodes) = self.nodes {
             nodes.cover_counts();
@@ -100,14 +101,14 @@ impl HopRows {
     }
 }
 
-/// Exchanges rows of several tensors. The backward sends the gradients back.
+/// Exchanges rows of several tensors. The backward pass sends the gradients back.
 pub(super) struct RowExchange {
     comm: Comm,
     rows: HopRows,
-    /// FP8 settings for the forward of the first tensor. The tensor holds tokens, and the rows of the map are sent in
-    /// FP8.
+    /// FP8 settings for the forward pass of the first tensor. The tensor holds tokens, and the rows of the map are sent
+    /// in FP8.
     pub fp8: Option<(Fp8DispatchScales, RowMap)>,
-    /// Whether the rows are results of experts on the way back. The next layer may send tokens after this exchange.
+    /// Whether the rows are results of experts that are sent back. The next layer may send tokens after this exchange.
     pub are_results: bool,
     /// The computation that runs during the exchange.
     meanwhile: Mutex<Option<Meanwhile>>,

@@ -20,13 +20,13 @@ use crate::mesh::Grid;
 use crate::nn::moe::experts::ExpertRows;
 use crate::nn::moe::router::Routing;
 
-/// The flex dispatcher (Megatron's `MoEFlexTokenDispatcher`, DeepEP). A token is sent once to a rank, together with
-/// the weights of its experts, and copied there for the experts of the rank. On the way back the results of the
-/// experts are summed before they are sent.
+/// The flex dispatcher (Megatron's `MoEFlexTokenDispatcher`, DeepEP). A token is sent once to a rank, together with the
+/// weights of its experts. The receiving rank copies the token for each of its experts. Before the results are sent
+/// back, the receiving rank sums the results of its experts.
 ///
-/// With several nodes a token is sent once to each node, to the rank with the same index in the node. This rank sends
-/// it to the other ranks of the node. Ranks that share an expert each get its tokens, and their parts are summed on
-/// the way back.
+/// With several nodes a token is sent once to each node, to the rank with the same index in the node. This rank
+/// forwards the token to the other ranks of the node. Each rank that shares an expert gets the tokens of the expert,
+/// and the partial results of these ranks are summed when they are sent back.
 #[derive(Clone, Debug)]
 pub(super) struct Flex {
     ranks: Arc<ExpertRanks>,
@@ -146,7 +146,7 @@ impl Flex {
         let to_node = |source: usize, node: usize| counts[source][experts + size + node] as usize;
         let at = |node: usize, place: usize| node * self.per_node + place;
         // The number of rows that the rank at `place` of this node received from the same place of all nodes, and
-        // passes on to `rank`.
+        // forwards to `rank`.
         let passed = |place: usize, rank: usize| -> usize {
             let sources = (0..nodes).map(|node| at(node, place));
             sources.map(|source| to_rank(source, rank)).sum()

@@ -1,4 +1,4 @@
-//! FP8 rows of a dispatch: E4M3 codes with a scale for each 128 features, as in DeepEP.
+//! Dispatch of rows in FP8: E4M3 codes with one scale per 128 features, as in DeepEP.
 
 use burn::tensor::{DType, FloatDType, Int, Tensor};
 use burn_megatron_kernels::bits;
@@ -12,14 +12,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::collective::{Comm, start_all_to_all_packed};
 
-/// The type of the scales of an FP8 dispatch. There is one scale for each 128 features of a token.
+/// The dtype of the scales of an FP8 dispatch. There is one scale per 128 features of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fp8DispatchScales {
-    /// Scales in f32, which map the largest feature of a block to the largest value of E4M3. They have 20 significant
-    /// bits, so that a row that passes through a node is not rounded again, except to a 16-bit type of the model.
+    /// f32 scales, which map the largest magnitude of a block of 128 features to the largest value of E4M3. The scales
+    /// are rounded to 20 significant bits. If a rank forwards a row to another rank of its node, quantizing the row
+    /// again therefore does not change it, except for rounding to a 16-bit dtype of the model.
     F32,
-    /// Powers of two in 8 bits (`ue8m0` in DeepEP).
+    /// E8M0 scales: powers of two that are stored in 8 bits (`ue8m0` in DeepEP).
     E8m0,
 }
 
@@ -27,8 +28,8 @@ pub enum Fp8DispatchScales {
 const DROPPED_BITS: u32 = 4;
 
 impl Fp8DispatchScales {
-    /// Returns the number of bytes of a row of `hidden` features. A row has one byte per code, padded to a multiple
-    /// of 16, and the scales. E8M0 scales are padded to a multiple of 4 bytes.
+    /// Returns the number of bytes of a row with `hidden` features. A row consists of the codes, with one byte per
+    /// feature and padded to a multiple of 16 bytes, and the scales. E8M0 scales are padded to a multiple of 4 bytes.
     pub fn row_bytes(self, hidden: usize) -> usize {
         4 * (code_words(hidden) + self.scale_words(hidden))
     }
@@ -65,11 +66,11 @@ impl Fp8DispatchScales {
 
     /// Converts f32 scales `[rows, blocks]` to u32 words `[rows, words]`.
     ///
-    /// Quantizing a dequantized row again gives the same row, so that a rank that passes a row to another node
-    /// changes nothing. Powers of two are exact, and f32 scales are rounded to 20 bits here. With such a scale `d`,
-    /// all codes `q` have exact products `q d`, because `q` has 4 bits and f32 has 24. The largest value of a block
-    /// is `448 d`. The quantizer computes `d (1 + e)` from it with `|e| <= 2^-23`, by two divisions. This error is
-    /// less than half the distance of two 20-bit numbers, which is above `2^-21`. The scale is therefore rounded to
+    /// Quantizing a dequantized row again gives the same row, so that a rank can forward a row without changing it.
+    /// Powers of two are exact, and f32 scales are rounded to 20 bits here. With such a scale `d`, the multiplication
+    /// `q d` is exact for all codes `q`, because `q` has 4 bits and f32 has 24. The largest value of a block is `448
+    /// d`. The quantizer computes `d (1 + e)` from it with `|e| <= 2^-23`, by two divisions. This error is less than
+    /// half the distance between adjacent 20-bit numbers, which is above `2^-21`. The scale is therefore rounded to
     /// `d`, and `q (1 + e)` to `q`. Blocks whose largest magnitude is subnormal are an exception.
     fn words_of(self, scales: Tensor<2>) -> Tensor<2, Int> {
         let [rows, blocks] = scales.dims();
@@ -118,9 +119,9 @@ fn code_words(hidden: usize) -> usize {
     hidden.div_ceil(ROW_BYTES) * (ROW_BYTES / 4)
 }
 
-/// Starts sending `send[r]` rows of the tokens `x` `[tokens, hidden]` to rank `r` in the order of `map`, and
-/// receiving `receive[r]` rows from it. A token is rounded once for all its rows. The rows are written once, in send
-/// order. The returned closure waits for the received rows, in the type of the sent rows.
+/// Starts sending `send[r]` rows of the tokens `x` `[tokens, hidden]` to rank `r` in the order of `map`, and receiving
+/// `receive[r]` rows from it. Each token is quantized once for all its rows. The rows are written once, in send order.
+/// The returned closure waits for the received rows and returns them in the dtype of the sent rows.
 pub(super) fn start_fp8_rows(
     x: Tensor<2>,
     scales: Fp8DispatchScales,
@@ -229,7 +230,7 @@ mod tests {
         Tensor::from_ints(to, device)
     }
 
-    /// The result is bit-identical to rows that are copied first and then rounded separately.
+    /// The result is bit-identical to the result of copying the rows first and quantizing each copy separately.
     #[test]
     fn rows_of_a_token_are_those_of_copies_that_are_rounded() {
         let device = Device::flex();

@@ -1,4 +1,5 @@
-//! One exchange of rows. Each pair of a token and a destination is a row, and rows are summed on the way back.
+//! One exchange of rows. Each pair of a token and a destination is a row. When results are sent back, the rows of each
+//! token are summed.
 
 use burn::tensor::{FloatDType, Int, Tensor};
 use burn_megatron_kernels::moe::destinations::{ExpertPlacement, destinations};
@@ -13,7 +14,7 @@ use crate::collective::{Comm, start};
 pub(super) struct Tokens {
     /// The tokens: `[tokens, hidden]`.
     pub x: Tensor<2>,
-    /// The expert numbers: `[tokens, k]`, without autodiff.
+    /// The expert indices: `[tokens, k]`, not tracked by autodiff.
     pub indices: Tensor<2, Int>,
     /// The weights: `[tokens, k]`.
     pub weights: Tensor<2>,
@@ -49,9 +50,9 @@ impl Hop {
             return (tokens, Box::new(|y, _| y));
         }
         let sent = rows.send.iter().sum();
-        // The host already has the number of rows, so nothing is copied to it.
+        // The host already has the number of rows, so no data is copied to the host.
         let map = RowMap::new(destinations, self.ranks.count, RowLayout::Rows(sent));
-        // The f32 representation is exact for expert numbers.
+        // Expert indices are represented exactly in f32.
         let indices = tokens.indices.float().cast(FloatDType::F32);
         let indices = start(permute(indices, &map), &rows.op(), &self.comm);
         let mut exchange = RowExchange::new(rows.clone(), &self.comm);

@@ -1,4 +1,4 @@
-//! Token dispatchers, which bring tokens to the ranks of their experts and the results back.
+//! Token dispatchers, which send tokens to the ranks of their experts and return the results.
 
 mod all_gather;
 mod all_to_all;
@@ -25,10 +25,10 @@ use ranks::ExpertRanks;
 pub use volume::{DispatchNodes, DispatchProblem, DispatchVolume, expected_destinations};
 
 impl DispatcherKind {
-    /// Creates the dispatcher of `experts` experts in the layout of `groups`. Each routing determines the number of
-    /// rows per expert. With `fp8`, which requires the flex dispatcher, rows are sent in FP8.
+    /// Creates the dispatcher for `experts` experts in the layout of `groups`. The routing of each forward pass
+    /// determines the number of rows per expert. With `fp8`, which requires the flex dispatcher, rows are sent in FP8.
     ///
-    /// Collective: call it on all ranks of the pipeline stage.
+    /// This call is collective: make it on all ranks of the pipeline stage.
     ///
     /// # Errors
     ///

@@ -13,7 +13,7 @@ use crate::mesh::{Axis, AxisSet, Grid};
 /// The maximum number of tokens of a rank, because row counts are exchanged in f32.
 const MAX_TOKENS: usize = 1 << 24;
 
-/// The ranks that exchange tokens, which are the ranks of expert x expert-tensor.
+/// The ranks that exchange tokens, which are the ranks of the expert and expert-tensor axes.
 #[derive(Debug)]
 pub(super) struct ExpertRanks {
     pub comm: Comm,
@@ -73,8 +73,9 @@ impl ExpertRanks {
         Box::new(move || by_rank(&or_raise(pending.wait()).into_vec(), len))
     }
 
-    /// Starts gathering counts on the device. If the engine takes device tensors, they are copied to the host after
-    /// they have been gathered. Each count must be below 2^24, because counts are exchanged in f32.
+    /// Starts gathering counts on the device. If the communication engine supports device tensors, the counts are
+    /// copied to the host after they have been gathered. Each count must be below 2^24, because counts are exchanged in
+    /// f32.
     pub fn start_counts_on_device(&self, counts: Tensor<1, Int>) -> PendingCounts {
         let len = counts.dims()[0];
         let counts = counts.float().cast(FloatDType::F32);
@@ -86,9 +87,9 @@ impl ExpertRanks {
         })
     }
 
-    /// Returns the expected row counts of all ranks if their tokens choose like the tokens of this rank. The columns
-    /// `here`, which count rows for this rank, are larger, so that this rank gets `imbalance` times the rows of an
-    /// average rank.
+    /// Returns the expected row counts of all ranks if their tokens choose experts with the same frequencies as the
+    /// tokens of this rank. The columns `here`, which count rows for this rank, are larger, so that this rank gets
+    /// `imbalance` times the rows of an average rank.
     pub fn expected(
         &self,
         own: &[i64],

@@ -1,4 +1,5 @@
-//! The communication volumes of dispatchers, as functions of the sizes. Tokens choose experts uniformly at random.
+//! Communication volumes of the dispatchers, computed from the sizes of the layer and the layout. The formulas assume
+//! that tokens choose experts uniformly at random.
 
 use std::ops::Range;
 
@@ -8,11 +9,11 @@ use super::ranks::ExpertRanks;
 use crate::mesh::{Axis, Grid, Mesh};
 use crate::nn::moe::router::ExpertGroups;
 
-/// The number of bytes of an expert number that is sent with a row.
+/// The number of bytes of an expert index that is sent with a row.
 const INDEX_BYTES: f64 = 4.0;
 
-/// Returns the mean number of destinations of a token, `n (1 - C(E - E / n, k) / C(E, k))`. `n` destinations share
-/// `E` experts evenly, and each destination gets the token once.
+/// Returns the mean number of destinations of a token: `n (1 - C(E - E / n, k) / C(E, k))`. The token chooses `k` of
+/// `E` experts, which are divided evenly over `n` destinations. A token is sent at most once to each destination.
 pub fn expected_destinations(experts: usize, per_token: usize, destinations: usize) -> f64 {
     let own = experts / destinations.max(1);
     destinations as f64 * chosen(experts, per_token, own)
@@ -67,12 +68,13 @@ fn chosen_in_groups(
         .sum()
 }
 
-/// An MoE layer and its ranks. Each rank has the same number of tokens.
+/// The sizes of an MoE layer and its layout, from which the communication volume of the dispatch is computed. Each rank
+/// has the same number of tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DispatchProblem {
-    /// The method of sending rows.
+    /// The kind of the token dispatcher.
     pub dispatcher: DispatcherKind,
-    /// The scale type if rows are dispatched in FP8.
+    /// The dtype of the scales if rows are dispatched in FP8. `None` if rows are not dispatched in FP8.
     pub fp8: Option<Fp8DispatchScales>,
     /// The number of tokens per rank.
     pub tokens: usize,
@@ -80,19 +82,20 @@ pub struct DispatchProblem {
     pub experts: usize,
     /// The number of experts per token.
     pub per_token: usize,
-    /// The groups from which a token chooses its experts. With one group per node this limits the nodes of a token.
+    /// The groups from which a token chooses its experts. With one group per node, the groups limit the number of nodes
+    /// to which a token is sent.
     pub groups: Option<ExpertGroups>,
     /// The number of features per token.
     pub hidden: usize,
-    /// The number of ranks of the expert axis.
+    /// The number of ranks on the expert axis.
     pub expert: usize,
-    /// The number of ranks that share an expert.
+    /// The number of ranks that share an expert (the size of the expert-tensor axis).
     pub expert_tensor: usize,
-    /// The nodes of a hierarchical dispatch.
+    /// The nodes of a hierarchical dispatch. `None` if nodes are not distinguished.
     pub nodes: Option<DispatchNodes>,
 }
 
-/// The nodes of the ranks of expert x expert-tensor.
+/// The division of the ranks of the expert and expert-tensor axes into nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DispatchNodes {
     /// The number of ranks per node.
@@ -101,18 +104,20 @@ pub struct DispatchNodes {
     pub experts: usize,
 }
 
-/// The volume of a rank in one direction: in the dispatch, and again in the combine.
+/// The communication volume of a rank in one direction, in rows or in bytes. The dispatch has this volume, and the
+/// combine has it again.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct DispatchVolume {
-    /// The rows or bytes sent to other ranks of the same node, or to all other ranks without node information.
+    /// The rows or bytes that are sent to other ranks of the same node. If nodes are not distinguished, this is the
+    /// volume to all other ranks.
     pub inside: f64,
-    /// The rows or bytes sent to other nodes.
+    /// The rows or bytes that are sent to other nodes.
     pub between: f64,
 }
 
 impl DispatchNodes {
-    /// Returns the nodes of a mesh for `experts` experts, or `None` if nodes are not distinguished. See
-    /// [`Mesh::members_per_node`].
+    /// Returns the division of the ranks of `mesh` into nodes for `experts` experts, or `None` if nodes are not
+    /// distinguished. See [`Mesh::members_per_node`].
     pub fn of(mesh: &Mesh, experts: usize) -> Option<Self> {
         let members = mesh.members(Grid::Expert, ExpertRanks::axes(), 0);
         let ranks = mesh.members_per_node(&members)?;
@@ -137,22 +142,24 @@ impl DispatchVolume {
         }
     }
 
-    /// Returns the volume sent to all other ranks.
+    /// Returns the volume that is sent to all other ranks, inside the node and between nodes.
     pub fn total(self) -> f64 {
         self.inside + self.between
     }
 }
 
 impl DispatchProblem {
-    /// Returns the number of rows that a rank sends to other ranks, in one direction. With `p` ranks per expert:
+    /// Returns the number of rows that a rank sends to other ranks in one direction. With `T` tokens per rank, `k`
+    /// experts per token, `R` expert ranks and `p` ranks per expert, the number of rows is:
     ///
     /// - all-to-all: `T k (R - 1) / R + T k (p - 1)`;
     /// - all-gather: `T (R p - 1)`;
-    /// - flex: `T p d(R) (R p - 1) / (R p)` with the [mean number](expected_destinations) `d(R)` of ranks of a token;
-    /// - flex with `N` nodes of `l` ranks: `T d(N) (N - 1) / N` between nodes and `T p d(R) (l - 1) / l` inside
+    /// - flex: `T p d(R) (R p - 1) / (R p)`, where `d(R)` is the [mean number](expected_destinations) of expert ranks
+    ///   to which a token is sent;
+    /// - flex with `N` nodes of `l` ranks each: `T d(N) (N - 1) / N` between nodes, and `T p d(R) (l - 1) / l` inside
     ///   nodes.
     ///
-    /// With [groups](field@Self::groups) `d` is the mean for a token that chooses its groups first.
+    /// With [groups](field@Self::groups), `d` is the mean for a token that first chooses its groups.
     pub fn rows(&self) -> DispatchVolume {
         let (tokens, k) = (self.tokens as f64, self.per_token as f64);
         let (expert, parts) = (self.expert as f64, self.expert_tensor as f64);
@@ -179,7 +186,8 @@ impl DispatchProblem {
         }
     }
 
-    /// Returns the number of rows of each exchange of the flex dispatcher, including rows that stay on the rank.
+    /// Returns the number of rows of each exchange of the flex dispatcher, between nodes and inside nodes. The numbers
+    /// include rows that stay on the rank.
     pub fn flex_rows(&self) -> DispatchVolume {
         let (parts, local) = (self.expert_tensor, self.experts / self.expert);
         // The probability that a token reaches a destination with experts from `first` on.
@@ -202,11 +210,11 @@ impl DispatchProblem {
         }
     }
 
-    /// Returns the bytes of a row in the dispatch of the forward. `element` and `weight` are the bytes of a feature
-    /// and of a weight.
+    /// Returns the number of bytes per row in the dispatch of the forward pass. `element` is the number of bytes per
+    /// feature, and `weight` is the number of bytes per expert weight.
     ///
-    /// The all-to-all dispatcher sends one weight with each row. The other dispatchers send the weights and numbers
-    /// of all experts of the token.
+    /// The all-to-all dispatcher sends one weight with each row. The other dispatchers send the weights and indices of
+    /// all experts of the token.
     pub fn row_bytes(&self, element: usize, weight: usize) -> f64 {
         let k = self.per_token as f64;
         let row = match self.fp8 {
@@ -219,14 +227,15 @@ impl DispatchProblem {
         }
     }
 
-    /// Returns the bytes that a rank sends in the forward: the dispatch and the combine, without row counts.
+    /// Returns the number of bytes that a rank sends in the forward pass, in the dispatch and the combine. Row counts
+    /// are not included.
     pub fn forward_bytes(&self, element: usize, weight: usize) -> DispatchVolume {
         let combine = (self.hidden * element) as f64;
         self.rows().times(self.row_bytes(element, weight) + combine)
     }
 
-    /// Returns the bytes that a rank sends in the backward: gradients of the outputs, of the tokens in the type of
-    /// the model, and of the weights.
+    /// Returns the number of bytes that a rank sends in the backward pass: the gradients of the outputs, of the tokens
+    /// (in the dtype of the model) and of the weights.
     pub fn backward_bytes(&self, element: usize, weight: usize) -> DispatchVolume {
         let row = (2 * self.hidden * element) as f64;
         let weights = match self.dispatcher {
@@ -298,7 +307,7 @@ mod tests {
         let two = expected_destinations(64, 8, 2);
         assert!((between - 1000.0 * two / 2.0).abs() < 1e-9, "{between}");
     }
-    /// Returns a layer of DeepSeek-V3 on 8 nodes of 8 ranks. A token has its 8 of 256 experts on 4 nodes.
+    /// Returns a layer of DeepSeek-V3 on 8 nodes of 8 ranks. Each token chooses 8 of the 256 experts, on 4 nodes.
     fn deepseek_v3(fp8: Option<Fp8DispatchScales>) -> DispatchProblem {
         DispatchProblem {
             dispatcher: DispatcherKind::Flex,
@@ -321,7 +330,7 @@ mod tests {
         }
     }
 
-    /// A row has 7168 codes, a scale of 4 bytes or 1 byte for each 128 codes, and 8 numbers and weights.
+    /// A row has 7168 codes, a scale of 4 bytes or 1 byte per 128 codes, and 8 expert indices and weights.
     #[test]
     fn rows_of_deepseek_v3_in_8_bits() {
         const CHOICES: f64 = 8.0 * 8.0;
@@ -335,9 +344,9 @@ mod tests {
         }
     }
 
-    /// The 117 MB of codes (4096 x 7168 x 4) assume that each token is sent to all of its 4 nodes. With uniform choices
-    /// a token has no expert on a given node in 9 % of the cases: `C(96, 8) / C(128, 8)`. One of 8 nodes is its own
-    /// node.
+    /// The 117 MB of codes (4096 x 7168 x 4) assume that each token is sent to all of its 4 nodes. If experts are
+    /// chosen uniformly, a token has no expert on a given node in 9 % of the cases: `C(96, 8) / C(128, 8)`. One of the
+    /// 8 nodes is the node of the token itself.
     #[test]
     fn what_deepseek_v3_sends_between_nodes() {
         let problem = deepseek_v3(Some(Fp8DispatchScales::F32));

@@ -1,4 +1,4 @@
-//! Tests the expert bias, and the load that updates it.
+//! Tests the expert bias and the expert load, from which the bias is updated.
 
 use super::*;
 use crate::nn::moe::routers::reduced_reports;

@@ -1,4 +1,4 @@
-//! Tests dropped tokens against a dense loop that drops by the same shards of tokens.
+//! Compares dropped tokens with a dense loop that drops tokens separately for the same shards of tokens.
 
 use super::*;
 use crate::nn::moe::routed_tokens::RankTokens;

@@ -117,7 +117,7 @@ fn only_the_router_sees_the_jitter() {
     let factors = TokenPosition { position, place }.jitter([BATCH, SEQ, HIDDEN], 0.3, key);
     assert!(factors.iter().all(|factor| (0.7..1.3).contains(factor)));
     let mean = factors.iter().sum::<f32>() / factors.len() as f32;
-    // The standard error of the mean of 120 draws is 0.016.
+    // The standard error of the mean of 120 random numbers is 0.016.
     assert!((mean - 1.0).abs() < 0.08, "{mean}");
     let factors = TensorData::new(factors, [BATCH * SEQ, HIDDEN]);
     let factors = Tensor::<2>::from_data(factors, (&Device::flex(), DType::F64));
@@ -153,7 +153,7 @@ fn settings_that_do_not_fit_are_refused() {
     let sinkhorn = router().with_choice(RouterChoice::Sinkhorn);
     assert_snapshot!(
         refused(config(sinkhorn.clone().with_bias_update_rate(Some(1e-3)))),
-        @"moe: groups or an expert bias with Sinkhorn choices, which do not use them: expected choices by scores"
+        @"moe: groups and an expert bias conflict with Sinkhorn choices: expected choices by scores"
     );
     let balance = RouterLoss {
         kind: RouterLossKind::Balance,
@@ -161,6 +161,7 @@ fn settings_that_do_not_fit_are_refused() {
     };
     assert_snapshot!(
         refused(config(sinkhorn).with_losses(vec![balance])),
-        @"moe: a Balance loss with Sinkhorn choices, which are balanced already: expected none, or choices by scores"
+        @"moe: a Balance loss conflicts with Sinkhorn choices, which are already balanced: expected no such loss, or \
+          choices by scores"
     );
 }

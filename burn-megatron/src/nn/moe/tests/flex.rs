@@ -1,4 +1,5 @@
-//! Tests the flex dispatcher and its bytes, on one node and on several nodes, in its own type and in FP8.
+//! Tests the results and the communication volume of the flex dispatcher, on one node and on several nodes, in the
+//! dtype of the model and in FP8.
 
 use std::sync::{Arc, Mutex};
 
@@ -82,7 +83,7 @@ fn tokens_in_8_bits_are_rounded_by_the_scale_of_their_block() {
             ranks_per_node: Some(2),
             ..Run::default()
         };
-        // Rows are not rounded again on the way.
+        // Rows are not rounded again when they are forwarded.
         let found = nodes.on([1, 4, 1, 1], &config);
         found.assert_near(&one, &format!("{scales:?}, nodes"));
     }
@@ -153,7 +154,7 @@ fn counted(
     parallel.ranks_per_node = ranks_per_node;
     let mut groups = ParallelContext::from_world(&parallel, rank.communicator())?;
     let journal = Arc::new(Mutex::new(Journal::default()));
-    // A group that has two of these roles is counted once.
+    // The same group may appear twice in this list, but is counted once.
     let all = [
         AxisSet::from([Axis::Expert, Axis::ExpertTensor]),
         Axis::Expert.into(),
@@ -176,7 +177,8 @@ fn subsets(experts: usize, k: usize) -> Vec<i64> {
     of_size.flat_map(members).collect()
 }
 
-/// Sends every token through identity experts. Returns the volume of each rank in the forward and in the backward.
+/// Sends every token through identity experts. Returns the volume of each rank in the forward pass and in the backward
+/// pass.
 fn sent(
     kind: DispatcherKind,
     problem: &DispatchProblem,

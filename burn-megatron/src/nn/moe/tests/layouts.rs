@@ -182,7 +182,7 @@ fn tensor_ranks_with_the_same_tokens_route_a_part_each() {
     }
 }
 
-/// Batches as in generation, with one token or an odd number of tokens.
+/// Tests batches as in generation, with one token or an odd number of tokens.
 #[test]
 fn tensor_ranks_share_any_number_of_tokens_outside_of_autodiff() {
     let config = config(router());

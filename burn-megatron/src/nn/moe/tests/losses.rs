@@ -1,4 +1,4 @@
-//! Tests the gradients of router losses in addition to the model loss, in every layout.
+//! Tests the gradients of router losses that are added to the model loss, in every layout.
 
 use burn::tensor::activation::{sigmoid, softmax};
 use insta::assert_snapshot;
@@ -84,7 +84,7 @@ fn check_losses(losses: &[RouterLoss], score: ScoreFunction, layouts: &[Sizes]) 
             let of = |loss: &RouterLoss| {
                 let sigmoids = score == ScoreFunction::Sigmoid;
                 let value = reference(loss.kind, &logits, sigmoids, BATCH / data);
-                // The model loss is multiplied by the loss scale when its backward starts, but not here.
+                // The model loss is multiplied by the loss scale when its backward pass starts, but not here.
                 value.mul_scalar(loss.coefficient * LOSS_SCALE)
             };
             let more = losses.iter().map(of).reduce(|sum, part| sum + part);

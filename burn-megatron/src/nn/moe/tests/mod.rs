@@ -1,4 +1,5 @@
-//! Tests the layer on ranks that are threads, in f64, against a dense loop over experts on one rank.
+//! Compares the MoE layer on several ranks with a dense loop over the experts on one rank, in f64. The ranks are
+//! threads.
 
 mod bias;
 mod capacity;
@@ -72,18 +73,18 @@ fn read(values: Tensor<2, Int>) -> Vec<i64> {
 struct Run {
     /// Choices of the complete batch that replace the router's choices.
     choices: Option<Vec<i64>>,
-    /// The loss scale of a training step with the losses of the router. `None`: not a training step.
+    /// The loss scale of a training step with the losses of the router. `None` if the run is not a training step.
     loss_scale: Option<f64>,
-    /// Whether the layer is recomputed in the backward.
+    /// Whether the layer is recomputed in the backward pass.
     recompute: bool,
     /// Whether all data ranks read the same samples.
     same_samples: bool,
     /// Whether tensor ranks have the same tokens, without sequence parallelism.
     replicated: bool,
-    /// The number of ranks of the context axis, taken from the data ranks. Each has consecutive tokens of every
-    /// sample.
+    /// The number of ranks of the context axis, which replace data ranks. Each context rank has consecutive tokens of
+    /// every sample.
     context: Option<usize>,
-    /// The number of real tokens at the start of each sample; the others are padding.
+    /// The number of real tokens at the start of each sample. The other tokens are padding.
     lengths: Option<[usize; BATCH]>,
     /// The factor of the model loss.
     factor: Option<f64>,
@@ -145,7 +146,7 @@ fn part(x: Tensor<3>, rank: &MeshRank, run: &Run) -> Tensor<3> {
     x.narrow(0, row, rows).narrow(1, column, columns)
 }
 
-/// The step of the random streams.
+/// The training step, which determines the random numbers.
 const STEP: u64 = 3;
 
 /// All tokens of the input, without padding.
@@ -162,7 +163,7 @@ fn loss_weight() -> Tensor<3> {
     wave([BATCH, SEQ, HIDDEN], 4.0)
 }
 
-/// Sets every parameter to values of about one that do not depend on the layout.
+/// Sets every parameter to values that are close to one and do not depend on the layout.
 struct Fill<'a> {
     table: &'a ParameterTable,
     rank: &'a MeshRank,

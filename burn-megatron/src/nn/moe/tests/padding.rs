@@ -1,4 +1,4 @@
-//! Tests that padding has no expert and does not count in any statistic.
+//! Tests that padding is sent to no expert and does not count in any statistic.
 
 use super::capacity::kept_of;
 use super::choice::assigned_of;

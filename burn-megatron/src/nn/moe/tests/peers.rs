@@ -1,4 +1,4 @@
-//! Tests against the results of `transformers`, from `tests/fixtures/moe/make.py`.
+//! Compares with results of `transformers`, which `tests/fixtures/moe/make.py` has written.
 
 use std::fs;
 

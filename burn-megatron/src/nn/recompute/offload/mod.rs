@@ -1,12 +1,12 @@
-//! Offload of the saved inputs of recomputed blocks to host memory, from the forward to the backward.
+//! Offload of the saved inputs of recomputed blocks to host memory, between the forward pass and the backward pass.
 //!
-//! The inputs of a forward form a chain, and the backward takes them from the end. The last `prefetch` inputs stay on
-//! the device, because the backward needs them immediately. When another input is saved, the oldest of them is copied
-//! to the host, unless the budget is used up. While the backward of a block runs, it fetches the `prefetch` inputs
-//! before its own. At most one input is being copied to the host at a time. Otherwise a forward that is faster than
-//! its copies would keep the memory that the copies should free.
+//! The saved inputs of a forward pass form a chain, which the backward pass reads in reverse order. The last `prefetch`
+//! inputs stay on the device, because the backward pass needs them immediately. When another input is saved, the oldest
+//! input on the device is copied to the host, unless the budget is used up. While the backward of a block runs, the
+//! inputs of the `prefetch` preceding blocks are fetched. At most one input is being copied to the host at a time. If
+//! there were more, a forward pass that is faster than its copies would hold the memory that the copies should free.
 //!
-//! Copying the input of a pipeline stage frees nothing, because the device keeps this input for its gradient.
+//! Copying the input of a pipeline stage frees no memory, because the device keeps this input for its gradient.
 
 mod store;
 #[cfg(test)]
@@ -24,7 +24,7 @@ use crate::host_link::HostTraffic;
 
 pub(super) use store::ActivationStore;
 
-/// Settings of the offload of saved inputs of recomputed blocks to the host. Requires recomputed blocks.
+/// Settings of offloading the saved inputs of recomputed blocks to host memory. They require activation recomputation.
 ///
 /// ```
 /// use burn_megatron::nn::{ActivationOffload, RecomputeConfig, RecomputeMethod};
@@ -39,9 +39,10 @@ pub(super) use store::ActivationStore;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ActivationOffload {
-    /// The maximum number of bytes of a rank on the host; 0 keeps all inputs on the device.
+    /// The maximum number of bytes of host memory per rank. 0 keeps all inputs on the device.
     pub bytes: u64,
-    /// The number of blocks ahead of the backward for which inputs are fetched; 0 fetches an input when it is needed.
+    /// The number of blocks for which the backward pass fetches inputs ahead of time. 0 fetches an input only when it
+    /// is needed.
     pub prefetch: usize,
 }
 
@@ -54,22 +55,22 @@ impl Default for ActivationOffload {
     }
 }
 
-/// The bytes of saved inputs of recomputed blocks: current, peak, and transferred.
+/// The memory usage of the saved inputs of recomputed blocks, and the number of bytes transferred.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ActivationUsage {
-    /// The bytes on the device, including inputs that are being copied.
+    /// The current number of bytes on the device, including inputs that are being copied.
     pub device: u64,
-    /// The peak of `device`.
+    /// The maximum of `device` so far.
     pub device_peak: u64,
-    /// The bytes on the host, including inputs that are being copied.
+    /// The current number of bytes on the host, including inputs that are being copied.
     pub host: u64,
-    /// The peak of `host`.
+    /// The maximum of `host` so far.
     pub host_peak: u64,
-    /// The bytes transferred so far.
+    /// The number of bytes transferred so far between the device and the host.
     pub traffic: HostTraffic,
 }
 
-/// A note in a recording: the input that this block saves may be on the host.
+/// A note in a recording of operations. It marks a block whose saved input may be on the host.
 pub struct OffloadNote;
 
 /// The input of a block, with its number and shape once the block has saved it.
@@ -106,7 +107,7 @@ impl<const D: usize> SavedInput<D> {
     }
 }
 
-/// Drops the input of a block without a backward.
+/// Drops the input of a block without a backward pass.
 impl<const D: usize> Drop for SavedInput<D> {
     fn drop(&mut self) {
         if let Some((number, _)) = self.saved.get_mut().take() {

@@ -1,4 +1,5 @@
-//! The store of saved inputs, with their locations and the times of their transfers.
+//! The store of the saved inputs of recomputed blocks, which tracks the location of each input and the times of the
+//! transfers.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -36,7 +37,7 @@ struct State {
     /// The inputs, keyed by increasing numbers.
     inputs: BTreeMap<u64, Input>,
     next: u64,
-    /// The number of the current forward.
+    /// The number of the current forward pass.
     forward: u64,
     /// Whether an input is being copied to the host.
     is_leaving: bool,
@@ -115,12 +116,13 @@ impl ActivationStore {
         self.shared.state.lock().usage
     }
 
-    /// Begins a forward. Its inputs form a chain.
+    /// Begins a forward pass, whose saved inputs form a chain.
     pub fn begin_forward(&self) {
         self.shared.state.lock().forward += 1;
     }
 
-    /// Records the transfers over a simulated link. `forward` and `backward` are the times that a block takes.
+    /// Simulates the transfers over a link and records them. `forward` and `backward` are the times of the forward pass
+    /// and backward pass of a block.
     pub fn simulate(&self, link: SimulatedHostLink, forward: Duration, backward: Duration) {
         let clock = &mut self.shared.state.lock().clock;
         (clock.forward, clock.backward) = (forward, backward);
@@ -226,7 +228,7 @@ impl ActivationStore {
         input.arrives = state.clock.transfer(kind, copy, input.arrives);
     }
 
-    /// Drops an input that no backward has taken.
+    /// Drops an input that no backward pass has taken.
     pub fn forget(&self, number: u64) {
         let state = &mut *self.shared.state.lock();
         if let Some(input) = state.inputs.remove(&number) {
@@ -294,7 +296,7 @@ impl Shared {
 }
 
 impl State {
-    /// Returns the inputs of a forward before `number`, starting with the last.
+    /// Returns the inputs of a forward pass that were saved before `number`, starting with the last.
     fn chain(&self, forward: u64, number: u64) -> impl Iterator<Item = u64> {
         let before = self.inputs.range(..number).rev();
         let own = before.filter(move |(_, input)| input.forward == forward);

@@ -1,4 +1,4 @@
-//! Tests the locations and transfers of inputs, and failures.
+//! Tests the locations of saved inputs, their transfers, and failures.
 
 use std::time::{Duration, Instant};
 
@@ -41,7 +41,7 @@ fn take(store: &ActivationStore, saved: Vec<(u64, usize)>) {
     }
 }
 
-/// Runs a forward and a backward of four blocks of 15 and 30 ms. The link copies an input in 10 ms.
+/// Runs a forward pass and a backward pass of four blocks of 15 and 30 ms. The link copies an input in 10 ms.
 fn recorded(prefetch: usize) -> (OffloadRecord, ActivationUsage) {
     let store = store(1 << 20, prefetch);
     let link = SimulatedHostLink::new(ms(2), 64_000.0).unwrap();
@@ -97,7 +97,7 @@ fn a_budget_keeps_the_others_on_the_device() {
     }
 }
 
-/// Forwards run ahead of backwards, as in a pipeline.
+/// Forward passes run ahead of backward passes, as in a pipeline.
 #[test]
 fn each_forward_is_a_chain_of_its_own() {
     let store = store(1 << 20, 1);

@@ -19,7 +19,8 @@ pub(super) struct CopyJob {
     pub device: Device,
 }
 
-/// The copy threads. They end when this is dropped. A failed thread takes no more jobs, and has reported its failure.
+/// The copy threads. They end when this value is dropped. A thread that has failed takes no more jobs, and has reported
+/// its failure.
 #[derive(Debug)]
 pub(super) struct Threads {
     /// The queue of copies to the host.

@@ -1,4 +1,4 @@
-//! Tests an MLP whose activation is quantized while it is computed against an MLP that saves the values.
+//! Compares an MLP whose activation is quantized while it is computed with an MLP that saves the activation.
 
 use burn::module::Module;
 
@@ -60,7 +60,7 @@ fn a_fused_activation_changes_no_bit() {
     }
 }
 
-/// The cases are: only a bias has a gradient, nothing has a gradient, the second weight has no gradient.
+/// The cases are: only a bias has a gradient, no parameter has a gradient, and the second weight has no gradient.
 #[test]
 fn frozen_parameters_leave_the_others_as_they_are() {
     let fp8 = config((Fp8Recipe::MxFp8, Fp8Format::Hybrid));

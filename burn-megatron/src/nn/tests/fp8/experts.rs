@@ -1,4 +1,4 @@
-//! Tests FP8 experts against a loop over experts with an [`Fp8Linear`] for each product.
+//! Compares FP8 experts with a loop over the experts, with an [`Fp8Linear`] for each matmul.
 
 use std::sync::{Arc, Mutex};
 
@@ -16,7 +16,8 @@ const HIDDEN: usize = 16;
 const WIDTH: usize = 24;
 const EXPERTS: usize = 4;
 
-/// Rows of each expert: none, odd numbers, more than a block of 32; all rows for one expert; multiples of 32.
+/// The numbers of rows of each expert. The first case has odd numbers, 0, and more than a block of 32. In the second
+/// case one expert has all rows. The third case has multiples of 32.
 const GROUPS: [[usize; EXPERTS]; 3] = [[5, 0, 37, 1], [0, 43, 0, 0], [32, 64, 0, 32]];
 
 fn weights(phase: f64) -> [Tensor<3>; 2] {
@@ -35,7 +36,7 @@ fn experts(builder: &ModelBuilder) -> Experts {
     experts
 }
 
-/// The inputs of a forward, and the gradient of its output.
+/// The inputs of a forward pass, and the gradient of its output.
 struct Inputs {
     x: Tensor<2>,
     weights: Tensor<1>,
@@ -54,7 +55,7 @@ impl Inputs {
         }
     }
 
-    /// Returns the output, and the gradients of the inputs and of the weights of both products.
+    /// Returns the output, and the gradients of the inputs and of the weights of both matmuls.
     fn results(
         &self,
         y: Tensor<2>,
@@ -103,8 +104,8 @@ fn linears(fp8: &Fp8) -> Vec<[Fp8Linear; 2]> {
     (0..EXPERTS).map(both).collect()
 }
 
-/// Returns the product of a linear layer with these rows, padded with zero rows up to the required multiple. The
-/// order of the sums of a product may depend on the number of rows.
+/// Applies a linear layer to these rows, which are padded with zero rows up to the required multiple. The summation
+/// order of a matmul may depend on the number of rows.
 fn product(linear: &Fp8Linear, x: Tensor<2>) -> Tensor<2> {
     let [rows, width] = x.dims();
     let multiple = linear.fp8().map_or(1, Fp8Layer::row_multiple);
@@ -188,7 +189,7 @@ fn each_expert_is_a_linear_layer_in_8_bits() {
     }
 }
 
-/// Only some experts of a product have a recipe.
+/// Only some experts have a recipe for a matmul.
 #[test]
 fn patterns_choose_experts() {
     let layers = |pattern: &str, recipe: Option<Fp8Recipe>| Fp8Layers {
@@ -249,7 +250,7 @@ impl GradientSink for Bucket {
 }
 
 impl Bucket {
-    /// Computes the deferred gradients of both products.
+    /// Computes the deferred weight gradients of both matmuls.
     fn compute_deferred(&self) {
         let deferred = std::mem::take(&mut *self.deferred.lock().unwrap());
         let indices: Vec<_> = deferred.iter().map(|(index, _)| *index).collect();
@@ -281,9 +282,9 @@ impl Reparameterizer for Attach {
     }
 }
 
-/// With and without FP8, the graph does not contain the weights, and their gradients may be computed later. The first
-/// use overwrites, even if an expert has no rows, and later uses add. Weights are quantized once, even if an evaluation
-/// is first.
+/// With and without FP8, the autodiff graph does not contain the weights, and weight gradients may be computed later.
+/// The first use overwrites the buffer, even if an expert has no rows, and later uses add to the buffer. Weights are
+/// quantized once, even if an evaluation uses them first.
 #[test]
 fn gradients_go_into_the_flat_buffer() {
     let plain = Fp8Config::default();

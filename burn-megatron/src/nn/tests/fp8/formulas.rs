@@ -1,4 +1,4 @@
-//! Tests that output and gradients of one layer on one rank are bit-identical to the formulas.
+//! Tests that the output and the gradients of a layer on one rank are bit-identical to the results of the formulas.
 
 use burn::backend::DispatchTensor;
 use burn::module::Module;
@@ -122,7 +122,7 @@ fn assert_bits(what: &str, found: &[f32], expected: &[f32]) {
     }
 }
 
-/// Computes the same sums in the same order, with explicit factors.
+/// Computes the same sums in the same order, from explicitly quantized operands.
 #[test]
 fn every_recipe_follows_its_formulas() {
     for dtype in [DType::F32, DType::BF16, DType::F64] {
@@ -150,7 +150,7 @@ fn every_recipe_follows_its_formulas() {
     }
 }
 
-/// Computes the sums with loops. They are exact in any order.
+/// Computes the sums with loops. The sums are exact in any order.
 #[test]
 fn exact_sums_are_those_of_loops() {
     let data = Data::integers();
@@ -179,7 +179,7 @@ fn exact_sums_are_those_of_loops() {
     }
 }
 
-/// The formulas of the recipes differ from each other and from no recipe, and the test data distinguishes them.
+/// With the test data, each recipe gives a different result, which also differs from the result without a recipe.
 #[test]
 fn the_recipes_differ() {
     let data = Data::spread();
@@ -203,7 +203,7 @@ fn the_recipes_differ() {
     );
 }
 
-/// Returns the total size of the tensors that a forward saves, in bytes.
+/// Returns the total size of the tensors that a forward pass saves, in bytes.
 fn saved_bytes(save_activations: bool, recipe: Fp8Recipe, input: InputLayout) -> usize {
     let fp8 = Fp8::new(&Fp8Config {
         save_activations,
@@ -234,7 +234,7 @@ fn saved_bytes(save_activations: bool, recipe: Fp8Recipe, input: InputLayout) ->
         use burn::backend::TensorMetadata;
         tensor.shape().num_elements() * tensor.dtype().size()
     };
-    // The weight belongs to the layer.
+    // The weight is not counted, because the layer holds it in any case.
     saved.iter().map(bytes).sum::<usize>() - 4 * IN * OUT
 }
 
@@ -261,7 +261,8 @@ fn inputs_are_saved_in_8_bits_on_request() {
     assert_eq!(saved_bytes(true, current, split), whole + 8);
 }
 
-/// A frozen weight or a plain input skips one product, and does not change the other products.
+/// If the weight is frozen or the input needs no gradient, one matmul is skipped. The results of the other matmuls do
+/// not change.
 #[test]
 fn what_is_not_needed_is_left_out() {
     let data = Data::spread();

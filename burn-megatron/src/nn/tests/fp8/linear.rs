@@ -1,4 +1,4 @@
-//! Tests the layer for modules without a mesh.
+//! Tests the FP8 layer for modules without a device mesh.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -173,7 +173,7 @@ fn it_trains_over_data_ranks() {
         for (gradients, states) in run(2) {
             assert_eq!(states, one.1, "{recipe:?}");
             for (found, expected) in gradients.iter().zip(&one.0) {
-                // The values were multiplied and divided by different numbers of tokens.
+                // The values were multiplied and divided by different numbers of tokens, so they differ by rounding.
                 let [found, expected] =
                     [found, expected].map(|x| x.iter().map(|x| f64::from(*x)).collect::<Vec<_>>());
                 super::super::assert_near(&format!("{recipe:?}"), &found, &expected, 1e-6);

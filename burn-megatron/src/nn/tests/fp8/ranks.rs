@@ -1,4 +1,5 @@
-//! Tests that tensor ranks have the scales of one rank, and bit-identical results for exact sums.
+//! Tests that several tensor ranks have the same scales as one rank, and that their results are bit-identical if the
+//! sums are exact.
 
 use burn::tensor::Tensor;
 
@@ -205,7 +206,7 @@ fn the_scales_are_those_of_one_rank() {
                         assert_eq!(scales(rank), scales(&one), "{what}");
                     }
                 }
-                // Each rank has some of the blocks. Together they have the same blocks.
+                // Each rank has some of the blocks. Together the ranks have the same blocks as one rank.
                 for operand in 0..3 {
                     let of = |rank: &Outcome| rank.reports[operand].scale;
                     let low = all

@@ -60,7 +60,7 @@ fn a_record_has_the_state_beside_the_parameters() {
     assert_ne!(other_fp8.states(), states);
     let other = other.load_record(record);
     assert_eq!(other_fp8.states(), states);
-    // Training continues as in the first model.
+    // The second model continues the training of the first model.
     assert_eq!(
         bits(&train(&other, &other_fp8, 9.5)),
         bits(&train(&mlp, &fp8, 9.5))

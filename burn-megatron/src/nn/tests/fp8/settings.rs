@@ -79,7 +79,7 @@ fn a_place_can_be_left_out() {
     let builder = builder(&ParallelContext::single(), &fp8);
     mlp(&builder.child("blocks").child(0).without_fp8()).unwrap();
     assert!(builder.fp8().layers().is_empty());
-    // The layer is still a layer of the model.
+    // The layer is still registered as a layer of the model.
     builder
         .fp8()
         .check_layers(&ParallelContext::single())

@@ -35,7 +35,7 @@ fn setup(config: &Fp8Config) -> Setup {
 }
 
 impl Setup {
-    /// Runs the forward and backward of some samples.
+    /// Runs the forward pass and the backward pass of some samples.
     fn train(&self, x: Tensor<3>, dy: Tensor<3>) {
         let x = leaf(x);
         let _ = backward(self.layer.forward(x), dy);
@@ -99,14 +99,14 @@ fn a_step_without_a_tensor_leaves_the_history_alone() {
     setup.train(x.clone(), dy);
     let before = setup.end_step();
     assert_eq!(setup.end_step(), before);
-    // A forward without its backward has no gradient.
+    // A forward pass without its backward pass has no gradient.
     let _ = setup.layer.forward(leaf(x));
     let after = setup.end_step();
     assert_ne!(after.input, before.input);
     assert_eq!(after.gradient, before.gradient);
 }
 
-/// Adds the slots of a layer to buffers that are in use.
+/// The slots of the new layer are added to buffers that are in use.
 #[test]
 fn a_layer_that_is_built_in_a_step_changes_no_other() {
     let states = [false, true].map(|adds| {

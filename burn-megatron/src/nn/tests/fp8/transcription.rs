@@ -139,8 +139,8 @@ impl Matrix {
         }
     }
 
-    /// Returns the quantized values of a matrix whose product sums over the columns. `scale` is used with delayed
-    /// scaling.
+    /// Returns the quantized values of an operand of a matmul that sums over the columns of this matrix. `scale` is
+    /// used with delayed scaling.
     pub fn quantised(&self, recipe: Fp8Recipe, operand: Operand, codes: Codes, scale: f32) -> Self {
         let whole = [self.rows, self.columns];
         let scaled = |values: &[f32], scale: f32| -> Vec<f32> {
@@ -218,7 +218,8 @@ pub struct Layer {
 }
 
 impl Layer {
-    /// Returns the left and right factors of `y`, `dx` and `dw`. A product sums over the columns of both factors.
+    /// Returns the left and right operands of the matmuls for `y`, `dx` and `dw`. Each matmul sums over the columns of
+    /// both operands.
     pub fn factors(&self) -> [[Matrix; 2]; 3] {
         let [values, gradients] = Codes::of(self.recipe, self.format);
         let of = |matrix: &Matrix, operand: Operand, codes| {

@@ -180,7 +180,7 @@ fn scales_of_a_checkpoint_are_a_change() {
     );
 }
 
-/// The backward uses the saved scale of the forward, and not a scale of the current value.
+/// The backward pass uses the scale that the forward pass saved, and not a scale of the current value.
 #[test]
 fn a_backward_has_the_scales_of_its_forward() {
     let run = |save_activations, before: f64| {
@@ -250,7 +250,7 @@ fn a_weight_that_the_store_has_in_8_bits_is_used_as_it_is() {
     }
 }
 
-/// A store that gathers codes computes the scale, and the history records it.
+/// A parameter store that gathers weights in FP8 computes the scale, and the magnitude is recorded in the history.
 #[test]
 fn a_store_can_find_the_codes_of_a_weight() {
     for recipe in recipes() {

@@ -99,8 +99,8 @@ impl<'a> P2pCommunicator<'a> {
         self.config.receives_ahead = 0;
         WARNING.call_once(|| {
             tracing::warn!(
-                "receives_ahead = {ahead} is 0 here: the engine orders calls on the device so that all work waits for a \
-                 receive"
+                "receives_ahead = {ahead} is ignored: the engine orders calls on the device so that all work waits for \
+                 a receive"
             );
         });
     }

@@ -91,8 +91,8 @@ fn a_kind_or_a_batch_without_pairs_is_refused() {
     let config = ScheduleConfig::new(ScheduleKind::OneFOneB, 1, 1).with_pairs(true);
     insta::assert_snapshot!(
         generate(&config).expect_err("one micro-batch"),
-        @"a pair is the forward of a micro-batch and the backward of another, and 1f1b on 1 pipeline ranks has none in steps of 1: \
-          use at least 2 micro-batches for each data rank"
+        @"1f1b on 1 pipeline ranks has no pairs of a forward and a backward in steps of 1 micro-batches: use at least \
+          2 micro-batches for each data rank"
     );
 }
 

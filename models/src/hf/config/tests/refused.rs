@@ -13,7 +13,7 @@ fn refusal(value: Value, key: &str, to: Value) -> String {
 #[test]
 fn what_could_change_the_model_is_refused_by_name() {
     let unknown = |family: &str, key: &str, value: &str| {
-        format!("unknown {key} = {value} for {family}, which could change what the model computes")
+        format!("unknown {key} = {value} for {family}, which could change the results of the model")
     };
     let refused =
         |key: &str, value: &str, fits: &str| format!("invalid {key} = {value}: expected {fits}");
@@ -297,7 +297,7 @@ fn what_could_change_the_model_is_refused_by_name() {
             refused(
                 "rope_interleave",
                 "null",
-                "true, as transformers reads null as false",
+                "true, because transformers reads null as false",
             ),
         ),
         (

@@ -1,4 +1,4 @@
-//! Epilogues with GELU against plain loops, and their rules.
+//! Compares epilogues with GELU with plain loops, and tests their rules.
 
 use super::numbers::{assert_near, dot, fill, run};
 use super::*;
@@ -9,7 +9,7 @@ const GELU_AUX_BIAS: u64 = 164;
 const DGELU: u64 = 192;
 const DGELU_BGRAD: u64 = 208;
 
-/// Elements from one column of the auxiliary matrix to the next: those of `D` are 7 long.
+/// The number of elements from one column of the auxiliary matrix to the next. Columns of `D` have 7 elements.
 const LEADING: u64 = 16;
 const SIZES: [usize; 3] = [7, 5, 9];
 
@@ -20,7 +20,7 @@ fn asked(element: Element, epilogue: u64) -> Asked {
         .with(of::EPILOGUE_AUX_POINTER, 256)
 }
 
-/// By the logistic function, of which tanh is one.
+/// Computes GELU with the logistic function, which can express tanh.
 fn gelu(x: f64) -> f64 {
     let inside = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
     x / (1.0 + (-2.0 * inside).exp())
@@ -35,7 +35,7 @@ fn place(address: u64, element: Element, row: usize, column: usize) -> u64 {
     address + ((column * LEADING as usize + row) * element.bytes()) as u64
 }
 
-/// Within a rounding to the type; sums of several values in f32 have several.
+/// Checks that a value agrees up to one rounding to the type. Sums of several values in f32 have several roundings.
 fn near(element: Element, found: f64, expected: f64) -> bool {
     let unit = match element {
         F32 => 2f64.powi(-19),
@@ -74,7 +74,7 @@ fn the_input_of_gelu_is_kept_with_its_bias() {
                     let fits = if row < m {
                         near(element, found, input(row, column))
                     } else {
-                        // What lies between the columns stays.
+                        // The gaps between the columns are unchanged.
                         found.is_nan()
                     };
                     assert!(fits, "{element:?} {biased}: {found} at {row}, {column}");
@@ -101,7 +101,7 @@ fn gradients_are_those_of_gelu_and_of_the_bias() {
                 for (column, kept) in kept.iter_mut().enumerate() {
                     let address = place(call.auxiliary, element, row, column);
                     *kept = 3.0 * put(element, address, &mut seed);
-                    // SAFETY: inside of the matrix.
+                    // SAFETY: the address is inside the matrix.
                     unsafe { element.store(address, *kept) };
                     *kept = read(element, address);
                 }
@@ -204,7 +204,7 @@ fn addresses_of_an_auxiliary_matrix_are_checked() {
         reason.starts_with("the auxiliary matrix has 142 bytes at"),
         "{reason}"
     );
-    // It is written, so no factor may lie there.
+    // The auxiliary matrix is written, so it must not overlap a factor.
     let forward = asked(BF16, GELU_AUX).check().unwrap();
     let of_forward = Call {
         product: forward,

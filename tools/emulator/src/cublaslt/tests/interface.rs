@@ -1,4 +1,4 @@
-//! The functions as a program calls them: by their names in the library.
+//! Calls the functions as a program does: by their names in the library.
 
 use std::ffi::{c_int, c_void};
 
@@ -79,7 +79,7 @@ fn made(create: impl FnOnce(*mut usize) -> u32) -> usize {
 
 #[test]
 fn versions_agree() {
-    // SAFETY: these only give numbers.
+    // SAFETY: these functions only return numbers.
     unsafe {
         assert_eq!(
             (cublasLtGetVersion(), cublasLtGetCudartVersion()),
@@ -100,7 +100,7 @@ fn attributes_come_back_in_their_sizes() {
         cublasLtMatmulDescSetAttribute,
         cublasLtMatmulDescGetAttribute,
     );
-    // SAFETY: all places are of the lengths that are given.
+    // SAFETY: all places have the given lengths.
     unsafe {
         let handle = made(|place| cublasLtMatmulDescCreate(place, 68, 0));
         let (mut value, mut written) = (0i32, 0usize);
@@ -114,7 +114,7 @@ fn attributes_come_back_in_their_sizes() {
         assert_eq!(set(handle, 31, from, 4), SUCCESS);
         assert_eq!(get(handle, 31, place, 4, &mut written), SUCCESS);
         assert_eq!(value, 5);
-        // Lengths alone.
+        // Requests of lengths only.
         assert_eq!(
             get(handle, 8, std::ptr::null_mut(), 0, &mut written),
             SUCCESS
@@ -136,7 +136,7 @@ fn attributes_come_back_in_their_sizes() {
 fn a_product_from_first_to_last() {
     let _turn = jobs::testing::enter();
     let stream = jobs::testing::stream();
-    // SAFETY: handles are alive where they are used, or that is what is tried.
+    // SAFETY: handles are valid where they are used, unless the test checks invalid handles.
     unsafe {
         let library = made(|place| cublasLtCreate(place));
         let description = made(|place| cublasLtMatmulDescCreate(place, 68, 0));
@@ -173,7 +173,7 @@ fn a_product_from_first_to_last() {
         assert_eq!(advise(library, a), INVALID_VALUE);
         assert_eq!(advise(library, d), SUCCESS);
         assert_eq!(found, 1);
-        // An algorithm that was kept is one for the same product alone.
+        // A saved algorithm is valid only for the same product.
         let check = |algorithm: *const _, c, place: *mut _| {
             cublasLtMatmulAlgoCheck(library, description, a, b, c, d, algorithm, place)
         };
@@ -211,7 +211,7 @@ fn a_product_from_first_to_last() {
         };
         assert_eq!(multiply(library, workspace_bytes - 1), INVALID_VALUE);
         assert_eq!(multiply(library, workspace_bytes), SUCCESS);
-        // Columns of D: A's columns times the first of B, then times the second.
+        // The columns of `D`: the columns of `A` times the first column of `B`, then times the second column.
         assert_eq!(*(on_d as *const [f32; 4]), [7.0, 16.0, -1.0, -1.0]);
         let fast = 77i32;
         let set = cublasLtMatmulDescSetAttribute;

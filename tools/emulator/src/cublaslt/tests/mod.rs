@@ -1,4 +1,4 @@
-//! Products against plain loops, every rule, and the functions as C calls them.
+//! Compares products with plain loops, and tests every rule and the C functions.
 
 use half::{bf16, f16};
 
@@ -20,11 +20,11 @@ const BLACKWELL: Chip = Chip {
     version: 120_901,
 };
 
-/// A product to be asked for.
+/// A requested product.
 #[derive(Clone)]
 struct Asked {
     description: Attributes,
-    /// Of `A`, `B`, `C` and `D`.
+    /// The layouts of `A`, `B`, `C` and `D`.
     layouts: [Attributes; 4],
     chip: Chip,
 }
@@ -49,7 +49,7 @@ fn matrix(element: Element, rows: usize, columns: usize, leading: usize) -> Attr
 }
 
 impl Asked {
-    /// `op(A) op(B)` of `[m, n, k]`, with `gap` elements between columns.
+    /// Returns the request `op(A) op(B)` of size `[m, n, k]`, with `gap` elements between columns.
     fn new(
         [a, b, d]: [Element; 3],
         [m, n, k]: [usize; 3],
@@ -82,13 +82,13 @@ impl Asked {
         }
     }
 
-    /// 8-bit factors as they are allowed.
+    /// Returns a valid request with 8-bit factors.
     fn narrow(d: Element) -> Self {
         Self::new([E4M3, E4M3, d], [32, 48, 64], [true, false], 0)
     }
 
     fn with(mut self, attribute: u32, value: u64) -> Self {
-        // A wrong number must not go unnoticed.
+        // Panics on a wrong attribute number.
         assert!(self.description.bytes(attribute).is_ok());
         self.description = self.description.with(attribute, value);
         self
@@ -109,7 +109,7 @@ impl Asked {
     }
 }
 
-/// A call whose matrices lie in the memory, all bytes 0xff.
+/// Returns a call whose matrices are in memory. All bytes are 0xff.
 fn call(product: Product, memory: &Memory) -> Call {
     let new = |bytes| memory.allocate(bytes, u64::MAX).expect("there is memory");
     let Product { a, b, d, .. } = product;
@@ -134,7 +134,7 @@ fn algorithm(product: &Product) -> Algorithm {
     Algorithm::implicit(product)
 }
 
-/// The next of a row of numbers without order, in [-1, 1).
+/// Returns the next pseudorandom number in [-1, 1).
 fn draw(seed: &mut u64) -> f64 {
     *seed = seed
         .wrapping_mul(6_364_136_223_846_793_005)
@@ -142,9 +142,9 @@ fn draw(seed: &mut u64) -> f64 {
     (*seed >> 40) as f64 / (1u64 << 23) as f64 - 1.0
 }
 
-/// Puts a number there that the type has, and gives it back. By other means than the library.
+/// Stores a random number that the type can represent, and returns it. It does not use the code of the library.
 fn put(element: Element, address: u64, seed: &mut u64) -> f64 {
-    // SAFETY: the tests give addresses of memory that they have allocated.
+    // SAFETY: the tests pass addresses of memory that they have allocated.
     unsafe {
         match element {
             F64 => {
@@ -168,7 +168,7 @@ fn put(element: Element, address: u64, seed: &mut u64) -> f64 {
                 value.into()
             }
             E4M3 | E5M2 => {
-                // Normal numbers around 1, put together from their parts.
+                // Normal numbers around 1, composed of their fields.
                 let (bits, bias) = if element == E4M3 { (3, 7) } else { (2, 15) };
                 let parts = (draw(seed) * 1e6) as i32 as u32;
                 let (exponent, mantissa) = (parts % 4, parts / 4 % (1 << bits));
@@ -183,9 +183,9 @@ fn put(element: Element, address: u64, seed: &mut u64) -> f64 {
     }
 }
 
-/// A number of the result, by other means than the library.
+/// Reads a number of the result without the code of the library.
 fn read(element: Element, address: u64) -> f64 {
-    // SAFETY: as of `put`.
+    // SAFETY: the same as in `put`.
     unsafe {
         match element {
             F64 => *(address as *const f64),

@@ -1,9 +1,9 @@
-//! What products give.
+//! Tests the results of products.
 
 use super::*;
 use crate::cublaslt::scales::ScaleMode;
 
-/// The factors of a call as rows of `A` and columns of `B`, filled with numbers.
+/// Fills the factors of a call with numbers, and returns them as rows of `A` and columns of `B`.
 pub(super) fn fill(call: &Call, seed: &mut u64) -> [Vec<Vec<f64>>; 2] {
     let Product { m, n, k, a, b, .. } = call.product;
     let mut side = |address: u64, matrix: rules::Matrix, outer: usize, rows_are_outer: bool| {
@@ -28,7 +28,7 @@ fn address(call: &Call, row: usize, column: usize) -> u64 {
     call.d + ((column * d.leading + row) * d.element.bytes()) as u64
 }
 
-/// Whether the result is `expected`, within the rounding of its type.
+/// Asserts that the result is `expected`, within the rounding of its type.
 pub(super) fn assert_near(call: &Call, expected: impl Fn(usize, usize) -> f64) {
     let d = call.product.d;
     let unit = match d.element {
@@ -46,7 +46,7 @@ pub(super) fn assert_near(call: &Call, expected: impl Fn(usize, usize) -> f64) {
         for row in 0..d.rows {
             let found = read(d.element, address(call, row, column));
             let expected = expected(row, column);
-            // A sum is rounded to f32 before something is added, which may cancel it.
+            // A sum is rounded to f32 before a value is added. The addition may cancel the sum.
             let bound = unit * (expected.abs() + 1e-3) + cancelled;
             assert!(
                 (found - expected).abs() <= bound,
@@ -65,7 +65,7 @@ pub(super) fn run(call: &Call, memory: &Memory) {
     assert_eq!(call.run(memory), Ok(()));
 }
 
-/// Every element of the result, nothing of the gaps between its columns, whatever the factors.
+/// Checks that every element of the result is filled, but not the gaps between its columns, with any factors.
 #[test]
 fn a_product_that_is_not_computed_is_filled() {
     for (types, name) in [
@@ -114,7 +114,7 @@ fn all_transpositions_types_and_gaps() {
                 let [a, b] = fill(&call, &mut seed);
                 run(&call, &memory);
                 assert_near(&call, |row, column| 0.5 * dot(&a[row], &b[column]));
-                // What lies between the columns stays.
+                // The gaps between the columns are unchanged.
                 for row in sizes[0]..sizes[0] + gap {
                     assert!(read(types[2], address(&call, row, 0)).is_nan());
                 }
@@ -130,23 +130,23 @@ fn the_old_result_is_added_and_not_read_for_nothing() {
     let product = product.check().unwrap();
     let mut call = call(product, &memory);
     let [a, b] = fill(&call, &mut seed);
-    // All that is there are numbers that are none.
+    // All bytes are initially NaN.
     run(&call, &memory);
     let first = |row: usize, column: usize| dot(&a[row], &b[column]);
     assert_near(&call, first);
     call.beta = Scalar::Value(-0.25);
     run(&call, &memory);
     assert_near(&call, |row, column| 0.75 * first(row, column));
-    // Elsewhere, with the same column for all.
+    // `C` in other memory, with the same column for all columns.
     let c = memory.allocate(6 * 4, u64::MAX).unwrap();
     let column: Vec<f64> = (0..6).map(|row| put(F32, c + 4 * row, &mut seed)).collect();
     let mut apart = call;
     (apart.c, apart.product.c.leading) = (c, 0);
     run(&apart, &memory);
     assert_near(&apart, |row, at| first(row, at) - 0.25 * column[row]);
-    // Scalars on the device, of which beta is 0.
+    // Scalars on the device, with beta 0.
     let scalars = memory.allocate(8, u64::MAX).unwrap();
-    // SAFETY: just allocated.
+    // SAFETY: the memory was just allocated.
     unsafe { (scalars as *mut [f32; 2]).write([2.0, 0.0]) };
     (call.alpha, call.beta) = (Scalar::At(scalars), Scalar::At(scalars + 4));
     run(&call, &memory);
@@ -181,8 +181,8 @@ fn a_bias_is_one_number_for_each_row() {
     }
 }
 
-/// Scales written one by one, in the order of memory that the documentation draws, next to the numbers
-/// that they stand for: `[outer][k]`.
+/// Returns scales in the order of memory that the documentation draws, and the number of each element as
+/// `[outer][k]`. Each scale is written separately.
 fn scales(mode: ScaleMode, outer: usize, k: usize, seed: &mut u64) -> (Vec<u8>, Vec<Vec<f64>>) {
     let mut each = vec![vec![f64::NAN; k]; outer];
     let mut memory = vec![];
@@ -275,7 +275,7 @@ fn every_kind_of_scales() {
                 let (bytes, each) = scales(modes[which], outer, product.k, &mut seed);
                 assert_eq!(bytes.len(), modes[which].bytes(outer, product.k));
                 call.scales[which] = memory.allocate(bytes.len(), u64::MAX).unwrap();
-                // SAFETY: just allocated with this length.
+                // SAFETY: the memory was just allocated with this length.
                 unsafe { (call.scales[which] as *mut u8).copy_from(bytes.as_ptr(), bytes.len()) };
                 of_sides.push(each);
             }
@@ -305,7 +305,7 @@ fn a_result_of_8_bits_has_a_scale() {
     }
     call.beta = Scalar::Value(2.0);
     let scales = memory.allocate(16, u64::MAX).unwrap();
-    // SAFETY: just allocated.
+    // SAFETY: the memory was just allocated.
     unsafe { (scales as *mut [f32; 4]).write([0.5, 2.0, 0.25, 100.0]) };
     call.scales = [0, 4, 8, 12].map(|offset| scales + offset);
     let [a, b] = fill(&call, &mut seed);
@@ -316,10 +316,10 @@ fn a_result_of_8_bits_has_a_scale() {
             let c = read(BF16, call.c + (column * 32 + row) * 2);
             let (row, column) = (row as usize, column as usize);
             let expected = 100.0 * (dot(&a[row], &b[column]) + 2.0 * 0.25 * c);
-            // SAFETY: inside of the result.
+            // SAFETY: the address is inside the result.
             let code = unsafe { *(address(&call, row, column) as *const u8) };
             largest += usize::from(code & 0x7f == 0x7e);
-            // SAFETY: as above.
+            // SAFETY: the same as above.
             let found = unsafe { E4M3.load(address(&call, row, column)) };
             let near = expected.clamp(-448.0, 448.0);
             assert!(
@@ -338,7 +338,7 @@ fn what_is_worked_in_is_overwritten_and_nothing_else() {
     let mut call = call(product.unwrap(), &memory);
     fill(&call, &mut seed);
     let workspace = memory.allocate(1024, u64::MAX).unwrap();
-    // SAFETY: just allocated.
+    // SAFETY: the memory was just allocated.
     let bytes = unsafe { std::slice::from_raw_parts_mut(workspace as *mut u8, 1024) };
     bytes.fill(7);
     (call.workspace, call.workspace_bytes) = (workspace + 256, 512);

@@ -1,4 +1,4 @@
-//! Every rule, broken.
+//! Tests that break each rule.
 
 use super::*;
 use crate::cublaslt::{INVALID_VALUE, NOT_SUPPORTED};
@@ -94,7 +94,7 @@ fn what_is_not_emulated() {
     assert!(plain().with(of::POINTER_MODE, 1).check().unwrap().on_device);
 }
 
-/// The table of types of the documentation, line by line; all else is refused.
+/// Compares with the table of types in the documentation, line by line. All other combinations must be refused.
 #[test]
 fn types_are_those_of_the_tables() {
     let all = [F64, F32, F16, BF16, E4M3, E5M2];
@@ -153,7 +153,7 @@ fn types_are_those_of_the_tables() {
         }
     }
     assert_eq!(fitting, 25);
-    // Until its type is set, it is that of D, or of C where D is narrow.
+    // The default type of the bias is the type of `D`, or of `C` if `D` is an 8-bit matrix.
     let mut narrow = Asked::narrow(E4M3).with(of::EPILOGUE, 4);
     narrow.layouts[2] = matrix(F16, 32, 48, 32);
     assert_eq!(narrow.check().unwrap().bias, Some(F16));
@@ -223,7 +223,7 @@ fn scales_go_together_and_with_the_chip() {
         "compute capability 10.0 and later",
     );
     refused(asked(1, 1), NOT_SUPPORTED, "the scale mode 1");
-    // A result of 8 bits goes with one scale alone.
+    // An 8-bit result allows only one scale mode.
     let mut narrow = asked(4, 4);
     narrow.layouts[2] = matrix(BF16, 32, 48, 32);
     narrow.layouts[3] = matrix(E4M3, 32, 48, 32);
@@ -296,7 +296,7 @@ fn addresses_that_do_not_fit() {
         broken(call, usual, INVALID_VALUE, rule);
     }
     assert_eq!(good.check(&algorithm(&good.product)), Ok(()));
-    // Side by side is apart: the last column ends 2 elements early.
+    // Adjacent matrices do not overlap: the last column ends 2 elements early.
     let a = good.product.a;
     assert_eq!(a.bytes(), (5 * 14 + 12) * 2);
     let [before, after] = [
@@ -346,7 +346,7 @@ fn addresses_that_do_not_fit() {
         NOT_SUPPORTED,
         "a multiple of 2 bytes",
     );
-    // Part of the result lies where the old one does.
+    // A part of the result overlaps the old result.
     let mut moved = Call {
         c: good.d + 4,
         beta: Scalar::Value(1.0),

@@ -1,4 +1,4 @@
-//! Copies and fills.
+//! Tests of copies and fills.
 
 use super::*;
 
@@ -21,7 +21,7 @@ fn bytes_go_there_and_back_and_no_further() {
     good(cuMemFree_v2(a));
     assert_eq!(cuMemFree_v2(a), CUDA_ERROR_INVALID_VALUE);
     assert_eq!(to_device(a, &bytes), CUDA_ERROR_INVALID_VALUE);
-    // None of this is a fault of the context.
+    // None of these errors is a fault of the context.
     good(cuMemFree_v2(b));
 }
 
@@ -54,13 +54,13 @@ fn rows_keep_their_pitch() {
     };
     let on_host = end(CUmemorytype::CU_MEMORYTYPE_HOST, host.as_mut_ptr(), 0, 4, 1);
     let on_device = end(CUmemorytype::CU_MEMORYTYPE_DEVICE, null_mut(), device, 8, 2);
-    // SAFETY: the rows lie in what there is.
+    // SAFETY: the rows lie inside the allocated memory.
     good(unsafe { cuMemcpy2D_v2(&copy(on_host, on_device)) });
     let got = to_host(device + 8, 16);
     let e = 0xee;
     assert_eq!(got, [e, e, 1, 2, 3, e, e, e, e, e, 5, 6, 7, e, e, e]);
     let narrow = end(CUmemorytype::CU_MEMORYTYPE_DEVICE, null_mut(), device, 2, 0);
-    // SAFETY: refused.
+    // SAFETY: the call is refused.
     let refused = unsafe { cuMemcpy2D_v2(&copy(on_host, narrow)) };
     assert_eq!(refused, CUDA_ERROR_INVALID_VALUE);
 }
@@ -71,7 +71,7 @@ fn pinned_memory_is_read_when_the_copy_runs() {
     let (a, stream) = (allocate(2), stream(NON_BLOCKING));
     let mut ordinary = [1u8];
     let pinned = pinned(1);
-    // SAFETY: of one byte each, which live until the end.
+    // SAFETY: each allocation has one byte and lives until the end.
     unsafe {
         pinned.write(1);
         good(cuMemcpyHtoDAsync_v2(a, ordinary.as_ptr().cast(), 1, stream));
@@ -81,7 +81,7 @@ fn pinned_memory_is_read_when_the_copy_runs() {
         good(cuStreamSynchronize(stream));
         assert_eq!(to_host(a, 2), [1, 2]);
         assert_eq!(ordinary, [2]);
-        // To pinned memory nothing comes before somebody waits, to other memory at once.
+        // Copies to pinned memory run only when a call waits. Copies to other memory run immediately.
         good(cuMemcpyDtoHAsync_v2(pinned.cast(), a, 1, stream));
         assert_eq!(pinned.read(), 2);
         good(cuMemcpyDtoHAsync_v2(

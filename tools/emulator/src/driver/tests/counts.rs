@@ -1,4 +1,4 @@
-//! The lines of the file of counts.
+//! Tests of the lines in the file of counts.
 
 use std::fs;
 
@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::*;
 
-/// The lines that the calls of `work` append.
+/// Returns the lines that the calls of `work` append.
 fn lines(name: &str, options: Options, work: impl FnOnce()) -> Vec<Value> {
     let file = format!("burn-megatron-emulator-{name}-{}", std::process::id());
     let file = std::env::temp_dir().join(file);
@@ -25,7 +25,7 @@ fn lines(name: &str, options: Options, work: impl FnOnce()) -> Vec<Value> {
 fn copies_and_waits() {
     let (a, b, stream) = (allocate(64), allocate(64), stream(NON_BLOCKING));
     let pinned = pinned(16);
-    // SAFETY: of 16 bytes, which live until the end.
+    // SAFETY: each allocation has 16 bytes and lives until the end.
     unsafe {
         good(cuMemcpyHtoDAsync_v2(a, pinned.cast(), 16, stream));
         good(cuMemsetD32Async(b, 1, 4, stream));
@@ -34,20 +34,21 @@ fn copies_and_waits() {
     }
     good(cuStreamSynchronize(stream));
     let event = event();
-    // It was never recorded: nothing to wait for.
+    // The event was never recorded, so there is nothing to wait for.
     good(cuEventSynchronize(event));
     good(cuEventRecord(event, stream));
-    // Asking is no wait.
+    // A query does not wait.
     let _ = cuEventQuery(event);
     good(cuEventSynchronize(event));
     to_host(a, 4);
     let mut ordinary = [0u8; 2];
-    // SAFETY: of two bytes.
+    // SAFETY: the buffer has two bytes.
     good(unsafe { cuMemcpyDtoHAsync_v2(ordinary.as_mut_ptr().cast(), a, 2, stream) });
     good(cuCtxSynchronize());
 }
 
-/// Work counts when it is done, a wait when it begins: with lazy streams it comes before what it waits for.
+/// Checks the order of counts. Work is counted when it is done, and a wait when it begins. With lazy streams, a wait
+/// is counted before the work that it waits for.
 #[test]
 fn copies_fills_and_waits_are_counted() {
     let copy = |way: &str, bytes: u64| json!({ "copy": way, "bytes": bytes });
@@ -71,7 +72,7 @@ fn copies_fills_and_waits_are_counted() {
     assert_eq!(found, [&work[..], &first, &rest].concat());
     let mut found = lines("lazy", lazy(), copies_and_waits);
     assert_eq!(found[..5], [&first[..], &work].concat());
-    // Of the copies that wait, too.
+    // Includes the copies that wait.
     let (mut rest, mut found) = (rest.to_vec(), found.split_off(5));
     let text = |line: &Value| line.to_string();
     rest.sort_by_key(text);

@@ -1,4 +1,4 @@
-//! The device, its context and its memory.
+//! Tests of the device, its context and its memory.
 
 use super::*;
 
@@ -24,7 +24,7 @@ fn the_device_answers() {
     assert_eq!(ask(managed as c_uint), (CUDA_SUCCESS, 0));
     assert_eq!(ask(123_456).0, CUDA_ERROR_INVALID_VALUE);
     let mut name = [1 as c_char; 8];
-    // SAFETY: there are eight places.
+    // SAFETY: the buffer has eight places.
     good(unsafe { cuDeviceGetName(name.as_mut_ptr(), 7, 0) });
     assert_eq!(name.map(|byte| byte as u8), *b"NVIDIA\0\x01");
     assert_eq!(
@@ -39,7 +39,7 @@ fn a_thread_needs_the_context() {
     let event = event() as usize;
     std::thread::spawn(move || {
         assert_eq!(cuCtxSynchronize(), CUDA_ERROR_INVALID_CONTEXT);
-        // An event knows its context.
+        // An event belongs to a context, so no context has to be current.
         good(cuEventSynchronize(event as CUevent));
         let mut context = null_mut();
         good(cuDevicePrimaryCtxRetain(OutPointer(&mut context), 0));

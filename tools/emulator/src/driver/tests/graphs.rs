@@ -1,4 +1,4 @@
-//! Captures and graphs.
+//! Tests of captures and graphs.
 
 use cudarc::driver::sys::CUstreamCaptureMode_enum as Mode;
 
@@ -27,7 +27,7 @@ fn a_graph_does_again_what_was_captured() {
         good(cuStreamEndCapture(one, OutPointer(&mut graph)));
         assert_eq!(to_host(b, 4), [9; 4]);
         let (mut nodes, mut count) = ([null_mut(); 3], 0);
-        // SAFETY: there are three places.
+        // SAFETY: the buffer has three places.
         unsafe {
             good(cuGraphGetNodes(graph, null_mut(), &mut count));
             assert_eq!(count, 2);
@@ -88,7 +88,8 @@ fn a_capture_ends_by_what_it_cannot_hold() {
     assert_eq!(ended(&wait), (CUDA_ERROR_CAPTURED_EVENT, CUDA_SUCCESS));
 }
 
-/// A call of another thread in the given mode during a capture: what it returns, and how the capture ends.
+/// Makes a call on another thread in the given mode during a capture. Returns the result of the call and of the end
+/// of the capture.
 fn called_beside(capture: Mode, thread: Mode) -> (CUresult, CUresult) {
     let (stream, event) = (stream(NON_BLOCKING), event());
     good(cuStreamBeginCapture_v2(stream, capture as c_uint));
@@ -105,7 +106,7 @@ fn called_beside(capture: Mode, thread: Mode) -> (CUresult, CUresult) {
 #[track_caller]
 fn exchange_mode(before: Mode, after: Mode) {
     let mut mode = after as c_uint;
-    // SAFETY: a number that can be written.
+    // SAFETY: the pointer is valid for writing.
     good(unsafe { cuThreadExchangeStreamCaptureMode(&mut mode) });
     assert_eq!(mode, before as c_uint);
 }
@@ -162,7 +163,7 @@ fn a_relaxed_thread_may_do_all_but_ask_for_what_it_captures() {
         CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
     );
     let mut none = 3;
-    // SAFETY: a number that can be written, and none.
+    // SAFETY: one pointer is valid for writing, the other is null.
     unsafe {
         assert_eq!(
             cuThreadExchangeStreamCaptureMode(&mut none),

@@ -1,4 +1,4 @@
-//! Modules and launches.
+//! Tests of modules and launches.
 
 use super::*;
 
@@ -23,14 +23,14 @@ fn modules_are_judged_when_they_are_loaded() {
     assert_eq!(load("nonsense").0, CUDA_ERROR_INVALID_PTX);
     let mut module = null_mut();
     let code = [0x7f_u8, b'E', b'L', b'F', 0];
-    // SAFETY: with an end.
+    // SAFETY: the code is null-terminated.
     let result = unsafe { cuModuleLoadData(OutPointer(&mut module), code.as_ptr().cast()) };
     assert_eq!(result, CUDA_ERROR_NO_BINARY_FOR_GPU);
     let body = ".global .align 4 .u32 g[2] = {1, 258};\n.visible .entry k()\n{\nret;\n}\n";
     let (result, module) = load(body);
     good(result);
     let (mut address, mut bytes, mut function) = (0, 0, null_mut());
-    // SAFETY: strings with their ends.
+    // SAFETY: the strings are null-terminated.
     unsafe {
         let out = (OutPointer(&mut address), OutPointer(&mut bytes));
         good(cuModuleGetGlobal_v2(out.0, out.1, module, c"g".as_ptr()));
@@ -94,7 +94,7 @@ fn launches_keep_the_limits() {
     assert_eq!(ask(32, 100 << 10), 2);
     assert_eq!(ask(32, 227 << 10), 0);
     assert_eq!(ask(1025, 0), 0);
-    // A parameter that is not given.
+    // A missing parameter.
     let wants = kernel(".visible .entry k(.param .u64 p)\n{\nret;\n}\n");
     let result = launch(wants, [1; 3], [1; 3], 0, null_mut());
     assert_eq!(result, CUDA_ERROR_INVALID_VALUE);
@@ -109,7 +109,7 @@ fn a_tensor_map_is_written_where_it_is_wanted() {
     let mut map = Map([0; 128]);
     let encode = |map: *mut u8, rank, sizes: *const u64| {
         let (strides, boxes, steps) = ([64u64], [32u32, 8], [1u32, 1]);
-        // SAFETY: two of each, and one stride.
+        // SAFETY: the arrays have two values each, and one stride.
         unsafe {
             let (strides, boxes) = (strides.as_ptr(), boxes.as_ptr());
             cuTensorMapEncodeTiled(
@@ -147,7 +147,7 @@ fn a_tensor_map_is_written_where_it_is_wanted() {
 
 #[test]
 fn what_a_gpu_lets_pass_is_told_once() {
-    // Shared memory that nothing has written.
+    // Shared memory that was never written.
     let body = ".visible .entry k()\n{\n.shared .align 4 .b8 s[64];\n.reg .b32 %r<4>;\n\
                 mov.u32 %r1, s;\nld.shared.u32 %r2, [%r1];\nret;\n}\n";
     for (mut options, at_launch) in [(Options::default(), true), (lazy(), false)] {

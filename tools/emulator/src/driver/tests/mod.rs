@@ -1,4 +1,4 @@
-//! The driver as a C program sees it.
+//! Tests of the driver through its C functions.
 
 mod copies;
 mod counts;
@@ -78,14 +78,14 @@ fn event() -> CUevent {
 }
 
 fn to_device(to: u64, bytes: &[u8]) -> CUresult {
-    // SAFETY: a slice is memory of its length.
+    // SAFETY: a slice is valid memory of its length.
     unsafe { cuMemcpyHtoD_v2(to, bytes.as_ptr().cast(), bytes.len()) }
 }
 
 #[track_caller]
 fn to_host(from: u64, count: usize) -> Vec<u8> {
     let mut bytes = vec![0; count];
-    // SAFETY: as above.
+    // SAFETY: the same as above.
     good(unsafe { cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), from, count) });
     bytes
 }
@@ -93,17 +93,17 @@ fn to_host(from: u64, count: usize) -> Vec<u8> {
 fn load(body: &str) -> (CUresult, CUmodule) {
     let text = format!("{SM}{body}\0");
     let mut module = null_mut();
-    // SAFETY: a string with its end.
+    // SAFETY: the string is null-terminated.
     let result = unsafe { cuModuleLoadData(OutPointer(&mut module), text.as_ptr().cast()) };
     (result, module)
 }
 
-/// The kernel `k` of a module.
+/// Loads a module and returns its kernel `k`.
 fn kernel(body: &str) -> CUfunction {
     let (result, module) = load(body);
     good(result);
     let mut function = null_mut();
-    // SAFETY: a string with its end.
+    // SAFETY: the string is null-terminated.
     good(unsafe { cuModuleGetFunction(OutPointer(&mut function), module, c"k".as_ptr()) });
     function
 }
@@ -116,7 +116,7 @@ fn launch(
     stream: CUstream,
 ) -> CUresult {
     let ([x, y, z], [a, b, c]) = (grid, block);
-    // SAFETY: of a kernel without parameters.
+    // SAFETY: the kernel has no parameters.
     unsafe {
         cuLaunchKernel(
             function,

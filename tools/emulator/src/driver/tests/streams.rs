@@ -1,4 +1,4 @@
-//! Streams and events.
+//! Tests of streams and events.
 
 use super::*;
 
@@ -44,7 +44,7 @@ fn an_event_of_the_context_stands_behind_and_before_all_streams() {
         if wait {
             good(cuCtxWaitEvent(null_mut(), event));
         }
-        // On a stream that was there, and on one that was not.
+        // On a stream that already existed, and on a new stream.
         good(cuMemcpyDtoDAsync_v2(b, a, 4, three));
         let four = stream(NON_BLOCKING);
         good(cuMemcpyDtoDAsync_v2(c, a, 4, four));
@@ -116,14 +116,14 @@ fn a_fixed_clock_gives_all_work_the_same_time() {
 #[test]
 fn a_function_of_the_host_runs_in_order_and_may_call_nothing() {
     unsafe extern "C" fn call(data: *mut c_void) {
-        // SAFETY: what the test gives.
+        // SAFETY: the pointer is the data that the test passed.
         let said = unsafe { &mut *data.cast::<CUresult>() };
         *said = cuCtxSynchronize();
     }
     let _turn = fresh(lazy());
     let mut said = CUDA_SUCCESS;
     let data = (&raw mut said).cast();
-    // SAFETY: it lives until it was called.
+    // SAFETY: the data lives until the function was called.
     good(unsafe { cuLaunchHostFunc(null_mut(), Some(call), data) });
     assert_eq!(said, CUDA_SUCCESS);
     good(cuCtxSynchronize());
@@ -143,7 +143,7 @@ fn a_stream_waits_for_what_another_thread_does() {
         good(cuEventRecord(event, one));
         let write = move |memory: &Memory| {
             if memory.snapshot().holds(a, 1) {
-                // SAFETY: just looked up.
+                // SAFETY: the memory was just allocated.
                 unsafe { (a as *mut u8).write(2) };
                 Ok(())
             } else {

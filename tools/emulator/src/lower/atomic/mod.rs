@@ -1,7 +1,7 @@
-//! Atomics and reductions in memory, lane after lane.
+//! Atomics and reductions in memory, executed lane by lane.
 //!
-//! `atom.add.f32` takes subnormal numbers as zeros in global memory and keeps them in shared memory,
-//! as the specification says.
+//! `atom.add.f32` flushes subnormal numbers to zero in global memory and keeps them in shared memory, as the
+//! specification states.
 
 #[cfg(test)]
 mod tests;
@@ -14,7 +14,7 @@ use crate::machine::resolve;
 use crate::machine::{Access, Action, Kind, LANES, Source, Step};
 use crate::ptx::{Instruction, Operand, Space};
 
-/// The function of the present value and two operands.
+/// A function of the old value and two operands.
 type MbarrierOp = fn(u64, u64, u64) -> u64;
 
 const OPERATIONS: &[&str] = &[
@@ -117,13 +117,13 @@ fn parts(operand: Option<&Operand>, count: usize) -> Result<&[Operand], String> 
 struct Atomic {
     space: Space,
     address: Address,
-    /// Bytes of an element.
+    /// The size of an element in bytes.
     width: usize,
     count: usize,
 }
 
 impl Atomic {
-    /// `changes` in shared and in global memory.
+    /// Returns the step. `changes` contains the functions for shared memory and for global memory.
     fn step(
         self,
         changes: [MbarrierOp; 2],
@@ -181,7 +181,7 @@ impl Atomic {
         }))
     }
 
-    /// `exch` and `cas` of 128 bits, each in two registers.
+    /// Returns the step for `exch` and `cas` of 128 bits. Each value is in two registers.
     fn wide(
         self,
         operation: &str,
@@ -231,13 +231,13 @@ impl Atomic {
     }
 }
 
-/// Changes what is at an address; what was there.
+/// Changes the value at an address, and returns the old value.
 ///
 /// # Safety
 ///
-/// `W` bytes can be written there.
+/// `there` must be valid for writing `W` bytes.
 unsafe fn update<const W: usize>(there: *mut u8, change: impl Fn(u64) -> u64) -> u64 {
-    // SAFETY: as promised by the caller.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let old = fetch::<W>(there);
         put::<W>(there, change(old));
@@ -299,7 +299,7 @@ fn canonical(value: f32) -> u64 {
     bits.into()
 }
 
-/// A subnormal number is a zero with its sign.
+/// Replaces a subnormal number with a zero of the same sign.
 fn flushed(bits: u64) -> u64 {
     match bits & 0x7f80_0000 {
         0 => bits & 0x8000_0000,
@@ -307,7 +307,7 @@ fn flushed(bits: u64) -> u64 {
     }
 }
 
-// An f32 holds more than twice the digits: rounding twice is rounding once.
+// An f32 has more than twice the digits, so rounding twice equals rounding once.
 
 fn half_add(a: u16, b: u16) -> u16 {
     let sum = f16::from_bits(a).to_f32() + f16::from_bits(b).to_f32();
@@ -343,11 +343,11 @@ fn brain_max(a: u16, b: u16) -> u16 {
     least(a, b, 0x7f80, 0xffff)
 }
 
-/// The lesser one by the order of numbers, where -0 comes before 0; the greater one if `turned` is
-/// full of ones. A number comes before a NaN, which lies beyond `infinity`.
+/// Returns the smaller value, where -0 is smaller than 0. Returns the larger value if all bits of `turned` are set. A
+/// number is preferred to a NaN, whose bits are above `infinity`.
 fn least(a: u16, b: u16, infinity: u16, turned: u16) -> u16 {
     let nan = |bits: u16| bits & 0x7fff > infinity;
-    // Ascends as the numbers do.
+    // The rank ascends with the numbers.
     let rank = |bits: u16| {
         turned
             ^ if bits >> 15 == 1 {

@@ -4,14 +4,14 @@ use crate::machine::Fault;
 use crate::machine::testing::refused;
 use crate::testing::{kernel, run_on};
 
-/// Bytes after one block of `threads` threads has run `body` over them.
+/// Runs `body` on one block of `threads` threads, and returns the bytes of the buffer.
 fn run(body: &str, threads: u32, mut bytes: Vec<u8>) -> Vec<u8> {
     let text = format!("mov.u32 %r0, %tid.x; cvt.u64.u32 %d0, %r0;\n{body}");
     run_on(&kernel(&text), threads, &mut bytes).expect("it runs");
     bytes
 }
 
-/// One thread: what is at an address behind the operation, and what it tells was there.
+/// Runs an operation on one thread. Returns the bytes at the address after the operation, and the returned old value.
 fn once<const N: usize>(operation: &str, there: [u8; N], operand: &str) -> ([u8; N], [u8; N]) {
     let (register, bits) = match N {
         2 => ("%h1", 16),
@@ -81,7 +81,7 @@ fn compare_and_swap() {
     assert_eq!(swap("b64", 1 << 40, 0), 1 << 40);
     let short = |expected: u16| once("cas.b16", 7u16.to_le_bytes(), &format!("{expected}, 9")).0;
     assert_eq!((short(7), short(8)), ([9, 0], [7, 0]));
-    // The upper half of the register is no part of a comparison of 16 bits.
+    // A 16-bit comparison ignores the upper half of the register.
     let text = "mov.u32 %r1, 0x50007; mov.u32 %r2, 9; atom.global.cas.b16 %r3, [%data], %r1, %r2;";
     assert_eq!(run(text, 1, vec![7, 0, 5, 5]), [9, 0, 5, 5]);
     let wide = ".reg .b128 %q<3>; ld.global.b128 %q0, [%data+16]; ld.global.b128 %q1, [%data+32];
@@ -109,7 +109,7 @@ fn floating_point() {
         add(f32::INFINITY.to_bits(), f32::NEG_INFINITY.to_bits()),
         0x7fff_ffff
     );
-    // Subnormal numbers are zeros with their sign in global memory, and numbers in shared.
+    // Subnormal numbers are flushed to zero in global memory and kept in shared memory.
     assert_eq!(add(0x8000_0001, 0x8000_0001), 0x8000_0000);
     assert_eq!(add(0x0080_0001, 0x8080_0000), 0);
     let shared = ".shared .align 4 .b8 s[4]; ld.global.u32 %r1, [%data]; st.shared.u32 [s], %r1;
@@ -221,7 +221,7 @@ fn vectors() {
     );
 }
 
-/// Each lane sees what the lanes before it have left.
+/// Each lane observes the writes of the lanes before it.
 #[test]
 fn lanes_come_one_after_the_other() {
     let text = "mul.wide.u32 %d1, %r0, 4; add.s64 %d2, %data, %d1;

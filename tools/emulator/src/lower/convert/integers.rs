@@ -1,4 +1,4 @@
-//! Conversions to whole numbers.
+//! Conversions to integers.
 
 use super::super::apply::{Form, map};
 use super::super::number::quick::flush;
@@ -6,7 +6,7 @@ use super::super::number::{F32, F64, Format, Mode};
 use super::{How, Type};
 use crate::machine::Action;
 
-/// The value of bits.
+/// Returns the integer value of bits.
 #[inline(always)]
 pub fn value(number: u64, bits: u32, signed: bool) -> i128 {
     let up = 64 - bits;
@@ -25,7 +25,7 @@ fn bounds(bits: u32, signed: bool) -> (i128, i128) {
     }
 }
 
-/// The bits of the result's register beyond its own type: the sign where there is one.
+/// Returns the register of the result, and the mask of its width. A signed result is extended to this width.
 fn extended(form: Form<'_>, bits: u32) -> Result<(usize, u64), String> {
     match form.scope.result(form.instruction)? {
         (index, width) if width >= bits && width <= 64 => Ok((index, u64::MAX >> (64 - width))),
@@ -69,7 +69,8 @@ pub fn resize(form: Form<'_>, to: Type, from: Type, saturate: bool) -> Result<Ac
     })
 }
 
-/// Always between the bounds of the type. NaN becomes 0, but of or to 64 bits the highest bit alone.
+/// Converts from floating point. The result is clamped to the range of the type. NaN becomes 0. If the source or the
+/// result has 64 bits, NaN becomes the highest bit alone.
 pub fn from_float(
     form: Form<'_>,
     (bits, signed): (u32, bool),
@@ -115,7 +116,7 @@ pub fn from_float(
     }))
 }
 
-/// `cvt.pack.sat.u8.s32.b32`: two numbers as short ones, before those that are there.
+/// Lowers `cvt.pack.sat.u8.s32.b32`: packs two numbers as short integers, below the earlier packed numbers.
 pub fn pack(form: Form<'_>) -> Result<Action, String> {
     let types: Vec<_> = form
         .instruction

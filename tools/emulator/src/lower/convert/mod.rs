@@ -1,7 +1,7 @@
 //! Conversions between types.
 //!
-//! Where PTX asks for a NaN, it is the one of the type; only from bf16 to f32 its bits stay, as both
-//! are the same but for the length.
+//! A NaN result is the NaN of its type. Only the conversion from bf16 to f32 keeps the bits of a NaN, since the
+//! formats differ only in length.
 
 mod integers;
 mod packed;
@@ -29,7 +29,7 @@ pub(super) fn lower(instruction: &Instruction, scope: &Scope<'_>) -> Lowered {
     Ok(Some((Kind::Convert, action)))
 }
 
-/// A type of one number.
+/// A type of a single number.
 #[derive(Clone, Copy, PartialEq)]
 enum Type {
     Whole { bits: u32, signed: bool },
@@ -51,7 +51,7 @@ impl Type {
             "f16" => Self::Float(F16),
             "bf16" => Self::Float(BF16),
             "f32" => Self::Float(F32),
-            // Held in the upper of 32 bits.
+            // Stored in the upper bits of 32 bits.
             "tf32" => Self::Float(TF32),
             "f64" => Self::Float(F64),
             _ => return None,
@@ -59,17 +59,17 @@ impl Type {
     }
 }
 
-/// The request of the modifiers.
+/// The requests of the modifiers.
 #[derive(Clone, Copy)]
 struct How {
-    /// `None` where none is named: nothing is to be rounded.
+    /// The rounding mode, or `None` without one. Nothing is rounded then.
     mode: Option<Mode>,
-    /// Floating point to whole numbers of the same type.
+    /// Round a floating-point number to an integer of the same type.
     whole: bool,
     ftz: bool,
-    /// Between 0 and 1, or the bounds of a type of whole numbers.
+    /// Clamp to [0, 1], or to the range of an integer type.
     saturate: bool,
-    /// To the largest number in place of infinity.
+    /// Use the largest number instead of infinity.
     finite: bool,
     relu: bool,
 }
@@ -183,7 +183,7 @@ fn float(
     })
 }
 
-/// Rounds, and does what else the modifiers ask for.
+/// Rounds a number, and applies the other modifiers.
 fn finished(number: ExactNumber, to: Format, how: How, mode: Mode) -> u64 {
     let zero = ExactNumber::whole(0);
     let number = if how.whole {

@@ -1,4 +1,4 @@
-//! Two numbers in one register: halves, and the formats of 8 bits and fewer.
+//! Two numbers in one register: 16-bit floats, and formats of at most 8 bits.
 
 use super::super::apply::{Form, map};
 use super::super::number::quick::{from_bf16, to_bf16, to_f16};
@@ -6,7 +6,7 @@ use super::super::number::{BF16, E2M1, E2M3, E3M2, E4M3, E5M2, F16, F32, Format,
 use super::{How, finished};
 use crate::machine::Action;
 
-/// Returns the distance of the two, and their format.
+/// Returns the distance of the two numbers in bits, and their format.
 fn pair(name: &str) -> Option<(u32, Format)> {
     Some(match name {
         "f16x2" => (16, F16),
@@ -36,7 +36,7 @@ pub fn lower(form: Form<'_>, how: How, to: &str, from: &str) -> Result<Action, S
     let out = form.out(2 * apart)?;
     if from == "f32" {
         let sources = form.sources(["f32"; 2])?;
-        // The first operand goes up.
+        // The first operand is stored in the upper part.
         macro_rules! both {
             ($one:expr) => {
                 map(out, sources, move |[high, low]| {
@@ -52,7 +52,7 @@ pub fn lower(form: Form<'_>, how: How, to: &str, from: &str) -> Result<Action, S
         });
     }
     let (own, source) = pair(from).ok_or_else(|| format!(".{from} is not known"))?;
-    // Only between f16 and shorter ones.
+    // Only conversions between f16 and shorter formats.
     if short == (own < 16) || source == BF16 || target == BF16 {
         return Err(format!("unsupported conversion from .{from} to .{to}"));
     }
@@ -63,7 +63,7 @@ pub fn lower(form: Form<'_>, how: How, to: &str, from: &str) -> Result<Action, S
     }))
 }
 
-/// Powers of two, without a sign: exponents as f32 has them.
+/// Converts to and from powers of two without a sign. Their exponents are stored as in f32.
 fn powers(form: Form<'_>, how: How, mode: Mode, to: &str, from: &str) -> Result<Action, String> {
     if how.relu {
         return Err("it has no .relu".into());
@@ -71,7 +71,7 @@ fn powers(form: Form<'_>, how: How, mode: Mode, to: &str, from: &str) -> Result<
     let code = move |number: f32| {
         let size = number.to_bits() & 0x7fff_ffff;
         let exponent = size >> 23;
-        // Above the smallest, which f32 has as a subnormal number.
+        // A number above the smallest power. f32 stores the smallest power as a subnormal number.
         let above = size & 0x7f_ffff != 0 && size > 0x40_0000 && exponent < 0xff;
         let code = exponent + u32::from(above && mode == Mode::Up);
         match code {

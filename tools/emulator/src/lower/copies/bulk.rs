@@ -1,4 +1,4 @@
-//! `cp.async.bulk`: many bytes at once, by one thread.
+//! `cp.async.bulk`: large copies by a single thread.
 
 use super::reduce::combine;
 use super::simple::number;
@@ -10,7 +10,7 @@ use crate::machine::{
 };
 use crate::ptx::{Instruction, Space};
 
-/// Modifiers that say where from and where to, and how.
+/// Modifiers for the source, the destination and the kind of copy.
 pub(super) const KNOWN: &[&str] = &[
     "async",
     "bulk",
@@ -23,12 +23,12 @@ pub(super) const KNOWN: &[&str] = &[
     "multicast::cluster",
 ];
 
-/// The operand that follows the addresses of a copy to shared memory.
+/// The mask operand of a multicast copy to shared memory.
 #[derive(Clone, Copy)]
 pub(super) struct Multicast(Option<Source>);
 
 impl Multicast {
-    /// The mask of blocks, which is the operand at `place` where there is one.
+    /// Reads the optional mask of blocks from the operand at `place`.
     pub fn new(instruction: &Instruction, scope: &Scope<'_>, place: usize) -> Result<Self, String> {
         let mask = instruction.has("multicast::cluster");
         let mask = mask
@@ -37,7 +37,7 @@ impl Multicast {
         Ok(Self(mask))
     }
 
-    /// Only the block itself can be in it.
+    /// Checks that the mask contains only this block.
     pub fn check(self, warp: &Warp, block: &Block<'_>, mask: Mask) -> Result<(), Fault> {
         let blocks = self.0.map_or([1; LANES], |blocks| blocks.read(warp, block));
         if mask.lanes().all(|lane| blocks[lane] == 1) {
@@ -98,7 +98,7 @@ pub(super) fn lower(instruction: &Instruction, scope: &Scope<'_>) -> Lowered {
     Ok(Some((Kind::Control, action)))
 }
 
-/// From global to shared memory.
+/// Lowers a copy from global to shared memory.
 fn load(instruction: &Instruction, scope: &Scope<'_>) -> Result<Step, String> {
     only(instruction, KNOWN)?;
     let (to, from) = (
@@ -124,7 +124,7 @@ fn load(instruction: &Instruction, scope: &Scope<'_>) -> Result<Step, String> {
     }))
 }
 
-/// From shared to global memory.
+/// Lowers a copy from shared to global memory.
 fn store(instruction: &Instruction, scope: &Scope<'_>) -> Result<Step, String> {
     let way = combine(instruction)?;
     let (to, from) = (
@@ -171,7 +171,7 @@ fn piece(
     }
 }
 
-/// Lets the barrier at an address learn of copies when they are done.
+/// Registers copies at the barrier at an address. The barrier is updated when the copies are done.
 pub(super) fn arrive(
     block: &mut Block<'_>,
     lane: usize,
@@ -187,7 +187,7 @@ pub(super) fn arrive(
     Ok(())
 }
 
-/// Counts what shared and global memory is touched: lines as lanes with a sector each.
+/// Counts the accesses to shared and global memory. Lines are counted like lanes that access one sector each.
 pub(super) fn count(block: &mut Block<'_>, pieces: &[CopyChunk], store: bool) {
     block.count_shared_bytes(pieces.iter().map(|piece| piece.bytes).sum());
     for piece in pieces

@@ -5,7 +5,7 @@ use super::{Address, Scope, Target, addresses, in_shared, only, shared_or_any};
 use crate::machine::{Action, Arrival, Block, Fault, Mask, Source, Step, Warp};
 use crate::ptx::{Instruction, Space};
 
-/// Questions in a row with nothing else between after which nothing more is expected.
+/// The number of unsuccessful queries in a row after which the emulator reports a deadlock.
 const PATIENCE: u32 = 1 << 16;
 
 fn load(
@@ -30,7 +30,7 @@ fn save(
     block.write(warp, lane, Space::Shared, address, &bits.to_le_bytes())
 }
 
-/// Changes a barrier; its bits before.
+/// Changes a barrier, and returns its old bits.
 pub(super) fn change(
     warp: &mut Warp,
     block: &mut Block<'_>,
@@ -73,26 +73,26 @@ pub(super) fn change(
 /// An operation on a barrier.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum MbarrierOp {
-    /// An arrival more is to come.
+    /// One additional arrival is expected.
     Announce,
-    /// Bytes are to come.
+    /// Bytes are expected.
     Expect(i64),
-    /// Bytes have come.
+    /// Bytes have arrived.
     Complete(i64),
-    /// Threads have come.
+    /// Threads have arrived.
     Arrive {
         /// The number of arrivals.
         count: u32,
-        /// Bytes that are to come, before.
+        /// The number of bytes to expect before the arrival.
         expect: i64,
-        /// Whether they will not come again.
+        /// Whether these threads drop out of later phases.
         drop: bool,
-        /// Whether they must not be the last.
+        /// Whether this arrival must not complete the phase.
         hold: bool,
     },
 }
 
-/// Does the copies that a barrier waits for.
+/// Executes the copies that a barrier waits for.
 fn settle(warp: &mut Warp, block: &mut Block<'_>, lane: usize, address: u64) -> Result<(), Fault> {
     for arrival in block
         .asynchronous
@@ -228,7 +228,7 @@ fn invalidate(space: Space, address: Address) -> Step {
     })
 }
 
-/// A change by each lane in turn; `state` is the register that the bits before go to.
+/// Returns a step that changes a barrier for each lane in turn. `state` is the register for the old bits.
 fn each(
     space: Space,
     address: Address,
@@ -250,7 +250,7 @@ fn each(
     })
 }
 
-/// `test_wait` and `try_wait`: whether a phase has ended. Others get their turn either way.
+/// Lowers `test_wait` and `try_wait`, which query whether a phase has ended. Other warps get a turn in both cases.
 fn wait(instruction: &Instruction, scope: &Scope<'_>, space: Space) -> Result<Action, String> {
     let target = match instruction
         .operands

@@ -1,7 +1,7 @@
-//! Asynchronous copies and the barriers that they arrive at.
+//! Asynchronous copies, and the barriers at which they arrive.
 //!
-//! The rules of copies are in [`machine`](crate::machine::Asynchronous). A block is a cluster by itself: shared memory
-//! of the cluster is that of the block, and no other block's is there.
+//! The rules of copies are in [`machine`](crate::machine::Asynchronous). A cluster always has one block, so the
+//! shared memory of the cluster is the shared memory of this block.
 
 mod bulk;
 mod mbarrier;
@@ -30,14 +30,14 @@ pub(super) fn lower(instruction: &Instruction, scope: &Scope<'_>) -> Lowered {
         "barrier" if has("cluster") => Some((Kind::Control, cluster_barrier(instruction)?)),
         "mapa" | "getctarank" => Some((Kind::Integer, other_block(instruction, scope)?)),
         "prefetch" if has("tensormap") => Some((Kind::Control, nothing())),
-        // How blocks of other grids overlap, and how many registers there are, changes nothing
-        // here.
+        // These instructions only affect the overlap of grids and the number of registers, which the emulator does
+        // not model.
         "griddepcontrol" | "setmaxnreg" => Some((Kind::Control, nothing())),
         _ => None,
     })
 }
 
-/// Returns the value of a special register of clusters, when a cluster is one block.
+/// Returns the value of a special register of clusters. A cluster has one block.
 pub(super) fn cluster(name: &str) -> Option<Source> {
     let (name, axis) = match name.split_once('.') {
         Some((name, axis)) => (name, "xyz".find(axis)?),
@@ -56,7 +56,7 @@ fn nothing() -> Action {
     Action::Step(Box::new(|_, _, _| Ok(())))
 }
 
-/// `barrier.cluster`: all threads of the block arrive where they wait, at barrier 0.
+/// Lowers `barrier.cluster`. All threads of the block arrive at barrier 0 when they wait.
 fn cluster_barrier(instruction: &Instruction) -> Result<Action, String> {
     match instruction.modifiers.get(1).map(String::as_str) {
         Some("arrive") => Ok(nothing()),
@@ -69,7 +69,7 @@ fn cluster_barrier(instruction: &Instruction) -> Result<Action, String> {
     }
 }
 
-/// `mapa` and `getctarank`: the only block there is.
+/// Lowers `mapa` and `getctarank`. Only the block itself is valid.
 fn other_block(instruction: &Instruction, scope: &Scope<'_>) -> Result<Action, String> {
     let (target, _) = scope.result(instruction)?;
     if instruction.name == "getctarank" {
@@ -98,13 +98,13 @@ fn other_block(instruction: &Instruction, scope: &Scope<'_>) -> Result<Action, S
     })))
 }
 
-/// The values of an operand in brackets.
+/// Returns the addresses of an operand in brackets.
 fn addresses(address: Address, warp: &Warp, block: &Block<'_>) -> Lanes {
     let base = address.base.read(warp, block);
     base.map(|base| base.wrapping_add_signed(address.offset))
 }
 
-/// The address in shared memory that one in `space` is.
+/// Returns the shared memory address of an address in `space`. Fails for other memory.
 fn in_shared(lane: usize, space: Space, address: u64) -> Result<u64, Fault> {
     match resolve(space, address) {
         (Space::Shared, address) => Ok(address),
@@ -114,7 +114,7 @@ fn in_shared(lane: usize, space: Space, address: u64) -> Result<u64, Fault> {
     }
 }
 
-/// The address in global memory that one in `space` is.
+/// Returns the global memory address of an address in `space`. Fails for other memory.
 fn in_global(lane: usize, space: Space, address: u64) -> Result<u64, Fault> {
     match resolve(space, address) {
         (Space::Global, address) => Ok(address),
@@ -124,7 +124,7 @@ fn in_global(lane: usize, space: Space, address: u64) -> Result<u64, Fault> {
     }
 }
 
-/// Shared if a modifier says so, or any.
+/// Returns shared memory if a modifier names it, and otherwise the generic space.
 fn shared_or_any(instruction: &Instruction) -> Space {
     if instruction
         .modifiers

@@ -1,26 +1,26 @@
-//! A barrier in shared memory as a number.
+//! The state of a barrier in shared memory.
 //!
-//! Of the object's 64 bits only the size is specified. Here they are, from the lowest: bytes still
-//! to come (21 bits, signed), arrivals still to come (20), arrivals of a phase (20), the phase's
-//! parity, and two bits that tell an object from memory that was never one.
+//! The specification defines only the size of the object, 64 bits. The emulator uses these fields, lowest bit first:
+//! pending bytes (21 bits, signed), pending arrivals (20), arrivals per phase (20), the parity of the phase, and two
+//! bits that mark an initialized object.
 
 use crate::machine::Fault;
 
-/// Arrivals, and bytes, stay below this.
+/// The exclusive limit of arrivals and of bytes.
 const LIMIT: u32 = 1 << 20;
-/// The two highest bits of an object.
+/// The value of the two highest bits of an initialized object.
 const VALID: u64 = 0b01;
 
 /// A barrier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Barrier {
-    /// Bytes still to come; less than none where they came before they were expected.
+    /// Pending bytes. The number is negative if bytes arrived before they were expected.
     pub bytes: i32,
-    /// Arrivals still to come.
+    /// Pending arrivals.
     pub pending: u32,
-    /// Arrivals of a phase.
+    /// Arrivals per phase.
     pub expected: u32,
-    /// The parity of the phase that runs.
+    /// The parity of the current phase.
     pub parity: u64,
 }
 
@@ -77,7 +77,7 @@ impl Barrier {
         Ok(())
     }
 
-    /// One that will arrive later.
+    /// Expects one additional arrival.
     pub fn announce(&mut self) -> Result<(), Fault> {
         self.pending += 1;
         if self.pending < LIMIT {
@@ -87,7 +87,7 @@ impl Barrier {
         }
     }
 
-    /// Begins the next phase if nothing is to come.
+    /// Begins the next phase if no arrivals and no bytes are pending.
     pub fn turn(&mut self) {
         if (self.pending, self.bytes) == (0, 0) {
             self.pending = self.expected;

@@ -1,4 +1,4 @@
-//! The reductions of bulk copies to global memory with the bytes that lie there.
+//! Reductions of bulk copies with the bytes in global memory.
 
 use half::{bf16, f16};
 
@@ -7,10 +7,10 @@ use super::only;
 use crate::machine::CopyDirection;
 use crate::ptx::Instruction;
 
-/// The combination of elements.
+/// A function that combines elements.
 type Combine = fn(&mut [u8], &[u8]);
 
-/// Replaces each element of the first argument by what `$with` makes of both.
+/// Replaces each element of the first argument by `$with` of both elements.
 macro_rules! combine {
     ($type:ty, $with:expr) => {
         |there, bytes| {
@@ -28,7 +28,8 @@ macro_rules! combine {
     };
 }
 
-/// `cp.async.bulk` to global memory, or `cp.reduce.async.bulk` with its operation and type.
+/// Returns the direction of `cp.async.bulk` to global memory, or of `cp.reduce.async.bulk` with its operation and
+/// type.
 pub(super) fn combine(instruction: &Instruction) -> Result<CopyDirection, String> {
     if !instruction.has("reduce") {
         return only(instruction, KNOWN).map(|()| CopyDirection::Out);

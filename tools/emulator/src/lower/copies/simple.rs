@@ -1,4 +1,4 @@
-//! `cp.async`: 4, 8 or 16 bytes by each thread.
+//! `cp.async`: copies of 4, 8 or 16 bytes by each thread.
 
 use super::mbarrier::{MbarrierOp, change};
 use super::{Scope, addresses, aligned, in_shared, only, shared_or_any};
@@ -38,7 +38,7 @@ pub(super) fn lower(
     Ok((Kind::Control, Action::Step(step)))
 }
 
-/// A number that stands in the text.
+/// Returns the constant at an operand position.
 pub(super) fn number(instruction: &Instruction, place: usize) -> Result<usize, String> {
     match instruction.operands.get(place) {
         Some(Operand::Integer(number)) if *number >= 0 => Ok(*number as usize),
@@ -46,7 +46,7 @@ pub(super) fn number(instruction: &Instruction, place: usize) -> Result<usize, S
     }
 }
 
-/// `cp.async.mbarrier.arrive`
+/// Lowers `cp.async.mbarrier.arrive`.
 fn arrive(instruction: &Instruction, scope: &Scope<'_>) -> Result<Step, String> {
     only(
         instruction,
@@ -61,7 +61,7 @@ fn arrive(instruction: &Instruction, scope: &Scope<'_>) -> Result<Step, String> 
         ],
     )?;
     let (space, address) = (shared_or_any(instruction), scope.address(instruction, 0)?);
-    // Without `.noinc` the arrival is one more than those that the barrier was made for.
+    // Without `.noinc`, the barrier expects one additional arrival.
     let counted = instruction.has("noinc");
     Ok(Box::new(move |warp, mask, block| {
         let at = addresses(address, warp, block);
@@ -80,13 +80,13 @@ fn arrive(instruction: &Instruction, scope: &Scope<'_>) -> Result<Step, String> 
     }))
 }
 
-/// The number of bytes that are read; the others become zeros.
+/// The number of bytes that are read. The remaining bytes become zeros.
 #[derive(Clone, Copy)]
 enum Read {
     All,
-    /// The number that a register holds.
+    /// The number of bytes in a register.
     Some(Source),
-    /// None where a predicate holds, which may be negated.
+    /// No bytes if a predicate holds. The predicate may be negated.
     Unless(Source, bool),
 }
 

@@ -1,4 +1,4 @@
-//! `cp.async.bulk.tensor`: a box of a tensor.
+//! `cp.async.bulk.tensor`: copies a box of a tensor.
 
 use super::bulk::{KNOWN, Multicast, arrive, count};
 use super::{Scope, addresses, aligned, in_shared, only};
@@ -11,7 +11,7 @@ use crate::tensor_map::{Form, SIZE, TensorMap};
 struct Copy {
     map: Address,
     coordinates: Vec<Source>,
-    /// For each dimension between the first and the last, of a copy in the order of a convolution.
+    /// The offset of each dimension between the first and the last, for im2col copies.
     offsets: Vec<Source>,
     shared: Address,
     im2col: bool,
@@ -153,7 +153,7 @@ fn descriptor(
         .ok_or_else(|| Fault::Undefined(format!("lane {lane} finds no tensor map at {address:#x}")))
 }
 
-/// The bytes that a copy moves, line by line of its box.
+/// Returns the chunks that a copy moves, line by line of its box.
 fn pieces(
     map: &TensorMap,
     at: [i64; 5],
@@ -162,13 +162,13 @@ fn pieces(
     way: CopyDirection,
 ) -> Vec<CopyChunk> {
     let (line, size) = (map.line(), map.element as u64);
-    // Pieces of 16 bytes stay together when they change places.
+    // Swizzling exchanges pieces of 16 bytes.
     let chunk = if map.swizzle > 1 { 16 } else { line };
     let mut pieces = Vec::new();
     let inside = |position: i64, axis: usize| (0..map.sizes[axis] as i64).contains(&position);
     for (number, place) in places(map, at).into_iter().enumerate() {
         let place: [i64; 5] = std::array::from_fn(|axis| place[axis] + offsets[axis]);
-        // Bytes of the line that the tensor has.
+        // The part of the line that lies inside the tensor, in bytes.
         let bound = |position: i64| (position.max(0) as u64).min(line / size) * size;
         let (first, end) = if (1..5).all(|axis| inside(place[axis], axis)) {
             (bound(-place[0]), bound(map.sizes[0] as i64 - place[0]))
@@ -198,7 +198,7 @@ fn pieces(
                 }
             };
             push(way, head, tail);
-            // Nothing is stored beyond the tensor.
+            // Nothing is stored outside of the tensor.
             if matches!(way, CopyDirection::In) {
                 push(CopyDirection::Zero, from, head);
                 push(CopyDirection::Zero, tail, from + chunk);
@@ -208,8 +208,7 @@ fn pieces(
     pieces
 }
 
-/// Where each line of the box begins in the tensor, in the order in which they lie in shared
-/// memory.
+/// Returns the position of each line of the box in the tensor, in the order of shared memory.
 fn places(map: &TensorMap, at: [i64; 5]) -> Vec<[i64; 5]> {
     match map.form {
         Form::Tiled(lengths) => {
@@ -236,7 +235,7 @@ fn places(map: &TensorMap, at: [i64; 5]) -> Vec<[i64; 5]> {
             let mut place = at;
             let next = |_| {
                 let here = place;
-                // Like an odometer: the image number, the last dimension, turns without end.
+                // Positions advance like an odometer. The last dimension, the image number, has no limit.
                 for axis in 1..=last {
                     place[axis] += map.steps[axis] as i64;
                     if axis == last || place[axis] < map.sizes[axis] as i64 + upper[axis - 1] {
@@ -251,7 +250,7 @@ fn places(map: &TensorMap, at: [i64; 5]) -> Vec<[i64; 5]> {
     }
 }
 
-/// Swaps pieces of 16 bytes among `span` of them, by the number of the 128 bytes they lie in.
+/// Exchanges pieces of 16 bytes within `span` pieces, depending on the index of the 128-byte line.
 fn swizzle(span: u64, address: u64) -> u64 {
     address ^ ((address >> 7) & (span - 1)) << 4
 }

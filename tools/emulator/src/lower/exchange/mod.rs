@@ -1,4 +1,4 @@
-//! Exchange between the lanes of a warp.
+//! Data exchange between the lanes of a warp.
 
 #[cfg(test)]
 mod tests;
@@ -23,13 +23,13 @@ pub(super) fn lower(instruction: &Instruction, scope: &Scope<'_>) -> Lowered {
             step,
         }
     } else {
-        // With the lanes that happen to be here.
+        // The step runs with the lanes that are at this instruction.
         Action::Step(step)
     };
     Ok(Some((Kind::Lanes, action)))
 }
 
-/// The number of a predicate, and whether it is negated. The constants 0 and 1 have no number.
+/// Returns the number of a predicate, and whether it is negated. The constants 0 and 1 have no number.
 pub(super) fn predicate(operand: &Operand) -> Result<(Option<usize>, bool), String> {
     match operand {
         Operand::Register(Register::Predicate(index)) => Ok((Some(*index), false)),
@@ -39,7 +39,7 @@ pub(super) fn predicate(operand: &Operand) -> Result<(Option<usize>, bool), Stri
     }
 }
 
-/// A result of 32 bits, and a predicate beside it: `d|p`.
+/// A 32-bit result with an optional predicate: `d|p`.
 #[derive(Clone, Copy)]
 struct Results {
     data: Option<(usize, u64)>,
@@ -94,8 +94,8 @@ fn shuffle(instruction: &Instruction, scope: &Scope<'_>) -> Result<Step, String>
         scope.at(instruction, 2, "b32")?,
         scope.at(instruction, 3, "b32")?,
     ];
-    // The lane to read from, and whether it lies in the segment: of a lane, its segment's first and
-    // last lane, the operand, and the bits that number segments.
+    // Returns the lane to read from, and whether this lane is in the segment. The arguments are a lane, the first and
+    // the last lane of its segment, the operand, and the bits that number segments.
     type Choose = fn(u32, u32, u32, u32, u32) -> (u32, bool);
     let modes: [(&str, Choose); 4] = [
         ("up", |lane, _, last, by, _| {
@@ -143,7 +143,7 @@ fn vote(instruction: &Instruction, scope: &Scope<'_>) -> Result<Step, String> {
     let results = Results::of(instruction, scope)?;
     let operand = instruction.operands.get(1).ok_or("it votes on nothing")?;
     let (index, negated) = predicate(operand)?;
-    // Of those for it, and all.
+    // The arguments are the lanes whose predicate is true, and all lanes.
     type Decide = fn(u32, u32) -> bool;
     let modes: [(&str, Decide); 4] = [
         ("all", |ayes, all| ayes == all),
@@ -228,7 +228,7 @@ fn reduce(instruction: &Instruction, scope: &Scope<'_>) -> Result<Step, String> 
     }))
 }
 
-/// Numbers come before NaNs, if NaNs are not asked for; -0 comes before 0.
+/// Reduces floats. Numbers are preferred to NaNs unless NaNs are requested. -0 is smaller than 0.
 fn reduce_floats(value: Source, results: Results, greatest: bool, abs: bool, nan: bool) -> Step {
     const NAN: u32 = 0x7fff_ffff;
     let is_nan = |bits: u32| bits & NAN > 0x7f80_0000;
@@ -255,7 +255,7 @@ fn reduce_floats(value: Source, results: Results, greatest: bool, abs: bool, nan
     })
 }
 
-/// The lowest lane is elected.
+/// Elects the lowest lane.
 fn elect(instruction: &Instruction, scope: &Scope<'_>) -> Result<Step, String> {
     let results = Results::of(instruction, scope)?;
     Ok(Box::new(move |warp, mask, _| {
@@ -265,7 +265,7 @@ fn elect(instruction: &Instruction, scope: &Scope<'_>) -> Result<Step, String> {
     }))
 }
 
-/// The lanes that are at this instruction together.
+/// Returns the lanes that execute this instruction together.
 fn active(instruction: &Instruction, scope: &Scope<'_>) -> Result<Step, String> {
     let results = Results::of(instruction, scope)?;
     Ok(Box::new(move |warp, mask, _| {

@@ -1,13 +1,13 @@
 use crate::machine::Fault;
 use crate::machine::testing::words;
 
-/// Runs with one warp; each lane's `%r1` and, as 1000 more, `%p1`.
+/// Runs one warp. Returns `%r1` of each lane, plus 1000 if `%p1` is true.
 fn run(body: &str) -> Vec<u32> {
     let text = format!("{body} @%p1 add.u32 %r1, %r1, 1000; st.global.u32 [%d1], %r1;");
     words(&text, 32).expect("it runs")
 }
 
-/// The definition in the specification, in its own words.
+/// Computes the definition of the specification, with its names.
 fn specified(mode: &str, lane: i32, b: i32, c: i32) -> (i32, bool) {
     let (bval, cval, mask) = (b & 31, c & 31, c >> 8 & 31);
     let max_lane = lane & mask | cval & !mask;
@@ -40,7 +40,7 @@ fn shuffles_of_all_modes_and_segments() {
             }
         }
     }
-    // Operands may differ from lane to lane, and the source may be the target.
+    // Operands may differ between lanes, and the source may be the target.
     let got = run(
         "mov.u32 %r1, %r0; sub.u32 %r2, 31, %r0; setp.ne.u32 %p1, %r0, %r0;
         shfl.sync.idx.b32 %r1, %r1, %r2, 31, -1;",
@@ -77,7 +77,7 @@ fn votes() {
     assert_eq!(vote("vote.sync.any.pred %p1, %p2, -1;"), [1000; 32]);
     assert_eq!(vote("vote.sync.all.pred %p1, %p2, -1;"), [0; 32]);
     assert_eq!(vote("vote.sync.uni.pred %p1, %p2, -1;"), [0; 32]);
-    // The first five only: all are for it. The others' predicate stays.
+    // Only the first five lanes vote, and all of them vote yes. The predicate of the other lanes is unchanged.
     let five = "@%p2 vote.sync.all.pred %p1, %p2, 31;";
     let expected = (0..32).map(|lane| if lane < 5 { 1000 } else { 0 });
     assert_eq!(vote(&format!("{none}{five}")), expected.collect::<Vec<_>>());

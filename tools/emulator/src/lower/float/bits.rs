@@ -1,11 +1,11 @@
-//! The instructions that need no arithmetic: signs and classes.
+//! Instructions without arithmetic: signs and classes.
 
 use super::super::apply::{Form, map, store_predicate, test};
 use super::super::bits;
 use super::super::number::quick::flush;
 use crate::machine::Action;
 
-/// The bits of the signs in a type.
+/// Returns the sign bits of a type.
 fn signs(of: &str) -> Result<u64, String> {
     Ok(match of {
         "f32" => 1 << 31,
@@ -16,14 +16,14 @@ fn signs(of: &str) -> Result<u64, String> {
     })
 }
 
-/// `neg` and `abs`.
+/// Lowers `neg` and `abs`.
 pub fn sign(form: Form<'_>) -> Result<Action, String> {
     form.only(1, &["ftz"])?;
     let of = form.of();
     let signs = signs(of)?;
     let (out, sources) = (form.out(bits(of))?, form.sources([of])?);
     let (negates, ftz) = (form.name() == "neg", form.has("ftz"));
-    // Where nothing but the sign is left of a subnormal number.
+    // Keeps only the sign of a subnormal number.
     let flushed = move |bits: u64| match signs {
         0x8000_8000 => flushed_half(bits >> 16) << 16 | flushed_half(bits & 0xffff),
         0x8000 => flushed_half(bits),
@@ -48,7 +48,7 @@ fn flushed_half(bits: u64) -> u64 {
     }
 }
 
-/// `copysign` and `testp`.
+/// Lowers `copysign` and `testp`.
 pub fn lower(form: Form<'_>) -> Result<Action, String> {
     let of = form.of();
     if !matches!(of, "f32" | "f64") {
@@ -59,7 +59,7 @@ pub fn lower(form: Form<'_>) -> Result<Action, String> {
     }
     form.only(1, &[])?;
     let sign = signs(of)?;
-    // The sign of the first, the size of the second.
+    // The sign of the first operand, and the magnitude of the second operand.
     let sources = form.sources([of; 2])?;
     Ok(map(form.out(bits(of))?, sources, move |[a, b]| {
         a & sign | b & !sign
@@ -78,7 +78,7 @@ fn testp(form: Form<'_>) -> Result<Action, String> {
     let [which, _] = form.instruction.modifiers.as_slice() else {
         return Err("its modifiers are not known".into());
     };
-    // The codes without their signs that it holds for: from, and up to but not with.
+    // The range of codes without signs for which the test holds: the first code, and the code after the last one.
     let (from, to): (u64, u64) = match which.as_str() {
         "finite" => (0, infinite),
         "infinite" => (infinite, infinite + 1),

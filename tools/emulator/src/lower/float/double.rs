@@ -1,4 +1,4 @@
-//! f64.
+//! Arithmetic of f64.
 
 use super::super::apply::{Form, map};
 use super::super::number::quick::bits64;

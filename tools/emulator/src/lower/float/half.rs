@@ -1,4 +1,4 @@
-//! f16 and bf16, alone and in pairs.
+//! Arithmetic of f16 and bf16, as scalars and in pairs.
 
 use super::super::apply::{Form, map};
 use super::super::bits;
@@ -9,14 +9,14 @@ use crate::machine::{Action, Source};
 
 extreme!(extreme, f32);
 
-/// A half by its type.
+/// A 16-bit floating-point type.
 pub(in super::super) trait Half: Send + Sync + 'static {
-    /// The bits of the exponent.
+    /// The mask of the exponent.
     const EXPONENT: u64;
     fn wide(bits: u64) -> f32;
     fn narrow(number: f32) -> u64;
 
-    /// Zero with the same sign in place of a subnormal number.
+    /// Replaces a subnormal number with a zero of the same sign.
     #[inline(always)]
     fn flush(bits: u64) -> u64 {
         if bits & Self::EXPONENT == 0 {
@@ -60,15 +60,15 @@ impl Half for Bf16 {
 
 #[derive(Clone, Copy, Default)]
 pub(in super::super) struct Modifiers {
-    /// Subnormal numbers count as zeros.
+    /// Flush subnormal numbers to zero.
     pub ftz: bool,
-    /// Between 0 and 1, NaN as 0.
+    /// Clamp to [0, 1]. NaN becomes 0.
     pub saturate: bool,
-    /// Not below 0.
+    /// Clamp negative results to 0.
     pub relu: bool,
 }
 
-/// A function over the lanes, of one half or of each of two. What it gives in f64 is rounded once.
+/// Returns a step that applies a function to one or two halves per lane. The f64 result is rounded once.
 pub(in super::super) fn step<H: Half, const N: usize>(
     out: usize,
     sources: [Source; N],
@@ -91,7 +91,7 @@ pub(in super::super) fn step<H: Half, const N: usize>(
         }
         let single = match (saturate, relu) {
             (true, _) => saturated(single),
-            // A NaN stays one, and -0 becomes 0.
+            // A NaN is kept, and -0 becomes 0.
             (_, true) if single <= 0.0 => 0.0,
             _ => single,
         };

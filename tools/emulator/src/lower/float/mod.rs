@@ -1,7 +1,7 @@
-//! Arithmetic of floating point, exact in every rounding.
+//! Floating-point arithmetic, exact in every rounding mode.
 //!
-//! A result that is no number is one fixed NaN of its type: `0x7fffffff` of f32, `0x7fff` of f16 and
-//! bf16, as PTX says, and `0xfff8000000000000` of f64, which PTX leaves open.
+//! A NaN result is a fixed NaN of its type. PTX specifies `0x7fffffff` for f32 and `0x7fff` for f16 and bf16. For
+//! f64, which PTX does not specify, it is `0xfff8000000000000`.
 
 mod bits;
 mod double;
@@ -37,7 +37,7 @@ pub(super) fn lower(instruction: &Instruction, scope: &Scope<'_>) -> Lowered {
     Ok(Some((kind, action)))
 }
 
-/// The rounding that is named; to nearest if there is none.
+/// Returns the rounding mode of the instruction. The default is to nearest.
 fn mode(form: Form<'_>) -> Mode {
     let modifiers = form.instruction.modifiers.iter();
     modifiers
@@ -46,15 +46,15 @@ fn mode(form: Form<'_>) -> Mode {
         .unwrap_or(Mode::Nearest)
 }
 
-/// The lesser of two, or the greater; of zeros, -0 is the lesser.
+/// Defines the minimum or the maximum of two numbers. -0 is smaller than 0.
 ///
-/// A NaN gives way to a number, unless `nan` says that it wins.
+/// A number is preferred to a NaN, unless `nan` is true.
 macro_rules! extreme {
     ($name:ident, $type:ident) => {
         #[inline(always)]
         fn $name(a: $type, b: $type, greater: bool, nan: bool) -> $type {
             let b_first = if a == b {
-                // Equal numbers other than zeros are the same bits.
+                // Equal numbers other than zeros have the same bits.
                 a.is_sign_negative() == greater
             } else {
                 (a < b) == greater

@@ -1,4 +1,4 @@
-//! f32, alone and in pairs.
+//! Arithmetic of f32, as scalars and in pairs.
 
 use super::super::apply::{Form, Pure, map};
 use super::super::number::quick::{bits, flush, odd_sum, single};
@@ -11,13 +11,13 @@ extreme!(extreme, f32);
 /// The modifiers of operands and results.
 #[derive(Clone, Copy)]
 pub(in super::super) struct Modifiers {
-    /// Subnormal numbers count as zeros.
+    /// Flush subnormal numbers to zero.
     pub ftz: bool,
-    /// Between 0 and 1, NaN as 0.
+    /// Clamp to [0, 1]. NaN becomes 0.
     pub saturate: bool,
 }
 
-/// A function of f32 over the lanes.
+/// Returns a step that applies a function of f32 to each lane.
 pub(in super::super) fn step<const N: usize>(
     out: usize,
     sources: [Source; N],
@@ -38,7 +38,7 @@ pub(in super::super) fn step<const N: usize>(
     }
 }
 
-/// Between 0 and 1; NaN becomes 0, and so does -0.
+/// Clamps to [0, 1]. NaN and -0 become 0.
 #[inline(always)]
 pub(in super::super) fn saturated(number: f32) -> f32 {
     let above = if number > 0.0 { number } else { 0.0 };
@@ -81,7 +81,7 @@ pub fn lower(form: Form<'_>) -> Result<Action, String> {
             sum(a.into(), negative, mode)
         }),
         "mul" => of!(2, |[a, b]| a * b, move |[a, b]| {
-            // Exact: twice 24 bits, and exponents to spare.
+            // The product is exact: it has twice 24 bits, and the exponent has enough range.
             single(f64::from(a) * f64::from(b), mode)
         }),
         _ => of!(3, |[a, b, c]| a.mul_add(b, c), move |[a, b, c]| {
@@ -90,11 +90,11 @@ pub fn lower(form: Form<'_>) -> Result<Action, String> {
     })
 }
 
-/// The sum of an f32 or a product of two with an f32.
+/// Returns the sum of an f32, or of a product of two f32, with an f32.
 #[inline(always)]
 fn sum(a: f64, b: f64, mode: Mode) -> f32 {
     let sum = odd_sum(a, b);
-    // Rounded down, what cancels is -0.
+    // With rounding down, a sum that cancels is -0.
     let cancels = sum == 0.0 && (a.is_sign_negative() != b.is_sign_negative());
     if cancels && mode == Mode::Down {
         return -0.0;
@@ -130,7 +130,7 @@ fn extremes(form: Form<'_>, finish: Modifiers) -> Result<Action, String> {
         ));
     }
     let sources = form.sources(["f32"; 2])?;
-    // By constants, so that nothing is asked in the loop.
+    // The arguments are constants, so that the loop contains no branches.
     Ok(match (greater, nan) {
         (false, false) => step(out, sources, finish, |[a, b]| extreme(a, b, false, false)),
         (true, false) => step(out, sources, finish, |[a, b]| extreme(a, b, true, false)),
@@ -145,7 +145,7 @@ fn division(form: Form<'_>, finish: Modifiers) -> Result<Action, String> {
     let (out, sources, mode) = (form.out(32)?, form.sources(["f32"; 2])?, mode(form));
     Ok(if form.has("approx") {
         step(out, sources, finish, |[a, b]| {
-            // By the reciprocal, which is zero there.
+            // Multiplies by the reciprocal, which is zero for a large divisor.
             let large = b.abs() > 2f32.powi(126);
             let divisor = if large { f32::INFINITY.copysign(b) } else { b };
             (f64::from(a) / f64::from(divisor)) as f32
@@ -160,7 +160,7 @@ fn division(form: Form<'_>, finish: Modifiers) -> Result<Action, String> {
     })
 }
 
-/// `add.f32x2` and its like: both halves of 64 bits.
+/// Lowers `add.f32x2` and similar instructions, which compute both halves of 64 bits.
 fn pairs(form: Form<'_>) -> Result<Action, String> {
     form.only(1, &["rn", "rz", "rm", "rp", "ftz"])?;
     let (out, ftz, mode) = (form.out(64)?, form.has("ftz"), mode(form));

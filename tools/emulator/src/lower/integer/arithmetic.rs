@@ -1,4 +1,4 @@
-//! Sums, products, quotients.
+//! Integer sums, products and quotients.
 
 use super::super::apply::{Form, map};
 use super::whole::{Whole, by_type};
@@ -65,7 +65,7 @@ fn typed<T: Whole>(form: Form<'_>, of: &str) -> Result<Action, String> {
     })
 }
 
-/// A product in twice the bits, and perhaps a sum.
+/// Lowers a product with twice the bits, and an optional sum.
 fn wide(form: Form<'_>) -> Result<Action, String> {
     form.only(1, &["wide"])?;
     let of = form.of();
@@ -84,7 +84,7 @@ fn wide(form: Form<'_>) -> Result<Action, String> {
     }))
 }
 
-/// `mad.hi.sat.s32`
+/// Lowers `mad.hi.sat.s32`.
 fn saturated_mad(form: Form<'_>) -> Result<Action, String> {
     form.only(1, &["hi", "sat"])?;
     if form.of() != "s32" || !form.has("hi") {
@@ -98,7 +98,7 @@ fn saturated_mad(form: Form<'_>) -> Result<Action, String> {
     }))
 }
 
-/// `mul24` and `mad24`: the lower or upper 32 bits of a product of 48.
+/// Lowers `mul24` and `mad24`: the lower or upper 32 bits of a 48-bit product.
 fn narrow(form: Form<'_>) -> Result<Action, String> {
     form.only(1, &["hi", "lo", "sat"])?;
     let (signed, high, saturated) = (form.of() == "s32", form.has("hi"), form.has("sat"));
@@ -132,7 +132,7 @@ fn narrow(form: Form<'_>) -> Result<Action, String> {
     })
 }
 
-/// `min.relu.s32`, never below zero, and `add.sat.s32`, which stops at the bounds of its type.
+/// Lowers `min.relu.s32`, which is never below zero, and `add.sat.s32`, which saturates.
 fn bounded(form: Form<'_>, modifier: &str) -> Result<Action, String> {
     form.only(1, &[modifier])?;
     if form.of() != "s32" {

@@ -1,4 +1,4 @@
-//! Bits: logic, shifts, fields, permutations.
+//! Bit operations: logic, shifts, fields, permutations.
 
 use super::super::apply::{Form, map, predicate_bits, store_predicate};
 use super::whole::{Whole, by_type};
@@ -70,7 +70,7 @@ fn logic(form: Form<'_>) -> Result<Action, String> {
     })
 }
 
-/// By the width or more, nothing is left but the sign.
+/// Lowers shifts. A shift by the width or more leaves only copies of the sign, or zeros.
 fn shift(form: Form<'_>) -> Result<Action, String> {
     form.only(1, &[])?;
     let of = form.of();
@@ -87,7 +87,7 @@ fn shift(form: Form<'_>) -> Result<Action, String> {
     by_type!(of, T => Ok(map(out, sources, |[a, by]| T::of(a).shr(by as u32).bits())))
 }
 
-/// Half of two registers that are shifted together.
+/// Lowers funnel shifts: one half of two registers that are shifted together.
 fn funnel(form: Form<'_>) -> Result<Action, String> {
     form.only(1, &["l", "r", "wrap", "clamp"])?;
     let (left, clamp) = (form.has("l"), form.has("clamp"));
@@ -107,7 +107,7 @@ fn funnel(form: Form<'_>) -> Result<Action, String> {
     }))
 }
 
-/// Any function of three bits, by its table.
+/// Lowers `lop3`: any function of three bits, given by its truth table.
 fn lop3(form: Form<'_>) -> Result<Action, String> {
     form.only(1, &[])?;
     if form.of() != "b32" {
@@ -155,7 +155,7 @@ fn count(form: Form<'_>) -> Result<Action, String> {
             a.reverse_bits() >> spare
         }),
         _ => map(form.out(32)?, sources, move |[a]| {
-            // The highest bit that is not as the sign is; all ones if there is none.
+            // The highest bit that differs from the sign, or all ones if there is none.
             let negative = signed && a >> (bits - 1) & 1 == 1;
             match if negative { !a } else { a } & ones {
                 0 => 0xffff_ffff,
@@ -166,7 +166,7 @@ fn count(form: Form<'_>) -> Result<Action, String> {
     })
 }
 
-/// `bfe`, `bfi`, `szext`, `bmsk`
+/// Lowers `bfe`, `bfi`, `szext` and `bmsk`.
 fn field(form: Form<'_>) -> Result<Action, String> {
     let of = form.of();
     let bits = width(of)?;
@@ -181,7 +181,7 @@ fn field(form: Form<'_>) -> Result<Action, String> {
         }
         _ => form.only(1, &["clamp", "wrap"])?,
     }
-    // Extends a number of `length` bits by its sign.
+    // Sign-extends a number of `length` bits.
     let extend = move |number: u64, length: u32, negative: bool| {
         if negative {
             (number | !ones(length)) & ones(bits)
@@ -230,7 +230,7 @@ fn field(form: Form<'_>) -> Result<Action, String> {
     })
 }
 
-/// Bytes of two registers, chosen one by one.
+/// Lowers `prmt`, which selects bytes of two registers.
 fn prmt(form: Form<'_>) -> Result<Action, String> {
     let modes = ["f4e", "b4e", "rc8", "ecl", "ecr", "rc16"];
     let mode = match form.instruction.modifiers.as_slice() {
@@ -251,7 +251,7 @@ fn prmt(form: Form<'_>) -> Result<Action, String> {
                 (0..4).fold(0, |all, place| {
                     let index = chosen(choice as u32, place);
                     let byte = both >> (8 * (index & 7)) & 0xff;
-                    // With its highest bit set, a choice spreads the sign of the byte.
+                    // If the highest bit of a selector is set, the sign of the byte is replicated.
                     let sign = if byte & 0x80 == 0 { 0 } else { 0xff };
                     let byte = if index & 8 == 0 { byte } else { sign };
                     all | byte << (8 * place)

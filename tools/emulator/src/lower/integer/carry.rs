@@ -1,4 +1,4 @@
-//! Sums of more than one register: what the lower part carries is a bit of the warp's state.
+//! Sums over several registers. The carry is a bit of the warp's state.
 
 use super::super::apply::{Form, Inputs, store};
 use crate::machine::{Action, Mask, Source};
@@ -37,7 +37,7 @@ pub fn lower(form: Form<'_>) -> Result<Action, String> {
                 let first = product(a[lane], b[lane], width, high, signed) & ones;
                 let (second, carry) = (c[lane], u128::from(old >> lane & 1));
                 let (first, second) = (u128::from(first), u128::from(second));
-                // Of a difference, the bits above are ones where something was borrowed.
+                // For a difference, the bits above the width are ones after a borrow.
                 let sum = if subtracts {
                     first.wrapping_sub(second).wrapping_sub(carry)
                 } else {
@@ -56,7 +56,7 @@ pub fn lower(form: Form<'_>) -> Result<Action, String> {
     })))
 }
 
-/// One half of a product.
+/// Returns one half of a product.
 fn product(a: u64, b: u64, width: u32, high: bool, signed: bool) -> u64 {
     if !high {
         return a.wrapping_mul(b);

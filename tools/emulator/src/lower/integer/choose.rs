@@ -1,4 +1,4 @@
-//! One of two values: `selp` by a predicate, `slct` by a sign.
+//! Selects one of two values: `selp` by a predicate, `slct` by a sign.
 
 use super::super::apply::{Form, Inputs, map, predicate_bits, store};
 use super::super::bits;

@@ -1,11 +1,11 @@
-//! `setp` and `set`.
+//! Lowers `setp` and `set`.
 
 use super::super::apply::{Form, Inputs, map, predicate_bits, store_predicate, test};
 use super::super::number::quick::{flush, from_bf16, from_f16};
 use super::whole::{Whole, by_type};
 use crate::machine::{Action, Source};
 
-/// A comparison by the outcomes for which it holds: less, equal, greater, unordered.
+/// A comparison, as the set of outcomes for which it holds: less, equal, greater, unordered.
 #[derive(Clone, Copy)]
 struct Holds(u32);
 
@@ -53,7 +53,7 @@ impl Holds {
     }
 }
 
-/// `.and.` and its like, with a further predicate.
+/// The combination with a second predicate, such as `.and.`.
 #[derive(Clone, Copy)]
 enum Combine {
     No,
@@ -74,13 +74,13 @@ impl Combine {
     }
 }
 
-/// The comparison that both instructions name before their types.
+/// The comparison modifiers that both instructions have before their types.
 struct Comparison {
     holds: Holds,
     combine: Combine,
     ftz: bool,
     sources: [Source; 2],
-    /// The predicate with which it is combined; true if there is none.
+    /// The predicate to combine with. The default is true.
     with: (Source, bool),
 }
 
@@ -121,7 +121,7 @@ fn comparison(form: Form<'_>, types: usize) -> Result<Comparison, String> {
     })
 }
 
-/// A half, without its subnormal numbers if they count as zero.
+/// Returns the value of a half. Subnormal numbers are flushed to zero if `ftz` is set.
 #[inline(always)]
 fn half(bits: u64, brain: bool, ftz: bool) -> f32 {
     match (brain, ftz && bits & 0x7c00 == 0) {
@@ -169,7 +169,7 @@ pub fn setp(form: Form<'_>) -> Result<Action, String> {
     })
 }
 
-/// A predicate for the lower halves, and one for the upper.
+/// Lowers `setp` of halves, with one predicate for the lower and one for the upper halves.
 fn setp_halves(form: Form<'_>) -> Result<Action, String> {
     let Comparison {
         holds,
@@ -203,7 +203,7 @@ fn setp_halves(form: Form<'_>) -> Result<Action, String> {
     })))
 }
 
-/// A comparison as a number: all ones, or one in floating point.
+/// Lowers `set`. The result is a number: all ones, or 1.0 in floating point.
 pub fn set(form: Form<'_>) -> Result<Action, String> {
     let Comparison {
         holds,
@@ -257,7 +257,7 @@ pub fn set(form: Form<'_>) -> Result<Action, String> {
     })
 }
 
-/// `set.eq.f16x2.f16x2` and `set.eq.u32.f16x2`: a result for each half.
+/// Lowers `set.eq.f16x2.f16x2` and `set.eq.u32.f16x2`, with a result for each half.
 fn set_halves(form: Form<'_>, result: &str) -> Result<Action, String> {
     let Comparison {
         holds,

@@ -1,4 +1,4 @@
-//! Whole numbers, bits, comparisons, selections.
+//! Integers, bits, comparisons, selections.
 
 mod arithmetic;
 mod bits;
@@ -16,7 +16,7 @@ use crate::machine::Kind;
 use crate::ptx::Instruction;
 
 pub(super) fn lower(instruction: &Instruction, scope: &Scope<'_>) -> Lowered {
-    // `max.s32.relu` is how NVRTC writes `max.relu.s32`.
+    // NVRTC writes `max.relu.s32` as `max.s32.relu`.
     if let [of, relu] = instruction.modifiers.as_slice()
         && relu == "relu"
         && of != "relu"

@@ -1,9 +1,9 @@
-//! Several short numbers in one register.
+//! Several short integers in one register.
 
 use super::super::apply::{Form, map};
 use crate::machine::Action;
 
-/// `add.u16x2`, `min.s16x2` and their like.
+/// Lowers `add.u16x2`, `min.s16x2` and similar instructions.
 pub fn lower(form: Form<'_>) -> Result<Action, String> {
     form.only(1, &["relu"])?;
     let (relu, of) = (form.has("relu"), form.of());
@@ -35,7 +35,7 @@ pub fn lower(form: Form<'_>) -> Result<Action, String> {
     })
 }
 
-/// `dp4a` and `dp2a`: products of bytes with bytes or with halves, and a sum.
+/// Lowers `dp4a` and `dp2a`: products of bytes with bytes or with halves, and a sum.
 pub fn dot(form: Form<'_>) -> Result<Action, String> {
     let types: Vec<_> = form.instruction.modifiers.iter().collect();
     let signed = |of: &String| match of.as_str() {

@@ -1,11 +1,11 @@
-//! Whole numbers by their type.
+//! Integers by type.
 
-/// Whether a type is one of whole numbers that there is arithmetic for.
+/// Returns whether a type is an integer type with arithmetic.
 pub fn is(of: &str) -> bool {
     matches!(of, "u16" | "s16" | "u32" | "s32" | "u64" | "s64")
 }
 
-/// A whole number as a register holds it: the bits above its width are zero.
+/// An integer as stored in a register. The bits above its width are zero.
 pub trait Whole: Copy + Ord + Send + Sync + 'static {
     const BITS: u32;
     fn of(bits: u64) -> Self;
@@ -13,15 +13,15 @@ pub trait Whole: Copy + Ord + Send + Sync + 'static {
     fn add(self, other: Self) -> Self;
     fn sub(self, other: Self) -> Self;
     fn mul(self, other: Self) -> Self;
-    /// The upper half of the product.
+    /// Returns the upper half of the product.
     fn high(self, other: Self) -> Self;
-    /// The product in twice the bits, up to 64.
+    /// Returns the product with twice the bits, up to 64.
     fn wide(self, other: Self) -> u64;
-    /// All ones where the divisor is zero, as GPUs give; PTX leaves it open.
+    /// Returns the quotient. It is all ones if the divisor is zero, as on GPUs. PTX does not specify this case.
     fn div(self, other: Self) -> Self;
-    /// All ones where the divisor is zero.
+    /// Returns the remainder. It is all ones if the divisor is zero.
     fn rem(self, other: Self) -> Self;
-    /// The distance between two.
+    /// Returns the absolute difference.
     fn distance(self, other: Self) -> Self;
     fn abs(self) -> Self;
     fn shr(self, by: u32) -> Self;
@@ -100,7 +100,7 @@ macro_rules! whole {
                 if by < Self::BITS {
                     self >> by
                 } else {
-                    // One at a time: the sign stays.
+                    // Two shifts, so that the sign is kept.
                     self >> (Self::BITS - 1) >> 1
                 }
             }
@@ -115,7 +115,7 @@ whole!(i32, u32, i64, i32::wrapping_abs);
 whole!(u64, u64, u128, |number| number);
 whole!(i64, u64, i128, i64::wrapping_abs);
 
-/// `$made` with `$type` as the type that `$of` names.
+/// Evaluates `$made` with `$type` as the type named `$of`.
 macro_rules! by_type {
     ($of:expr, $type:ident => $made:expr) => {
         match $of {

@@ -1,18 +1,18 @@
-//! The numbers that matrix units multiply, as f64: every one of these formats fits into it exactly.
+//! The number formats of tensor cores, as f64. f64 represents every value of these formats exactly.
 
 use half::f16;
 
-/// A format of elements in registers.
+/// The format of elements in registers.
 pub(super) trait Element: 'static {
-    /// Bits of an element in a register.
+    /// The number of bits of an element in a register.
     const BITS: u32;
-    /// The value of its lowest bits; what lies above them does not matter.
+    /// Returns the value of the lowest bits. The bits above them are ignored.
     fn value(bits: u64) -> f64;
 }
 
-/// A format of accumulators.
+/// The format of accumulators.
 pub(super) trait Accumulator: Element {
-    /// The nearest number, or the one that whole numbers wrap or saturate to.
+    /// Returns the bits of the nearest number. Integers wrap or saturate.
     fn bits(value: f64) -> u64;
 }
 
@@ -24,8 +24,12 @@ pub(super) const fn per_register(bits: u32) -> usize {
     }
 }
 
-/// A number of `E` bits of exponent and `M` of mantissa, IEEE's but for what `FINITE` says: 0 as
-/// IEEE, 1 with no infinity and one NaN (`e4m3`), 2 with neither (the formats of 4 and 6 bits).
+/// Returns the value of a number with `E` bits of exponent and `M` bits of mantissa. `FINITE` selects the special
+/// codes:
+///
+/// - 0: as in IEEE 754.
+/// - 1: no infinity, and one NaN (`e4m3`).
+/// - 2: neither infinity nor NaN (the formats of 4 and 6 bits).
 fn small<const E: u32, const M: u32, const FINITE: u32>(bits: u64) -> f64 {
     let mantissa = (bits & ((1 << M) - 1)) as f64;
     let exponent = (bits >> M & ((1 << E) - 1)) as i32;
@@ -62,7 +66,7 @@ macro_rules! elements {
 
 elements! {
     F16, 16, |bits| {
-        // The exponent's bias is mended by a product, which makes subnormals right as well.
+        // A multiplication corrects the bias of the exponent. It also handles subnormal numbers.
         let magnitude = f32::from_bits((bits as u32 & 0x7fff) << 13);
         let magnitude = if bits & 0x7c00 == 0x7c00 {
             f32::from_bits(magnitude.to_bits() | 0x7f80_0000)
@@ -72,7 +76,7 @@ elements! {
         f64::from(if bits & 0x8000 == 0 { magnitude } else { -magnitude })
     };
     Bf16, 16, |bits| f64::from(f32::from_bits((bits as u32) << 16));
-    /// The lower 13 bits are not looked at.
+    /// The lower 13 bits are ignored.
     Tf32, 32, |bits| f64::from(f32::from_bits(bits as u32 & !0x1fff));
     F32, 32, |bits| f64::from(f32::from_bits(bits as u32));
     F64, 64, f64::from_bits;
@@ -81,15 +85,15 @@ elements! {
     S4, 4, |bits| f64::from((bits as i8) << 4 >> 4);
     U4, 4, |bits| f64::from(bits as u8 & 15);
     S32, 32, |bits| f64::from(bits as i32);
-    /// `.satfinite`
+    /// Used for `.satfinite`.
     Saturated, 32, |bits| f64::from(bits as i32);
     E4m3, 8, small::<4, 3, 1>;
     E5m2, 8, small::<5, 2, 0>;
-    /// In the lower bits of a byte.
+    /// Stored in the lower bits of a byte.
     E3m2, 8, small::<3, 2, 2>;
-    /// In the lower bits of a byte.
+    /// Stored in the lower bits of a byte.
     E2m3, 8, small::<2, 3, 2>;
-    /// In the middle of a byte.
+    /// Stored in the middle of a byte.
     E2m1, 8, |bits| small::<2, 1, 2>(bits >> 2);
 }
 
@@ -135,8 +139,8 @@ impl Accumulator for Saturated {
     }
 }
 
-/// Rounds so that a second rounding to fewer bits gives what one alone would: towards zero, with
-/// the last bit set if anything is lost.
+/// Rounds towards zero, and sets the last bit if the value is inexact. A second rounding to fewer bits then equals a
+/// single rounding.
 fn to_odd(value: f64) -> f32 {
     let near = value as f32;
     let back = f64::from(near);
@@ -185,7 +189,7 @@ mod tests {
 
     #[test]
     fn halves_are_rounded_once() {
-        // A tie for f16, broken by a bit that f32 does not have.
+        // A tie for f16, decided by a bit that f32 does not have.
         let tie = 1.0 + 2f64.powi(-11);
         assert_eq!(F16::bits(tie), 0x3c00);
         assert_eq!(F16::bits(tie + 2f64.powi(-40)), 0x3c01);

@@ -1,24 +1,22 @@
-//! Where the elements of a matrix lie among the lanes' registers.
+//! The positions of matrix elements in the registers of the lanes.
 //!
-//! One rule gives the tables of the manual for every shape of `mma.sync`. Lane `4 g + t` holds:
+//! A single rule gives the tables of the manual for every shape of `mma.sync`. Lane `4 g + t` holds:
 //!
-//! - of `A`, in each register, elements of row `g` of 8 rows that lie side by side, the first of them
-//!   at column `t` times the elements of a register; registers go down the rows first, then along
-//!   the columns;
-//! - of `B` the same with columns for rows, but registers go along `k` first, too;
-//! - of `C` and `D` two elements side by side, at row `g` and column `2 t` of 8 by 8; pairs go down
-//!   the rows first.
+//! - `A`: each register holds adjacent elements of row `g` of 8 rows. The first element is at column `t` times the
+//!   number of elements per register. Registers advance along the rows first, then along the columns.
+//! - `B`: the same with rows and columns exchanged. Registers also advance along `k` first.
+//! - `C` and `D`: two adjacent elements, at row `g` and column `2 t` of a block of 8 by 8. Pairs advance along the
+//!   rows first.
 //!
-//! The fragments of `wmma` are opaque. Here they follow the same rule, which for 16x16x16 and
-//! 16x16x8 are two products of `mma.sync` side by side. Fragments of f16 have eight registers
-//! whatever the shape, and hold each element as often as it takes to fill them; the first copy is
-//! the one that is read.
+//! The fragments of `wmma` are opaque. The emulator uses the same rule, which for 16x16x16 and 16x16x8 corresponds to
+//! two adjacent products of `mma.sync`. Fragments of f16 have eight registers for every shape, and repeat the
+//! elements to fill them. The first copy is read.
 
 use crate::machine::{LANES, Warp};
 
 use super::element::{Accumulator, Element, per_register};
 
-/// Which matrix of `D = A B + C`.
+/// The role of a matrix in `D = A B + C`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MatrixRole {
     A,
@@ -27,7 +25,7 @@ pub(super) enum MatrixRole {
     Sum,
 }
 
-/// Rows of `A`, columns of `B`, and what both are summed over.
+/// The rows of `A`, the columns of `B`, and the length of the sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shape {
     pub m: usize,
@@ -36,7 +34,7 @@ pub(super) struct Shape {
 }
 
 impl Shape {
-    /// Reads `m16n8k16`.
+    /// Parses a shape such as `m16n8k16`.
     pub fn parse(text: &str) -> Option<Self> {
         let (m, rest) = text.strip_prefix('m')?.split_once('n')?;
         let (n, k) = rest.split_once('k')?;
@@ -45,7 +43,7 @@ impl Shape {
         Some(Self { m, n, k })
     }
 
-    /// Rows and columns of a matrix.
+    /// Returns the numbers of rows and columns of a matrix.
     pub fn size(self, role: MatrixRole) -> (usize, usize) {
         match role {
             MatrixRole::A => (self.m, self.k),
@@ -54,13 +52,13 @@ impl Shape {
         }
     }
 
-    /// The registers that hold each element once.
+    /// Returns the number of registers that hold each element once.
     pub fn registers(self, role: MatrixRole, bits: u32) -> usize {
         let (rows, columns) = self.size(role);
         (rows * columns).div_ceil(LANES * per_register(bits))
     }
 
-    /// Row and column of an element: the `part`th of a lane's register.
+    /// Returns the row and the column of an element: the `part`th element of a lane's register.
     pub fn place(
         self,
         role: MatrixRole,
@@ -72,7 +70,7 @@ impl Shape {
         let per = per_register(bits);
         let register = register % self.registers(role, bits);
         let (group, thread) = (lane / 4, lane % 4);
-        // Blocks of eight along the first direction, and where in the other one.
+        // Blocks of eight along the first direction, and the position in the other direction.
         let spread = |length: usize| {
             let blocks = length / 8;
             (
@@ -100,15 +98,15 @@ impl Shape {
     }
 }
 
-/// The registers of a matrix, and where each of their elements lies in it.
+/// The registers of a matrix, and the positions of their elements in the matrix.
 pub(super) struct Fragment {
     registers: Vec<usize>,
-    /// By register, lane and part: the element's number, row by row.
+    /// The index of each element in row-major order, by register, lane and part.
     places: Vec<u16>,
 }
 
 impl Fragment {
-    /// For registers that hold a matrix once, or several times.
+    /// Creates the fragment of registers that hold a matrix once or several times.
     pub fn new(shape: Shape, role: MatrixRole, bits: u32, registers: &[usize]) -> Self {
         let columns = shape.size(role).1;
         let once = shape.registers(role, bits).min(registers.len());
@@ -122,7 +120,7 @@ impl Fragment {
         }
     }
 
-    /// The matrix, row by row.
+    /// Reads the matrix in row-major order.
     #[inline]
     pub fn gather<E: Element>(&self, warp: &Warp, matrix: &mut [f64]) {
         let per = const { per_register(E::BITS) };
@@ -137,7 +135,7 @@ impl Fragment {
         }
     }
 
-    /// Puts a matrix into the registers.
+    /// Writes a matrix to the registers.
     #[inline]
     pub fn scatter<E: Accumulator>(&self, warp: &mut Warp, matrix: &[f64]) {
         let per = const { per_register(E::BITS) };
@@ -154,7 +152,7 @@ impl Fragment {
     }
 }
 
-/// Every register, lane and part, in order.
+/// Returns every register, lane and part, in order.
 pub(super) fn each(registers: usize, bits: u32) -> impl Iterator<Item = (usize, usize, usize)> {
     let per = per_register(bits);
     (0..registers * LANES * per).map(move |number| {
@@ -209,7 +207,7 @@ mod tests {
         }
     }
 
-    /// Rows of the manual's tables, for lane 13: group 3, thread 1.
+    /// Rows of the manual's tables for lane 13, which has group 3 and thread 1.
     #[test]
     fn lane_13_holds_what_the_manual_says() {
         let at = |text, role, bits, register, part| {

@@ -1,11 +1,10 @@
-//! Products by matrix units, and their fragments.
+//! Matrix products of tensor cores, and their fragments.
 //!
-//! A product is exact here up to its end: the products of two elements and their sum, the
-//! accumulator first and then along `k`, are formed in f64 and rounded once to the type of `D`. (A
-//! sum in f64 can lose bits only where terms are more than about 2^27 apart.) A GPU aligns the
-//! terms to the largest, cuts off what lies some bits below f32, and says nothing of the order; its
-//! result is within a few units in the last place of the one here. Products in f64 are chains of
-//! fused multiply-adds, along `k`.
+//! The emulator computes a product exactly and rounds only at the end. It sums the accumulator and then the products
+//! along `k` in f64, and rounds once to the type of `D`. A sum in f64 loses bits only if terms differ by more than
+//! about 2^27. A GPU aligns the terms to the largest term and cuts off bits a few positions below f32. It does not
+//! specify the order. The result of a GPU is within a few units in the last place of the result here. Products in f64
+//! are chains of fused multiply-adds along `k`.
 
 mod element;
 mod fragment;
@@ -36,7 +35,7 @@ pub(super) fn lower(instruction: &Instruction, scope: &Scope<'_>) -> Lowered {
     Ok(Some((Kind::Matrix, together(step))))
 }
 
-/// A step that a whole warp takes.
+/// Returns an action that the whole warp executes together.
 fn together(step: Step) -> Action {
     Action::Meet {
         members: Source::Value(u32::MAX.into()),
@@ -50,7 +49,7 @@ fn together(step: Step) -> Action {
     }
 }
 
-/// The numbers of the registers in a list, or of one by itself.
+/// Returns the registers of a list or of a single operand.
 fn registers(instruction: &Instruction, place: usize) -> Result<Vec<usize>, String> {
     let number = |operand: &Operand| match operand {
         Operand::Register(Register::Data { index, .. }) => Ok(*index),
@@ -63,7 +62,7 @@ fn registers(instruction: &Instruction, place: usize) -> Result<Vec<usize>, Stri
     }
 }
 
-/// Refuses modifiers that none of the lists has.
+/// Refuses modifiers that are in none of the lists.
 fn only(instruction: &Instruction, known: &[&[&str]]) -> Result<(), String> {
     let is_known = |modifier: &&String| known.iter().any(|list| list.contains(&modifier.as_str()));
     match instruction

@@ -1,4 +1,4 @@
-//! `mma.sync` and `wmma.mma`.
+//! Lowers `mma.sync` and `wmma.mma`.
 
 use super::element::*;
 use super::fragment::{Fragment, MatrixRole, Shape};
@@ -6,15 +6,15 @@ use super::{only, registers};
 use crate::machine::{Step, Warp};
 use crate::ptx::Instruction;
 
-/// Elements of the largest matrix: `A` of m16n8k64.
+/// The number of elements of the largest matrix: `A` of m16n8k64.
 const LARGEST: usize = 16 * 64;
 
 type Gather = fn(&Fragment, &Warp, &mut [f64]);
 type Scatter = fn(&Fragment, &mut Warp, &[f64]);
-/// `A`, `B`, the sums, and the columns of `A`.
+/// A function of `A`, `B`, the sums, and the number of columns of `A`.
 type Multiply = fn(&[f64], &[f64], &mut [f64], usize);
 
-/// The shapes of `mma.sync`, by the bits of `A`'s elements.
+/// The shapes of `mma.sync`, by the number of bits of `A`'s elements.
 const SHAPES: &[(u32, &[&str])] = &[
     (4, &["m8n8k32", "m16n8k32", "m16n8k64"]),
     (8, &["m8n8k16", "m16n8k16", "m16n8k32"]),
@@ -31,12 +31,12 @@ const FRAGMENTS: &[(u32, &[&str])] = &[
     (64, &["m8n8k4"]),
 ];
 
-/// `D = A B + C`
+/// Lowers `D = A B + C`.
 pub(super) fn product(instruction: &Instruction) -> Result<Step, String> {
     let fragments = instruction.name == "wmma";
     let types: Vec<_> = types(instruction);
     let [d, a, b, c] = match *types.as_slice() {
-        // Short for products of f16.
+        // The short form for products of f16.
         [d, c] if fragments => [d, "f16", "f16", c],
         [d, a, b, c] => [d, a, b, c],
         _ => return Err(format!("{} types", types.len())),
@@ -129,7 +129,7 @@ fn shape(instruction: &Instruction, fragments: bool, bits: u32) -> Result<(Shape
     shape.ok_or_else(|| format!("no shape that elements of {bits} bits have"))
 }
 
-/// Types of `A` and `B` that can be multiplied.
+/// Returns the family of types of `A` and `B` that can be multiplied.
 fn family(name: &str) -> &str {
     match name {
         "s8" | "u8" => "8",
@@ -139,7 +139,7 @@ fn family(name: &str) -> &str {
     }
 }
 
-/// Which sums a family of types has.
+/// Returns whether a family of types supports these accumulators.
 fn accumulates(family: &str, c: &str, d: &str) -> bool {
     let half = |name| matches!(name, "f16" | "f32");
     match family {
@@ -189,7 +189,7 @@ fn result(name: &str, saturate: bool) -> Result<(u32, Scatter), String> {
     })
 }
 
-/// Adds the products of rows of `a` and columns of `b`, which are exact, in the order of `k`.
+/// Adds the products of rows of `a` and columns of `b` in the order of `k`. The products are exact.
 fn multiply<const N: usize>(a: &[f64], b: &[f64], sums: &mut [f64], k: usize) {
     for (row, sums) in a.chunks_exact(k).zip(sums.as_chunks_mut::<N>().0) {
         let mut total = *sums;
@@ -202,7 +202,7 @@ fn multiply<const N: usize>(a: &[f64], b: &[f64], sums: &mut [f64], k: usize) {
     }
 }
 
-/// As [`multiply`], for products that are not exact.
+/// Adds products like [`multiply`], for types whose products are not exact.
 fn fused<const N: usize>(a: &[f64], b: &[f64], sums: &mut [f64], k: usize) {
     for (row, sums) in a.chunks_exact(k).zip(sums.as_chunks_mut::<N>().0) {
         for (left, right) in row.iter().zip(b.as_chunks::<N>().0) {

@@ -1,20 +1,20 @@
 //! `ldmatrix`, `stmatrix` and `movmatrix`: matrices of 8 by 8 halves.
 //!
-//! Lane `l` holds the halves `2 (l % 4)` and the one behind it of row `l / 4`; transposed, of
-//! column `l / 4`. The address of a row of matrix `i` comes from lane `8 i + row`.
+//! Lane `l` holds the halves `2 (l % 4)` and `2 (l % 4) + 1` of row `l / 4`, or of column `l / 4` if the matrix is
+//! transposed. Lane `8 i + row` provides the address of a row of matrix `i`.
 
 use super::{only, registers};
 use crate::lower::Scope;
 use crate::machine::{Block, Fault, LANES, Lanes, Mask, Step, Warp, resolve};
 use crate::ptx::{Instruction, Space};
 
-/// Bytes of a row.
+/// The size of a row in bytes.
 const ROW: usize = 16;
 
-/// A matrix as 8 rows.
+/// A matrix of 8 rows.
 type Rows = [[u8; ROW]; 8];
 
-/// `ldmatrix`
+/// Lowers `ldmatrix`.
 pub(super) fn load(instruction: &Instruction, scope: &Scope<'_>) -> Result<Step, String> {
     let (registers, transposed) = form(instruction, 0)?;
     let (space, address) = (space(instruction), scope.address(instruction, 1)?);
@@ -34,7 +34,7 @@ pub(super) fn load(instruction: &Instruction, scope: &Scope<'_>) -> Result<Step,
     }))
 }
 
-/// `stmatrix`
+/// Lowers `stmatrix`.
 pub(super) fn store(instruction: &Instruction, scope: &Scope<'_>) -> Result<Step, String> {
     let (registers, transposed) = form(instruction, 1)?;
     let (space, address) = (space(instruction), scope.address(instruction, 0)?);
@@ -55,7 +55,7 @@ pub(super) fn store(instruction: &Instruction, scope: &Scope<'_>) -> Result<Step
     ))
 }
 
-/// `movmatrix`
+/// Lowers `movmatrix`.
 pub(super) fn transpose(instruction: &Instruction, _scope: &Scope<'_>) -> Result<Step, String> {
     only(instruction, &[&["sync", "aligned", "m8n8", "trans", "b16"]])?;
     let (target, source) = (registers(instruction, 0)?, registers(instruction, 1)?);
@@ -68,7 +68,7 @@ pub(super) fn transpose(instruction: &Instruction, _scope: &Scope<'_>) -> Result
     }
 }
 
-/// The registers in the list at a place, and whether the matrices are transposed.
+/// Returns the registers in the operand list, and whether the matrices are transposed.
 fn form(instruction: &Instruction, list: usize) -> Result<(Vec<usize>, bool), String> {
     let counts = [("x1", 1), ("x2", 2), ("x4", 4)];
     let known = ["sync", "aligned", "m8n8", "x1", "x2", "x4", "trans", "b16"];
@@ -106,12 +106,12 @@ fn in_shared(space: Space, lane: usize, address: u64) -> Result<(), Fault> {
     }
 }
 
-/// Counts the rows of a matrix, which are accessed at once.
+/// Counts the rows of a matrix, which are accessed together.
 fn count(block: &mut Block<'_>, addresses: &Lanes, number: usize) {
     block.count_shared(addresses, Mask(0xff << (8 * number)), ROW);
 }
 
-/// Returns the values that the lanes hold of a matrix.
+/// Returns the lanes' values of a matrix.
 fn give(matrix: &Rows, transposed: bool) -> Lanes {
     let half = |row: usize, column: usize| {
         u64::from(u16::from_le_bytes([
@@ -129,7 +129,7 @@ fn give(matrix: &Rows, transposed: bool) -> Lanes {
     })
 }
 
-/// The matrix that the lanes hold.
+/// Returns the matrix that the lanes hold.
 fn take(lanes: &Lanes, transposed: bool) -> Rows {
     let mut matrix = Rows::default();
     for (lane, value) in lanes.iter().enumerate().take(LANES) {

@@ -1,7 +1,7 @@
 //! `wmma.load` and `wmma.store`: fragments from and to memory.
 //!
-//! Rows (columns, of a matrix that lies by columns) must begin at multiples of 16 bytes, as CUDA
-//! asks of their distance; they move in pieces of 16 bytes.
+//! The rows of a row-major matrix, or the columns of a column-major matrix, must be aligned to 16 bytes. CUDA
+//! requires the same of the stride. The data move in pieces of 16 bytes.
 
 use super::fragment::{MatrixRole, Shape, each};
 use super::{only, registers};
@@ -9,27 +9,27 @@ use crate::lower::{Address, Scope, bits};
 use crate::machine::{Block, Fault, LANES, Lanes, Mask, Source, Step, Warp, resolve};
 use crate::ptx::{Instruction, Space};
 
-/// Bytes of the largest matrix: 16x16 of f32, or 32x8.
+/// The size of the largest matrix in bytes: 16x16 or 32x8 elements of f32.
 const LARGEST: usize = 1024;
 
-/// A matrix in memory, by an instruction that names it.
+/// A matrix in memory, as given by an instruction.
 struct Matrix {
     space: Space,
     address: Address,
-    /// Elements from one row to the next; if there is none, a row's own.
+    /// The number of elements from one line to the next. The default is the length of a line.
     stride: Option<Source>,
-    /// Rows, or columns of a matrix that lies by columns.
+    /// The number of lines: rows, or columns of a column-major matrix.
     lines: usize,
-    /// Bytes of such a line.
+    /// The length of a line in bytes.
     length: usize,
-    /// Bytes of an element.
+    /// The size of an element in bytes.
     element: usize,
-    /// By register, lane and part of a register: the byte at which the element lies, line by line.
+    /// The byte offset of each element, by register, lane and part of a register. Offsets count line by line.
     places: Vec<u16>,
     registers: Vec<usize>,
 }
 
-/// `wmma.load.a`, `.b` and `.c`
+/// Lowers `wmma.load.a`, `.b` and `.c`.
 pub(super) fn load(instruction: &Instruction, scope: &Scope<'_>) -> Result<Step, String> {
     let role = match instruction.modifiers.get(1).map(String::as_str) {
         Some("a") => MatrixRole::A,
@@ -65,7 +65,7 @@ pub(super) fn load(instruction: &Instruction, scope: &Scope<'_>) -> Result<Step,
     }))
 }
 
-/// `wmma.store.d`
+/// Lowers `wmma.store.d`.
 pub(super) fn store(instruction: &Instruction, scope: &Scope<'_>) -> Result<Step, String> {
     let matrix = matrix(instruction, scope, MatrixRole::Sum, 1, 0)?;
     Ok(Box::new(move |warp, mask, block| {
@@ -171,8 +171,8 @@ fn matrix(
 }
 
 impl Matrix {
-    /// Calls `piece` with a lane, an address, the place among the matrix's bytes and a length,
-    /// for each piece of up to 16 bytes, and counts it.
+    /// Calls `piece` for each piece of up to 16 bytes, and counts the piece. The arguments are a lane, an address,
+    /// the offset in the matrix, and a length.
     fn pass(
         &self,
         warp: &mut Warp,
@@ -219,7 +219,7 @@ impl Matrix {
         Ok(())
     }
 
-    /// Fills the registers.
+    /// Writes the matrix to the registers.
     fn take<const SIZE: usize>(&self, warp: &mut Warp, bytes: &[u8; LARGEST]) {
         let per = const { if SIZE < 4 { 4 / SIZE } else { 1 } };
         let tables = self.places.chunks_exact(LANES * per);
@@ -237,7 +237,7 @@ impl Matrix {
         }
     }
 
-    /// Empties the registers.
+    /// Reads the matrix from the registers.
     fn give<const SIZE: usize>(&self, warp: &Warp, bytes: &mut [u8; LARGEST]) {
         let per = const { if SIZE < 4 { 4 / SIZE } else { 1 } };
         let tables = self.places.chunks_exact(LANES * per);

@@ -7,14 +7,13 @@ use super::{Address, Lowered, Scope, Target, bits};
 use crate::machine::{Access, Action, Block, Fault, Kind, LANES, Lanes, Mask, Source, Step, Warp};
 use crate::ptx::{Instruction, Operand, Space};
 
-/// The modifiers of a load or a store for caches and order, which are ignored as every access is in order here. Here
-/// every access is in order.
+/// The cache and memory order modifiers of loads and stores. They are ignored, since all accesses are in order.
 const IGNORED: &[&str] = &[
     "weak", "volatile", "relaxed", "acquire", "release", "mmio", "cta", "cluster", "gpu", "sys",
     "ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc", "unified",
 ];
 
-/// Types of a load or a store.
+/// The types of loads and stores.
 const TYPES: &[&str] = &[
     "b8", "b16", "b32", "b64", "b128", "u8", "u16", "u32", "u64", "s8", "s16", "s32", "s64", "f32",
     "f64",
@@ -33,11 +32,11 @@ pub(super) fn lower(instruction: &Instruction, scope: &Scope<'_>) -> Lowered {
     }
 }
 
-/// The target of a load or a store.
+/// The operands of a load or a store.
 struct Form {
     space: Space,
     of_type: String,
-    /// Bytes of an element.
+    /// The size of an element in bytes.
     width: usize,
     /// The number of elements.
     count: usize,
@@ -76,7 +75,7 @@ impl Form {
         })
     }
 
-    /// Elements in registers: one of 128 bits stands in two.
+    /// Reads the elements of an operand. A 128-bit element is in two registers.
     fn elements<T>(
         &self,
         operand: Option<&Operand>,
@@ -109,7 +108,7 @@ impl Form {
 fn space_of(word: &str) -> Option<Space> {
     Some(match word {
         "global" => Space::Global,
-        // A cluster is one block here.
+        // A cluster has one block.
         "shared" | "shared::cta" | "shared::cluster" => Space::Shared,
         "local" => Space::Local,
         "const" => Space::Constant,
@@ -118,13 +117,13 @@ fn space_of(word: &str) -> Option<Space> {
     })
 }
 
-/// The space that an instruction names.
+/// Returns the space of an instruction.
 pub(super) fn space(instruction: &Instruction) -> Space {
     let named = instruction.modifiers.iter().find_map(|word| space_of(word));
     named.unwrap_or(Space::Generic)
 }
 
-/// The addresses that the lanes name.
+/// Computes the addresses of the lanes.
 #[inline]
 pub(super) fn addresses(address: Address, warp: &Warp, block: &Block<'_>, at: &mut Lanes) {
     let other;
@@ -141,32 +140,32 @@ pub(super) fn addresses(address: Address, warp: &Warp, block: &Block<'_>, at: &m
     }
 }
 
-/// The `W` bytes at an address, as a number.
+/// Returns the `W` bytes at an address as a number.
 ///
 /// # Safety
 ///
-/// They can be read.
+/// `from` must be valid for reading `W` bytes.
 #[inline]
 pub(super) unsafe fn fetch<const W: usize>(from: *const u8) -> u64 {
     let mut bytes = [0; 8];
-    // SAFETY: as promised by the caller; W is at most 8.
+    // SAFETY: guaranteed by the caller. `W` is at most 8.
     unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), W) };
     u64::from_le_bytes(bytes)
 }
 
-/// Puts the lower `W` bytes of a number at an address.
+/// Writes the lower `W` bytes of a number to an address.
 ///
 /// # Safety
 ///
-/// They can be written.
+/// `to` must be valid for writing `W` bytes.
 #[inline]
 pub(super) unsafe fn put<const W: usize>(to: *mut u8, value: u64) {
     let bytes = value.to_le_bytes();
-    // SAFETY: as promised by the caller; W is at most 8.
+    // SAFETY: guaranteed by the caller. `W` is at most 8.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, W) };
 }
 
-/// The bits of a register of this width.
+/// Returns the mask of a register of this width.
 pub(super) fn keep(width: u32) -> u64 {
     u64::MAX >> (64 - width.clamp(1, 64))
 }
@@ -205,9 +204,9 @@ fn load(instruction: &Instruction, scope: &Scope<'_>) -> Result<(Kind, Action), 
 struct Load {
     space: Space,
     address: Address,
-    /// Of all elements together.
+    /// The size of all elements in bytes.
     bytes: usize,
-    /// The register of each element, and the bits that it has.
+    /// The register of each element, and the mask of its bits.
     targets: Vec<Option<(usize, u64)>>,
 }
 
@@ -280,9 +279,9 @@ fn store(instruction: &Instruction, scope: &Scope<'_>) -> Result<(Kind, Action),
 struct Store {
     space: Space,
     address: Address,
-    /// Of all elements together.
+    /// The size of all elements in bytes.
     bytes: usize,
-    /// Where each element comes from.
+    /// The source of each element.
     sources: Vec<Source>,
 }
 
@@ -324,7 +323,7 @@ impl Store {
     }
 }
 
-/// Looks whether other warps have stored something else where these values go.
+/// Checks whether other warps have stored different values at these addresses.
 fn compare<const W: usize>(
     warp: &Warp,
     mask: Mask,
@@ -342,7 +341,7 @@ fn compare<const W: usize>(
     Ok(())
 }
 
-/// Marks discarded memory, which holds no number until it is written again.
+/// Lowers `discard`: the memory has no defined value until it is written again.
 fn discard(instruction: &Instruction, scope: &Scope<'_>) -> Result<(Kind, Action), String> {
     let address = scope.address(instruction, 0)?;
     let space = space(instruction);
@@ -362,7 +361,7 @@ fn discard(instruction: &Instruction, scope: &Scope<'_>) -> Result<(Kind, Action
     Ok((Kind::Global, Action::Step(step)))
 }
 
-/// Nothing is cached here, so that one policy is as good as another.
+/// Lowers cache policies, which have no effect: the emulator has no cache.
 fn policy(instruction: &Instruction, scope: &Scope<'_>) -> Result<(Kind, Action), String> {
     let (index, _) = scope.result(instruction)?;
     let step: Step = Box::new(move |warp, mask, _| {

@@ -2,14 +2,14 @@ use crate::machine::testing::{refused, words};
 use crate::machine::{Fault, Kind};
 use crate::testing::{kernel, run_on};
 
-/// Bytes after one block of `threads` threads has run `body` over them; `%r0` is the thread.
+/// Runs `body` on one block of `threads` threads, and returns the bytes of the buffer. `%r0` is the thread.
 fn run(body: &str, threads: u32, mut bytes: Vec<u8>) -> Result<Vec<u8>, Fault> {
     let program = kernel(&format!("mov.u32 %r0, %tid.x;\n{body}"));
     let ran = run_on(&program, threads, &mut bytes);
     ran.map(|_| bytes).map_err(|failure| failure.fault)
 }
 
-/// What a load of `of_type` into `register`, which is stored as 64 bits, gives.
+/// Returns the result of loading `of_type` into `register`. The result is stored as 64 bits.
 fn loaded(of_type: &str, register: &str, wide: &str) -> u64 {
     let text =
         format!("ld.global.{of_type} {register}, [%data+8]; {wide} st.global.b64 [%data], %d9;");
@@ -31,7 +31,7 @@ fn widths_and_signs() {
     assert_eq!(into_64("s32"), 0xffff_ffff_c4d5_e6f7);
     assert_eq!(into_64("b64"), 0x8091_a2b3_c4d5_e6f7);
     assert_eq!(into_64("s64"), 0x8091_a2b3_c4d5_e6f7);
-    // Bits that a register does not have stay zero.
+    // Bits beyond the width of a register stay zero.
     let into_32 = |of_type| loaded(of_type, "%r9", "cvt.u64.u32 %d9, %r9;");
     assert_eq!(into_32("s8"), 0xffff_fff7);
     assert_eq!(into_32("u16"), 0xe6f7);
@@ -39,7 +39,7 @@ fn widths_and_signs() {
     assert_eq!(loaded("s8", "%h9", "cvt.u64.u16 %d9, %h9;"), 0xfff7);
 }
 
-/// Vectors, sinks, constants, narrow stores from wide registers, and each way to say how it is cached.
+/// Vectors, sinks, constants, narrow stores from wide registers, and all cache modifiers.
 #[test]
 fn vectors_and_modifiers() {
     let bytes: Vec<u8> = (0..128).collect();
@@ -111,7 +111,7 @@ fn addresses_may_be_those_of_other_registers_that_are_loaded() {
     assert!(run(text, 32, vec![0; 16]).is_ok());
 }
 
-/// Each lane its own memory of 64 bytes, by its own and by generic addresses.
+/// Each lane has its own 64 bytes of memory, accessed by local and by generic addresses.
 #[test]
 fn local_memory_is_each_threads_own() {
     let body = "
@@ -164,7 +164,7 @@ fn parameters_by_name_and_by_address() {
     ));
 }
 
-/// Generic addresses of one instruction that lie in three spaces.
+/// Generic addresses of one instruction in three different spaces.
 #[test]
 fn lanes_may_go_to_different_spaces() {
     let body = "
@@ -223,7 +223,7 @@ fn wrong_addresses_are_told_with_their_lane() {
             ..
         }
     ));
-    // Only lanes that take part are looked at.
+    // Only active lanes are checked.
     let text = "setp.lt.u32 %p1, %r0, 32; mul.wide.u32 %d0, %r0, 4; add.s64 %d1, %data, %d0;
         @%p1 st.global.u32 [%d1], %r0;";
     assert!(run(text, 64, vec![0; 128]).is_ok());
@@ -267,7 +267,7 @@ fn kinds_of_instructions() {
     let body = "ld.global.u32 %r1, [%data]; ld.u32 %r1, [%data]; ld.param.u64 %d1, [data];";
     let counts = run_on(&kernel(body), 1, &mut [0; 4]).expect("it runs");
     assert_eq!(counts.instructions[Kind::Global as usize], 2);
-    // One of them is the test's own.
+    // One of these accesses is made by the test.
     assert_eq!(counts.instructions[Kind::Private as usize], 2);
 }
 

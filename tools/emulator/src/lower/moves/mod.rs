@@ -1,4 +1,4 @@
-//! Moves between registers, parts of registers, and addresses between spaces.
+//! Moves between registers and parts of registers, and conversions of addresses between spaces.
 
 #[cfg(test)]
 mod tests;
@@ -74,7 +74,7 @@ fn predicate(form: Form<'_>) -> Result<Action, String> {
     })))
 }
 
-/// The first of the two registers that hold 128 bits.
+/// Returns the first of the two registers that hold 128 bits.
 fn pair(form: Form<'_>, place: usize) -> Result<usize, String> {
     match form.operand(place)? {
         Operand::Register(Register::Data { index, width: 128 }) => Ok(*index),
@@ -82,7 +82,7 @@ fn pair(form: Form<'_>, place: usize) -> Result<usize, String> {
     }
 }
 
-/// The bits of each of so many parts, the first the lowest.
+/// Returns the number of bits of each of `count` parts. The first part is the lowest.
 fn part(of: &str, count: usize) -> Result<u32, String> {
     let whole = bits(of);
     match (of, count) {
@@ -91,7 +91,7 @@ fn part(of: &str, count: usize) -> Result<u32, String> {
     }
 }
 
-/// `mov.b32 {a, b}, r`
+/// Lowers `mov.b32 {a, b}, r`.
 fn apart(form: Form<'_>, parts: &[Operand]) -> Result<Action, String> {
     let of = form.of();
     let width = part(of, parts.len())?;
@@ -113,7 +113,7 @@ fn apart(form: Form<'_>, parts: &[Operand]) -> Result<Action, String> {
     let words: Vec<_> = words.into_iter().map(|word| Inputs::of([word])).collect();
     let ones = u64::MAX >> (64 - width);
     Ok(Action::Step(Box::new(move |warp, mask, block| {
-        // Copies: a part may be a register that is read.
+        // Copies the lanes, since a part may be a register that is read.
         let mut lanes = [[0; LANES]; 2];
         for (lanes, word) in lanes.iter_mut().zip(&words) {
             let mut room = None;
@@ -131,7 +131,7 @@ fn apart(form: Form<'_>, parts: &[Operand]) -> Result<Action, String> {
     })))
 }
 
-/// `mov.b32 r, {a, b}`
+/// Lowers `mov.b32 r, {a, b}`.
 fn together(form: Form<'_>, parts: &[Operand]) -> Result<Action, String> {
     let of = form.of();
     let width = part(of, parts.len())?;
@@ -162,7 +162,7 @@ fn together(form: Form<'_>, parts: &[Operand]) -> Result<Action, String> {
     })))
 }
 
-/// The space that a modifier such as `shared::cta` names.
+/// Returns the space of a modifier such as `shared::cta`.
 fn space(modifier: &str) -> Result<Space, String> {
     Ok(match modifier.split("::").next().unwrap_or(modifier) {
         "global" => Space::Global,
@@ -174,7 +174,7 @@ fn space(modifier: &str) -> Result<Space, String> {
     })
 }
 
-/// `cvta.shared.u64`, and `cvta.to.shared.u64` the other way.
+/// Lowers `cvta.shared.u64`, and the opposite direction `cvta.to.shared.u64`.
 fn between_spaces(form: Form<'_>) -> Result<Action, String> {
     let modifiers: Vec<_> = form
         .instruction
@@ -196,7 +196,8 @@ fn between_spaces(form: Form<'_>) -> Result<Action, String> {
     })
 }
 
-/// Whether a generic address lies in a space. What is in no other is global, constants too.
+/// Lowers `isspacep`, which tests whether a generic address lies in a space. An address in no other space is global,
+/// including constants.
 fn is_space(form: Form<'_>) -> Result<Action, String> {
     let [Some(out), None] = form.predicates_out()? else {
         return Err("there is one result".into());

@@ -83,7 +83,7 @@ fn parts() {
     both("mov.b64 {%h0, %h1, %h2, %h3}, %d1;", "%d1", "%h2", 0x6655);
     both("mov.b32 {%h0, %h1, %h2, %h3}, %r1;", "%r1", "%h3", 0x44);
     both("mov.b16 {%h0, %h1}, %h2;", "%h2", "%h1", 0x22);
-    // Into the register that is read.
+    // The destination includes the register that is read.
     both(
         "mov.b64 {%r1, %r2}, %d1; mov.b64 %d1, {%r2, %r1};",
         "%d1",
@@ -151,7 +151,7 @@ fn parts() {
     }
 }
 
-/// What `mov` and `cvta` make of variables.
+/// Checks the results of `mov` and `cvta` for variables.
 #[test]
 fn variables_have_addresses_in_their_space_and_everywhere() {
     let text = ".version 8.8\n.target sm_90a\n.global .align 8 .b8 table[64];\n.shared .align 16 .b8 first[32];\n.shared .align 16 .b8 tile[64];\n\

@@ -1,9 +1,9 @@
-//! Sums, products, quotients and roots, exact as far as any rounding can tell: a result that does not
-//! fit is cut off, and its last bit is set.
+//! Sums, products, quotients and roots that round correctly in every mode. A result that does not fit is cut off, and
+//! its last bit is set.
 
 use super::{ExactNumber, Mode};
 
-/// A sum that is zero has the sign that the rounding gives it.
+/// Adds two numbers. The rounding mode determines the sign of a zero sum.
 pub fn add(a: ExactNumber, b: ExactNumber, mode: Mode) -> ExactNumber {
     use ExactNumber::{Finite, Infinite, Nan};
     match (a, b) {
@@ -38,7 +38,7 @@ pub fn add(a: ExactNumber, b: ExactNumber, mode: Mode) -> ExactNumber {
             if top(mantissa, exponent) < top(other_mantissa, other_exponent) {
                 return add(b, a, mode);
             }
-            // The larger one as far up as leaves room for a carry.
+            // Shifts the larger number up, and leaves one bit for a carry.
             let up = mantissa.leading_zeros() - 2;
             let (large, unit) = (mantissa << up, exponent - up as i32);
             let small = aligned(other_mantissa, other_exponent - unit);
@@ -56,7 +56,7 @@ pub fn add(a: ExactNumber, b: ExactNumber, mode: Mode) -> ExactNumber {
     }
 }
 
-/// Of numbers with at most 63 bits each.
+/// Multiplies two numbers of at most 63 bits each.
 pub fn multiply(a: ExactNumber, b: ExactNumber) -> ExactNumber {
     use ExactNumber::{Finite, Infinite, Nan};
     let negative = a.negative() != b.negative();
@@ -78,7 +78,7 @@ pub fn multiply(a: ExactNumber, b: ExactNumber) -> ExactNumber {
     }
 }
 
-/// Of numbers with at most 63 bits each.
+/// Divides two numbers of at most 63 bits each.
 pub fn divide(a: ExactNumber, b: ExactNumber) -> ExactNumber {
     use ExactNumber::{Finite, Infinite, Nan};
     let negative = a.negative() != b.negative();
@@ -121,7 +121,7 @@ pub fn square_root(a: ExactNumber) -> ExactNumber {
             if a.negative() {
                 return ExactNumber::Nan;
             }
-            // An even exponent, and as many bits as there are.
+            // An even exponent, and the maximum number of bits.
             let up = mantissa.leading_zeros() - 1;
             let up = up - (exponent - up as i32).rem_euclid(2) as u32;
             let raised = mantissa << up;
@@ -142,7 +142,7 @@ fn finite(negative: bool, mantissa: u128, exponent: i32) -> ExactNumber {
     }
 }
 
-/// A number in another unit, `2^-by` of its own.
+/// Converts a number to another unit, `2^-by` of its current unit.
 fn aligned(mantissa: u128, by: i32) -> u128 {
     match by {
         0.. => mantissa << by,

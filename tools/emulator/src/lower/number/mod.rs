@@ -1,21 +1,21 @@
-//! Numbers as formats of floating point hold them: exact, then rounded once.
+//! Numbers of floating-point formats: exact values that are rounded once.
 //!
-//! This is for whatever the host has no instruction for: directed roundings, small formats, and
-//! conversions. It is exact and not fast; [`quick`] holds what comes often.
+//! This module handles cases without a host instruction: directed rounding, small formats, and conversions. It is
+//! exact but not fast. [`quick`] handles the common cases.
 
 pub(super) mod exact;
 pub(super) mod quick;
 #[cfg(test)]
 mod tests;
 
-/// A number without a format.
+/// A number independent of a format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ExactNumber {
     Nan,
     Infinite {
         negative: bool,
     },
-    /// `mantissa * 2^exponent`. Below 2^127, so that one more bit fits.
+    /// `mantissa * 2^exponent`. The mantissa is below 2^127, so that one more bit fits.
     Finite {
         negative: bool,
         mantissa: u128,
@@ -23,37 +23,37 @@ pub(super) enum ExactNumber {
     },
 }
 
-/// Which neighbour a number becomes that lies between two.
+/// Rounding mode: selects a neighbour of a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mode {
-    /// `.rn`: the nearest, the even one of two.
+    /// `.rn`: to nearest, ties to even.
     Nearest,
-    /// `.rna`: the nearest, the larger in size of two.
+    /// `.rna`: to nearest, ties away from zero.
     Away,
-    /// `.rz`
+    /// `.rz`: towards zero.
     Zero,
-    /// `.rm`
+    /// `.rm`: towards negative infinity.
     Down,
-    /// `.rp`
+    /// `.rp`: towards positive infinity.
     Up,
 }
 
-/// A format of one sign, some bits of exponent and some of fraction.
+/// A floating-point format with a sign bit, an exponent and a fraction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Format {
     pub exponent: u32,
     pub fraction: u32,
     pub special: Codes,
-    /// The bits of the NaN that operations give.
+    /// The bits of the NaN that operations return.
     pub nan: u64,
 }
 
-/// The meaning of the codes of the highest exponent.
+/// The meaning of the codes with the highest exponent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Codes {
-    /// Infinity, and NaNs.
+    /// Infinity and NaNs.
     Ieee,
-    /// Numbers, but NaN where all bits are set.
+    /// Numbers, except a NaN if all bits are set.
     OneNan,
     /// Numbers.
     Numbers,
@@ -72,17 +72,17 @@ pub(super) const F64: Format = format(11, 52, Codes::Ieee, 0xfff8_0000_0000_0000
 pub(super) const F32: Format = format(8, 23, Codes::Ieee, 0x7fff_ffff);
 pub(super) const F16: Format = format(5, 10, Codes::Ieee, 0x7fff);
 pub(super) const BF16: Format = format(8, 7, Codes::Ieee, 0x7fff);
-/// As its upper 19 bits; the instructions hold it in the upper ones of 32.
+/// The upper 19 bits. Instructions store them in the upper bits of 32 bits.
 pub(super) const TF32: Format = format(8, 10, Codes::Ieee, 0x3_ffff);
 pub(super) const E4M3: Format = format(4, 3, Codes::OneNan, 0x7f);
 pub(super) const E5M2: Format = format(5, 2, Codes::Ieee, 0x7f);
-/// NaN becomes the largest number in those that have none.
+/// NaN becomes the largest number in formats without NaN.
 pub(super) const E2M1: Format = format(2, 1, Codes::Numbers, 0x7);
 pub(super) const E2M3: Format = format(2, 3, Codes::Numbers, 0x1f);
 pub(super) const E3M2: Format = format(3, 2, Codes::Numbers, 0x1f);
 
 impl Mode {
-    /// By the modifier's name, `rn` and `rni`.
+    /// Returns the mode of a modifier, such as `rn` and `rni`.
     pub fn named(modifier: &str) -> Option<Self> {
         Some(match modifier {
             "rn" | "rni" => Self::Nearest,
@@ -108,17 +108,17 @@ impl Format {
         (1 << self.exponent) - 1
     }
 
-    /// Its bits.
+    /// Returns the number of bits.
     pub fn length(self) -> u32 {
         1 + self.exponent + self.fraction
     }
 
-    /// A one for each of its bits.
+    /// Returns a mask of all bits.
     pub fn ones(self) -> u64 {
         u64::MAX >> (64 - self.length())
     }
 
-    /// The code of the largest number.
+    /// Returns the code of the largest number.
     fn largest(self) -> u64 {
         match self.special {
             Codes::Ieee => (self.highest() << self.fraction) - 1,
@@ -148,8 +148,8 @@ impl Format {
         }
     }
 
-    /// Encodes a number. A number beyond the largest one becomes the largest if `saturate` says so, and in formats
-    /// without infinity NaN or, where there is none either, the largest number.
+    /// Encodes a number. A number beyond the largest number becomes infinity. With `saturate` it becomes the largest
+    /// number. In formats without infinity it becomes NaN, or the largest number in formats without NaN.
     pub fn encode(self, number: ExactNumber, mode: Mode, saturate: bool) -> u64 {
         let (negative, mantissa, exponent) = match number {
             ExactNumber::Nan => return self.nan,
@@ -174,7 +174,7 @@ impl Format {
             ..=0 => mantissa << -drop,
             _ => shift(mantissa, drop as u32, mode, negative),
         };
-        // A carry out of the fraction counts the exponent up.
+        // A carry out of the fraction increments the exponent.
         let code = ((biased as u128 - 1) << self.fraction) + mantissa;
         if code <= self.largest().into() {
             self.sign(negative) | code as u64
@@ -200,11 +200,11 @@ impl Format {
     }
 }
 
-/// A number without its lower bits, rounded.
+/// Returns a number without its lower bits, rounded.
 fn shift(mantissa: u128, bits: u32, mode: Mode, negative: bool) -> u128 {
     let (floor, rest, half) = match bits {
         0 => return mantissa,
-        // Less than a half: the mantissa has fewer bits.
+        // The value is less than a half, since the mantissa has fewer bits.
         128.. => (0, u128::from(mantissa > 0), 2),
         _ => (
             mantissa >> bits,
@@ -256,7 +256,7 @@ impl ExactNumber {
         }
     }
 
-    /// The whole number next to it.
+    /// Rounds to an integer.
     pub fn rounded(self, mode: Mode) -> Self {
         match self {
             Self::Finite {
@@ -272,7 +272,7 @@ impl ExactNumber {
         }
     }
 
-    /// The whole number next to it, between two bounds; `None` of NaN.
+    /// Rounds to an integer between two bounds, or returns `None` for NaN.
     pub fn to_whole(self, mode: Mode, least: i128, most: i128) -> Option<i128> {
         let bound = |negative| if negative { least } else { most };
         match self.rounded(mode) {

@@ -1,17 +1,17 @@
-//! The common formats by arithmetic of the host, without a branch where that is possible, so that a
-//! loop over lanes becomes a loop over vectors.
+//! Fast conversions of the common formats with host arithmetic. They avoid branches, so that loops over lanes are
+//! vectorized.
 
 use super::Mode;
 
-/// A sum of which the last bit tells whether something was cut off: rounded once more to a format of
-/// at most 51 bits, it gives what the exact sum would.
+/// Returns a sum rounded to odd: the last bit is set if the sum is inexact. Rounding this sum to a format of at most
+/// 51 bits equals rounding the exact sum.
 #[inline(always)]
 pub fn odd_sum(a: f64, b: f64) -> f64 {
     let sum = a + b;
     let from_b = sum - a;
     let rest = (a - (sum - from_b)) + (b - from_b);
     let bits = sum.to_bits();
-    // The odd one of the two neighbours is on the side of the rest.
+    // The odd neighbour is on the side of the rest.
     let outward = (rest > 0.0) == (sum > 0.0);
     let other = if outward {
         bits + 1
@@ -26,7 +26,7 @@ pub fn odd_sum(a: f64, b: f64) -> f64 {
     })
 }
 
-/// An f32 of which the last bit tells whether something was cut off.
+/// Converts to f32 with rounding to odd: the last bit is set if the result is inexact.
 #[inline(always)]
 pub fn odd_single(number: f64) -> f32 {
     let near = number as f32;
@@ -37,7 +37,7 @@ pub fn odd_single(number: f64) -> f32 {
     f32::from_bits(if inexact { inward | 1 } else { bits })
 }
 
-/// To f32, rounded as told.
+/// Converts to f32 with the given rounding mode.
 #[inline(always)]
 pub fn single(number: f64, mode: Mode) -> f32 {
     let near = number as f32;
@@ -60,7 +60,7 @@ pub fn from_f16(bits: u64) -> f32 {
     f32::from_bits(if nan { 0x7fff_ffff } else { code | sign })
 }
 
-/// The nearest f16.
+/// Returns the nearest f16.
 #[inline(always)]
 pub fn to_f16(number: f32) -> u64 {
     let bits = number.to_bits();
@@ -70,7 +70,7 @@ pub fn to_f16(number: f32) -> u64 {
         .wrapping_add(0xfff + odd)
         .wrapping_sub((127 - 15) << 23)
         >> 13;
-    // Added to this, a number has its last bit where a subnormal f16 has.
+    // Adding this constant aligns the last bit of a number with the last bit of a subnormal f16.
     let unit = f32::from_bits((127 - 15 + 23 - 10 + 1) << 23);
     let small = (f32::from_bits(size) + unit)
         .to_bits()
@@ -80,7 +80,7 @@ pub fn to_f16(number: f32) -> u64 {
     } else {
         normal
     };
-    // What is rounded up to 65536 has carried into infinity by itself.
+    // A number that rounds up to 65536 has already carried into infinity.
     let code = if size >= 0x4780_0000 { 0x7c00 } else { code };
     u64::from(if size > 0x7f80_0000 {
         0x7fff
@@ -94,7 +94,7 @@ pub fn from_bf16(bits: u64) -> f32 {
     f32::from_bits((bits as u32) << 16)
 }
 
-/// The nearest bf16.
+/// Returns the nearest bf16.
 #[inline(always)]
 pub fn to_bf16(number: f32) -> u64 {
     let bits = number.to_bits();
@@ -102,7 +102,7 @@ pub fn to_bf16(number: f32) -> u64 {
     u64::from(if number.is_nan() { 0x7fff } else { rounded })
 }
 
-/// Zero with the same sign in place of a subnormal number.
+/// Replaces a subnormal number with a zero of the same sign.
 #[inline(always)]
 pub fn flush(number: f32) -> f32 {
     let bits = number.to_bits();
@@ -110,7 +110,7 @@ pub fn flush(number: f32) -> f32 {
     f32::from_bits(if small { bits & 0x8000_0000 } else { bits })
 }
 
-/// The bits of an f32; one NaN stands for all.
+/// Returns the bits of an f32. All NaNs become the same NaN.
 #[inline(always)]
 pub fn bits(number: f32) -> u64 {
     u64::from(if number.is_nan() {
@@ -120,27 +120,27 @@ pub fn bits(number: f32) -> u64 {
     })
 }
 
-/// The bits of an f64; one NaN stands for all.
+/// Returns the bits of an f64. All NaNs become the same NaN.
 #[inline(always)]
 pub fn bits64(number: f64) -> u64 {
-    // By its bits: a compiler may keep any NaN where one float is chosen for another.
+    // Tests the bits, since a compiler may return any NaN when it selects a float.
     match number.to_bits() {
         bits if bits & (u64::MAX >> 1) > 0x7ff0_0000_0000_0000 => 0xfff8_0000_0000_0000,
         bits => bits,
     }
 }
 
-/// `2^number` to within two units of the last place of f64, where the result is in the range of f32;
-/// beyond it, something that is beyond it too.
+/// Returns `2^number` to within two units in the last place of f64, if the result is in the range of f32. Otherwise
+/// the result is also beyond the range of f32.
 #[inline(always)]
 pub fn exp2(number: f64) -> f64 {
     let number = number.clamp(-1000.0, 1000.0);
-    // Added to this, a number has its last bit where the ones are.
+    // Adding this constant moves the integer part to the last bits.
     let unit = 1.5 * 2f64.powi(52);
     let raised = number + unit;
     let power = raised.to_bits().wrapping_sub(unit.to_bits());
     let rest = (number - (raised - unit)) * std::f64::consts::LN_2;
-    // The series of exp, up to rest^13 / 13!, from its end.
+    // The Taylor series of exp, up to rest^13 / 13!, evaluated from its end.
     let mut sum = 1.0;
     for divisor in (1..=13u8).rev() {
         sum = sum * rest * (1.0 / f64::from(divisor)) + 1.0;

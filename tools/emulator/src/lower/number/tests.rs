@@ -36,7 +36,7 @@ fn formats_hold_what_the_host_does() {
 }
 
 impl ExactNumber {
-    /// The same number with the exponent of another.
+    /// Returns the same number with the exponent of another number.
     fn rescaled(self, like: Self) -> Self {
         match (self, like) {
             (
@@ -92,7 +92,7 @@ fn narrowing_rounds_to_nearest() {
     }
 }
 
-/// The rounded one of a number between two neighbours.
+/// Checks that directed rounding selects the neighbour on its side.
 #[test]
 fn directed_roundings_take_the_neighbour_on_their_side() {
     let mut random = Random::new(2);
@@ -141,7 +141,7 @@ fn exact_operations_round_as_the_host_does() {
     ];
     let mut pick = move || match random.next() % 8 {
         0 => special[random.next() as usize % special.len()],
-        // Near one another, for cancellation.
+        // Numbers close to each other, which cancel.
         1..4 => f64::from_bits(1.0f64.to_bits() ^ (random.next() & 0x8030_0000_0000_001f)),
         _ => random.double(),
     };

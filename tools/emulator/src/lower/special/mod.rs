@@ -1,7 +1,7 @@
-//! Reciprocals, roots and the functions that PTX only bounds.
+//! Reciprocals, roots, and functions whose error PTX only bounds.
 //!
-//! These are computed in f64 and rounded to their type: closer to the truth than a GPU is, and the
-//! same on each host.
+//! They are computed in f64 and rounded to their type. The results are closer to the exact values than on a GPU, and
+//! equal on each host.
 
 #[cfg(test)]
 mod tests;
@@ -27,7 +27,7 @@ pub(super) fn lower(instruction: &Instruction, scope: &Scope<'_>) -> Lowered {
     Ok(Some((Kind::Special, action)))
 }
 
-/// `rcp.rn`, `sqrt.rz` and their like.
+/// Lowers `rcp.rn`, `sqrt.rz` and similar instructions.
 fn rounded(form: Form<'_>) -> Result<Action, String> {
     let (of, root) = (form.of(), form.name() == "sqrt");
     let [rounding, ..] = form.instruction.modifiers.as_slice() else {
@@ -78,7 +78,7 @@ fn finish(form: Form<'_>) -> Modifiers {
     }
 }
 
-/// `rcp.approx.ftz.f64` and `rsqrt.approx.f64`: the upper 32 bits, of the upper 32 bits.
+/// Lowers `rcp.approx.ftz.f64` and `rsqrt.approx.f64`, which compute the upper 32 bits from the upper 32 bits.
 fn coarse(form: Form<'_>) -> Result<Action, String> {
     form.only(1, &["approx", "ftz"])?;
     let (ftz, root) = (form.has("ftz"), form.name() == "rsqrt");
@@ -92,12 +92,12 @@ fn coarse(form: Form<'_>) -> Result<Action, String> {
             0 if ftz => bits & 1 << 63,
             _ => bits,
         };
-        // A NaN may have its ones in the lower half alone.
+        // The bits that make a NaN may be only in the lower half.
         let number = f64::from_bits(a);
         if number.is_nan() {
             return bits64(number);
         }
-        // Without .ftz, also numbers count of which all ones are in the lower half.
+        // Without `.ftz`, numbers whose set bits are all in the lower half are not zero.
         let number = f64::from_bits(if ftz { flushed(upper(a)) } else { a });
         let result = if root {
             1.0 / number.sqrt()
@@ -137,7 +137,7 @@ fn of_type(
         "f32" if !(ftz && form.name() == "tanh") => step(out, sources, finish(form), move |[a]| {
             function(a.into()) as f32
         }),
-        // `ex2` has subnormal halves of f16, and none of bf16.
+        // `ex2` has subnormal results for f16, but not for bf16.
         "f16" | "f16x2" if halves && !ftz => half::<F16>(out, sources, pair, false, function),
         "bf16" | "bf16x2" if halves && ftz == (form.name() == "ex2") => {
             half::<Bf16>(out, sources, pair, ftz, function)

@@ -44,7 +44,7 @@ fn functions_are_those_of_f64() {
         ("sin", f64::sin),
         ("cos", f64::cos),
     ] {
-        // The host's own functions, which may differ in the last place.
+        // The host functions may differ in the last place.
         let near = |result: f32, expected: f32| {
             bits(result) == bits(expected) || bits(result).abs_diff(bits(expected)) == 1
         };
@@ -149,7 +149,7 @@ fn exact_ones_are_rounded_as_told() {
         doubles(5),
         |[a]| canonical(f64::from_bits(a).sqrt()),
     );
-    // Towards a side: what it is multiplied with gives the number back, from that side alone.
+    // Directed rounding: the product with the operand approximates the number from one side only.
     for (mode, name) in [(Mode::Down, "rm"), (Mode::Up, "rp"), (Mode::Zero, "rz")] {
         for (operation, root) in [("rcp", false), ("sqrt", true)] {
             for (of, names) in [("f32", ["%f0", "%f1"]), ("f64", ["%d0", "%d1"])] {
@@ -177,7 +177,7 @@ fn exact_ones_are_rounded_as_told() {
                     });
                     let [results] = evaluate(&[(names[1], &lanes)]);
                     for (a, result) in inputs.iter().zip(results) {
-                        // The sign of result * other - whole, exactly.
+                        // The sign of result * other - whole, computed exactly.
                         let error = |bits: u64| {
                             let result = number(bits);
                             let (other, whole) = if root { (result, *a) } else { (*a, 1.0) };

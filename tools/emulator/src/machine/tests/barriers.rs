@@ -1,10 +1,10 @@
-//! Warps that wait for each other.
+//! Tests of warps that wait for each other.
 
 use crate::machine::Fault;
 use crate::machine::testing::words;
 use crate::testing::{kernel, run_blocks};
 
-/// Each thread stores its number and reads that of its mirror image.
+/// Each thread stores its number, and reads the number of the opposite thread.
 const REVERSE: &str = "
     .shared .align 4 .b8 s[4096];
     mov.u32 %r9, %ntid.x; mov.u32 %r1, s;
@@ -50,7 +50,7 @@ fn blocks_of_three_dimensions() {
     }
 }
 
-/// Two pairs of warps, each with a barrier of its own, which they pass at different times.
+/// Two pairs of warps. Each pair has its own barrier, which it passes at a different time.
 #[test]
 fn barriers_of_some_of_the_threads() {
     let body = "
@@ -68,7 +68,7 @@ fn barriers_of_some_of_the_threads() {
     assert_eq!(words(body, 128), Ok(expected.collect::<Vec<_>>()));
 }
 
-/// The first warp makes, the second uses; neither may be more than one turn ahead.
+/// The first warp produces, and the second warp consumes. Neither may be more than one iteration ahead.
 #[test]
 fn makers_and_users_arrive_at_each_others_barriers() {
     let body = "
@@ -131,7 +131,7 @@ fn votes_of_a_block() {
     let or = "barrier.sync 3; barrier.cta.red.or.pred %p2, 0, %p1; selp.u32 %r1, 1, 2, %p2;";
     assert_eq!(vote(or, "eq.u32", 100), [1; 100]);
     assert_eq!(vote(or, "eq.u32", 40), [2; 40]);
-    // One vote after the other.
+    // Two votes in sequence.
     let twice = format!(
         "{count} setp.lt.u32 %p1, %r0, 50; bar.red.popc.u32 %r2, 0, %p1; add.u32 %r1, %r1, %r2;"
     );
@@ -165,6 +165,6 @@ fn a_barrier_that_not_all_reach() {
             "{wrong}: {failure}"
         );
     }
-    // A whole warp counts as 32 threads, however many are left of it.
+    // A whole warp counts as 32 threads, even if some of its threads have exited.
     assert!(words("setp.gt.u32 %p1, %r0, 70; @%p1 exit; bar.sync 1, 96;", 128).is_ok());
 }

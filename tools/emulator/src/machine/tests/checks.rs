@@ -1,4 +1,4 @@
-//! Errors that a GPU does not report.
+//! Tests of errors that a GPU does not report.
 
 use crate::machine::testing::words_with;
 use crate::machine::{Checks, Fault, Options};
@@ -10,8 +10,8 @@ const NONE: Checks = Checks {
     conflicts: false,
 };
 
-/// `%r2` is the address of the thread's own word in 1024 bytes of shared memory, `%r3` that of the
-/// thread 32 further on, around the end; 256 threads.
+/// `%r2` is the address of the thread's word in 1024 bytes of shared memory. `%r3` is the address of the word 32
+/// threads further on, with wrap-around. There are 256 threads.
 const SHARED: &str = "
     .shared .align 16 .b8 s[1024];
     mov.u32 %r1, s; shl.b32 %r2, %r0, 2; add.u32 %r3, %r2, 128; and.b32 %r3, %r3, 1023;
@@ -89,7 +89,7 @@ fn a_race_names_both_instructions() {
     let Fault::Race(what) = &failure.fault else {
         panic!("{failure}");
     };
-    // The first warp has read when the second one comes to its store.
+    // The first warp has read the word when the second warp stores to it.
     let line = failure.place.line + 1;
     assert!(
         what.contains(&format!("ld.shared.u32 at line {line} reads")),
@@ -99,7 +99,7 @@ fn a_race_names_both_instructions() {
     assert_eq!(failure.place.warp, 1);
 }
 
-/// Warps may share words, as long as each has its own bytes.
+/// Warps may share words if each warp uses different bytes.
 #[test]
 fn races_are_told_by_the_byte() {
     let bytes = |offset: u32| {
@@ -118,7 +118,7 @@ fn races_are_told_by_the_byte() {
     assert!(races(&format!("{wide} st.shared.u32 [%r2], 0;")));
 }
 
-/// Warps that wait for each other in another way are not accused.
+/// Warps that synchronize by other means are not reported.
 #[test]
 fn races_are_not_looked_for_where_order_is_not_followed() {
     let race = "st.shared.u32 [%r2], %r0; ld.shared.u32 %r4, [%r3];";
@@ -207,7 +207,7 @@ fn shared_memory_that_nothing_has_written() {
     assert!(!found(
         "st.shared.u16 [%r2+2], 1; ld.shared.u16 %h4, [%r2+2];"
     ));
-    // What the block before has written does not count.
+    // Writes of the previous block do not count.
     let body = "mov.u32 %r9, %ctaid.x; setp.eq.u32 %p1, %r9, 0;
         @%p1 st.shared.u32 [%r2], 1; ld.shared.u32 %r4, [%r2];";
     let options = Options {

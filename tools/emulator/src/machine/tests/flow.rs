@@ -1,11 +1,11 @@
-//! Lanes that part and meet.
+//! Tests of divergence and reconvergence.
 
 use crate::machine::testing::{words, words_with};
 use crate::machine::{Fault, Options};
 
 const ALL: u32 = u32::MAX;
 
-/// Loops of different lengths with `break` and `continue`, and branches inside of branches.
+/// Loops of different lengths with `break` and `continue`, and nested branches.
 #[test]
 fn nested_ways_give_what_each_thread_alone_would_compute() {
     let body = "
@@ -38,12 +38,12 @@ fn nested_ways_give_what_each_thread_alone_would_compute() {
         }
         sum
     };
-    // `%p5` is never true on the way to `ODD`: it is not computed there.
+    // `%p5` is never true on the path to `ODD`, so it is not computed there.
     let got = words(body, 64).expect("it runs");
     assert_eq!(got, (0..64).map(expected).collect::<Vec<_>>());
 }
 
-/// The block behind the end is one that a compiler took to be rare.
+/// The block behind the end of the kernel is code that a compiler considered rare.
 #[test]
 fn lanes_meet_behind_a_branch_whatever_the_layout() {
     let body = "
@@ -58,7 +58,7 @@ fn lanes_meet_behind_a_branch_whatever_the_layout() {
 
 #[test]
 fn lanes_meet_behind_loops_and_not_in_them() {
-    // Each lane leaves with the mask of its last turn; behind the loop all are together.
+    // Each lane leaves the loop with the mask of its last iteration. Behind the loop all lanes run together.
     let body = "
         mov.u32 %r1, 0;
         LOOP: activemask.b32 %r2;
@@ -107,7 +107,7 @@ fn halves_of_a_warp_exchange_in_different_branches() {
         _ => (lane + 1).min(31),
     });
     assert_eq!(words(body, 32), Ok(expected.collect::<Vec<_>>()));
-    // The same instruction, each half with its own mask.
+    // The same instruction, with a different mask for each half.
     let body = "
         setp.lt.u32 %p1, %r0, 16; selp.b32 %r1, 0xffff, 0xffff0000, %p1;
         shfl.sync.bfly.b32 %r2, %r0, 1, 31, %r1; st.global.u32 [%d1], %r2;";
@@ -117,10 +117,10 @@ fn halves_of_a_warp_exchange_in_different_branches() {
     );
 }
 
-/// Lanes stop at an exchange until those that are still on another way have come to it.
+/// Lanes stop at an exchange until lanes on other paths have arrived.
 #[test]
 fn an_exchange_waits_for_lanes_that_come_late() {
-    // The way to HERE from LATE leads backwards, and no branch makes all meet before it.
+    // The path from LATE to HERE leads backwards, and no branch makes the lanes reconverge before it.
     let body = "
         mov.u32 %r1, 0;
         setp.lt.u32 %p1, %r0, 3;
@@ -165,7 +165,7 @@ fn lanes_that_never_come_are_told_of() {
 
 #[test]
 fn warps_wait_for_their_lanes_at_any_instruction() {
-    // Only with `bar.warp.sync` between does each half see what the other half stored.
+    // Each half observes the stores of the other half only with a `bar.warp.sync` between them.
     let body = "
         .shared .align 4 .b8 s[128];
         mov.u32 %r1, s; shl.b32 %r2, %r0, 2; add.u32 %r3, %r1, %r2;
@@ -191,7 +191,7 @@ fn warps_do_not_wait_for_lanes_that_have_ended() {
         DONE: st.global.u32 [%d1], 1;";
     assert_eq!(words(body, 32).map(|words| words.iter().sum()), Ok(31));
     assert_eq!(words(body, 20), Ok(vec![1; 20]));
-    // They end when the others wait already.
+    // These lanes exit while the others are already waiting.
     let body = "
         setp.ge.u32 %p1, %r0, 4; @%p1 bra OTHERS;
         shfl.sync.idx.b32 %r1, %r0, 3, 31, -1; st.global.u32 [%d1], %r1; ret;
@@ -199,7 +199,7 @@ fn warps_do_not_wait_for_lanes_that_have_ended() {
     assert_eq!(words(body, 6), Ok(vec![3, 3, 3, 3, 0, 0]));
 }
 
-/// Every lane takes one lock in turn: the one that has it stands behind where the others wait.
+/// Every lane takes the same lock in turn. The lane that holds the lock is behind the point where the others wait.
 #[test]
 fn lanes_that_fight_for_a_lock_all_get_it() {
     let spin = |pause: &str| {

@@ -1,4 +1,4 @@
-//! Grids, and what is counted.
+//! Tests of grids and of the counts.
 
 use crate::machine::testing::{words, words_with};
 use crate::machine::{Counts, Fault, Kind, Options};
@@ -9,7 +9,7 @@ const SCALED: &str = "
     mad.lo.u32 %r4, %r1, %r2, %r3; mul.wide.u32 %d0, %r4, 4; add.s64 %d1, %data, %d0;
     ld.global.u32 %r5, [%d1]; mul.lo.u32 %r6, %r5, 3; st.global.u32 [%d1], %r6;";
 
-/// The same bits and the same counts on one thread of the host and on several.
+/// Checks that one and several host threads give the same bits and the same counts.
 #[test]
 fn threads_of_the_host_change_nothing() {
     let program = kernel(SCALED);
@@ -32,7 +32,7 @@ fn threads_of_the_host_change_nothing() {
     assert_eq!(counts.global_sectors, (800, 800));
 }
 
-/// The first block that fails is the one that is told of, on however many threads.
+/// Checks that the first failing block is reported, on any number of host threads.
 #[test]
 fn the_first_failure_is_told() {
     let text = SCALED.replace("ld.global.u32 %r5, [%d1]", "ld.global.u32 %r5, [%d1+2048]");
@@ -60,7 +60,7 @@ fn the_first_failure_is_told() {
     }
 }
 
-/// Blocks before one that has failed run to their end, if they began later or are slow.
+/// Blocks before a failed block run to their end, even if they began later or are slow.
 #[test]
 fn a_slow_block_fails_first() {
     let body = "
@@ -81,7 +81,7 @@ fn instructions(counts: &Counts) -> u64 {
     counts.instructions.iter().sum()
 }
 
-/// The second warp of the second block.
+/// The second warp of the second block is the longest.
 #[test]
 fn the_longest_warp() {
     let body = "
@@ -90,12 +90,12 @@ fn the_longest_warp() {
         mov.u32 %r2, 0; LOOP: add.u32 %r2, %r2, 1; setp.lt.u32 %p2, %r2, 100; @%p2 bra LOOP;";
     let (_, counts) = words_with(body, 3, 64, Options::default()).expect("it runs");
     let others = instructions(&counts) - counts.longest_warp;
-    // Three a turn, and less than 20 before.
+    // Three instructions per iteration, and fewer than 20 before the loop.
     assert!((300..320).contains(&counts.longest_warp), "{counts:?}");
     assert!(others < 5 * 20, "{counts:?}");
 }
 
-/// What matrix units do, and how their operands pass through shared memory.
+/// Checks the counts of tensor cores, and of their operands in shared memory.
 #[test]
 fn matrices_are_counted() {
     let body = "
@@ -112,7 +112,7 @@ fn matrices_are_counted() {
             {%f1, %f2, %f3, %f4, %f5, %f6, %f7, %f8}, [%r9];";
     let (_, counts) = words_with(body, 1, 32, Options::default()).expect("it runs");
     assert_eq!(counts.matrix_flops, 2 * 16 * 8 * 16);
-    // Stored side by side, loaded so, two matrices of rows in the same banks, and a kilobyte.
+    // Matrices that are stored and loaded side by side, two matrices with rows in the same banks, and a kilobyte.
     assert_eq!(counts.shared_wavefronts, 4 + 4 + 2 * 8 + 8);
     assert_eq!(counts.bank_conflicts, 2 * 7);
     assert_eq!(counts.instructions[Kind::Matrix as usize], 4);
@@ -124,7 +124,7 @@ fn what_is_counted() {
         touched: true,
         ..Options::default()
     };
-    // Four blocks over the same 128 bytes.
+    // Four blocks on the same 128 bytes.
     let body = "
         .shared .align 4 .b8 s[4096];
         ld.global.u32 %r1, [%d1];

@@ -1,15 +1,15 @@
-//! How fast programs run, in time of the processor: `cargo test --release -- --ignored --nocapture speed`.
+//! Measures the CPU time of programs: `cargo test --release -- --ignored --nocapture speed`.
 
 use crate::machine::{Checks, Counts, Options};
 use crate::testing::{kernel, run_with};
 
-/// What this thread has used of the processor.
+/// Returns the CPU time of this thread.
 fn seconds() -> f64 {
     let mut time = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    // SAFETY: the place for the result is valid.
+    // SAFETY: the result pointer is valid.
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }

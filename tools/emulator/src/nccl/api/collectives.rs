@@ -1,4 +1,4 @@
-//! Collectives and messages.
+//! The functions for collectives and messages.
 
 use std::ffi::c_int;
 

@@ -1,4 +1,4 @@
-//! Memory that is registered.
+//! The functions for registered memory.
 
 use std::ffi::c_int;
 
@@ -15,7 +15,7 @@ unsafe extern "C" fn ncclMemAlloc(place: *mut u64, bytes: usize) -> Code {
             reason: format!("the device has no {bytes} bytes left"),
         })?;
         state().pieces.add(address, bytes);
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { give(place, address) }
     };
     report("ncclMemAlloc", allocate())
@@ -46,7 +46,7 @@ unsafe extern "C" fn ncclCommRegister(
         }
         let mut state = state();
         state.usable(comm)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { give(place, state.register(comm, address, bytes)?) }
     };
     report("ncclCommRegister", register())

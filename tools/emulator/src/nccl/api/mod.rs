@@ -1,6 +1,6 @@
 //! The functions of the library, under their C names and with the types of `nccl.h`.
 //!
-//! Handles are numbers, and enumerators plain integers: a caller may be newer than this library.
+//! Handles are numbers, and enumerators are plain integers, since a caller may use a newer version of the library.
 
 // The names are NVIDIA's.
 #![allow(non_snake_case)]
@@ -25,7 +25,8 @@ mod memory;
 #[derive(Clone, Copy)]
 pub struct UniqueId(Id);
 
-/// The front of `ncclConfig_t`, which is all that is read: the last two fields only where the config has them.
+/// The first fields of `ncclConfig_t`. Only these fields are read. The last two fields are read only if the config
+/// has them.
 #[repr(C)]
 pub struct Config {
     size: usize,
@@ -38,14 +39,14 @@ pub struct Config {
 }
 
 const MAGIC: c_uint = 0xcafe_beef;
-/// The value of a config's attribute until it is set.
+/// The value of a config attribute that is not set.
 const UNDEFINED: c_int = c_int::MIN;
 
 thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
 }
 
-/// Tells why a call failed, and gives its code.
+/// Prints the reason why a call failed, and returns its code.
 fn report(function: &str, answer: Result<Code, Failure>) -> Code {
     answer.unwrap_or_else(|Failure { code, reason }| {
         eprintln!("NCCL emulator: {function}: {reason}");
@@ -54,15 +55,15 @@ fn report(function: &str, answer: Result<Code, Failure>) -> Code {
     })
 }
 
-/// Writes a result where the caller wants it.
+/// Writes a result to an address of the caller.
 ///
 /// # Safety
-/// The place is null, or of a `T`.
+/// `place` must be null or valid for writing a `T`.
 unsafe fn give<T>(place: *mut T, value: T) -> Result<Code, Failure> {
     if place.is_null() {
         Err(argument("the place for a result is null"))
     } else {
-        // SAFETY: as of this function.
+        // SAFETY: guaranteed by the caller of this function.
         unsafe { place.write(value) };
         Ok(SUCCESS)
     }
@@ -70,7 +71,7 @@ unsafe fn give<T>(place: *mut T, value: T) -> Result<Code, Failure> {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ncclGetVersion(version: *mut c_int) -> Code {
-    // SAFETY: the caller's promise, as in all of these.
+    // SAFETY: guaranteed by the caller, as in all of these functions.
     report("ncclGetVersion", unsafe { give(version, VERSION) })
 }
 
@@ -88,7 +89,7 @@ extern "C" fn ncclGetErrorString(code: Code) -> *const c_char {
     text.as_ptr()
 }
 
-/// The reason of this thread's last failure, or else of the communicator's.
+/// Returns the reason of this thread's last failure, or of the communicator's last failure.
 #[unsafe(no_mangle)]
 extern "C" fn ncclGetLastError(comm: usize) -> *const c_char {
     let state = state();
@@ -102,7 +103,7 @@ extern "C" fn ncclGetLastError(comm: usize) -> *const c_char {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ncclGetUniqueId(place: *mut UniqueId) -> Code {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     report("ncclGetUniqueId", unsafe { give(place, unique_id()) })
 }
 
@@ -127,15 +128,15 @@ fn from_here(id: &UniqueId) -> Result<(), Failure> {
     }
 }
 
-/// Returns the settings of a config, and `usual` where there is no config or it does not set them.
+/// Returns the settings of a config. Settings that are not set, or a missing config, use `usual`.
 ///
 /// # Safety
-/// Null, or a config.
+/// `config` must be null or point to a config.
 unsafe fn settings(config: *const Config, usual: Settings) -> Result<Settings, Failure> {
     if config.is_null() {
         return Ok(usual);
     }
-    // SAFETY: as of this function; a config of an older caller is shorter than this one.
+    // SAFETY: guaranteed by the caller of this function. A config of an older caller is shorter than this struct.
     let (size, magic, blocking) = unsafe { ((*config).size, (*config).magic, (*config).blocking) };
     let blocking = match (magic, blocking) {
         (MAGIC, UNDEFINED) => usual.blocking,
@@ -147,9 +148,9 @@ unsafe fn settings(config: *const Config, usual: Settings) -> Result<Settings, F
     if size < size_of::<Config>() {
         return Ok(Settings { blocking, ..usual });
     }
-    // SAFETY: as of this function, and it is so long.
+    // SAFETY: guaranteed by the caller of this function, and the config has this length.
     let (min, max) = unsafe { ((*config).min_ctas, (*config).max_ctas) };
-    // As the library does before it fills in what is not set.
+    // Checked before defaults are filled in, as in NCCL.
     let wrong = |ctas| ctas != UNDEFINED && ctas <= 0;
     if wrong(min) || wrong(max) || min > max {
         return Err(argument(format!("minCTAs is {min}, and maxCTAs is {max}")));
@@ -158,8 +159,10 @@ unsafe fn settings(config: *const Config, usual: Settings) -> Result<Settings, F
     Ok(Settings { blocking, ctas })
 }
 
+/// Creates a communicator and writes its handle.
+///
 /// # Safety
-/// The place is null or of a handle, the config null or a config.
+/// `place` must be null or valid for writing a handle. `config` must be null or point to a config.
 unsafe fn init(
     place: *mut usize,
     size: c_int,
@@ -176,10 +179,10 @@ unsafe fn init(
             "invalid rank {rank}: expected below {size}"
         )));
     };
-    // SAFETY: as of this function.
+    // SAFETY: guaranteed by the caller of this function.
     let settings = unsafe { settings(config, Settings::default())? };
     let comm = state().join(&id.0, rank, size, settings)?;
-    // SAFETY: as of this function.
+    // SAFETY: guaranteed by the caller of this function.
     unsafe { give(place, comm)? };
     ring();
     group::begun(comm)
@@ -192,7 +195,7 @@ unsafe extern "C" fn ncclCommInitRank(
     id: UniqueId,
     rank: c_int,
 ) -> Code {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     report("ncclCommInitRank", unsafe {
         init(place, size, &id, rank, std::ptr::null())
     })
@@ -206,13 +209,13 @@ unsafe extern "C" fn ncclCommInitRankConfig(
     rank: c_int,
     config: *const Config,
 ) -> Code {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     report("ncclCommInitRankConfig", unsafe {
         init(place, size, &id, rank, config)
     })
 }
 
-/// A communicator for each of `count` devices, which are all device 0.
+/// Creates a communicator for each of `count` devices, which are all device 0.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ncclCommInitAll(
     places: *mut usize,
@@ -225,7 +228,7 @@ unsafe extern "C" fn ncclCommInitAll(
         let place = if places.is_null() {
             places
         } else {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             unsafe { places.add(rank as usize) }
         };
         unsafe { init(place, count, &id, rank, std::ptr::null()) }
@@ -255,7 +258,7 @@ unsafe extern "C" fn ncclCommSplit(
         let brought = HostContribution::Split {
             colour,
             key,
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             settings: unsafe { settings(config, usual)? },
             thread: thread::current().id(),
             place: place as usize,
@@ -263,7 +266,7 @@ unsafe extern "C" fn ncclCommSplit(
         state.meet(comm, brought)?;
         drop(state);
         ring();
-        // Where ranks were at odds, streams go on.
+        // Streams of mismatched ranks continue.
         jobs::wake();
         group::begun(comm)
     };
@@ -272,10 +275,10 @@ unsafe extern "C" fn ncclCommSplit(
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ncclCommGetAsyncError(comm: usize, place: *mut Code) -> Code {
-    // What a stream waits for may have come.
+    // An event that a stream waits for may have happened.
     jobs::wake();
     let progress = state().progress(comm);
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let give = |progress| unsafe { give(place, progress) };
     report("ncclCommGetAsyncError", progress.and_then(give))
 }
@@ -304,10 +307,10 @@ extern "C" fn ncclCommAbort(comm: usize) -> Code {
     report("ncclCommAbort", aborted.map(|()| SUCCESS))
 }
 
-/// Tells a number of a communicator.
+/// Writes a number of a communicator.
 ///
 /// # Safety
-/// As of [`give`].
+/// The same as for [`give`].
 unsafe fn ask(
     comm: usize,
     place: *mut c_int,
@@ -315,7 +318,7 @@ unsafe fn ask(
 ) -> Result<Code, Failure> {
     let state = state();
     state.comm(comm)?;
-    // SAFETY: as of this function.
+    // SAFETY: guaranteed by the caller of this function.
     unsafe { give(place, what(&state, comm) as c_int) }
 }
 
@@ -326,20 +329,20 @@ unsafe extern "C" fn ncclCommCount(comm: usize, place: *mut c_int) -> Code {
         let world = world.and_then(|world| state.worlds.get(&world));
         world.map_or(0, |world| world.size)
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     report("ncclCommCount", unsafe { ask(comm, place, size) })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ncclCommCuDevice(comm: usize, place: *mut c_int) -> Code {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     report("ncclCommCuDevice", unsafe { ask(comm, place, |_, _| 0) })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ncclCommUserRank(comm: usize, place: *mut c_int) -> Code {
     let rank = |state: &NcclState, comm| state.comms.get(&comm).map_or(0, |comm| comm.rank);
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     report("ncclCommUserRank", unsafe { ask(comm, place, rank) })
 }
 

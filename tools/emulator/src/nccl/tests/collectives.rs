@@ -1,8 +1,8 @@
-//! What calls give.
+//! Tests of the results of calls.
 
 use super::*;
 
-/// Runs each rank on a thread of its own, with a communicator that blocks and a stream.
+/// Runs each rank on its own thread, with a blocking communicator and a stream.
 fn ranks<T: Send>(count: usize, f: impl Fn(usize, usize, usize) -> T + Sync) -> Vec<T> {
     let id = id();
     thread::scope(|scope| {
@@ -12,7 +12,7 @@ fn ranks<T: Send>(count: usize, f: impl Fn(usize, usize, usize) -> T + Sync) -> 
                 scope.spawn(move || {
                     attach();
                     let mut comm = 0;
-                    // SAFETY: the place is there.
+                    // SAFETY: the pointer is valid.
                     let code =
                         unsafe { ncclCommInitRank(&mut comm, count as c_int, id, rank as c_int) };
                     assert_eq!(code, SUCCESS);
@@ -27,7 +27,7 @@ fn ranks<T: Send>(count: usize, f: impl Fn(usize, usize, usize) -> T + Sync) -> 
     })
 }
 
-/// Six numbers of a rank.
+/// Returns six numbers of a rank.
 fn own(rank: usize) -> Vec<f32> {
     (0..6).map(|at| (10 * rank + at) as f32).collect()
 }
@@ -41,7 +41,7 @@ fn sum(count: usize) -> Vec<f32> {
 fn every_collective_apart_and_in_place() {
     let _turn = enter();
     let found = ranks(3, |rank, comm, stream| {
-        // SAFETY: the memory is as long as the calls say.
+        // SAFETY: the memory has the length that the calls use.
         unsafe {
             let input = device(&own(rank));
             let outputs: Vec<u64> = (0..8).map(|_| device(&[f32::NAN; 18])).collect();
@@ -54,7 +54,7 @@ fn every_collective_apart_and_in_place() {
                 ncclReduce(input, outputs[4], 6, F32, 2, root, comm, stream),
             ];
             assert_eq!(codes, [SUCCESS; 5]);
-            // In place: each on what lies there from the first ones.
+            // In place: each call uses the results of the previous calls.
             let in_place = outputs[5];
             let at = in_place + 4 * 6 * rank as u64;
             (at as *mut f32).copy_from(own(rank).as_ptr(), 6);
@@ -99,10 +99,10 @@ fn one_thread_has_all_ranks() {
     let comms = all(4);
     let places: Vec<_> = (0..4).map(|rank| (stream(), device(&own(rank)))).collect();
     ncclGroupStart();
-    // Nested groups are one.
+    // Nested groups form one group.
     ncclGroupStart();
     for (comm, (stream, place)) in comms.iter().zip(&places) {
-        // SAFETY: there are 6 numbers.
+        // SAFETY: the memory has 6 numbers.
         let code = unsafe { ncclAllReduce(*place, *place, 6, F32, SUM, *comm, *stream) };
         assert_eq!(code, SUCCESS);
     }
@@ -124,7 +124,7 @@ fn all_ranks_send_to_all_at_once() {
         ncclGroupStart();
         for peer in 0..3 {
             let at = 8 * peer as u64;
-            // SAFETY: there are 6 numbers.
+            // SAFETY: the memory has 6 numbers.
             unsafe {
                 ncclSend(input + at, 2, F32, peer, comm, stream);
                 ncclRecv(output + at, 2, F32, peer, comm, stream);
@@ -140,13 +140,13 @@ fn all_ranks_send_to_all_at_once() {
     }
 }
 
-/// A message is not held up by another one of its group whose other side comes late.
+/// Checks that a message is not delayed by another message of its group whose other side arrives late.
 #[test]
 fn messages_of_a_group_pass_by_each_other() {
     let _turn = enter();
     let found = ranks(3, |rank, comm, stream| {
         let (input, output) = (device(&own(rank)), device(&[f32::NAN; 12]));
-        // SAFETY: there are 6 numbers, and 12.
+        // SAFETY: the memory has 6 and 12 numbers.
         unsafe {
             match rank {
                 0 => {
@@ -160,7 +160,7 @@ fn messages_of_a_group_pass_by_each_other() {
                     ncclSend(output, 6, F32, 2, comm, stream);
                 }
                 _ => {
-                    // What rank 1 sends comes first, and it has that from rank 0.
+                    // The message of rank 1 arrives first. Rank 1 received its data from rank 0.
                     ncclRecv(output, 6, F32, 1, comm, stream);
                     ncclRecv(output + 24, 6, F32, 0, comm, stream);
                 }
@@ -180,7 +180,7 @@ fn messages_keep_their_order() {
         let place = device(&[1.0, 2.0, 3.0]);
         let to = device(&[0.0; 3]);
         for at in 0..3 {
-            // SAFETY: there are three numbers.
+            // SAFETY: the memory has three numbers.
             unsafe {
                 match rank {
                     0 => ncclSend(place + 4 * at, 1, F32, 1, comm, stream),
@@ -202,7 +202,7 @@ fn streams_stand_until_all_ranks_have_come() {
     let streams = [stream(), stream()];
     let places = [device(&own(0)), device(&own(1))];
     let reduce = |rank: usize| {
-        // SAFETY: there are 6 numbers.
+        // SAFETY: the memory has 6 numbers.
         unsafe {
             ncclAllReduce(
                 places[rank],
@@ -217,7 +217,7 @@ fn streams_stand_until_all_ranks_have_come() {
     };
     let before = mark(streams[0]);
     assert_eq!(reduce(0), IN_PROGRESS);
-    // The host goes on, the stream does not.
+    // The host continues, but the stream waits.
     assert_eq!(progress(comms[0]), SUCCESS);
     let after = mark(streams[0]);
     jobs::wake();

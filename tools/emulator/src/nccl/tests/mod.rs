@@ -1,4 +1,4 @@
-//! Ranks that call the library by its names in C.
+//! Tests of ranks that call the library by its C names.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::Arc;
@@ -135,7 +135,7 @@ const SUM: c_int = 0;
 
 fn id() -> Id {
     let mut id = Id([0; 128]);
-    // SAFETY: the place is there.
+    // SAFETY: the pointer is valid.
     assert_eq!(unsafe { ncclGetUniqueId(&mut id) }, SUCCESS);
     id
 }
@@ -153,26 +153,26 @@ fn config(blocking: c_int) -> Config {
     }
 }
 
-/// The communicators of all ranks, which one thread has.
+/// Creates the communicators of all ranks on one thread.
 fn all(count: usize) -> Vec<usize> {
     let mut comms = vec![0; count];
-    // SAFETY: there are as many places.
+    // SAFETY: `comms` has `count` places.
     let code = unsafe { ncclCommInitAll(comms.as_mut_ptr(), count as c_int, std::ptr::null()) };
     assert_eq!(code, SUCCESS);
     comms
 }
 
-/// The communicators of all ranks, none of which blocks.
+/// Creates non-blocking communicators of all ranks.
 fn all_non_blocking(count: usize) -> Vec<usize> {
     all_with(count, &config(0))
 }
 
-/// The same with a config.
+/// Creates communicators of all ranks with a config.
 fn all_with(count: usize, config: &Config) -> Vec<usize> {
     let id = id();
     let begin = |rank| {
         let mut comm = 0;
-        // SAFETY: the place and the config are there.
+        // SAFETY: the pointer and the config are valid.
         let code = unsafe { ncclCommInitRankConfig(&mut comm, count as c_int, id, rank, config) };
         assert_eq!(code, IN_PROGRESS);
         comm
@@ -182,20 +182,20 @@ fn all_with(count: usize, config: &Config) -> Vec<usize> {
 
 fn progress(comm: usize) -> c_int {
     let mut state = -1;
-    // SAFETY: the place is there.
+    // SAFETY: the pointer is valid.
     assert_eq!(unsafe { ncclCommGetAsyncError(comm, &mut state) }, SUCCESS);
     state
 }
 
 fn device(numbers: &[f32]) -> u64 {
     let address = jobs::allocate(size_of_val(numbers)).expect("there is memory");
-    // SAFETY: just allocated with this length.
+    // SAFETY: the memory was just allocated with this length.
     unsafe { (address as *mut f32).copy_from(numbers.as_ptr(), numbers.len()) };
     address
 }
 
 fn read(address: u64, count: usize) -> Vec<f32> {
-    // SAFETY: the tests read what they have allocated.
+    // SAFETY: the tests read memory that they have allocated.
     unsafe { std::slice::from_raw_parts(address as *const f32, count) }.to_vec()
 }
 
@@ -205,7 +205,7 @@ fn last_error(comm: usize) -> String {
     text.to_string_lossy().into_owned()
 }
 
-/// Waits until a stream has done its work.
+/// Waits until a stream has executed its work.
 fn settle(stream: usize) {
     let start = Instant::now();
     while !is_idle(stream) {
@@ -218,7 +218,7 @@ fn settle(stream: usize) {
     }
 }
 
-/// Puts a mark on a stream: whether all before it is done.
+/// Puts a mark on a stream. It shows whether all work before it is done.
 fn mark(stream: usize) -> Arc<AtomicUsize> {
     let mark = Arc::new(AtomicUsize::new(0));
     let set = mark.clone();

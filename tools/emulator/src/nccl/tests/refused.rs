@@ -1,4 +1,4 @@
-//! What is report to be wrong.
+//! Tests of reported errors.
 
 use super::*;
 
@@ -6,7 +6,7 @@ use super::*;
 fn versions_and_texts() {
     let _turn = enter();
     let mut version = 0;
-    // SAFETY: the place is there, and texts are static.
+    // SAFETY: the pointer is valid, and texts are static.
     unsafe {
         assert_eq!(ncclGetVersion(&mut version), SUCCESS);
         assert_eq!(ncclGetVersion(std::ptr::null_mut()), INVALID_ARGUMENT);
@@ -25,7 +25,7 @@ fn ranks_that_do_not_belong_to_a_world() {
     let id = id();
     let init = |id, size, rank| {
         let mut comm = 0;
-        // SAFETY: the place and the config are there.
+        // SAFETY: the pointer and the config are valid.
         unsafe { ncclCommInitRankConfig(&mut comm, size, id, rank, &config(0)) }
     };
     assert_eq!(init(id, 2, 0), IN_PROGRESS);
@@ -44,13 +44,13 @@ fn ranks_that_do_not_belong_to_a_world() {
     let mut comm = 0;
     let mut wrong = config(0);
     wrong.magic = 7;
-    // SAFETY: as above.
+    // SAFETY: the same as above.
     let code = unsafe { ncclCommInitRankConfig(&mut comm, 2, id, 1, &wrong) };
     assert_eq!(code, INVALID_ARGUMENT);
     assert_eq!(init(id, 2, 1), IN_PROGRESS);
-    // A config that does not say whether it blocks is one that does.
+    // A config without a value for blocking is blocking.
     let own = super::id();
-    // SAFETY: as above.
+    // SAFETY: the same as above.
     let code = unsafe { ncclCommInitRankConfig(&mut comm, 1, own, 0, &config(c_int::MIN)) };
     assert_eq!(code, SUCCESS);
 }
@@ -61,7 +61,7 @@ fn arguments_that_one_rank_can_tell() {
     let comms = all(2);
     let (comm, stream) = (comms[1], stream());
     let place = device(&[0.0; 8]);
-    // SAFETY: the calls are refused before anything is touched.
+    // SAFETY: the calls are refused before any memory is accessed.
     unsafe {
         let reduce = |from, to, count, of, op| ncclAllReduce(from, to, count, of, op, comm, stream);
         let refused = |code, reason: &str| {
@@ -82,7 +82,7 @@ fn arguments_that_one_rank_can_tell() {
             "input and output overlap",
         );
         refused(reduce(place, place, usize::MAX, F32, SUM), "are too many");
-        // In place is where the rank's part belongs: this is rank 1.
+        // In place requires the address of the rank's part. This is rank 1.
         let gather = |from| ncclAllGather(from, place, 2, F32, comm, stream);
         assert_eq!(gather(place), INVALID_ARGUMENT);
         let scatter = |to| ncclReduceScatter(place, to, 2, F32, SUM, comm, stream);
@@ -104,7 +104,7 @@ fn arguments_that_one_rank_can_tell() {
     assert_eq!(progress(comm), SUCCESS);
 }
 
-/// Two ranks that call different things: both are report, and their streams go on.
+/// Two ranks make different calls. Both ranks report the error, and their streams continue.
 fn at_odds(calls: [&dyn Fn(u64, usize, usize) -> c_int; 2], words: &str) {
     let comms = all_non_blocking(2);
     let streams = [stream(), stream()];
@@ -126,14 +126,14 @@ fn at_odds(calls: [&dyn Fn(u64, usize, usize) -> c_int; 2], words: &str) {
 #[test]
 fn ranks_at_odds() {
     let _turn = enter();
-    // SAFETY: the memory is long enough for all of these.
+    // SAFETY: the memory is long enough for all of these calls.
     let reduce = |count, of, op| {
         move |place: u64, comm, stream| unsafe {
             ncclAllReduce(place, place, count, of, op, comm, stream)
         }
     };
     let broadcast = |root| {
-        // SAFETY: as above.
+        // SAFETY: the same as above.
         move |place: u64, comm, stream| unsafe {
             ncclBroadcast(place, place, 4, F32, root, comm, stream)
         }
@@ -147,9 +147,9 @@ fn ranks_at_odds() {
     at_odds([&usual, &reduce(4, F32, 2)], "AllReduce(Max) of 4 F32");
     at_odds([&broadcast(0), &broadcast(1)], "Broadcast { root: 1 }");
     at_odds([&usual, &broadcast(1)], "AllReduce(Sum) of 4 F32 on side 0");
-    // SAFETY: as above.
+    // SAFETY: the same as above.
     let send = |place: u64, comm, stream| unsafe { ncclSend(place, 4, F32, 1, comm, stream) };
-    // SAFETY: as above.
+    // SAFETY: the same as above.
     let receive = |place: u64, comm, stream| unsafe { ncclRecv(place, 3, F32, 0, comm, stream) };
     at_odds([&send, &receive], "Receive { from: 0 } of 3 F32");
 }
@@ -159,7 +159,7 @@ fn windows_and_splits_at_odds() {
     let _turn = enter();
     let comms = all_non_blocking(2);
     let (mut address, mut places) = (0, [0usize; 2]);
-    // SAFETY: the places are there as long as the test.
+    // SAFETY: the pointers are valid until the end of the test.
     unsafe {
         assert_eq!(ncclMemAlloc(&mut address, 4096), SUCCESS);
         ncclCommWindowRegister(comms[0], address, 4096, &raw mut places[0], 1);

@@ -1,8 +1,8 @@
-//! Collectives that do not fit on a device at the same time.
+//! Tests of collectives that do not fit on a device at the same time.
 
 use super::*;
 
-/// Communicators of two ranks with this many CTAs.
+/// Creates communicators of two ranks with this number of CTAs.
 fn of_ctas(max_ctas: c_int) -> Vec<usize> {
     let config = Config {
         max_ctas,
@@ -12,13 +12,14 @@ fn of_ctas(max_ctas: c_int) -> Vec<usize> {
     all_with(2, &config)
 }
 
-/// Sums a number on a stream of each rank, in this order of calls: the communicators by rank, then the rank.
+/// Sums a number on a stream of each rank. `order` gives the order of the calls: the communicators by rank, and the
+/// rank.
 fn sums(order: [(&[usize], usize); 4], streams: [[usize; 2]; 2]) -> Vec<u64> {
     let call = |(at, (comms, rank)): (usize, (&[usize], usize))| {
         let place = device(&[1.0 + rank as f32]);
-        // The first calls of both ranks are on their first streams.
+        // The first calls of both ranks use their first streams.
         let stream = streams[rank][at / 2];
-        // SAFETY: there is one number.
+        // SAFETY: the memory has one number.
         let code = unsafe { ncclAllReduce(place, place, 1, F32, SUM, comms[rank], stream) };
         assert_eq!(code, IN_PROGRESS);
         place
@@ -69,7 +70,7 @@ fn two_that_do_not_fit_deadlock_in_another_order() {
             assert!(text.contains(part), "{text} without {part}");
         }
     }
-    // Their streams go on.
+    // The streams continue.
     streams.into_iter().flatten().for_each(settle);
 }
 
@@ -88,27 +89,27 @@ fn another_order_on_one_stream_deadlocks_too() {
     [first, second].into_iter().for_each(settle);
 }
 
-/// A message that nobody receives yet takes no multiprocessors.
+/// Checks that a message without a receiver occupies no multiprocessors.
 #[test]
 fn messages_are_not_counted() {
     let _turn = enter();
     let (messages, sums) = (of_ctas(132), of_ctas(132));
     let streams = [stream(), stream()];
     let place = device(&[1.0]);
-    // SAFETY: there is one number.
+    // SAFETY: the memory has one number.
     let send = unsafe { ncclSend(place, 1, F32, 1, messages[0], streams[0]) };
     assert_eq!(send, IN_PROGRESS);
     let places = [device(&[1.0]), device(&[2.0])];
     let others = [stream(), stream()];
     for rank in 0..2 {
         let (place, stream) = (places[rank], others[rank]);
-        // SAFETY: as above.
+        // SAFETY: the same as above.
         unsafe { ncclAllReduce(place, place, 1, F32, SUM, sums[rank], stream) };
     }
     others.into_iter().for_each(settle);
     assert_eq!(places.map(|place| read(place, 1)), [[3.0], [3.0]]);
     let to = device(&[0.0]);
-    // SAFETY: as above.
+    // SAFETY: the same as above.
     let receive = unsafe { ncclRecv(to, 1, F32, 0, messages[1], streams[1]) };
     assert_eq!(receive, IN_PROGRESS);
     streams.into_iter().for_each(settle);
@@ -125,7 +126,7 @@ fn ctas_that_cannot_be_are_refused() {
             ..config(0)
         };
         let mut comm = 0;
-        // SAFETY: the place and the config are there.
+        // SAFETY: the pointer and the config are valid.
         let code = unsafe { ncclCommInitRankConfig(&mut comm, 1, id(), 0, &config) };
         assert_eq!(code, INVALID_ARGUMENT);
         let text = last_error(0);

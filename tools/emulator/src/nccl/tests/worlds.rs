@@ -1,10 +1,10 @@
-//! How communicators come and go.
+//! Tests of the creation and the destruction of communicators.
 
 use super::*;
 
 fn numbers(comm: usize) -> [c_int; 3] {
     let [mut size, mut rank, mut device] = [-1; 3];
-    // SAFETY: the places are there.
+    // SAFETY: the pointers are valid.
     unsafe {
         assert_eq!(ncclCommCount(comm, &mut size), SUCCESS);
         assert_eq!(ncclCommUserRank(comm, &mut rank), SUCCESS);
@@ -19,14 +19,14 @@ fn a_world_is_there_when_all_have_come() {
     let id = id();
     let begin = |rank| {
         let mut comm = 0;
-        // SAFETY: the place and the config are there.
+        // SAFETY: the pointer and the config are valid.
         unsafe { ncclCommInitRankConfig(&mut comm, 2, id, rank, &config(0)) };
         comm
     };
     let first = begin(0);
     assert_eq!(progress(first), IN_PROGRESS);
     let place = device(&[0.0]);
-    // SAFETY: there is one number.
+    // SAFETY: the memory has one number.
     let early = unsafe { ncclAllReduce(place, place, 1, F32, SUM, first, 1) };
     assert_eq!(early, INVALID_ARGUMENT);
     let second = begin(1);
@@ -50,11 +50,11 @@ fn a_world_ends_when_its_streams_have() {
     let comms = all_non_blocking(2);
     let place = device(&[1.0]);
     let streams = [stream(), stream()];
-    // SAFETY: there is one number.
+    // SAFETY: the memory has one number.
     let send = unsafe { ncclSend(place, 1, F32, 1, comms[0], streams[0]) };
     assert_eq!(send, IN_PROGRESS);
     let to = device(&[0.0]);
-    // SAFETY: as above.
+    // SAFETY: the same as above.
     let receive = |comm| unsafe { ncclRecv(to, 1, F32, 0, comm, streams[1]) };
     assert_eq!(ncclCommFinalize(comms[0]), IN_PROGRESS);
     let other = comms[1];
@@ -69,11 +69,11 @@ fn splits_order_ranks_by_their_keys() {
     let _turn = enter();
     let comms = all_non_blocking(5);
     let mut places = [0xbad; 5];
-    // Colours 0 0 1 none 0, and keys backwards.
+    // Colours 0 0 1 none 0, with descending keys.
     for (rank, colour) in [0, 0, 1, -1, 0].into_iter().enumerate() {
         let key = if rank == 4 { 3 } else { 5 - rank as c_int };
         let place = &raw mut places[rank];
-        // SAFETY: the place is there as long as the test.
+        // SAFETY: the pointer is valid until the end of the test.
         let code = unsafe { ncclCommSplit(comms[rank], colour, key, place, std::ptr::null()) };
         assert_eq!(code, IN_PROGRESS);
         assert_eq!(
@@ -87,7 +87,7 @@ fn splits_order_ranks_by_their_keys() {
     assert_eq!(found, [[3, 2, 0], [3, 1, 0], [1, 0, 0], [3, 0, 0]]);
     let members = [0, 1, 4].map(|rank| (places[rank], stream(), device(&[rank as f32])));
     for (comm, stream, place) in members {
-        // SAFETY: there is one number.
+        // SAFETY: the memory has one number.
         unsafe { ncclAllReduce(place, place, 1, F32, SUM, comm, stream) };
     }
     assert!(members.iter().all(|(.., place)| read(*place, 1) == [5.0]));
@@ -98,7 +98,7 @@ fn an_abort_frees_its_streams_and_is_told_to_the_others() {
     let _turn = enter();
     let comms = all_non_blocking(2);
     let (stream, place) = (stream(), device(&[1.0]));
-    // SAFETY: there is one number.
+    // SAFETY: the memory has one number.
     unsafe { ncclAllReduce(place, place, 1, F32, SUM, comms[0], stream) };
     let after = mark(stream);
     assert_eq!(after.load(Ordering::SeqCst), 0);
@@ -106,7 +106,7 @@ fn an_abort_frees_its_streams_and_is_told_to_the_others() {
     assert_eq!(after.load(Ordering::SeqCst), 1);
     assert_eq!(read(place, 1), [1.0]);
     assert_eq!(progress(comms[1]), REMOTE_ERROR);
-    // SAFETY: as above.
+    // SAFETY: the same as above.
     let code = unsafe { ncclAllReduce(place, place, 1, F32, SUM, comms[1], stream) };
     assert_eq!(code, REMOTE_ERROR);
     assert_eq!(ncclCommAbort(comms[0]), INVALID_ARGUMENT);
@@ -118,7 +118,7 @@ fn memory_is_registered_and_given_back() {
     let _turn = enter();
     let comms = all(2);
     let (mut address, mut handle) = (0u64, 0usize);
-    // SAFETY: all places are there.
+    // SAFETY: all pointers are valid.
     unsafe {
         assert_eq!(ncclMemAlloc(&mut address, 1024), SUCCESS);
         assert_eq!(
@@ -146,7 +146,7 @@ fn windows_are_opened_by_all_ranks() {
     let mut windows = [0usize; 2];
     let mut pieces = [0u64; 2];
     for (rank, piece) in pieces.iter_mut().enumerate() {
-        // SAFETY: all places are there as long as the test.
+        // SAFETY: all pointers are valid until the end of the test.
         unsafe {
             assert_eq!(ncclMemAlloc(piece, 4096), SUCCESS);
             let place = &raw mut windows[rank];
@@ -171,7 +171,7 @@ fn windows_are_opened_by_all_ranks() {
     }
 }
 
-/// Calls whose streams stand for a call of another world, so that they come late.
+/// The streams wait for a call of another world, so that their calls come late.
 #[test]
 fn what_comes_late_is_waited_for_or_given_up() {
     let _turn = enter();
@@ -181,7 +181,7 @@ fn what_comes_late_is_waited_for_or_given_up() {
         let places = [device(&[1.0]), device(&[2.0])];
         let reduce = |comms: &[usize], rank: usize| {
             let place = places[rank];
-            // SAFETY: there is one number.
+            // SAFETY: the memory has one number.
             unsafe { ncclAllReduce(place, place, 1, F32, SUM, comms[rank], streams[rank]) }
         };
         assert_eq!(reduce(&first, 0), IN_PROGRESS);
@@ -198,10 +198,10 @@ fn what_comes_late_is_waited_for_or_given_up() {
             );
             assert!(second.iter().all(|comm| progress(*comm) == IN_PROGRESS));
         }
-        // Behind what stands on its second stream there is only this.
+        // This call is the only work on the second stream.
         let other = stream();
         let place = places[1];
-        // SAFETY: as above.
+        // SAFETY: the same as above.
         let code = unsafe { ncclAllReduce(place, place, 1, F32, SUM, first[1], other) };
         assert_eq!(code, IN_PROGRESS);
         streams.into_iter().for_each(settle);

@@ -19,7 +19,7 @@ use crate::engines::reduce::reduce_into;
 static LAUNCHES: LazyLock<DelayedTasks> =
     LazyLock::new(|| DelayedTasks::new(Duration::from_micros(300)));
 
-/// One call of a group.
+/// One call in an NCCL group.
 #[derive(Clone, Copy)]
 enum Op {
     AllReduce(ReduceOp),
@@ -54,7 +54,7 @@ struct Entry {
     stream: usize,
 }
 
-/// A launch: its world, the rank in this world, and its calls with their counts.
+/// A launch, which consists of the world, the rank in this world, and the calls with their counts.
 type Launch = (usize, usize, Vec<(&'static str, usize)>);
 
 /// The launches of this test, in order.
@@ -101,7 +101,8 @@ fn reduce_op(number: c_int) -> ReduceOp {
     all.find(|op| reduction(*op) == number).unwrap()
 }
 
-/// Checks that input and output do not overlap, unless the call is in place. Both are given as numbers of parts.
+/// Checks that the input and the output do not overlap, unless the call is in place. Both lengths are given as numbers
+/// of parts.
 fn apart_or_in_place(from: u64, to: u64, part: usize, rank: usize, parts: [usize; 2]) -> bool {
     let [input, output] = parts.map(|parts| (parts * part) as u64);
     let own = (rank * part) as u64;
@@ -245,7 +246,7 @@ pub extern "C" fn group_start() -> c_int {
     })
 }
 
-/// Enqueues the group on its streams after a delay.
+/// Enqueues the calls of the group on their streams after a delay.
 pub extern "C" fn group_end() -> c_int {
     let Some(group) = GROUP.take() else {
         return INVALID_USAGE;
@@ -291,7 +292,7 @@ pub extern "C" fn group_end() -> c_int {
     IN_PROGRESS
 }
 
-/// Sends are posted first and waited for at the end.
+/// Executes the calls of a launch. Sends are posted first, and their completion is awaited at the end.
 fn perform(launch: &[Entry], mut number: usize) {
     for entry in launch {
         if let Op::Send(to) = entry.op {
@@ -312,7 +313,7 @@ fn perform(launch: &[Entry], mut number: usize) {
 }
 
 impl Entry {
-    /// Returns whether all ranks take part. Ranks may have different numbers of messages.
+    /// Returns whether all ranks take part in the call. The number of messages may differ between ranks.
     fn is_collective(&self) -> bool {
         !matches!(self.op, Op::Send(_) | Op::Receive(_))
     }

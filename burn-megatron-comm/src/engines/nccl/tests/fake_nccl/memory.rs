@@ -1,4 +1,4 @@
-//! Memory that can be registered.
+//! The memory of the fake NCCL that can be registered.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{c_int, c_void};
@@ -9,10 +9,10 @@ use std::thread;
 use super::{FakeComm, INVALID_ARGUMENT, INVALID_USAGE};
 use crate::engines::nccl::api::{IN_PROGRESS, RawComm, SUCCESS};
 
-/// The memory allocated by `mem_alloc`, by address.
+/// The memory that `mem_alloc` has allocated, keyed by address.
 static MEMORY: LazyLock<Mutex<HashMap<u64, Vec<u8>>>> = LazyLock::new(Mutex::default);
 
-/// The number of registered bytes, by communicator and address.
+/// The number of registered bytes, keyed by communicator and address.
 static REGISTERED: Mutex<BTreeMap<(usize, u64), usize>> = Mutex::new(BTreeMap::new());
 
 /// Clears the state of earlier tests. The memory is leaked, because a stream may still use it.
@@ -97,7 +97,7 @@ pub extern "C" fn window_deregister(comm: RawComm, window: *mut c_void) -> c_int
     comm_deregister(comm, window)
 }
 
-/// Registers a window in memory of `mem_alloc`, with the same length on all ranks.
+/// Registers a window in memory that `mem_alloc` has allocated. The window must have the same length on all ranks.
 pub extern "C" fn window_register(
     comm: RawComm,
     address: *mut c_void,

@@ -1,12 +1,12 @@
-//! A fake NCCL among the threads of a process, on the streams of the fake device.
+//! A fake NCCL library for ranks that are threads of a process. It uses the streams of the fake device.
 //!
-//! It is as strict as the real library where the engine could be wrong:
+//! It is as strict as the real library in cases in which the engine could be wrong:
 //!
 //! - A collective blocks its stream until all ranks have called it. A send blocks its stream until it is received.
 //! - A communicator with a call in progress rejects every other call.
-//! - Work is on its stream only when the communicator reports success.
-//! - The launch of a first message waits for the launch on the other rank.
-//! - In older versions, one thread has only one group in progress.
+//! - The work of a call is on its stream only after the communicator has reported success.
+//! - The launch of the first message between two ranks waits until the other rank launches it.
+//! - In older versions, one thread can have only one NCCL group in progress.
 
 use std::collections::HashMap;
 use std::ffi::{c_char, c_int};
@@ -33,28 +33,28 @@ const INVALID_USAGE: c_int = 5;
 struct FakeComm {
     world: Arc<FakeWorld>,
     rank: usize,
-    /// The number of launches and splits in progress.
+    /// The number of launches and splits in progress on the communicator.
     busy: AtomicUsize,
     /// The number of the next collective.
     next: AtomicUsize,
     finalized: AtomicBool,
     dead: AtomicBool,
     registered: AtomicUsize,
-    /// The number of the test that opened the communicator.
+    /// The number of the test that has created the communicator.
     test: usize,
 }
 
 static WORLDS: LazyLock<Mutex<HashMap<[u8; 128], Arc<FakeWorld>>>> = LazyLock::new(Mutex::default);
 static IDS: AtomicUsize = AtomicUsize::new(1);
-/// The number of communicators that were neither destroyed nor aborted, and the number of aborted communicators.
+/// The number of communicators that are alive (neither destroyed nor aborted), and the number of aborted communicators.
 pub static ALIVE: AtomicI32 = AtomicI32::new(0);
 pub static ABORTED: AtomicI32 = AtomicI32::new(0);
-/// The size and the CTA limits of every communicator of this test.
+/// The size and the CTA limits of every communicator that this test has created.
 pub static OPENED: Mutex<Vec<(usize, [c_int; 2])>> = Mutex::new(vec![]);
 /// The number of communicators of this test that were created in a group.
 pub static IN_GROUPS: AtomicUsize = AtomicUsize::new(0);
-/// The number of the current test. Communicators of earlier tests do not count. Their transports may still close them
-/// in the background.
+/// The number of the current test. Communicators of earlier tests are not counted. Transports of earlier tests may
+/// still close them in the background.
 static TEST: AtomicUsize = AtomicUsize::new(0);
 
 /// Clears the state of earlier tests.
@@ -291,7 +291,7 @@ version!(v2_17, 21701);
 version!(v2_20, 22003);
 version!(v2_27, 22703);
 
-/// Returns the functions of a version. `v2_17` has no splits, and `v2_20` has no windows.
+/// Returns the functions of an NCCL version. The version `v2_17` has no splits, and the version `v2_20` has no windows.
 pub fn api(get_version: extern "C" fn(*mut c_int) -> c_int) -> Api {
     let mut code = 0;
     get_version(&mut code);

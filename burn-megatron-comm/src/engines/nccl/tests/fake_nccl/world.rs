@@ -1,4 +1,4 @@
-//! The ranks of a communicator, and their data exchange.
+//! The ranks of a fake communicator, and the exchange of data between them.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ffi::c_int;
@@ -13,7 +13,7 @@ pub struct FakeWorld {
     pub state: Mutex<WorldState>,
     pub condvar: Condvar,
     pub aborted: AtomicBool,
-    /// The code that every communicator reports if it is not success.
+    /// The error code that every communicator reports, or the code for success.
     pub error: AtomicI32,
 }
 
@@ -30,7 +30,7 @@ pub struct WorldState {
     pub parts: HashMap<(usize, c_int), Arc<FakeWorld>>,
 }
 
-/// The contributions of the ranks, and the number of ranks that have taken all contributions.
+/// The inputs of the ranks, and the number of ranks that have taken all inputs.
 type SyncPoint = (Vec<Option<Arc<Vec<u8>>>>, usize);
 
 impl FakeWorld {
@@ -41,7 +41,7 @@ impl FakeWorld {
         })
     }
 
-    /// Returns the contributions of all ranks to collective `number`, or `None` if the collective was aborted.
+    /// Exchanges the inputs of all ranks in collective `number`. Returns `None` if the collective was aborted.
     pub fn all_exchange(
         &self,
         number: usize,

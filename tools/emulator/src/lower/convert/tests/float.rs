@@ -16,7 +16,7 @@ fn every_half_to_f32_and_back() {
             }
         },
     );
-    // The bits of a NaN stay.
+    // The bits of a NaN are kept.
     compare(
         "cvt.f32.bf16 %f0, %h1;",
         ["%h1"],
@@ -92,7 +92,7 @@ fn f32_to_halves() {
             }
         },
     );
-    // Towards a side: the last code that is not beyond the number.
+    // Directed rounding: the last code that does not exceed the number.
     for (of, wide) in [
         (
             "f16",
@@ -308,7 +308,7 @@ fn between_f32_and_f64() {
         |[bits]| match single(bits) {
             number if number.is_nan() => NAN,
             number if number.is_infinite() => bits,
-            // Half a unit more, cut off.
+            // Half a unit is added, and the lower bits are cut off.
             _ => (bits + 0x1000) & !0x1fff,
         },
     );

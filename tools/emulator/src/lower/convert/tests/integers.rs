@@ -1,6 +1,6 @@
 use super::*;
 
-/// Whole numbers: name, bits, sign.
+/// Integer types: name, bits, whether they are signed.
 const WHOLE: [(&str, u32, bool); 8] = [
     ("u8", 8, false),
     ("s8", 8, true),
@@ -24,7 +24,7 @@ fn bounds(bits: u32, signed: bool) -> (i128, i128) {
     }
 }
 
-/// A register that holds so many bits, and its width.
+/// Returns a register with at least this number of bits, and its width.
 fn register(bits: u32, number: u32) -> (String, u32) {
     match bits {
         8 | 16 => (format!("%h{number}"), 16),
@@ -79,7 +79,7 @@ fn between_whole_numbers() {
             };
             let body = format!("cvt.{to}.{from} {out}, {a};");
             compare(&body, [&a], &out, cases(), |[number]| {
-                // Cut off, then extended to the register by the sign of its own type.
+                // The number is truncated, then extended to the register with the sign of its type.
                 value(value(number, bits, signed) as u64, to_bits, to_signed) as u64 & ones(width)
             });
             let (least, most) = bounds(to_bits, to_signed);
@@ -89,7 +89,7 @@ fn between_whole_numbers() {
             });
         }
     }
-    // Into registers that are wider than the type.
+    // Conversions into registers that are wider than the type.
     compare(
         "cvt.s8.s32 %r0, %r1;",
         ["%r1"],
@@ -116,7 +116,7 @@ fn floating_point_to_whole_numbers() {
                         0
                     };
                 }
-                // `as` stops at the bounds of i128.
+                // `as` saturates at the range of i128.
                 (whole(number, toward) as i128).clamp(least, most) as u64 & ones(width)
             };
             let body = format!("cvt.{rounding}.{to}.f32 {out}, %f1;");
@@ -194,7 +194,7 @@ fn whole_numbers_to_floating_point() {
                 },
             );
         }
-        // From a number of at most 64 bits, f64 cut off oddly rounds as the number itself.
+        // For a number of at most 64 bits, f64 rounded to odd rounds like the number itself.
         compare(
             &format!("cvt.rn.f16.{from} %h0, {a};"),
             [&a],
@@ -212,7 +212,7 @@ fn whole_numbers_to_floating_point() {
             cases(),
             |[number]| {
                 let number = of(number);
-                // Rounded to 8 bits as a whole number.
+                // Rounded to 8 bits in integer arithmetic.
                 let size = number.unsigned_abs();
                 let drop = 128u32.saturating_sub(size.leading_zeros() + 8);
                 let (kept, rest, half) = (size >> drop, size & ((1 << drop) - 1), (1 << drop) / 2);

@@ -38,7 +38,7 @@ fn double_cases(seed: u64) -> Vec<[u64; 1]> {
         .collect()
 }
 
-/// The whole number that is near.
+/// Returns the number rounded to an integer.
 fn whole(number: f64, toward: char) -> f64 {
     match toward {
         'n' => number.round_ties_even(),

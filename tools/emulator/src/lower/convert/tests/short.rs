@@ -1,6 +1,6 @@
 use super::*;
 
-/// The value of an eight-bit code, by the definition of its format.
+/// Returns the value of an 8-bit code, by the definition of its format.
 fn eight(code: u64, exponent_bits: u32, fraction_bits: u32) -> f64 {
     let bias = (1 << (exponent_bits - 1)) - 1;
     let sign = if code >> (exponent_bits + fraction_bits) & 1 == 1 {
@@ -16,7 +16,7 @@ fn eight(code: u64, exponent_bits: u32, fraction_bits: u32) -> f64 {
     }
 }
 
-/// Name, bits of exponent and fraction, the code of the largest number, of NaN, and the stride.
+/// Formats: name, bits of exponent and fraction, the code of the largest number, the code of NaN, and the stride.
 const SHORT: [(&str, u32, u32, u64, u64, u32); 5] = [
     ("e4m3", 4, 3, 0x7e, 0x7f, 8),
     ("e5m2", 5, 2, 0x7b, 0x7f, 8),
@@ -53,7 +53,7 @@ fn short_formats_and_back() {
             sign | code
         };
         let (out, input) = match apart {
-            // Through a register of 8 bits, as CUDA's headers do.
+            // The value passes through an 8-bit register, as in CUDA's headers.
             4 => (".reg .b8 x; mov.u16 %h0, 0; ", " mov.b16 %h0, {x, 0};"),
             _ => ("", ""),
         };
@@ -84,7 +84,7 @@ fn short_formats_and_back() {
             let of = |bits: u64| nearest(f16::from_bits(bits as u16).to_f64());
             of(both >> 16) << apart | of(both)
         });
-        // Every code, and back.
+        // Converts every code, and back.
         let codes = (0..=0xff_u64).map(|code| {
             [if apart == 4 {
                 code

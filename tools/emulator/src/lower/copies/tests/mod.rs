@@ -1,12 +1,12 @@
-//! Copies and their barriers, by small kernels.
+//! Tests of copies and their barriers with small kernels.
 
 mod tensor;
 
 use crate::machine::Fault;
 use crate::testing::{kernel, run_on};
 
-/// What every kernel here begins with: `%r0` is the thread, `%d1` its place among 4-byte words of
-/// the buffer, `%r1` the address of 4 KiB of shared memory and `%r2` that of a barrier behind it.
+/// The beginning of every kernel. `%r0` is the thread, and `%d1` is the address of the thread's 4-byte word in the
+/// buffer. `%r1` is the address of 4 KiB of shared memory, and `%r2` is the address of a barrier behind it.
 const HEAD: &str = ".shared .align 1024 .b8 tile[8192];
     mov.u32 %r0, %tid.x;
     mul.wide.u32 %d1, %r0, 4;
@@ -25,7 +25,7 @@ fn run(threads: u32, body: &str, words: &mut [u32]) -> Result<(), Fault> {
     outcome.map(|_| ()).map_err(|failure| failure.fault)
 }
 
-/// A wait for the phase of a parity at `%r2`.
+/// Returns code that waits for the phase of a parity at `%r2`.
 fn wait(label: &str, parity: u32) -> String {
     format!(
         "{label}:\nmbarrier.try_wait.parity.shared::cta.b64 %p2, [%r2], {parity};\n@!%p2 bra {label};\n"
@@ -269,7 +269,7 @@ fn barriers_that_are_used_wrongly_are_told() {
         "mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [%r2], 64;\nW:",
     );
     assert_eq!(one(&given), Ok(()));
-    // Of two, one drops out: the second phase needs one.
+    // One of two threads drops out, so the second phase needs one arrival.
     let dropped = format!(
         "mbarrier.init.shared.b64 [%r2], 2;\nmbarrier.arrive_drop.shared.b64 _, [%r2];\n\
          mbarrier.arrive.shared.b64 _, [%r2];\nmbarrier.arrive.shared.b64 _, [%r2];\n{}",
@@ -318,7 +318,7 @@ fn bulk_copies_come_and_go() -> Result<(), Fault> {
     run(32, &body, &mut words)?;
     assert_eq!(words[192..198], [7, 1000, 1128, 1000, 1064, 1064]);
     assert_eq!(words[128..192], (1000..1064).collect::<Vec<_>>());
-    // Only the block's end writes the second.
+    // The second copy is written only at the end of the block.
     assert_eq!(words[64], 1064 + 77);
     assert_eq!(
         words[65..128],

@@ -1,17 +1,16 @@
-//! Copies of boxes of a tensor.
+//! Tests of copies of boxes of a tensor.
 
 use super::{HEAD, run, undefined, wait};
 use crate::machine::Fault;
 use crate::tensor_map::{SIZE, Tensor, encode_im2col, encode_tiled};
 use crate::testing::{kernel, run_on};
 
-/// Where the tensor begins in the buffer, behind its map; and what a box becomes, behind the
-/// tensor.
+/// The offset of the tensor in the buffer, behind its map, and the offset of the copied box, behind the tensor.
 const TENSOR: usize = SIZE;
 const COPY: usize = 12 * 1024;
 
-/// Copies a box to shared memory and all of that to the buffer's `COPY`, or the other way.
-/// The address, which only the kernel knows here, goes to its place in the map.
+/// Copies a box to shared memory and from there to `COPY` in the buffer, or in the opposite direction. The kernel
+/// writes the address of the tensor into the map.
 fn tensor(
     map: &[u8; SIZE],
     rank: usize,
@@ -74,7 +73,7 @@ fn tensor(
     outcome.map(|_| ()).map_err(|failure| failure.fault)
 }
 
-/// A buffer whose tensor counts halves from 1.
+/// Returns a buffer whose tensor contains the numbers from 1 as halves.
 fn buffer() -> Vec<u8> {
     let mut buffer = vec![0xee; COPY + 4096];
     for (number, half) in buffer[TENSOR..COPY]
@@ -92,8 +91,7 @@ fn half(buffer: &[u8], at: usize) -> u16 {
     u16::from_le_bytes([buffer[at], buffer[at + 1]])
 }
 
-/// The descriptor of halves, with the bytes that a copy moves in its last word, which it does not
-/// use.
+/// Returns the tensor map of halves. Its unused last word contains the number of bytes that a copy moves.
 fn tiled(
     sizes: &[u64],
     strides: &[u64],
@@ -119,7 +117,7 @@ fn tiled(
 
 #[test]
 fn tiles_are_swizzled_and_filled_up() -> Result<(), Fault> {
-    // 20 rows of 70 halves, 160 bytes apart; a box of 16 rows, some of it outside.
+    // 20 rows of 70 halves, 160 bytes apart, and a box of 16 rows. A part of the box lies outside of the tensor.
     for (swizzle, width) in [(0, 64u32), (1, 16), (2, 32), (3, 64), (3, 32)] {
         for (x, y) in [(0i32, 0i32), (8, 2), (-3, -5), (61, 11), (-100, 0), (0, 30)] {
             let map = tiled(
@@ -138,8 +136,8 @@ fn tiles_are_swizzled_and_filled_up() -> Result<(), Fault> {
                 let (sx, sy) = (x + column as i32, y + row as i32);
                 let inside = (0..70).contains(&sx) && (0..20).contains(&sy);
                 let wanted = if inside { (sy * 80 + sx) as u16 + 1 } else { 0 };
-                // Rows lie side by side; in each 128 bytes, pieces of 16 change places by their
-                // number.
+                // Rows are adjacent. In each line of 128 bytes, pieces of 16 bytes are exchanged depending on the
+                // index of the line.
                 let byte = (row * width as usize + column) * 2;
                 let line = byte / 128;
                 let turn = [0, line % 2, line % 4, line % 8][swizzle as usize];
@@ -216,8 +214,7 @@ fn tiles_are_stored_inside_of_the_tensor_alone() -> Result<(), Fault> {
 
 #[test]
 fn pixels_come_in_the_order_of_a_convolution() -> Result<(), Fault> {
-    // 2 images of 5 by 6 pixels of 8 channels; a 3 by 3 window, every second pixel, one pixel of
-    // padding.
+    // 2 images of 5 by 6 pixels with 8 channels. The window has 3 by 3 pixels, with stride 2 and padding 1.
     let (c, w, h) = (8, 6, 5);
     let tensor_of = Tensor {
         data_type: 6,
@@ -243,7 +240,7 @@ fn pixels_come_in_the_order_of_a_convolution() -> Result<(), Fault> {
             false,
             &mut buffer,
         )?;
-        // All outputs in order, from the second of the first row.
+        // All outputs in order, from the second output of the first row.
         let outputs = (0..2).flat_map(|n| (0..3).flat_map(move |y| (0..3).map(move |x| (n, y, x))));
         for (pixel, (n, y, x)) in outputs.skip(1).take(pixels as usize).enumerate() {
             let (iy, ix) = (2 * y + r - 1, 2 * x + s - 1);

@@ -79,7 +79,7 @@ fn f64_in_each_rounding() {
                 let nearest = near(all.map(f64::from_bits));
                 let result = F64.encode(exact(all.map(|one| F64.decode(one)), mode), mode, false);
                 let number = f64::from_bits(result);
-                // At most one step from the nearest, on the side of the rounding.
+                // At most one step from the nearest number, on the side of the rounding.
                 assert!(nearest.is_nan() == number.is_nan());
                 assert!(
                     nearest.is_nan()

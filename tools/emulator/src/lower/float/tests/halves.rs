@@ -11,7 +11,7 @@ fn half_cases(seed: u64) -> Vec<[u64; 3]> {
         _ => random.next() & 0xffff,
     };
     let mut cases: Vec<_> = (0..12_000).map(|_| [some(), some(), some()]).collect();
-    // Of like size, so that rounding happens and sums cancel.
+    // Numbers of similar size, so that results are rounded and sums cancel.
     cases.extend((0..12_000).map(|_| [0; 3].map(|_: u64| 0x3800 + (random.next() & 0x87ff))));
     cases
 }
@@ -49,7 +49,7 @@ fn halves_are_rounded_once() {
             });
         }
     }
-    // The half crate, with its own arithmetic.
+    // The reference is the half crate, which has its own arithmetic.
     let names = ["%h1", "%h2"];
     let pairs = || half_cases(12).into_iter().map(|[a, b, _]| [a, b]);
     compare("add.f16 %h0, %h1, %h2;", names, "%h0", pairs(), |[a, b]| {
@@ -130,7 +130,7 @@ fn halves_with_modifiers() {
                 let body = format!("{name}{modifier}.{of} %h0, %h1, %h2;");
                 compare(&body, two, "%h0", pairs(), |[a, b]| {
                     let is_nan = |bits: u64| bits & 0x7fff > top;
-                    // In the order of the codes, negative ones reversed.
+                    // Keys in the order of the codes. Negative codes are reversed.
                     let key = |bits: u64| {
                         if bits & 0x8000 != 0 {
                             !(bits as i64)

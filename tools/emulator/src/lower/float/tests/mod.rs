@@ -52,7 +52,7 @@ fn single_cases(seed: u64) -> Vec<[u64; 3]> {
     let mut cases: Vec<_> = (0..6000)
         .map(|_| [0; 3].map(|_: u64| some(&mut random)))
         .collect();
-    // What cancels, exactly and nearly.
+    // Sums that cancel exactly or nearly.
     cases.extend((0..2000).map(|_| {
         let [a, b] = [random.single(), random.single()];
         let product = -(a * b);

@@ -1,6 +1,6 @@
 use super::*;
 
-/// Of two numbers that are not NaN, by their order as total_cmp has it: -0 is below 0.
+/// Returns the minimum or the maximum in the order of `total_cmp`, where -0 is below 0. NaNs are handled separately.
 fn extreme(a: f32, b: f32, greater: bool, nan: bool) -> u64 {
     match (a.is_nan(), b.is_nan()) {
         (true, true) => NAN,
@@ -110,7 +110,7 @@ fn signs_and_classes() {
             }
         },
     );
-    // The first gives the sign.
+    // The first operand gives the sign.
     compare(
         "copysign.f32 %f0, %f1, %f2;",
         ["%f1", "%f2"],

@@ -42,9 +42,10 @@ fn f32_to_nearest() {
     }
 }
 
-/// Whether a number is what another rounds to in this direction, of its neighbours alone.
+/// Checks that a number is the rounding of an exact value in this mode. It compares only the neighbours of the
+/// number.
 fn is_rounded(exact: f64, rest: f64, result: f32, mode: Mode) -> bool {
-    // exact + rest, rest being less than half a unit of exact.
+    // The exact value is exact + rest. The rest is less than half a unit of exact.
     let compare = |number: f32| {
         let number = f64::from(number);
         match exact.partial_cmp(&number) {
@@ -93,7 +94,7 @@ fn f32_directed_sums_and_products_are_neighbours() {
                         let (large, small) = if x.abs() < y.abs() { (y, x) } else { (x, y) };
                         (large + small, small - ((large + small) - large))
                     };
-                    // An exact zero has only a sign to be told, below.
+                    // For an exact zero, only the sign matters. It is checked below.
                     if exact == 0.0 || exact.abs() > f32::MAX.into() {
                         continue;
                     }
@@ -173,7 +174,7 @@ fn directed_sums_have_the_signs_and_bounds_of_their_rounding() {
             code(expected)
         });
         let body = format!("{name}.f64 %d0, %d1, %d2;");
-        // The same signs in f64, where the bounds are others.
+        // The same signs in f64, whose range is different.
         if expected == 0.0 && pair[0] != tiny {
             let pair = pair.map(|one| f64::from(one).to_bits());
             compare(&body, ["%d1", "%d2"], "%d0", [pair], |_| {

@@ -1,6 +1,6 @@
 use super::*;
 
-/// Checks an instruction of two operands in each type that is named.
+/// Checks an instruction with two operands in each of the given types.
 fn two(name: &str, only: &[&str], expected: impl Fn(i128, i128, u32) -> i128) {
     for (of, width, signed, letter) in TYPES {
         if !only.is_empty() && !only.contains(&of) {
@@ -21,7 +21,7 @@ fn two(name: &str, only: &[&str], expected: impl Fn(i128, i128, u32) -> i128) {
     }
 }
 
-/// The same for three operands, the third the sum of the first and twice the second.
+/// Checks an instruction with three operands. The third operand is the sum of the first and twice the second.
 fn three(name: &str, only: &[&str], expected: impl Fn([i128; 3], u32) -> i128) {
     for (of, width, signed, letter) in TYPES {
         if !only.is_empty() && !only.contains(&of) {
@@ -161,7 +161,7 @@ fn products_of_twice_the_width() {
 
 #[test]
 fn carries_go_from_word_to_word() {
-    // 128 bits of two operands, as words of 64 and of 32.
+    // 128 bits of two operands, as 64-bit words and as 32-bit words.
     let mut random = Random::new(5);
     let edges = [0, 1, u64::MAX, 1 << 63, 0xffff_ffff, 0xffff_ffff_0000_0000];
     let low = pairs(&edges, 300, &mut random);
@@ -183,7 +183,7 @@ fn carries_go_from_word_to_word() {
     compare(body, names, "%d6", cases.clone(), |all| {
         (difference(all) >> 64) as u64
     });
-    // What is carried out of the middle word, too.
+    // Includes the carry out of the middle word.
     let split = "mov.b64 {%r1, %r2}, %d1; mov.b64 {%r3, %r4}, %d2; mov.b64 {%r5, %r6}, %d3; mov.b64 {%r7, %r8}, %d4;";
     let body = format!(
         "{split} add.cc.u32 %r1, %r1, %r5; addc.cc.u32 %r2, %r2, %r6; addc.cc.u32 %r3, %r3, %r7; addc.u32 %r4, %r4, %r8; mov.b64 %d6, {{%r3, %r4}};"
@@ -197,7 +197,7 @@ fn carries_go_from_word_to_word() {
     compare(&body, names, "%d6", cases.clone(), |all| {
         (difference(all) >> 64) as u64
     });
-    // 64 x 64 bits by words of 32, and 128 bits plus a product.
+    // 64 x 64 bits with 32-bit words, and 128 bits plus a product.
     let body = "mul.lo.u64 %d5, %d1, %d3; mad.lo.cc.u64 %d5, %d1, %d3, %d2; madc.hi.u64 %d6, %d1, %d3, %d4;";
     compare(body, names, "%d6", cases.clone(), |[a, b, c, d]| {
         let product = u128::from(a) * u128::from(c);

@@ -185,7 +185,7 @@ fn fields_of_bits() {
         }
         let [out, a, b] = [0, 1, 2].map(|number| format!("%{letter}{number}"));
         let names = [a.as_str(), "%r8", "%r9", b.as_str()];
-        // Bit by bit, as the manual has it.
+        // The reference works bit by bit, as the manual does.
         let bit = |number: u64, at: u64| number >> at & 1;
         for (sign, signed) in [("u", false), ("s", true)] {
             let body = format!("bfe.{sign}{width} {out}, {a}, %r8, %r9;");
@@ -267,7 +267,7 @@ fn permuted_bytes() {
             })
         },
     );
-    // The highest byte first, as the manual's tables are.
+    // The highest byte is first, as in the manual's tables.
     for (mode, rows) in [
         (
             "f4e",

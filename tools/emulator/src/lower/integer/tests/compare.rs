@@ -42,7 +42,7 @@ fn comparisons_of_whole_numbers() {
     refusal("setp.nan.s32 %p1, %r1, %r2;");
 }
 
-/// Numbers of f32 in each order: also subnormal ones, zeros and NaN.
+/// Returns pairs of f32 numbers in each order, including subnormal numbers, zeros and NaN.
 fn float_cases() -> Vec<[u64; 2]> {
     let numbers = [
         0.0f32,

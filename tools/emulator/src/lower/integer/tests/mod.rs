@@ -24,7 +24,7 @@ fn value(bits: u64, width: u32, signed: bool) -> i128 {
     }
 }
 
-/// Each type with its width, its sign, and a letter of the registers that hold it.
+/// Each type with its width, whether it is signed, and the letter of its registers.
 const TYPES: [(&str, u32, bool, char); 6] = [
     ("u16", 16, false, 'h'),
     ("s16", 16, true, 'h'),

@@ -1,4 +1,4 @@
-//! Products against plain loops.
+//! Compares products with plain loops.
 
 mod special;
 
@@ -7,13 +7,13 @@ use std::fmt::Write as _;
 use super::element::*;
 use crate::testing::{kernel, run_on};
 
-/// Bytes from the buffer's beginning to each matrix.
+/// The offset of each matrix in the buffer, in bytes.
 const B: usize = 4096;
 const C: usize = 8192;
 const D: usize = 12288;
 const END: usize = 16384;
 
-/// Numbers that do not repeat soon.
+/// Numbers with a long period.
 struct Numbers(u64);
 
 impl Numbers {
@@ -25,13 +25,13 @@ impl Numbers {
     }
 }
 
-/// A type of elements: its name in PTX, its bits, and the two ways.
+/// An element type: its name in PTX, its bits, and both conversions.
 #[derive(Clone, Copy)]
 struct Type {
     name: &'static str,
     bits: usize,
     value: fn(u64) -> f64,
-    /// Bits of a whole number, from -8 to 8 for all signed types.
+    /// Returns the bits of an integer, from -8 to 8 for all signed types.
     whole: fn(i64) -> u64,
 }
 
@@ -53,7 +53,7 @@ const SIGNED: Type = of::<S8>("s8", |n| n as u8 as u64);
 const UNSIGNED: Type = of::<U8>("u8", |n| (n + 8) as u64);
 const NIBBLE: Type = of::<S4>("s4", |n| (n.min(7) & 15) as u64);
 const WHOLE: Type = of::<S32>("s32", |n| n as u32 as u64);
-/// Sign and exponent of a power of two.
+/// The sign and the exponent of a power of two.
 const E4: Type = of::<E4m3>("e4m3", |n| {
     (n < 0) as u64 * 128 + (n.unsigned_abs() % 8 + 4) * 8
 });
@@ -63,7 +63,7 @@ const E5: Type = of::<E5m2>("e5m2", |n| {
 
 type Matrix = Vec<f64>;
 
-/// `rows` by `columns` numbers of a type, and their bits by rows.
+/// Returns `rows` by `columns` numbers of a type, and their bits in row-major order.
 fn matrix(numbers: &mut Numbers, of: Type, rows: usize, columns: usize) -> (Matrix, Vec<u64>) {
     let bits: Vec<_> = (0..rows * columns)
         .map(|_| (of.whole)((numbers.next() % 17) as i64 - 8))
@@ -71,7 +71,7 @@ fn matrix(numbers: &mut Numbers, of: Type, rows: usize, columns: usize) -> (Matr
     (bits.iter().map(|bits| (of.value)(*bits)).collect(), bits)
 }
 
-/// `A B + C`; exact for the numbers that are used here.
+/// Returns `A B + C`, which is exact for the numbers of these tests.
 fn expected(a: &Matrix, b: &Matrix, c: &Matrix, [m, n, k]: [usize; 3]) -> Matrix {
     let mut d = c.clone();
     for (row, column) in (0..m).flat_map(|row| (0..n).map(move |column| (row, column))) {
@@ -97,8 +97,7 @@ fn names(prefix: &str, first: usize, count: usize) -> String {
     names.collect::<Vec<_>>().join(", ")
 }
 
-/// Through `wmma`, from and to matrices that lie by rows or by columns, their lines wider apart
-/// than they are long.
+/// Tests a product with `wmma`. The matrices are row-major or column-major, with gaps between their lines.
 fn through_fragments(shape: [usize; 3], [a, c, d]: [Type; 3], by_rows: [bool; 3], space: &str) {
     let [m, n, k] = shape;
     let text = format!("m{m}n{n}k{k}");
@@ -236,7 +235,7 @@ fn fragments_of_all_shapes_and_types_multiply() {
     }
 }
 
-/// The manual's tables, lane by lane: row and column of the `i`th element of `A`.
+/// Returns the row and the column of the `i`th element of `A` in a lane, by the manual's tables.
 fn of_a([m, _, _]: [usize; 3], bits: usize, lane: usize, i: usize) -> (usize, usize) {
     let per = (32 / bits).max(1);
     let (group, thread) = (lane / 4, lane % 4);
@@ -250,18 +249,18 @@ fn of_a([m, _, _]: [usize; 3], bits: usize, lane: usize, i: usize) -> (usize, us
     }
 }
 
-/// The same of `B`.
+/// Returns the row and the column of the `i`th element of `B`.
 fn of_b(bits: usize, lane: usize, i: usize) -> (usize, usize) {
     let per = (32 / bits).max(1);
     ((lane % 4 + 4 * (i / per)) * per + i % per, lane / 4)
 }
 
-/// The same of `C` and `D`.
+/// Returns the row and the column of the `i`th element of `C` and `D`.
 fn of_c(lane: usize, i: usize) -> (usize, usize) {
     (lane / 4 + if i < 2 { 0 } else { 8 }, lane % 4 * 2 + i % 2)
 }
 
-/// Through `mma.sync`, each lane with the registers that the manual gives it.
+/// Tests a product with `mma.sync`. Each lane has the registers of the manual.
 fn through_registers(shape: [usize; 3], [a, b, c, d]: [Type; 4], extra: &str) {
     let [m, n, k] = shape;
     let mut numbers = Numbers(99 + k as u64);
@@ -269,7 +268,7 @@ fn through_registers(shape: [usize; 3], [a, b, c, d]: [Type; 4], extra: &str) {
     let (vb, bits_b) = matrix(&mut numbers, b, k, n);
     let (vc, bits_c) = matrix(&mut numbers, c, m, n);
     let mut buffer = vec![0u8; END];
-    // Each lane's elements lie one behind the other.
+    // The elements of a lane are adjacent.
     let elements = [m * k / 32, k * n / 32, m * n / 32];
     let mut fill =
         |at: usize, of: Type, lane: usize, count: usize, element: &dyn Fn(usize) -> u64| {

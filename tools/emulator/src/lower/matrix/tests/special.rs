@@ -1,4 +1,4 @@
-//! Roundings, rows of shared memory, and what is refused.
+//! Tests of rounding, of rows in shared memory, and of refused forms.
 
 use super::{HALF, Numbers, expected, get, matrix, put};
 use crate::lower::matrix::element::{Element, F16};
@@ -6,7 +6,7 @@ use crate::testing::{kernel, run_on};
 
 #[test]
 fn sums_are_rounded_once_and_nan_is_canonical() {
-    // One row of A against one column of B: lanes 0 to 3 hold both.
+    // A row of `A` times a column of `B`. Lanes 0 to 3 hold both.
     let dot = |a: [f32; 8], b: [f32; 8], c: f32| {
         let mut buffer = vec![0u8; 256];
         for (i, (a, b)) in a.into_iter().zip(b).enumerate() {
@@ -29,9 +29,9 @@ fn sums_are_rounded_once_and_nan_is_canonical() {
     };
     let one = [1.0; 8];
     let ulp = f32::EPSILON;
-    // 1 + 8 halves of its last place: one at a time they would all be lost.
+    // 1 plus 8 halves of its last place. Added one at a time, all halves would be lost.
     assert_eq!(dot([ulp / 2.0; 8], one, 1.0), (1.0 + 4.0 * ulp).to_bits());
-    // The sum before is added first, and lost beside what is 2^53 times larger.
+    // The accumulator is added first, and is lost next to a term that is 2^53 times larger.
     assert_eq!(
         dot([3e38, 3e38, -3e38, -3e38, 1.0, 0.0, 0.0, 0.0], one, 2.0),
         1f32.to_bits()
@@ -41,7 +41,7 @@ fn sums_are_rounded_once_and_nan_is_canonical() {
     zero[3] = 0.0;
     assert_eq!(dot([f32::INFINITY; 8], zero, 0.0), 0x7fff_ffff);
     assert_eq!(dot(one, one, f32::from_bits(0xffc0_0001)), 0x7fff_ffff);
-    // The lower 13 bits of an element do not count; those of the sum do.
+    // The lower 13 bits of an element are ignored. The lower bits of the sum are not.
     let mut first = [0.0; 8];
     first[0] = 1.0 + 4096.0 * ulp;
     assert_eq!(dot(first, one, ulp), (1.0 + ulp).to_bits());
@@ -68,8 +68,8 @@ fn whole_sums_saturate_or_wrap() {
     }
 }
 
-/// Row-major matrices of f16 in shared memory, by `ldmatrix` as kernels use it, multiplied, and
-/// back by `stmatrix`.
+/// Loads row-major f16 matrices from shared memory with `ldmatrix`, as kernels do, multiplies them, and stores them
+/// with `stmatrix`.
 #[test]
 fn rows_feed_products() {
     let body = "
@@ -126,7 +126,7 @@ fn rows_feed_products() {
     for (number, wanted) in wanted.iter().enumerate() {
         assert_eq!(found(1024 + 2 * number), *wanted, "element {number}");
     }
-    // The upper half of D, transposed, as lanes hold it.
+    // The upper half of `D`, transposed, as the lanes hold it.
     for (lane, part) in (0..32).flat_map(|lane| [(lane, 0), (lane, 1)]) {
         let (row, column) = (lane / 4, lane % 4 * 2 + part);
         let wanted = wanted[column * 8 + row];
@@ -184,7 +184,7 @@ fn products_in_f64_are_fused() {
     let (a, c) = (1.0 + 2f64.powi(-30), -1.0 - 2f64.powi(-29));
     let mut buffer = vec![0u8; 512];
     for lane in 0..32 {
-        // Only the first of four columns of A, and rows of B.
+        // Only the first of four columns of `A`, and of four rows of `B`, is set.
         let a = if lane % 4 == 0 { a } else { 0.0 };
         put(&mut buffer, 8 * lane, 64, a.to_bits());
         put(&mut buffer, 256 + 8 * lane, 64, c.to_bits());
@@ -205,7 +205,7 @@ fn fragments_of_bad_addresses_are_told() {
     };
     // 16 lines of two sectors each.
     assert_eq!(load("%data", "16"), Ok(32));
-    // Each half of the lines by itself.
+    // Each half of the lines is counted separately.
     assert_eq!(load("%data+16", "16"), Ok(34));
     assert!(load("%data+8", "16").is_err());
     assert!(load("%data", "18").is_err());
