@@ -138,7 +138,7 @@ pub enum ChatLineError {
     NoPrefix {
         /// The number of the message, counted from 1.
         message: usize,
-        /// The part that is added when the text before it changes.
+        /// A clause of the message that names what is added when the text changes, such as `it follows`.
         follows: &'static str,
     },
     /// The chat template marks a number of answers that differs from the number of messages with the role `assistant`.
