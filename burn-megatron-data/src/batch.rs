@@ -1,4 +1,4 @@
-//! Batches of samples, stacked as rows.
+//! Batches of samples. Each row of a batch is one sample.
 
 use std::ops::{Add, Range};
 use std::sync::Arc;
@@ -10,7 +10,8 @@ use burn_megatron::mesh::ContextSplit;
 use burn_megatron::nn::RealTokens;
 use burn_megatron::nn::context::{SequenceShard, TokenPlaces};
 
-/// Samples of equal length, stacked as the rows of two integer matrices.
+/// A batch of samples of equal length. The tokens and the targets are matrices `[rows, seq]`, and each row is one
+/// sample.
 ///
 /// ```
 /// use burn_megatron::mesh::ContextSplit;
@@ -31,17 +32,18 @@ use burn_megatron::nn::context::{SequenceShard, TokenPlaces};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Batch {
     tokens: Vec<i32>,
-    /// Target tokens: `[rows, seq]`, row-major.
+    /// The target tokens: `[rows, seq]`, row-major.
     pub targets: Vec<i32>,
-    /// The number of samples.
+    /// The number of rows, which is the number of samples.
     pub rows: usize,
-    /// The number of tokens in a sample.
+    /// The number of tokens in a row.
     pub seq: usize,
-    /// The starts of the documents in the concatenated rows, then the end of the last one: `0, ..., rows * seq`
-    /// (as `cu_seqlens`). Attention does not cross documents. `None` if every row is one document.
+    /// The starts of the documents in the concatenated rows, followed by the end of the last document:
+    /// `0, ..., rows * seq` (as `cu_seqlens` in FlashAttention). A token only attends to tokens of the same document.
+    /// `None` if every row is one document.
     pub documents: Option<Vec<i32>>,
-    /// The tokens of each row that this rank holds, if the ranks of a context group share the rows. `seq` is then the
-    /// number of these tokens, and `documents` is `None`.
+    /// The tokens of each row that this rank holds, if the rows are split over the ranks of a context group. `seq` is
+    /// then the number of these tokens, and `documents` is `None`.
     pub shard: Option<Arc<SequenceShard>>,
     /// The number of padding tokens that were added to complete rows so that each document can be split.
     padding: u64,
@@ -55,12 +57,12 @@ pub struct Batch {
     further: Vec<FurtherTokens>,
 }
 
-/// The number of padding tokens of documents.
+/// The number of padding tokens that were added to documents.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Padding {
     /// The number of padding tokens.
     pub added: u64,
-    /// The number of all tokens, including padding.
+    /// The total number of tokens, including padding.
     pub all: u64,
 }
 
@@ -76,11 +78,11 @@ impl Add for Padding {
 }
 
 impl Batch {
-    /// Stacks samples in the given order.
+    /// Creates a batch from samples, in the given order.
     ///
     /// # Errors
     ///
-    /// [`DataError::NoRows`] without a sample; [`DataError::UnequalRows`] if lengths differ.
+    /// [`DataError::NoRows`] if there is no sample; [`DataError::UnequalRows`] if the lengths of the samples differ.
     pub fn new(samples: impl IntoIterator<Item = Sample>) -> Result<Self, DataError> {
         let mut samples = samples.into_iter().peekable();
         let seq = samples.peek().ok_or(DataError::NoRows)?.tokens.len();
@@ -134,9 +136,9 @@ impl Batch {
         Ok(batch)
     }
 
-    /// Returns the same tokens in rows of `length`, which must divide the length of complete rows. Documents end at the
-    /// ends of the new rows, so positions restart in each row. A batch that is already split over ranks is returned
-    /// unchanged.
+    /// Cuts the rows of the batch into shorter rows of `length` tokens. `length` must divide the length of a complete
+    /// row. A document that is cut becomes several documents, so positions restart in each new row. A batch that is
+    /// already split over ranks is returned unchanged.
     pub fn in_rows_of(self, length: usize) -> Self {
         if self.shard.is_some() || self.seq <= length {
             return self;
@@ -162,8 +164,8 @@ impl Batch {
         }
     }
 
-    /// Adds the inputs and targets of multi-token prediction at depths 1 to `depths`. Call it on complete rows, before
-    /// they are split over ranks. A batch that is already split is returned unchanged.
+    /// Adds the inputs and targets of multi-token prediction for the depths 1 to `depths`. Call this method on complete
+    /// rows, before they are split over ranks. A batch that is already split is returned unchanged.
     pub fn with_further_tokens(mut self, depths: usize) -> Self {
         if self.shard.is_none() && self.further.len() != depths {
             let of_depth = |depth| FurtherTokens::new(&self, depth);
@@ -180,13 +182,15 @@ impl Batch {
         }
     }
 
-    /// Returns the part of a batch of complete rows for rank `rank` of a context group of `ranks`. Targets are shifted
-    /// before the split, so each target stays with its token. [`ContextSplit::ZigzagPerDocument`] pads documents to a
-    /// divisible length, and rows to the longest row. Targets of the padding are ignored.
+    /// Splits a batch of complete rows over the `ranks` ranks of a context group, and returns the part of rank `rank`.
+    /// Targets are already shifted before the split, so each target stays with its token.
+    /// [`ContextSplit::ZigzagPerDocument`] pads each document to a length that can be divided over the ranks, and then
+    /// pads all rows to the longest row. Targets of the padding are ignored.
     ///
     /// # Errors
     ///
-    /// [`DataError::Context`] if rows cannot be split over the ranks, or if a part cannot be split over `tensor` ranks.
+    /// [`DataError::Context`] if rows cannot be split over the context ranks, or if a part cannot be split over
+    /// `tensor` tensor ranks.
     pub fn in_context(
         mut self,
         split: ContextSplit,
@@ -230,7 +234,8 @@ impl Batch {
         }
     }
 
-    /// Returns the documents of complete rows, as ranges of the concatenated rows. Empty documents are left out.
+    /// Returns the documents of a batch of complete rows, as ranges of the concatenated rows. Empty documents are left
+    /// out.
     pub fn document_ranges(&self) -> Vec<Range<usize>> {
         let mut start = 0;
         let ends = self.document_ends().into_iter();
@@ -238,14 +243,15 @@ impl Batch {
         ranges.filter(|range| !range.is_empty()).collect()
     }
 
-    /// Returns the part of some [documents](Self::document_ranges) of a batch of complete rows for rank `rank` of
-    /// `ranks`. The documents are packed into one row, and each is split as a zigzag. The result is a shard even for a
-    /// single rank. With more than one rank, each document is padded to a multiple of `2 ranks`. The part of each rank
-    /// is padded to a multiple of `multiple`, and has at least one token.
+    /// Splits some [documents](Self::document_ranges) of a batch of complete rows over `ranks` ranks, and returns the
+    /// part of rank `rank`. The documents are packed into one row, and each document is split in zigzag order. The
+    /// result has a [`shard`](Self::shard) even if there is a single rank. With more than one rank, each document is
+    /// padded to a multiple of `2 ranks` tokens. The part of each rank is padded to a multiple of `multiple` tokens,
+    /// and has at least one token.
     ///
     /// # Errors
     ///
-    /// [`DataError::Context`] cannot occur for documents of this batch.
+    /// [`DataError::Context`], which cannot occur for documents of this batch.
     pub fn documents_in_context(
         &self,
         documents: &[Range<usize>],
@@ -299,7 +305,7 @@ impl Batch {
         padded.into_batch(self, self.rows, false)
     }
 
-    /// Returns the tokens that are not padding, or `None` if no token is padding.
+    /// Returns the positions of the tokens that are not padding, or `None` if no token is padding.
     pub fn real(&self) -> Option<&Arc<RealTokens>> {
         self.real.as_ref()
     }
@@ -309,19 +315,20 @@ impl Batch {
         &self.tokens
     }
 
-    /// Returns the lookups of the tokens, sorted: see [`Tokens::sorted`](burn_megatron::nn::Tokens::sorted).
+    /// Returns the embedding lookups of the tokens, sorted by token: see
+    /// [`Tokens::sorted`](burn_megatron::nn::Tokens::sorted).
     pub fn sorted(&self) -> &Arc<SortedLookups> {
         &self.sorted
     }
 
-    /// Returns the inputs and targets of multi-token prediction, by depth from 1: see
+    /// Returns the inputs and targets of multi-token prediction, one element for each depth, starting with depth 1. See
     /// [`with_further_tokens`](Self::with_further_tokens).
     pub fn further(&self) -> &[FurtherTokens] {
         &self.further
     }
 
-    /// Returns the padding that was added to complete rows so that their documents can be [split
-    /// each](ContextSplit::ZigzagPerDocument).
+    /// Returns the padding that was added to complete rows so that [each document can be
+    /// split](ContextSplit::ZigzagPerDocument) over the ranks.
     pub fn padding(&self) -> Padding {
         let [rows, seq] = match &self.shard {
             Some(shard) => shard.shape(),
@@ -333,13 +340,13 @@ impl Batch {
         }
     }
 
-    /// Returns the number of targets in the complete rows that are not ignored. A rank of a context group holds a part
-    /// of them.
+    /// Returns the number of targets in the complete rows that are not ignored. If the rows are split over a context
+    /// group, this rank only holds a part of these targets.
     pub fn counted_of_rows(&self) -> u64 {
         self.counted_of_rows.unwrap_or_else(|| self.counted())
     }
 
-    /// Returns the number of targets that are not ignored.
+    /// Returns the number of targets on this rank that are not ignored.
     pub fn counted(&self) -> u64 {
         let counted = self.targets.iter().filter(|target| **target != IGNORE);
         counted.count() as u64

@@ -4,24 +4,26 @@ use std::sync::Arc;
 
 use super::{Batch, DataError};
 
-/// A sequence of tokens with the next token of each as its target.
+/// A sample: a sequence of tokens. The target of each token is the next token.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sample {
-    /// Input tokens: `[seq]`.
+    /// The input tokens: `[seq]`.
     pub tokens: Vec<i32>,
-    /// Targets, `tokens` shifted by one: `[seq]`. The loss ignores [`IGNORE`](super::IGNORE).
+    /// The target of each token: `[seq]`. They are the tokens shifted by one. The loss ignores targets that are
+    /// [`IGNORE`](super::IGNORE).
     pub targets: Vec<i32>,
-    /// The starts of the documents in the sequence, ascending from 0. Attention does not cross documents, and positions
-    /// restart in each document. Empty if the sequence is one document.
+    /// The starts of the documents in the sequence, in ascending order. The first start is 0. A token only attends to
+    /// tokens of the same document, and positions restart in each document. Empty if the sequence is one document.
     pub documents: Vec<usize>,
-    /// The number of padding tokens at the end of the row. Their targets are ignored, and expert routers skip them.
+    /// The number of padding tokens at the end of the sequence. Their targets are ignored, and expert routers skip
+    /// them.
     pub padding: usize,
 }
 
 /// The training samples of a run, in order.
 ///
-/// A sample has a number, counted from the first sample of the run over all steps and ranks. The sample of a number is
-/// the same in every layout and after every restart.
+/// Samples are numbered from the start of the run, over all steps and ranks. The sample with a given number is the same
+/// in every layout and after every restart.
 ///
 /// ```
 /// use burn_megatron_data::{DataError, Sample, Samples};
@@ -56,10 +58,10 @@ pub trait Samples: Send + Sync {
     ///
     /// # Errors
     ///
-    /// [`DataError`] if there is no such sample, or it cannot be read.
+    /// [`DataError`] if there is no sample with this number, or if it cannot be read.
     fn sample(&self, number: u64) -> Result<Sample, DataError>;
 
-    /// Returns the samples with these numbers as the rows of a batch, in order.
+    /// Returns a batch whose rows are the samples with these numbers, in order.
     ///
     /// # Errors
     ///
@@ -70,44 +72,45 @@ pub trait Samples: Send + Sync {
     }
 }
 
-/// Parameters of sampling.
+/// The parameters with which a run samples its training data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sampling {
-    /// Tokens per sample.
+    /// The number of tokens per sample.
     pub seq: usize,
-    /// The seed of the order of samples.
+    /// The random seed for the order of samples.
     pub seed: u64,
     /// The total number of samples that the run needs.
     pub samples: u64,
 }
 
-/// A training set with a held-out part.
+/// A data set with training samples and held-out samples.
 pub trait Dataset: Send + Sync {
-    /// Returns a one-line description.
+    /// Returns a description of the data set in one line.
     fn describe(&self) -> String;
 
-    /// Returns a hash of the content, independent of its path. It is equal on ranks that read the same data.
+    /// Returns a hash of the content of the data set. It does not depend on the path, so it is equal on all ranks that
+    /// read the same data.
     fn fingerprint(&self) -> u64;
 
-    /// Returns the vocabulary size: all tokens are below it.
+    /// Returns the vocabulary size. All token ids are smaller than the vocabulary size.
     fn vocabulary(&self) -> usize;
 
-    /// Returns the average number of bytes of text per token; 1 if unknown.
+    /// Returns the average number of bytes of text per token. It is 1 if the number is unknown.
     fn bytes_per_token(&self) -> f64 {
         1.0
     }
 
-    /// Returns the training samples of a run. The ranks of a process may share them.
+    /// Returns the training samples of a run. If several ranks run in one process, they may share the samples.
     ///
     /// # Errors
     ///
-    /// [`DataError`] for a sequence length that does not fit, and for failed reads.
+    /// [`DataError`] if the data is too short for the sequence length, or if it cannot be read.
     fn training(&self, sampling: &Sampling) -> Result<Arc<dyn Samples>, DataError>;
 
-    /// Returns at most `max` samples of `seq` tokens for evaluation. The selection is always the same.
+    /// Returns at most `max` held-out samples of `seq` tokens for evaluation. The same samples are always selected.
     ///
     /// # Errors
     ///
-    /// See [`training`](Self::training).
+    /// The errors of [`training`](Self::training).
     fn held_out(&self, seq: usize, max: usize) -> Result<Vec<Sample>, DataError>;
 }

@@ -1,4 +1,4 @@
-//! The documents of a text, in memory.
+//! The documents of a text data set, in memory.
 
 use std::path::Path;
 
@@ -37,8 +37,8 @@ pub(super) struct DocumentEnd {
 }
 
 impl TextDocuments {
-    /// Adds a document. Its key (for example its path) decides whether it is held out, and must be unique. Empty
-    /// documents are only counted.
+    /// Adds a document. Its key, for example its path, must be unique. The hash of the key determines whether the
+    /// document is held out. Empty documents are only counted.
     pub fn push(&mut self, key: &[u8], text: &[u8]) {
         self.given += 1;
         if !text.is_empty() {
@@ -50,7 +50,7 @@ impl TextDocuments {
         }
     }
 
-    /// Sets the text about the source in the description of the data, such as the number of files.
+    /// Sets the part of the description that describes the source of the data, such as the number of files.
     pub fn with_source(self, source: impl Into<String>) -> Self {
         Self {
             source: Some(source.into()),
@@ -58,7 +58,7 @@ impl TextDocuments {
         }
     }
 
-    /// Trains on all documents: nothing is held out.
+    /// Uses all documents for training, so that no document is held out.
     pub fn without_held_out(self) -> Self {
         Self {
             all_to_train: true,
@@ -76,7 +76,7 @@ impl TextDocuments {
         self.documents.len()
     }
 
-    /// Returns whether no document has text.
+    /// Whether there are no non-empty documents.
     pub fn is_empty(&self) -> bool {
         self.documents.is_empty()
     }

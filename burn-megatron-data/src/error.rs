@@ -13,10 +13,10 @@ use super::indexed::IndexedDatasetError;
 use crate::tokenizer::TokenizerError;
 use burn_megatron::mesh::ContextSplitError;
 
-/// One of the two parts of a text.
+/// The part of a text: training or held-out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TextPart {
-    /// The text that windows are sampled from.
+    /// The training text.
     Training,
     /// The held-out text.
     HeldOut,
@@ -31,19 +31,19 @@ impl fmt::Display for TextPart {
     }
 }
 
-/// An error of reading or sampling data.
+/// An error that occurred while data was read or sampled.
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
     /// The sequences cannot be split over the context axis.
     #[error(transparent)]
     Context(#[from] ContextSplitError),
-    /// The context x data ranks cannot share the documents.
+    /// Hybrid context parallelism is impossible: the ranks of the context and data axes cannot share the documents.
     #[error(transparent)]
     HybridContext(#[from] HybridContextError),
     /// The path does not exist.
     #[error("no file or folder at '{path}'")]
     Missing {
-        /// The given path.
+        /// The path of the data.
         path: PathBuf,
     },
     /// The operating system failed to list or read the path.
@@ -57,66 +57,66 @@ pub enum DataError {
     /// The path is a device, a socket or a pipe.
     #[error("'{path}' is neither a file nor a folder: give a text file or a folder of text files")]
     NotText {
-        /// The given path.
+        /// The path of the data.
         path: PathBuf,
     },
     /// No document has text.
     #[error("'{path}' has no text: {}", empty_documents(*documents))]
     Empty {
-        /// The given path.
+        /// The path of the data.
         path: PathBuf,
         /// The number of documents.
         documents: usize,
     },
-    /// The folder has no file with one of the extensions.
+    /// The folder contains no file that has one of the extensions.
     #[error(
         "no file in '{path}' ends in {extensions} (hidden folders and folders named \
          target, node_modules or runs are not searched)"
     )]
     NoMatchingFiles {
-        /// The given path.
+        /// The path of the data.
         path: PathBuf,
-        /// The extensions, as `.rs, .md`.
+        /// The extensions as text, such as `.rs, .md`.
         extensions: String,
     },
-    /// One part of the text is shorter than a window and its shifted targets.
+    /// One part of the text has fewer bytes than a sample and its shifted targets need.
     #[error(
         "the {part} text of '{path}' has {bytes} bytes, but a sequence length of {seq} needs at \
          least {needed} bytes: give more text, or {}", fitting_length(*bytes)
     )]
     TooShort {
-        /// The given path.
+        /// The path of the data.
         path: PathBuf,
         /// The part that is too short.
         part: TextPart,
-        /// The bytes of this part.
+        /// The number of bytes of this part.
         bytes: usize,
         /// The requested sequence length.
         seq: usize,
-        /// The number of bytes that a window needs: the sequence length + 1.
+        /// The number of bytes that a sample needs: the sequence length + 1.
         needed: usize,
     },
-    /// One part of a text has fewer tokens than a window and its shifted targets.
+    /// One part of the text has fewer tokens than a sample and its shifted targets need.
     #[error(
         "the {part} text of '{path}' has {tokens} tokens, but a sequence length of {seq} needs at \
          least {needed} tokens: give more text, or {}", fitting_length(*tokens)
     )]
     TooFewTokens {
-        /// The given path.
+        /// The path of the data.
         path: PathBuf,
         /// The part that is too short.
         part: TextPart,
-        /// The tokens of this part.
+        /// The number of tokens of this part.
         tokens: usize,
         /// The requested sequence length.
         seq: usize,
-        /// The number of tokens that a window needs: the sequence length + 1.
+        /// The number of tokens that a sample needs: the sequence length + 1.
         needed: usize,
     },
     /// The text cannot be tokenized.
     #[error("'{path}': {source}")]
     Tokenizer {
-        /// The given path.
+        /// The path of the data.
         path: PathBuf,
         /// The cause.
         source: TokenizerError,
@@ -124,15 +124,15 @@ pub enum DataError {
     /// The sequence length is 0.
     #[error("a sequence length of 0 holds no token: give at least 1")]
     ZeroLength,
-    /// A batch without rows.
+    /// A batch would have no rows.
     #[error("a batch of 0 rows holds no token: give at least 1 window")]
     NoRows,
-    /// The windows of a batch have different lengths.
+    /// The samples of a batch have different lengths.
     #[error("row {row} of the batch has {length} tokens, but row 0 has {seq}")]
     UnequalRows {
         /// The index of the row that differs.
         row: usize,
-        /// Its length in tokens.
+        /// The length of this row in tokens.
         length: usize,
         /// The length of row 0 in tokens.
         seq: usize,

@@ -23,12 +23,12 @@ pub(super) fn read_folder(
     Ok((!files.is_empty()).then_some(documents))
 }
 
-/// Returns the files below a folder for which `wanted` is true, in the order of their relative paths. Searches the same
-/// folders as [`TextData::open`](super::TextData::open).
+/// Returns the files in a folder and its subfolders for which `wanted` returns true, in the order of their relative
+/// paths. The same subfolders are searched as in [`TextData::open`](super::TextData::open).
 ///
 /// # Errors
 ///
-/// [`DataError::Unreadable`].
+/// [`DataError::Unreadable`] if a folder cannot be read.
 pub fn list_folder(root: &Path, wanted: impl Fn(&Path) -> bool) -> Result<Vec<PathBuf>, DataError> {
     let files = find_files(root, wanted)?;
     Ok(files.into_iter().map(|(_, path)| path).collect())

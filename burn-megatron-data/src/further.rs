@@ -1,4 +1,4 @@
-//! Inputs and targets of multi-token prediction.
+//! The inputs and targets of multi-token prediction.
 
 use std::sync::Arc;
 
@@ -8,11 +8,12 @@ use super::{Batch, IGNORE};
 use burn_megatron::nn::RealTokens;
 use burn_megatron::nn::context::SequenceShard;
 
-/// The inputs and targets of one depth of multi-token prediction for the tokens of a [`Batch`](super::Batch). At each
-/// token, depth `k` reads the `k`-th following token, and predicts the target of that token.
+/// The inputs and targets of one depth of multi-token prediction, for the tokens of a [`Batch`](super::Batch). For each
+/// token, the input of depth `k` is the token `k` positions later, and the target of depth `k` is the target of this
+/// later token.
 ///
-/// Nothing crosses a document. The last `k` tokens of a document read token 0, and their targets are ignored. These
-/// positions are [padding](Self::real) of this depth.
+/// Inputs and targets are always from the same document. For the last `k` tokens of a document, the input is token 0
+/// and the target is ignored. These positions are [padding](Self::real) of this depth.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FurtherTokens {
     tokens: Vec<i32>,
@@ -66,13 +67,14 @@ impl FurtherTokens {
         &self.targets
     }
 
-    /// Returns the tokens that are real at this depth: tokens with a real token `k` tokens later in their document. `None` if
-    /// all tokens are real.
+    /// Returns the positions that are not padding at this depth `k`: the token `k` positions later is in the same
+    /// document and is not padding. Returns `None` if no position is padding.
     pub fn real(&self) -> Option<&Arc<RealTokens>> {
         self.real.as_ref()
     }
 
-    /// Returns the lookups of the tokens, sorted: see [`Tokens::sorted`](burn_megatron::nn::Tokens::sorted).
+    /// Returns the embedding lookups of the tokens, sorted by token: see
+    /// [`Tokens::sorted`](burn_megatron::nn::Tokens::sorted).
     pub fn sorted(&self) -> &Arc<SortedLookups> {
         &self.sorted
     }

@@ -1,11 +1,11 @@
 //! Training and evaluation data for language models.
 //!
-//! A [`Dataset`] provides [`Samples`]. Each sample has a number, and the sample of a number is the same in every layout
-//! and after every restart.
+//! A [`Dataset`] provides [`Samples`]. Samples are numbered, and the sample with a given number is the same in every
+//! layout and after every restart.
 //!
 //! The simplest data set is byte-level text. [`TextData::open`] reads a file or a folder, and splits it into a training
-//! text and a held-out text. Every byte is a token, so the vocabulary has [`VOCABULARY`] entries and there is no
-//! tokenizer.
+//! text and a held-out text. Every byte is a token, so the vocabulary has [`VOCABULARY`] entries and no tokenizer is
+//! needed.
 //!
 //! ```no_run
 //! use burn_megatron_data::{Samples, TextData};
@@ -16,8 +16,8 @@
 //! # Ok::<(), burn_megatron_data::DataError>(())
 //! ```
 //!
-//! Larger corpora are tokenized once into token files. [`TokenFiles`] reads Megatron's format on demand. It splits,
-//! samples and blends the files like Megatron.
+//! Larger corpora are tokenized once into token files. [`TokenFiles`] reads Megatron's format while the run trains. It
+//! splits, samples and blends the files like Megatron.
 //!
 //! | | |
 //! |---|---|
@@ -69,7 +69,7 @@ pub const VOCABULARY: usize = 256;
 /// The target value that the loss ignores.
 pub const IGNORE: i32 = -1;
 
-/// The byte between two documents.
+/// The byte that separates two documents.
 pub const DOCUMENT_END: u8 = 0;
 
 #[cfg(all(test, feature = "tokenizers"))]

@@ -1,14 +1,14 @@
-//! Samples training windows at positions that are a hash of a counter.
+//! Samples training windows of a text at pseudorandom positions, which are computed by hashing a counter.
 
 use std::sync::Arc;
 
 use super::text::{split_at_documents, window};
 use super::{DataError, Sample, Samples};
 
-/// Samples training windows from a text, with replacement.
+/// Training samples of a text: windows of consecutive tokens, which are drawn with replacement.
 ///
-/// The window of a sample is a pure function of the text, the sequence length, the seed and the sample number. A window
-/// may cross the end of a document, which is a zero byte.
+/// The window of a sample depends only on the text, the sequence length, the seed and the sample number. A window may
+/// contain the end of a document, which is a zero byte.
 ///
 /// Clones share the text.
 #[derive(Clone)]
@@ -35,7 +35,8 @@ impl TextSamples {
         Self { documents, ..self }
     }
 
-    /// Returns the number of possible start positions of a window. All are equally likely, to within 2^-64.
+    /// Returns the number of possible start positions of a window. All start positions have the same probability, up to
+    /// a difference of 2^-64.
     pub fn starts(&self) -> usize {
         self.text.len() - self.seq
     }

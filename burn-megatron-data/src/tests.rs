@@ -36,7 +36,7 @@ fn a_single_file_holds_out_its_last_tenth() {
 #[test]
 fn a_folder_is_searched_in_order_and_without_what_tools_made() {
     let folder = TestFolder::new();
-    // All of equal size, so that exactly one of ten files is held out.
+    // All files have the same size, so exactly one of ten files is held out.
     for i in 0..9 {
         folder.write(&format!("b/{i}.md"), format!("file {i}"));
     }
@@ -223,7 +223,7 @@ const GOLDEN_STARTS: [usize; 6] = [76, 211, 99, 218, 63, 203];
 
 #[test]
 fn every_start_is_reached_and_about_equally_often() {
-    // 111 bytes: 100 to train on; windows of 10 tokens start at 90 places.
+    // Of 111 bytes, 100 are training bytes. Windows of 10 tokens have 90 start positions.
     let content: Vec<u8> = (0..111).collect();
     let (_folder, text) = one_file(&content);
     let sampler = text.samples(10, 1).expect("the text is long enough");
@@ -232,8 +232,8 @@ fn every_start_is_reached_and_about_equally_often() {
     for sample in 0..90_000 {
         counts[sampler.start(sample)] += 1;
     }
-    // 1000 expected at each place; chi-squared of 89 degrees of freedom is below 150 but for 1 in
-    // 10^4.
+    // 1000 windows are expected at each start position. Chi-squared with 89 degrees of freedom exceeds 150 with a
+    // probability of about 1 in 10^4.
     let chi_squared: f64 = counts
         .iter()
         .map(|&n| (f64::from(n) - 1000.0).powi(2) / 1000.0)
@@ -284,7 +284,7 @@ proptest! {
             prop_assert_eq!(rotated[place], chosen[i]);
         }
 
-        // The share is off by one document at the most.
+        // The held-out share differs from a tenth by at most one document.
         let total: usize = sizes.iter().sum();
         let held_out: usize = sizes.iter().zip(&chosen).filter(|(_, c)| **c).map(|(s, _)| s).sum();
         let smallest = sizes.iter().min().copied().unwrap_or(0);

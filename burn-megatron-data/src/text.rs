@@ -13,10 +13,10 @@ use super::{
     TextSamples, VOCABULARY,
 };
 
-/// The extensions that [`TextData::open`] looks for in a folder.
+/// The extensions of the files that [`TextData::open`] reads in a folder.
 pub const EXTENSIONS: [&str; 3] = ["rs", "md", "txt"];
 
-/// A text in memory: each byte is a token.
+/// A byte-level text in memory. Each byte is a token.
 ///
 /// Clones share the bytes, so every rank of a process can hold a clone.
 #[derive(Clone)]
@@ -31,40 +31,42 @@ pub struct TextData {
 }
 
 impl TextData {
-    /// Reads a file with any name, or all files with one of [`EXTENSIONS`] in a folder and its subfolders.
+    /// Reads a text. `path` is a file with any name, or a folder. In a folder and its subfolders, all files with one of
+    /// [`EXTENSIONS`] are read.
     ///
     /// Hidden files and folders, symbolic links, and folders named `target`, `node_modules` or `runs` below `path` are
     /// skipped. Empty files are ignored. Files are joined in the order of their relative paths, separated by one
     /// [`DOCUMENT_END`].
     ///
-    /// About a tenth of the bytes is held out: complete files, chosen by a hash of their relative paths, at least one
-    /// in each part. If there is a single file, the last tenth of its bytes is held out. The split depends only on
-    /// relative paths and file sizes.
+    /// About a tenth of the bytes is held out. Complete files are held out, which are selected by a hash of their
+    /// relative paths. Each part has at least one file. If there is a single file, the last tenth of its bytes is held
+    /// out. The split depends only on relative paths and file sizes.
     ///
     /// # Errors
     ///
     /// [`DataError::Missing`], [`DataError::Unreadable`], [`DataError::NotText`], [`DataError::Empty`] or
-    /// [`DataError::NoMatchingFiles`]. [`TextData::samples`] checks whether the text is long enough for a sequence
-    /// length.
+    /// [`DataError::NoMatchingFiles`] if the text cannot be read. This function does not check the length of the text:
+    /// see [`TextData::samples`].
     pub fn open(path: &Path) -> Result<Self, DataError> {
         Self::open_with(path, &EXTENSIONS)
     }
 
-    /// Works like [`TextData::open`] with other extensions, given without the dot, in upper or lower case.
+    /// Reads a text like [`TextData::open`], with other extensions. Extensions are given without the dot, in upper or
+    /// lower case.
     ///
     /// # Errors
     ///
-    /// See [`TextData::open`].
+    /// The errors of [`TextData::open`].
     pub fn open_with(path: &Path, extensions: &[&str]) -> Result<Self, DataError> {
         Self::from_documents(path, read_documents(path, extensions)?)
     }
 
-    /// Creates the text from documents that were read from `path`. The path appears in descriptions and errors. The
-    /// documents are split and joined as in [`TextData::open`].
+    /// Creates a text from documents. The documents are split and joined as in [`TextData::open`]. `path` is the path
+    /// from which they were read, which appears in descriptions and errors.
     ///
     /// # Errors
     ///
-    /// [`DataError::Empty`].
+    /// [`DataError::Empty`] if no document has text.
     pub fn from_documents(path: &Path, documents: TextDocuments) -> Result<Self, DataError> {
         let (training, held_out) = documents.split(path, |_| true)?.joined();
         let (source, holds_out) = (documents.describe(path), documents.holds_out());
@@ -80,7 +82,8 @@ impl TextData {
         })
     }
 
-    /// Sets whether attention stops at the ends of documents (the files of a folder), and positions restart at 0.
+    /// Sets whether attention is limited to documents (the files of a folder), and positions restart at 0 in each
+    /// document.
     pub fn with_reset_attention(self, reset_attention: bool) -> Self {
         Self {
             reset_attention,
@@ -88,21 +91,21 @@ impl TextData {
         }
     }
 
-    /// Returns the bytes that windows are sampled from.
+    /// Returns the bytes of the training text, from which windows are sampled.
     pub fn training_bytes(&self) -> &[u8] {
         &self.training
     }
 
-    /// Returns the held-out bytes.
+    /// Returns the bytes of the held-out text.
     pub fn held_out_bytes(&self) -> &[u8] {
         &self.held_out
     }
 
-    /// Returns training windows of `seq` tokens, sampled with `seed`.
+    /// Returns the training samples of the text: windows of `seq` tokens that are sampled with the seed `seed`.
     ///
     /// # Errors
     ///
-    /// [`DataError::ZeroLength`] for `seq = 0`; [`DataError::TooShort`] if the training text has fewer than `seq + 1`
+    /// [`DataError::ZeroLength`] if `seq` is 0; [`DataError::TooShort`] if the training text has fewer than `seq + 1`
     /// bytes.
     pub fn samples(&self, seq: usize, seed: u64) -> Result<TextSamples, DataError> {
         self.check_length(TextPart::Training, seq)?;
@@ -172,7 +175,7 @@ impl Dataset for TextData {
         )
     }
 
-    /// Returns the 64-bit FNV-1a hash of the bytes. It detects accidental differences, not malicious ones.
+    /// Returns the 64-bit FNV-1a hash of the bytes. The hash detects accidental differences, but not malicious changes.
     fn fingerprint(&self) -> u64 {
         let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
         let bytes = self.training.iter().chain(self.held_out.iter());
@@ -188,10 +191,10 @@ impl Dataset for TextData {
         Ok(Arc::new(self.samples(sampling.seq, sampling.seed)?))
     }
 
-    /// Cuts the held-out text into windows from its start, so that no byte is a target twice. The rest at the end is
-    /// not used. If there are more than `max` windows, evenly spaced windows are taken: the `i`-th has the number
-    /// `floor(i * windows / max)`. Losses of different runs are comparable, because the choice depends on nothing else.
-    /// Returns no window for `max = 0`, or if nothing is held out.
+    /// Cuts the held-out text into consecutive windows, so that no byte is a target twice. The rest at the end is not
+    /// used. If there are more than `max` windows, evenly spaced windows are selected: window number
+    /// `floor(i * windows / max)` for each `i` below `max`. The selection depends only on the text, `seq` and `max`, so
+    /// the losses of different runs are comparable. Returns no window if `max` is 0 or if nothing is held out.
     fn held_out(&self, seq: usize, max: usize) -> Result<Vec<Sample>, DataError> {
         if max == 0 || !self.holds_out {
             return Ok(vec![]);

@@ -13,11 +13,11 @@ use super::text::{read_documents, window, windows};
 use super::{DataError, Dataset, EXTENSIONS, Sample, Samples, Sampling, TextDocuments, TextPart};
 use crate::tokenizer::{Tokenizer, TokenizerError};
 
-/// A text in memory as the tokens of a [`Tokenizer`].
+/// A text in memory that was tokenized with a [`Tokenizer`].
 ///
 /// The text is read and split like [`TextData`](super::TextData). By default, the special tokens of the tokenizer, such
-/// as `<s>`, are added to each document. If the tokenizer has an end-of-document token, this token ends each document.
-/// For text that does not fit into memory, use token files.
+/// as `<s>`, are added to each document. If the tokenizer has an end-of-document token, this token is appended to each
+/// document. If the text does not fit into memory, use token files instead.
 ///
 /// ```
 /// use burn_megatron_data::tokenizer::Tokenizer;
@@ -46,23 +46,23 @@ pub struct TokenizedText {
 }
 
 impl TokenizedText {
-    /// Reads a file, or the files of a folder with one of [`EXTENSIONS`]. Special tokens are added to each document.
-    /// The tokens do not depend on the number of threads.
+    /// Reads and tokenizes a file, or the files of a folder that have one of [`EXTENSIONS`]. Special tokens are added
+    /// to each document. The result does not depend on the number of threads.
     ///
     /// # Errors
     ///
-    /// The errors of [`TextData::open`](super::TextData::open); [`DataError::Tokenizer`] for a text that is not UTF-8.
+    /// The errors of [`TextData::open`](super::TextData::open), and [`DataError::Tokenizer`] if the text is not UTF-8.
     pub fn open(path: &Path, tokenizer: &Tokenizer) -> Result<Self, DataError> {
         Self::from_documents(path, &read_documents(path, &EXTENSIONS)?, tokenizer, true)
     }
 
-    /// Creates the text from documents that were read from `path`. The path appears in descriptions and errors. If
-    /// there is a single document, its held-out tail begins at a character boundary. `special_tokens` adds the special
-    /// tokens of the tokenizer to each document.
+    /// Tokenizes documents that were read from `path`. The path appears in descriptions and errors. If there is a
+    /// single document, its held-out part begins at a character boundary. If `special_tokens` is true, the special
+    /// tokens of the tokenizer are added to each document.
     ///
     /// # Errors
     ///
-    /// [`DataError::Empty`]; [`DataError::Tokenizer`] for a text that is not UTF-8.
+    /// [`DataError::Empty`] if no document has text, and [`DataError::Tokenizer`] if a document is not UTF-8.
     pub fn from_documents(
         path: &Path,
         documents: &TextDocuments,
@@ -96,12 +96,12 @@ impl TokenizedText {
         })
     }
 
-    /// Returns the tokens that windows are sampled from.
+    /// Returns the tokens of the training part, from which windows are sampled.
     pub fn training_tokens(&self) -> &[i32] {
         &self.training
     }
 
-    /// Returns the held-out tokens.
+    /// Returns the tokens of the held-out part.
     pub fn held_out_tokens(&self) -> &[i32] {
         &self.held_out
     }
@@ -211,8 +211,8 @@ impl Dataset for TokenizedText {
         }))
     }
 
-    /// Returns windows from the start of the held-out text, evenly spaced if there are more than `max`, as in
-    /// [`TextData`](super::TextData). Empty if nothing is held out.
+    /// Returns windows of the held-out text, as in [`TextData`](super::TextData). If there are more than `max` windows,
+    /// evenly spaced windows are selected. The result is empty if nothing is held out.
     fn held_out(&self, seq: usize, max: usize) -> Result<Vec<Sample>, DataError> {
         if max == 0 || !self.holds_out {
             return Ok(vec![]);
@@ -222,8 +222,8 @@ impl Dataset for TokenizedText {
     }
 }
 
-/// Windows of a [`TokenizedText`], sampled with replacement. The positions are the same as in
-/// [`TextSamples`](super::TextSamples) for a text with the same number of bytes.
+/// The training samples of a [`TokenizedText`]: windows that are drawn with replacement. The positions of the windows
+/// are the same as in [`TextSamples`](super::TextSamples) for a text whose number of bytes equals the number of tokens.
 #[derive(Clone)]
 pub struct TokenizedSamples {
     tokens: Arc<[i32]>,

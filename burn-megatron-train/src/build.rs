@@ -22,19 +22,21 @@ use burn_megatron::pipeline::schedule_of;
 /// A pipeline schedule and its options.
 #[derive(Clone, Debug)]
 pub struct PipelineConfig {
-    /// The schedule.
+    /// The pipeline schedule.
     pub schedule: Schedule,
-    /// The maximum number of output-layer weight gradients that the last stage defers to its cool-down. 0 means no
-    /// limit, and `None` defers none. Requires a schedule without split backward passes.
+    /// The maximum number of weight gradients of the output layer that the last stage defers to its cool-down phase. 0
+    /// means that the number is not limited. `None` means that no gradient is deferred. Requires a schedule without
+    /// split backwards.
     pub defer_embedding_wgrad: Option<usize>,
 }
 
 impl<M: LanguageModel> Trainer<M> {
-    /// Creates a trainer of `model` on `device`. The pipeline schedule and the sharding follow the layout of `groups`.
+    /// Creates a trainer for `model` on `device`. The pipeline schedule and the sharding follow from the layout of
+    /// `groups`.
     ///
     /// # Errors
     ///
-    /// [`TrainError`] if the settings do not fit the layout or the model.
+    /// [`TrainError`] if the settings are invalid for the layout or the model.
     pub fn new(
         model: ParallelModule<M>,
         groups: &ParallelContext,
@@ -44,12 +46,12 @@ impl<M: LanguageModel> Trainer<M> {
         Self::wrap(model, groups, device, config, None)
     }
 
-    /// Creates a trainer of the pipeline stages of `model` on this rank, with a custom schedule. The batch size is
-    /// constant.
+    /// Creates a trainer for the pipeline stages of `model` on this rank, with a custom schedule. The batch size must
+    /// be constant.
     ///
     /// # Errors
     ///
-    /// [`TrainError`] if the settings do not fit the mesh, the model or the schedule.
+    /// [`TrainError`] if the settings are invalid for the mesh, the model or the schedule.
     pub fn with_pipeline(
         model: ParallelModule<M>,
         groups: &ParallelContext,
@@ -69,11 +71,12 @@ impl<M: LanguageModel> Trainer<M> {
         Self::wrap(model, groups, device, config, Some(pipeline))
     }
 
-    /// Creates a trainer of a model that is already wrapped with the settings `config.data_parallel`.
+    /// Creates a trainer for a model that is already wrapped in a [`DistributedDataParallel`] with the settings
+    /// `config.data_parallel`.
     ///
     /// # Errors
     ///
-    /// See [`with_pipeline`](Self::with_pipeline).
+    /// The errors of [`with_pipeline`](Self::with_pipeline).
     pub fn from_wrapped(
         ddp: DistributedDataParallel<M>,
         device: &Device,
@@ -84,8 +87,8 @@ impl<M: LanguageModel> Trainer<M> {
         Self::build(ddp, device, config, pipelines)
     }
 
-    /// Adds a hook that runs micro-batches as CUDA graphs would, on a device without graphs. The model must be wrapped
-    /// with static buffers. Dropout draws different masks than without this hook.
+    /// Adds a hook that runs micro-batches in the same way as with CUDA graphs, but on a device without CUDA graphs.
+    /// The model must be wrapped with static buffers. The dropout masks differ from the masks without this hook.
     ///
     /// # Errors
     ///

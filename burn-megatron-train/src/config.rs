@@ -30,18 +30,18 @@ pub struct TrainConfig {
     /// The number of samples per micro-batch.
     #[schemars(extend("flag" = "micro-batch-size", "resume" = "order_of_sums"))]
     pub micro_batch_size: usize,
-    /// The number of samples per step, over all ranks and micro-batches.
+    /// The number of samples per step, summed over all ranks and micro-batches.
     #[schemars(extend("flag" = "global-batch-size"))]
     pub global_batch_size: usize,
-    /// Smaller global batches of increasing size in the first steps.
+    /// Batch size warm-up: smaller global batches of increasing size in the first steps.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub batch_warmup: Vec<BatchWarmup>,
-    /// The number of tokens per sample; by default the model's maximum sequence length.
+    /// The number of tokens per sample. The default is the maximum sequence length of the model.
     pub sequence_length: Option<usize>,
-    /// Shorter rows of increasing length in the first steps.
+    /// Sequence length warm-up: shorter sequences of increasing length in the first steps.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub sequence_warmup: Vec<SequenceWarmup>,
-    /// Seed of the weights, dropout, sampling and generated text.
+    /// The random seed of the initial weights, dropout, the order of samples and generated text.
     #[schemars(extend("flag" = "seed"))]
     pub seed: u64,
     /// The peak learning rate.
@@ -51,61 +51,63 @@ pub struct TrainConfig {
     pub min_learning_rate: f64,
     /// The number of warm-up steps of the learning rate.
     pub warmup_steps: usize,
-    /// The decay style of the learning rate.
+    /// The shape of the learning rate decay.
     pub schedule: LrStyle,
     /// The optimizer.
     pub optimizer: OptimizerConfig,
-    /// Sharding over the data axis, precision and overlap. Not serialized here: a recipe has a separate
+    /// Settings of data parallelism: sharding, precision and overlap. Not serialized here: a recipe has a separate
     /// table for these settings.
     #[serde(skip)]
     pub data_parallel: DataParallelConfig,
-    /// The loss scale, which keeps small gradients in the range of f16; by default dynamic for f16 and
-    /// none for other types.
+    /// The loss scale, which keeps small gradients in the range of f16. The default is a dynamic scale for f16 and no
+    /// scale for other types.
     pub loss_scale: Option<LossScale>,
-    /// Patterns of parameter paths: parameters that match are not trained.
+    /// Patterns of parameter paths. Parameters whose path matches a pattern are frozen: they are not trained.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub freeze: Vec<String>,
-    /// The number of consecutive skipped steps after which the run fails.
+    /// The number of consecutive skipped steps at which the run fails.
     #[schemars(extend("resume" = "may_differ"))]
     pub skip_limit: NonZeroU64,
-    /// The criterion for skipping a step as a spike of the loss or the gradient norm; by default never.
+    /// The spike detection, which skips steps with a spike of the loss or the gradient norm. By default it is off.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub skip_spikes: Option<SpikeConfig>,
-    /// The exponential moving average (EMA) of the weights; by default off.
+    /// The exponential moving average (EMA) of the weights. By default it is off.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ema: Option<EmaConfig>,
-    /// QK-Clip, which limits the attention logits after each step; by default off.
+    /// QK-Clip, which limits the attention logits after each step. By default it is off.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub qk_clip: Option<QkClipConfig>,
     /// Whether the largest attention logit is measured in each step. [`qk_clip`](Self::qk_clip) always measures it.
     #[schemars(extend("resume" = "may_differ"))]
     pub log_max_attention_logit: bool,
-    /// The number of steps between two checks that replicas have bit-equal weights.
+    /// The number of steps between two checks that all replicas have bitwise equal weights.
     #[schemars(extend("resume" = "may_differ"))]
     pub check_replicas_every: Option<usize>,
-    /// The number of steps between two steps that are [computed twice](super::ReplayError) and compared. If set, the state
-    /// is also compared between all steps, and a step with a bad loss is computed again.
+    /// The number of steps between two replay checks. A replay check [computes a step twice](super::ReplayError) and
+    /// compares the results. If this is set, the state is also checked for changes between consecutive steps, and a
+    /// step with an invalid loss is computed again.
     #[schemars(extend("resume" = "may_differ"))]
     pub check_replay_every: Option<usize>,
-    /// Whether a run must give the same bits on machines of the same kind. Settings that could change them are rejected, or
-    /// set to a fixed value by the command that starts the run.
+    /// Whether a run must give bitwise equal results on machines of the same kind. Settings that could change the
+    /// results are errors, or the command that starts the run sets them to a fixed value.
     #[schemars(extend("resume" = "may_differ"))]
     pub deterministic: bool,
-    /// Whether micro-batches run as CUDA graphs: the forward and backward of the third micro-batch of each shape of rows are
-    /// captured, and then replayed with one call. Results are bit-equal. Requires CUDA devices, one rank or NCCL, data
-    /// parallelism with ZeRO-0 to 2, and a dense model without dropout and FP8.
+    /// Whether micro-batches run as CUDA graphs. The forward and backward of the third micro-batch of each input shape
+    /// are captured. Later micro-batches with this shape replay the graph with one call. The results are bitwise equal
+    /// to the results without CUDA graphs. Requires CUDA devices, one rank or NCCL, data parallelism with ZeRO-0 to 2,
+    /// and a dense model without dropout and FP8.
     #[schemars(extend("resume" = "may_differ", "experimental" = true))]
     pub cuda_graph: bool,
-    /// Whether the zero elements of the gradient are counted in each step.
+    /// Whether the gradient elements that are zero are counted in each step.
     #[serde(rename = "log_num_zeros_in_grad", alias = "count_zeros")]
     #[schemars(extend("resume" = "may_differ"))]
     pub count_zeros: bool,
-    /// The maximum gradient norm; larger gradients are scaled down to it.
+    /// The maximum gradient norm. Gradients with a larger norm are scaled down to this norm.
     pub clip: f64,
-    /// The number of steps between two evaluations on held-out text. Held-out text is also evaluated at the end.
+    /// The number of steps between two evaluations on held-out text. There is also an evaluation at the end of the run.
     #[schemars(extend("resume" = "may_differ"))]
     pub evaluate_every: Option<usize>,
-    /// The maximum number of held-out samples per evaluation; 0 disables evaluation.
+    /// The maximum number of held-out samples per evaluation. 0 disables evaluation.
     #[schemars(extend("resume" = "may_differ"))]
     pub held_out_samples: usize,
 }
@@ -151,33 +153,33 @@ const MAX_SAMPLES: usize = 1 << 24;
 /// The maximum number of steps. The total number of samples then fits `u64`.
 const MAX_STEPS: usize = 1 << 38;
 
-/// Invalid settings of a run.
+/// An error for invalid settings of a run.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// The number must be positive.
+    /// A setting must be positive, but its value is not.
     #[error("invalid {name} = {value}: expected more than 0")]
     NotPositive {
-        /// The setting.
+        /// The name of the setting.
         name: &'static str,
-        /// Its value.
+        /// The value of the setting.
         value: f64,
     },
-    /// The batch cannot be divided over the ranks.
+    /// The global batch cannot be divided over the ranks.
     #[error(transparent)]
     Mesh(#[from] MeshError),
-    /// Invalid settings of `skip_spikes`.
+    /// The settings of `skip_spikes` are invalid.
     #[error(
         "invalid skip_spikes of {} sigmas and a window of {} steps: expected sigmas above 0, and a window of 2 to 65536",
         .0.sigmas, .0.window
     )]
     Spikes(SpikeConfig),
-    /// Invalid decay of the EMA of the weights.
+    /// The decay of the EMA of the weights is invalid.
     #[error("invalid ema.decay = {0}: expected at least 0 and below 1")]
     Ema(f64),
     /// The sequence cannot be split over the context axis.
     #[error(transparent)]
     Context(#[from] ContextSplitError),
-    /// The context x data ranks cannot share documents.
+    /// Hybrid context parallelism is impossible: the ranks of the context and data axes cannot share documents.
     #[error(transparent)]
     HybridContext(#[from] HybridContextError),
     /// A setting conflicts with the layout.
@@ -186,62 +188,63 @@ pub enum ConfigError {
     /// A setting conflicts with CUDA graphs.
     #[error("cuda_graph with {setting}: expected {expected}")]
     WithCudaGraph {
-        /// The setting.
+        /// The name of the setting.
         setting: String,
         /// The expected values.
         expected: String,
     },
-    /// The communication of the tensor axis cannot be split into chunks.
+    /// The communication of tensor parallelism cannot be split into the requested number of chunks.
     #[error(transparent)]
     TpCommOverlap(#[from] NumSplitsError),
-    /// The sequence is longer than the model's context.
+    /// The sequence length is larger than the maximum sequence length of the model.
     #[error(
         "sequence_length {length} is longer than the model's context: expected at most {context}"
     )]
     Sequence {
         /// The number of tokens per sample.
         length: usize,
-        /// The model's maximum sequence length.
+        /// The maximum sequence length of the model.
         context: usize,
     },
-    /// An invalid part of the batch size warm-up.
+    /// A part of the batch size warm-up is invalid.
     #[error(transparent)]
     BatchWarmup(#[from] BatchWarmupError),
-    /// An invalid part of the sequence length warm-up.
+    /// A part of the sequence length warm-up is invalid.
     #[error(transparent)]
     SequenceWarmup(#[from] SequenceWarmupError),
-    /// The sequence length warm-up conflicts with conversations as data.
+    /// The sequence length warm-up conflicts with conversations as training data, because it would cut them.
     #[error(
         "train.sequence_warmup conflicts with [data.chat], because it cuts rows and the conversations in them: remove \
          train.sequence_warmup"
     )]
     CutsConversations,
-    /// An invalid learning rate schedule.
+    /// The learning rate schedule is invalid.
     #[error(transparent)]
     Schedule(#[from] LrScheduleError),
-    /// Invalid settings of sharding or precision.
+    /// The settings of sharding or precision are invalid.
     #[error(transparent)]
     DataParallel(#[from] DataParallelConfigError),
-    /// Invalid settings of the optimizer or a parameter group.
+    /// The settings of the optimizer or of a parameter group are invalid.
     #[error(transparent)]
     Optimizer(#[from] OptimizerError),
-    /// The number is too large.
+    /// The value of a setting is too large.
     #[error("invalid {name} = {value}: expected at most {most}")]
     TooLarge {
-        /// The setting.
+        /// The name of the setting.
         name: &'static str,
-        /// Its value.
+        /// The value of the setting.
         value: usize,
-        /// The maximum.
+        /// The maximum value of the setting.
         most: usize,
     },
-    /// An invalid loss scale.
+    /// The loss scale is invalid.
     #[error(transparent)]
     LossScale(#[from] LossScaleError),
 }
 
 impl TrainConfig {
-    /// Pairs of a setting and the setting from which its default is derived: see [`scaled`](Self::scaled).
+    /// Pairs of setting names. The default of the first setting follows from the second setting: see
+    /// [`scaled`](Self::scaled).
     pub const FOLLOWING: [(&str, &str); 5] = [
         ("warmup_steps", "steps"),
         ("schedule", "steps"),
@@ -250,8 +253,8 @@ impl TrainConfig {
         ("min_learning_rate", "learning_rate"),
     ];
 
-    /// Returns the settings scaled to another number of steps: warm-up and decay change in proportion. A part that rounds to
-    /// 0 steps is removed, except for a decay, which keeps at least one step.
+    /// Returns these settings for another number of steps. The numbers of steps of warm-up and decay are scaled in
+    /// proportion. A part that is rounded to 0 steps is removed, except that a decay keeps at least one step.
     pub fn scaled(&self, steps: usize) -> Self {
         let before = self.steps.max(1) as u128;
         let part = |part: usize| {
@@ -280,11 +283,11 @@ impl TrainConfig {
         scaled
     }
 
-    /// Checks that rows may be conversations, which are never cut.
+    /// Checks that the settings allow conversations as training data, which must never be cut.
     ///
     /// # Errors
     ///
-    /// [`ConfigError::CutsConversations`].
+    /// [`ConfigError::CutsConversations`] if a setting cuts samples.
     pub fn check_conversations(&self) -> Result<(), ConfigError> {
         match self.sequence_warmup.is_empty() {
             true => Ok(()),
@@ -365,7 +368,8 @@ impl TrainConfig {
         Ok(())
     }
 
-    /// Returns the settings that affect what a step computes from a given batch; others have their defaults.
+    /// Returns only the settings that affect the computation of a step on a given batch. All other settings are set to
+    /// their defaults.
     pub fn of_a_step(&self) -> Self {
         Self {
             learning_rate: self.learning_rate,
@@ -379,13 +383,13 @@ impl TrainConfig {
         }
     }
 
-    /// Returns whether the logits of attention are limited after each step.
+    /// Whether QK-Clip limits the attention logits after each step.
     pub fn limits_logits(&self) -> bool {
         self.qk_clip.is_some()
     }
 
-    /// Checks that the attention layers of a full model, with its parameter table, allow the settings that use attention
-    /// logits.
+    /// Checks that the attention layers of a complete model support the settings that use attention logits, given the
+    /// parameter table of the model.
     ///
     /// # Errors
     ///
@@ -403,7 +407,7 @@ impl TrainConfig {
         }
     }
 
-    /// Returns the setting that uses attention logits, if one does.
+    /// Returns the name of the setting that uses attention logits, or `None` if no setting uses them.
     pub fn measures_logits(&self) -> Option<&'static str> {
         match self.qk_clip {
             Some(_) => Some("qk_clip"),
@@ -413,12 +417,13 @@ impl TrainConfig {
         }
     }
 
-    /// Returns the number of tensors per parameter in the optimizer and the EMA, to plan the memory.
+    /// Returns the number of optimizer state tensors and EMA tensors per parameter, from which the memory is planned.
     pub fn state_tensors(&self) -> u8 {
         self.optimizer.state_tensors() + u8::from(self.ema.is_some())
     }
 
-    /// Returns the numbers of samples per step, from the smallest of the batch size warm-up to `global_batch_size`.
+    /// Returns all global batch sizes of the run, in samples per step, from the first size of the batch size warm-up to
+    /// `global_batch_size`.
     ///
     /// ```
     /// use burn_megatron_train::{BatchWarmup, TrainConfig};
@@ -442,28 +447,29 @@ impl TrainConfig {
         BatchSizes::new(self.batch_warmup.clone(), self.global_batch_size)
     }
 
-    /// Returns the parts of the run with smaller batches, at its start.
+    /// Returns the parts of the batch size warm-up: the first steps of the run, which have smaller batches.
     pub fn smaller_batches(&self) -> &[BatchWarmup] {
         &self.batch_warmup
     }
 
-    /// Returns the parts of the run with shorter rows, at its start.
+    /// Returns the parts of the sequence length warm-up: the first steps of the run, which have shorter sequences.
     pub fn shorter_rows(&self) -> &[SequenceWarmup] {
         &self.sequence_warmup
     }
 
-    /// Returns the number of samples of the run.
+    /// Returns the total number of samples of the run.
     pub fn samples(&self) -> u64 {
         self.sizes().sum(0..self.steps)
     }
 
-    /// Returns the row lengths of a run with samples of `whole` tokens.
+    /// Returns all sequence lengths of the run, from the first length of the sequence length warm-up to `whole`, which
+    /// is the number of tokens per sample.
     pub fn row_lengths(&self, whole: usize) -> impl Iterator<Item = usize> {
         let shorter = self.sequence_warmup.iter().map(|part| part.length);
         shorter.chain([whole])
     }
 
-    /// Returns the loss scale, or its default.
+    /// Returns the loss scale that is set, or the default for the precision.
     pub fn loss_scale(&self) -> LossScale {
         let default = || match self.data_parallel.precision {
             Precision::F16 => LossScale::Dynamic(Default::default()),
@@ -472,11 +478,11 @@ impl TrainConfig {
         self.loss_scale.unwrap_or_else(default)
     }
 
-    /// Returns the learning rate of each step.
+    /// Returns the learning rate schedule, which contains the learning rate of each step.
     ///
     /// # Errors
     ///
-    /// [`LrScheduleError`] if it does not fit the number of steps.
+    /// [`LrScheduleError`] if warm-up and decay are invalid for the number of steps.
     pub fn learning_rates(&self) -> Result<LrSchedule, LrScheduleError> {
         LrSchedule::new(
             self.learning_rate,

@@ -1,4 +1,4 @@
-//! Errors of a run.
+//! Errors of a training run.
 
 use super::config::ConfigError;
 use super::hooks::HookError;
@@ -15,13 +15,13 @@ use burn_megatron::pipeline::engine::EngineError;
 use burn_megatron_data::DataError;
 use burn_megatron_generate::GenerateError;
 
-/// An error of a run.
+/// The error of a training run that failed or could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum TrainError {
-    /// Invalid settings.
+    /// The settings are invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// An error of the data.
+    /// The training data could not be read.
     #[error(transparent)]
     Data(#[from] DataError),
     /// An error of the data-parallel wrapper.
@@ -30,24 +30,25 @@ pub enum TrainError {
     /// An error of the optimizer.
     #[error(transparent)]
     Optimizer(#[from] OptimizerError),
-    /// Deferred readings require the fused AdamW optimizer.
+    /// Deferred readings of step statistics were requested, but the optimizer is not the fused AdamW.
     #[error(
         "deferred readings require the fused AdamW, but this run uses another optimizer, or an unfused one; fuse \
          AdamW, or do not defer"
     )]
     Unfused,
-    /// A deterministic run requires a matrix multiplication library whose results do not depend on memory addresses.
+    /// A deterministic run was requested, but the results of the matrix multiplication library may depend on memory
+    /// addresses.
     #[error(
         "deterministic requires matrix products with a fixed order of sums, which {0} does not guarantee; use gemm = \
          gemm or mkl, or remove deterministic"
     )]
     NoOrder(CpuGemm),
-    /// Deferred readings conflict with a setting that reads each step.
+    /// Deferred readings conflict with a setting that reads the statistics of each step before its update.
     #[error(
         "{setting} reads each step before it is taken, so readings cannot be deferred; remove one of the two"
     )]
     Deferred {
-        /// The setting.
+        /// The name of the setting.
         setting: &'static str,
     },
     /// A hook cannot be added or removed.
@@ -56,7 +57,7 @@ pub enum TrainError {
     /// An error of a custom hook.
     #[error("{0}")]
     OwnHook(Box<dyn std::error::Error + Send + Sync>),
-    /// A check of a step found a wrong result.
+    /// A replay check found a wrong result.
     #[error(transparent)]
     Replay(#[from] ReplayError),
     /// Too many consecutive steps were skipped.
@@ -65,30 +66,30 @@ pub enum TrainError {
     /// Too many consecutive steps were skipped because the loss is not finite.
     #[error("training diverged at step {step}, from which on no loss is finite: {skips}")]
     Diverged {
-        /// The first of the steps without a finite loss, from 1.
+        /// The first step without a finite loss, counted from 1.
         step: usize,
-        /// The number of skipped steps.
+        /// The numbers of taken and skipped steps.
         skips: TooManySkips,
     },
     /// An error of the pipeline engine.
     #[error(transparent)]
     Pipeline(#[from] EngineError),
-    /// A call of the device's graph functions failed.
+    /// A call of a CUDA graph function failed.
     #[error("cuda_graph: {0}; remove cuda_graph to train without graphs")]
     CudaGraph(CudaGraphError),
-    /// The last stage does not have the parameter whose weight gradient is deferred.
+    /// `defer_embedding_wgrad` is set, but the last stage does not have the output weight that the model names.
     #[error(
         "defer_embedding_wgrad requires the output layer's weight, but the last stage has no parameter {0}, which \
          LanguageModel::output_weight returns"
     )]
     OutputWeight(String),
-    /// The model does not name an output weight, but its weight gradient is deferred.
+    /// `defer_embedding_wgrad` is set, but the model does not name an output weight.
     #[error(
         "defer_embedding_wgrad requires the output layer's weight, but LanguageModel::output_weight of this model \
          returns none; remove defer_embedding_wgrad"
     )]
     NoOutputWeight,
-    /// The layout has no schedule for these sizes.
+    /// The pipeline schedule of the layout cannot be created.
     #[error(transparent)]
     Schedule(#[from] LayoutScheduleError),
     /// The schedule has a different number of micro-batches than a step.
@@ -96,12 +97,12 @@ pub enum TrainError {
         "the schedule has {schedule} micro-batches: expected {micro_batches} per rank of the data axis"
     )]
     MicroBatches {
-        /// The micro-batches of the schedule.
+        /// The number of micro-batches of the schedule.
         schedule: usize,
-        /// The micro-batches of a step.
+        /// The number of micro-batches that a rank has per step.
         micro_batches: usize,
     },
-    /// A task of the device failed, so all later results are wrong.
+    /// A task of the device has failed, so all later results can be wrong.
     #[error(transparent)]
     Device(#[from] DeviceError),
     /// An error of text generation.

@@ -14,13 +14,13 @@ use burn_megatron::nn::LossFactor;
 use burn_megatron_data::{Batch, Dataset};
 
 impl<M: LanguageModel> Trainer<M> {
-    /// Evaluates like [`evaluate`](Self::evaluate) after the current number of steps. Uses the average of the weights
-    /// if [`ema.evaluate`](burn_megatron::optim::EmaConfig::evaluate) is set. Collective: call on all ranks of the
-    /// world.
+    /// Computes the mean loss on held-out text after the current number of steps, like [`evaluate`](Self::evaluate). It
+    /// uses the averaged weights if [`ema.evaluate`](burn_megatron::optim::EmaConfig::evaluate) is set. Collective:
+    /// call on all ranks of the world.
     ///
     /// # Errors
     ///
-    /// See [`fit`](Self::fit).
+    /// The errors of [`fit`](Self::fit).
     pub fn evaluate_average(&mut self, data: &dyn Dataset) -> Result<HeldOutMetrics, TrainError> {
         let (hooks, mut context) = self.split(self.steps());
         hooks.before_evaluation(&mut context);
@@ -30,11 +30,12 @@ impl<M: LanguageModel> Trainer<M> {
         held_out
     }
 
-    /// Returns the mean loss on held-out text after `steps` updates. Collective: call on all ranks of the world.
+    /// Computes the mean loss on held-out text. `steps` is the number of updates so far, which is stored in the
+    /// metrics. Collective: call on all ranks of the world.
     ///
     /// # Errors
     ///
-    /// See [`fit`](Self::fit).
+    /// The errors of [`fit`](Self::fit).
     pub fn evaluate(&self, data: &dyn Dataset, steps: usize) -> Result<HeldOutMetrics, TrainError> {
         let _span = tracing::info_span!("evaluate", steps).entered();
         let windows = data.held_out(self.sequence_length(), self.config.held_out_samples)?;

@@ -1,8 +1,8 @@
-//! Metrics of the load of the experts in a training step.
+//! Metrics of the load of the experts (the distribution of tokens over experts) in a training step.
 //!
-//! The load of an expert is the number of (token, expert) pairs that it computed. The load of a layer is even if all
-//! experts have the same number of pairs, the even share. The maximal violation (arXiv:2408.15664) is
-//! [`LayerLoad::max`] minus 1.
+//! The load of an expert is the number of tokens that it processed. A token that is routed to several experts counts
+//! for each of them, as one (token, expert) pair. The *even share* is the load of each expert if all experts have the
+//! same load. The maximal violation (arXiv:2408.15664) is [`LayerLoad::max`] minus 1.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,30 +12,31 @@ use super::json_float;
 use burn_megatron::nn::moe::RouterLossKind;
 use burn_megatron::text_table::Table;
 
-/// The reports of the routers of all pipeline stages about a training step.
+/// The metrics of the experts in a training step, which the routers of all pipeline stages have reported.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ExpertMetrics {
-    /// The step, from 1.
+    /// The step, counted from 1.
     pub step: usize,
-    /// The layers with experts, in the order of the model.
+    /// The metrics of each layer with experts, in the order of the model.
     pub layers: Vec<LayerLoad>,
 }
 
 /// The load of one layer with experts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LayerLoad {
-    /// Its path in the model, such as `blocks.0.moe`.
+    /// The path of the layer in the model, such as `blocks.0.moe`.
     pub layer: String,
-    /// The number of (token, expert) pairs that each expert computed, over all ranks and micro-batches of the step.
+    /// The load of each expert: the number of (token, expert) pairs that it processed on all ranks and in all
+    /// micro-batches of the step.
     pub load: Vec<u64>,
-    /// The number of pairs that were dropped because of the expert capacity.
+    /// The number of (token, expert) pairs that were dropped because of the expert capacity.
     pub dropped: u64,
-    /// The mean of each router loss, with its coefficient applied.
+    /// The mean of each router loss, multiplied by its coefficient.
     pub losses: Vec<(RouterLossKind, f64)>,
 }
 
 impl ExpertMetrics {
-    /// Returns the record that each step writes to a metrics file.
+    /// Returns the record that is written to the metrics file in each step.
     pub fn summary(&self) -> ExpertSummary {
         ExpertSummary {
             step: self.step,
@@ -43,7 +44,7 @@ impl ExpertMetrics {
         }
     }
 
-    /// Returns the record that an evaluation writes to a metrics file.
+    /// Returns the record that is written to the metrics file before an evaluation.
     pub fn load(&self) -> ExpertLoad {
         let counts = |layer: &LayerLoad| LayerCounts {
             layer: layer.layer.clone(),
@@ -55,7 +56,8 @@ impl ExpertMetrics {
         }
     }
 
-    /// Returns the layer with the largest [`max`](LayerLoad::max), and this maximum; `None` if no expert has a load.
+    /// Returns the layer whose [`max`](LayerLoad::max) is largest, and this maximum. Returns `None` if no expert has a
+    /// load.
     pub fn most_loaded(&self) -> Option<(&LayerLoad, f64)> {
         let layers = self.layers.iter().map(|layer| (layer, layer.max()));
         layers
@@ -63,7 +65,7 @@ impl ExpertMetrics {
             .max_by(|(_, a), (_, b)| a.total_cmp(b))
     }
 
-    /// Returns the fraction of dropped pairs over all layers; NaN if there are no pairs.
+    /// Returns the fraction of dropped pairs in all layers. It is NaN if there are no pairs.
     pub fn dropped_fraction(&self) -> f64 {
         let dropped: u64 = self.layers.iter().map(|layer| layer.dropped).sum();
         let pairs: u64 = self.layers.iter().map(LayerLoad::pairs).sum();
@@ -72,18 +74,18 @@ impl ExpertMetrics {
 }
 
 impl LayerLoad {
-    /// Returns the smallest load of an expert as a multiple of the even share; NaN if no expert has a load.
+    /// Returns the smallest load of an expert, divided by the even share. It is NaN if no expert has a load.
     pub fn min(&self) -> f64 {
         even_shares(&self.load).reduce(f64::min).unwrap_or(f64::NAN)
     }
 
-    /// Returns the largest load of an expert as a multiple of the even share; NaN if no expert has a load.
+    /// Returns the largest load of an expert, divided by the even share. It is NaN if no expert has a load.
     pub fn max(&self) -> f64 {
         even_shares(&self.load).reduce(f64::max).unwrap_or(f64::NAN)
     }
 
-    /// Returns the normalized entropy of the load: 1 for an even load or a single expert, 0 if one of several experts
-    /// computes all pairs. NaN if no expert has a load.
+    /// Returns the normalized entropy of the load. It is 1 if all experts have the same load or there is a single
+    /// expert, and 0 if one of several experts processes all pairs. It is NaN if no expert has a load.
     pub fn entropy(&self) -> f64 {
         let total = self.load.iter().sum::<u64>() as f64;
         if total == 0.0 {
@@ -100,7 +102,7 @@ impl LayerLoad {
         entropy.clamp(0.0, 1.0) // but for rounding it is there
     }
 
-    /// Returns the fraction of dropped pairs; NaN if there are no pairs.
+    /// Returns the fraction of dropped pairs. It is NaN if there are no pairs.
     pub fn dropped_fraction(&self) -> f64 {
         self.dropped as f64 / self.pairs() as f64
     }
@@ -128,33 +130,33 @@ pub(super) fn even_shares(load: &[u64]) -> impl Iterator<Item = f64> {
     load.iter().map(move |&load| load as f64 / even)
 }
 
-/// Balance of the load in a step: `"kind": "experts"` in a metrics file.
+/// The balance of the expert load in a step. In a metrics file, the record has `"kind": "experts"`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ExpertSummary {
-    /// The step, from 1.
+    /// The step, counted from 1.
     pub step: usize,
-    /// The layers with experts.
+    /// One entry for each layer with experts.
     pub layers: Vec<LayerSummary>,
 }
 
-/// The balance of the load of one layer.
+/// The balance of the expert load in one layer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LayerSummary {
-    /// See [`LayerLoad::layer`].
+    /// The path of the layer: see [`LayerLoad::layer`].
     pub layer: String,
-    /// See [`LayerLoad::min`].
+    /// The smallest load of an expert, divided by the even share: see [`LayerLoad::min`].
     #[serde(with = "json_float")]
     pub min: f64,
-    /// See [`LayerLoad::max`].
+    /// The largest load of an expert, divided by the even share: see [`LayerLoad::max`].
     #[serde(with = "json_float")]
     pub max: f64,
-    /// See [`LayerLoad::entropy`].
+    /// The normalized entropy of the load: see [`LayerLoad::entropy`].
     #[serde(with = "json_float")]
     pub entropy: f64,
-    /// See [`LayerLoad::dropped_fraction`].
+    /// The fraction of dropped pairs: see [`LayerLoad::dropped_fraction`].
     #[serde(with = "json_float")]
     pub dropped: f64,
-    /// See [`LayerLoad::losses`]; absent without losses.
+    /// The mean of each router loss: see [`LayerLoad::losses`]. The field is absent if there are no router losses.
     #[serde(
         default,
         skip_serializing_if = "BTreeMap::is_empty",
@@ -163,26 +165,26 @@ pub struct LayerSummary {
     pub losses: BTreeMap<RouterLossKind, f64>,
 }
 
-/// Load of each expert in the step before an evaluation: `"kind": "expert_load"` in a metrics file.
+/// The load of each expert in the step before an evaluation. In a metrics file, the record has `"kind": "expert_load"`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExpertLoad {
-    /// The step, from 1.
+    /// The step, counted from 1.
     pub step: usize,
-    /// The layers with experts.
+    /// One entry for each layer with experts.
     pub layers: Vec<LayerCounts>,
 }
 
 /// The load of each expert of one layer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerCounts {
-    /// See [`LayerLoad::layer`].
+    /// The path of the layer: see [`LayerLoad::layer`].
     pub layer: String,
-    /// See [`LayerLoad::load`].
+    /// The load of each expert: see [`LayerLoad::load`].
     pub load: Vec<u64>,
 }
 
 impl ExpertSummary {
-    /// Returns a table with a row per layer and a column per kind of loss.
+    /// Formats the metrics as a table with a row for each layer and a column for each kind of router loss.
     pub fn table(&self) -> Table {
         let layers = || self.layers.iter();
         let kinds: BTreeSet<_> = layers().flat_map(|layer| layer.losses.keys()).collect();

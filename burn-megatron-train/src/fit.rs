@@ -9,16 +9,16 @@ use burn_megatron::optim::all_finite;
 use burn_megatron_data::{Dataset, Padding, Sampling};
 
 impl<M: LanguageModel> Trainer<M> {
-    /// Trains to the last step, or until the observer of any rank stops the run. After [`load`](Self::load), training
-    /// starts at the step of the checkpoint. With a [saver](Self::save_with), the last step is also saved. Collective:
-    /// call on all ranks of the world.
+    /// Trains until the last step, or until an observer on any rank stops the run. After [`load`](Self::load), training
+    /// continues from the step of the checkpoint. If the trainer has a [saver](Self::save_with), a checkpoint is also
+    /// saved after the last step. Collective: call on all ranks of the world.
     ///
     /// If a run with a saver is stopped, its last evaluation is not reported to the observer, because a resumed run
-    /// does not repeat it.
+    /// would not repeat this evaluation.
     ///
     /// # Errors
     ///
-    /// [`TrainError`]; the other ranks fail in their next collective.
+    /// [`TrainError`] if the run fails on this rank. The other ranks then fail in their next collective.
     pub fn fit(
         &mut self,
         data: &dyn Dataset,

@@ -2,8 +2,8 @@
 //! Checkpoints are saved and loaded by other meshes, and results are compared with one rank.
 //!
 //! A rank of the dense grid reads two of 16 tokens. Its experts compute the tokens of all ranks of its expert group, as
-//! after an all-to-all. The loss is a sum over tokens: of the squares of `x router - y` and of `z expert - w` for each
-//! expert.
+//! after an all-to-all. The loss is the sum over all tokens of the squares of `x router - y`, and of the squares of
+//! `z expert - w` for each expert.
 
 use std::path::{Path, PathBuf};
 

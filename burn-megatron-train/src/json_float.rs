@@ -1,4 +1,5 @@
-//! Serde helpers (`with`) for floats in JSON: finite values are numbers, other values are strings.
+//! Serde helpers (`with`) for floats in JSON. Finite values are written as numbers, and NaN and infinity are written as
+//! strings.
 
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};

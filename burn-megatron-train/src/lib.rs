@@ -1,8 +1,8 @@
-//! Training loop, metrics and logging.
+//! The training loop, metrics and logging of burn-megatron.
 //!
 //! [`Trainer`] runs the training of one rank: micro-batches, backward, gradient reduction, clipping, optimizer and
-//! evaluation. Techniques that change a step are [`hooks`]. The trainer reports its measurements to an [`Observer`],
-//! which can show [`progress`], write [`metrics`] and draw a [`plot`] into a [`run_folder`].
+//! evaluation. Techniques that change a step are [`hooks`]. The trainer reports its measurements to an [`Observer`]. An
+//! observer can show the [`progress`], write [`metrics`] to a [`run_folder`] and draw a [`plot`].
 
 mod build;
 mod clock;

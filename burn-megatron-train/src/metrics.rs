@@ -1,16 +1,17 @@
-//! The measurements of a run, one JSON object per line.
+//! The measurements of a run, which are written to files with one JSON object per line.
 //!
-//! There are two files: [`MetricsLog`] writes numbers that are equal, byte for byte, in every run with the same layout
-//! and seed; [`TimingsLog`] writes times. Both files are append-only. A run that is resumed from a checkpoint writes a
-//! line of the kind `resumed`, which invalidates earlier lines of the repeated steps.
+//! There are two files. [`MetricsLog`] writes numbers that are equal, byte for byte, in every run with the same layout
+//! and seed. [`TimingsLog`] writes times. Both files are append-only. A run that is resumed from a checkpoint appends a
+//! line of the kind `resumed`. This line invalidates the earlier lines of the steps that the run repeats.
 //!
-//! JSON has no NaN and no infinity. Such numbers are written as the strings `"NaN"`, `"inf"` and `"-inf"`, and read
-//! back as numbers.
+//! JSON cannot represent NaN and infinity. They are written as the strings `"NaN"`, `"inf"` and `"-inf"`, and are
+//! converted back to numbers when a file is read.
 //!
-//! Steps are numbered from 1, by the number of updates, as in the progress output and the names of checkpoints.
+//! The number of a step is the number of updates including its own update, so the first step is step 1. The progress
+//! output and the names of checkpoints use the same numbers.
 //!
-//! The first line of a metrics file holds its [`VERSION`], which defines the meaning of `loss` and `step`. Files of
-//! version 1 have no such line. Records that are read from an older file have the step numbers of the current version.
+//! The first line of a metrics file contains its [`VERSION`], which defines the meaning of `loss` and `step`. Files of
+//! version 1 do not have this line. When an older file is read, its step numbers are converted to the current version.
 
 use std::io;
 use std::path::PathBuf;
@@ -29,24 +30,25 @@ pub use read::{oldest_version, read_metrics};
 /// The version of a metrics file, which defines the meaning of its numbers.
 ///
 /// - 1: `loss` is the objective, including label smoothing and z-loss if enabled.
-/// - 2: `loss` is the cross-entropy alone; the objective, if it differs, is a separate field
-///   ([`Minimised`]).
-/// - 3: `step` is the number of updates done, from 1. In version 2 it starts from 0, except in held-out records.
+/// - 2: `loss` is the cross-entropy alone. The objective, if it differs, is in separate fields ([`Minimised`]).
+/// - 3: `step` is the number of updates, so it starts from 1. In version 2 it starts from 0, except in held-out
+///   records.
 pub const VERSION: u32 = 3;
 
 /// The first line of a metrics file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunMetrics {
-    /// See [`VERSION`].
+    /// The version of the file: see [`VERSION`].
     pub version: u32,
 }
 
-/// The objective, if it differs from the cross-entropy. Values are means over the same tokens as the loss, in nats per
-/// token. The objective is the sum of the loss and its terms.
+/// The objective that training minimizes, and its terms. They are present if the objective differs from the
+/// cross-entropy. The objective is the sum of the cross-entropy and the terms. All values are means over the same
+/// tokens as the cross-entropy, in nats per token.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Minimised {
-    /// The sum of the cross-entropy and all terms.
+    /// The objective: the sum of the cross-entropy and all terms.
     #[serde(skip_serializing_if = "Option::is_none", with = "json_float::option")]
     pub objective: Option<f64>,
     /// The term that label smoothing adds to the cross-entropy.
@@ -61,7 +63,7 @@ pub struct Minimised {
 }
 
 impl Minimised {
-    /// Returns the terms that are present, with their names.
+    /// Returns the names and values of the terms that are present.
     pub fn terms(&self) -> impl Iterator<Item = (&'static str, f64)> {
         let terms = [
             ("label smoothing", self.label_smoothing),
@@ -89,12 +91,13 @@ pub enum SkipReason {
 /// The metrics of one training step, measured before its update.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct StepMetrics {
-    /// The number of updates including this one and skipped updates. `loss` is measured before the update.
+    /// The number of the step: the number of updates up to and including this step. Skipped updates are counted. `loss`
+    /// is measured before the update.
     pub step: usize,
     /// The mean cross-entropy over the tokens of the global batch, in nats per token. NaN if no token has a target.
     #[serde(with = "json_float")]
     pub loss: f64,
-    /// The loss in bits per byte of text: see [`bits_per_byte`].
+    /// The cross-entropy in bits per byte of text: see [`bits_per_byte`].
     #[serde(with = "json_float")]
     pub bits_per_byte: f64,
     /// The objective, if it differs from the cross-entropy.
@@ -110,16 +113,16 @@ pub struct StepMetrics {
     pub tokens: u64,
     /// Whether the update was skipped, for example because a gradient is not finite.
     pub skipped: bool,
-    /// The reason for skipping the update; absent in files of version 1.
+    /// The reason for which the update was skipped. It is absent in files of version 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub skip_reason: Option<SkipReason>,
-    /// The loss scale, if it is not 1.
+    /// The loss scale of the step, if it is not 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<f64>,
-    /// The number of zero gradient elements, if counted.
+    /// The number of gradient elements that are zero, if they are counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub zeros: Option<u64>,
-    /// The largest attention logit over all layers, heads, samples and ranks, if measured.
+    /// The largest attention logit of all layers, heads, samples and ranks, if it is measured.
     #[serde(
         default,
         skip_serializing_if = "Option::is_none",
@@ -136,29 +139,31 @@ pub struct HeldOutMetrics {
     /// The mean cross-entropy, in nats per token.
     #[serde(with = "json_float")]
     pub loss: f64,
-    /// The loss in bits per byte of text: see [`bits_per_byte`].
+    /// The cross-entropy in bits per byte of text: see [`bits_per_byte`].
     #[serde(with = "json_float")]
     pub bits_per_byte: f64,
     /// The objective on held-out text, if it differs from the cross-entropy.
     #[serde(flatten)]
     pub minimised: Minimised,
-    /// The number of tokens that have a loss.
+    /// The number of evaluated tokens that have a loss.
     pub tokens: u64,
 }
 
 /// The time of one training step.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct StepTiming {
-    /// The number of updates including this one.
+    /// The number of the step: the number of updates up to and including this step.
     pub step: usize,
-    /// Wall time of the step, in seconds. If readings are [deferred](super::Trainer::defer_readings), the last step
-    /// before an evaluation, a checkpoint or the end has the mean time of the steps since the previous such event.
+    /// The wall time of the step in seconds. If readings are [deferred](super::Trainer::defer_readings), the time of
+    /// the last step before an evaluation, a checkpoint or the end of the run cannot be measured. It is then the mean
+    /// time of the steps since the previous such event.
     #[serde(with = "json_float")]
     pub seconds: f64,
-    /// Tokens of the global batch per second.
+    /// The throughput in tokens of the global batch per second.
     #[serde(with = "json_float")]
     pub tokens_per_second: f64,
-    /// Floating-point operations of the model per second, over all ranks, without recomputation.
+    /// The number of floating-point operations of the model per second, summed over all ranks. Recomputation is not
+    /// counted.
     #[serde(with = "json_float")]
     pub flops_per_second: f64,
 }
@@ -168,35 +173,37 @@ pub struct StepTiming {
 pub struct SaveTiming {
     /// The number of updates before the checkpoint.
     pub saved_step: u64,
-    /// The size of its tensors, in bytes.
+    /// The size of the checkpoint's tensors, in bytes.
     pub bytes: u64,
-    /// Wall time until its publication, in seconds.
+    /// The wall time until the checkpoint was published, in seconds.
     #[serde(with = "json_float")]
     pub seconds: f64,
-    /// The time for which it blocked training, in seconds.
+    /// The time for which saving the checkpoint blocked training, in seconds.
     #[serde(with = "json_float")]
     pub stall_seconds: f64,
 }
 
-/// One record of a metrics file, tagged by the field `kind`.
+/// A record of a metrics file. The JSON field `kind` distinguishes the variants.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum MetricsRecord {
-    /// Version of the file: `"kind": "run"`.
+    /// The version of the file. The record has `"kind": "run"`.
     Run(RunMetrics),
-    /// Metrics of a training step: `"kind": "step"`.
+    /// The metrics of a training step. The record has `"kind": "step"`.
     Step(StepMetrics),
-    /// Loss on held-out text: `"kind": "held_out"`.
+    /// The loss on held-out text. The record has `"kind": "held_out"`.
     HeldOut(HeldOutMetrics),
-    /// Balance of the experts, written after the step: `"kind": "experts"`.
+    /// The balance of the expert load, which is written after the metrics of the step. The record has
+    /// `"kind": "experts"`.
     Experts(ExpertSummary),
-    /// Load of each expert, written after the step before an evaluation: `"kind": "expert_load"`.
+    /// The load of each expert in the step before an evaluation, which is written after the metrics of the step. The
+    /// record has `"kind": "expert_load"`.
     ExpertLoad(ExpertLoad),
 }
 
 /// Converts a loss in nats per token to bits per byte of text: `loss / (ln 2 * bytes_per_token)`.
 ///
-/// A byte-level model has one byte per token.
+/// For a byte-level tokenizer, `bytes_per_token` is 1.
 ///
 /// ```
 /// use burn_megatron_train::metrics::bits_per_byte;
@@ -208,15 +215,15 @@ pub fn bits_per_byte(loss: f64, bytes_per_token: f64) -> f64 {
     loss / (std::f64::consts::LN_2 * bytes_per_token)
 }
 
-/// An error of reading or writing a log.
+/// An error that occurred while a metrics or timings file was read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum MetricsError {
     /// An I/O error.
     #[error("cannot {action} '{path}': {source}")]
     Io {
-        /// The attempted operation, as a verb.
+        /// The operation that failed, as a verb.
         action: &'static str,
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
         /// The cause.
         source: io::Error,
@@ -227,9 +234,9 @@ pub enum MetricsError {
          resumed run starts a new one"
     )]
     BadLine {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// The line number, from 1.
+        /// The line number, counted from 1.
         line: usize,
         /// The error of the JSON parser.
         source: serde_json::Error,
@@ -239,9 +246,9 @@ pub enum MetricsError {
         "'{path}' has metrics of version {version}: expected version 1 to {VERSION}; update this program"
     )]
     Version {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// Its version.
+        /// The version of the file.
         version: u32,
     },
 }

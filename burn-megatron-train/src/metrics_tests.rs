@@ -384,9 +384,9 @@ fn a_load_is_written_once_and_before_its_checkpoint() {
     ];
     for (name, evaluates, is_killed) in [
         ("whole", true, false),
-        // After the last checkpoint, before the evaluation.
+        // The run is interrupted after the last checkpoint and before the evaluation.
         ("killed", true, true),
-        // Stopped at a step without an evaluation, without checkpoints.
+        // The run is stopped at a step without an evaluation, and it has no checkpoints.
         ("stopped", false, false),
     ] {
         let path = folder.path().join(name);
@@ -423,7 +423,7 @@ fn a_file_of_the_first_version_is_read_and_resumed() {
         ]
     );
     assert_eq!(oldest_version(&records), 1);
-    // The version line applies to the lines after it; resuming again adds none.
+    // The version line applies to the lines after it. Resuming again does not add another version line.
     for _ in 0..2 {
         MetricsLog::resume(&path, 1).expect("ours");
     }

@@ -22,9 +22,9 @@ use burn_megatron::optim::{OptimizerState, ParallelOptimizer, StateKind};
 pub(super) type Scales = BTreeMap<String, Fp8LayerState>;
 
 impl Saver {
-    /// Saves a module and its optimizer in a custom training loop, without a [`Trainer`](super::Trainer). The save may
-    /// run in the background. `config` is stored in the metadata. Rank 0 returns the checkpoints published so far.
-    /// Collective: call on all ranks of the world.
+    /// Saves a module and its optimizer in a custom training loop, without a [`Trainer`](super::Trainer). The
+    /// checkpoint may be written in the background. `config` is stored in the metadata of the checkpoint. Rank 0
+    /// returns the checkpoints that were published since the last call. Collective: call on all ranks of the world.
     ///
     /// # Errors
     ///
@@ -54,13 +54,14 @@ impl Saver {
     }
 }
 
-/// Loads a checkpoint of [`Saver::save_module`] into `ddp` and `optimizer`, in any layout, and returns its state.
-/// Collective: call on all ranks of the world. After an error, `ddp` and `optimizer` must not be used.
+/// Loads a checkpoint of [`Saver::save_module`] into `ddp` and `optimizer`, and returns the run state of the
+/// checkpoint. The parallel layout may differ from the layout that saved the checkpoint. Collective: call on all ranks
+/// of the world. After an error, `ddp` and `optimizer` must not be used.
 ///
 /// # Errors
 ///
-/// [`StateError`] for a missing or unexpected tensor, another shape, a type that would have to be rounded, or data that
-/// cannot be read.
+/// [`StateError`] if a tensor is missing or unexpected or has another shape, if its values would have to be rounded, or
+/// if its data cannot be read.
 pub fn load_module<M: Module>(
     ddp: &mut DistributedDataParallel<M>,
     optimizer: &mut ParallelOptimizer,

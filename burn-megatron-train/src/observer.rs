@@ -1,4 +1,4 @@
-//! Receivers of the measurements of a run.
+//! Observers, which receive the measurements of a run.
 
 use burn::tensor::Tensor;
 
@@ -9,38 +9,40 @@ use burn_megatron::data_parallel::InvalidGradient;
 use burn_megatron::nn::ParameterTable;
 use burn_megatron::optim::StepReading;
 
-/// An error of an observer, such as a full disk.
+/// The error of an observer, for example because the disk is full.
 pub type ObserverError = Box<dyn std::error::Error + Send + Sync>;
 
-/// The gradients of a step, reduced over all ranks, without the loss scale and before clipping.
+/// The gradients of a step, which are reduced over all ranks. They are already unscaled, but not yet clipped.
 pub struct StepGradients<'a> {
-    /// The step, from 1.
+    /// The step, counted from 1.
     pub step: usize,
-    /// The parameters and their placement on the ranks.
+    /// The table of the parameters and their placement on the ranks.
     pub table: &'a ParameterTable,
     pub(super) reading: &'a dyn Fn() -> &'a StepReading,
     pub(super) gather: &'a dyn Fn() -> Vec<Tensor<1>>,
 }
 
 impl StepGradients<'_> {
-    /// Returns the norm of the gradients of all parameters on all ranks. Waits for the device.
+    /// Returns the norm of the gradients of all parameters on all ranks. This method waits for the device.
     pub fn norm(&self) -> f64 {
         (self.reading)().norm
     }
 
-    /// Returns the invalid gradients that this rank found before the reduction. Waits for the device.
+    /// Returns the invalid gradients that this rank found before the gradients were reduced. This method waits for the
+    /// device.
     pub fn invalid(&self) -> &[InvalidGradient] {
         &(self.reading)().invalid_gradients
     }
 
-    /// Returns the gradient of each parameter, gathered over the data axis: `[elements]` of this model-parallel rank's
-    /// part, in the order of the table. Waits for the device. Collective: call on all ranks of the data axis.
+    /// Returns the gradient of each parameter, gathered over the data axis, in the order of the table. Each tensor has
+    /// the shape `[elements]` and belongs to the part of the parameter on this model-parallel rank. This method waits
+    /// for the device. Collective: call on all ranks of the data axis.
     pub fn full(&self) -> Vec<Tensor<1>> {
         (self.gather)()
     }
 }
 
-/// Observes a run, and may stop it.
+/// An observer of a run. It receives the measurements of the run and can stop the run.
 ///
 /// ```
 /// use burn_megatron_train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
@@ -75,26 +77,26 @@ impl StepGradients<'_> {
 /// # Ok::<(), ObserverError>(())
 /// ```
 pub trait Observer {
-    /// Called in each step after the reduction of the gradients and before clipping, even if the step will be skipped.
-    /// Nothing is gathered unless the observer calls [`StepGradients::full`].
+    /// Is called in each step after the gradients are reduced and before they are clipped, even if the step will be
+    /// skipped. Gradients are only gathered if the observer calls [`StepGradients::full`].
     ///
     /// # Errors
     ///
-    /// An error ends the run; the other ranks fail in their next collective.
+    /// An error ends the run. The other ranks fail in their next collective.
     fn gradients(&mut self, gradients: &StepGradients<'_>) -> Result<(), ObserverError> {
         let _ = gradients;
         Ok(())
     }
 
-    /// Called after each step, in order. If the run [defers](super::Trainer::defer_readings) its readings, the call
-    /// comes one step later.
+    /// Is called after each step, in order. If the run [defers](super::Trainer::defer_readings) its readings, the
+    /// method is called one step later.
     ///
     /// # Errors
     ///
     /// An error ends the run.
     fn step(&mut self, metrics: &StepMetrics, timing: &StepTiming) -> Result<(), ObserverError>;
 
-    /// Called after [`step`](Self::step) of the same step, if the model has experts.
+    /// Is called after [`step`](Self::step), for the same step, if the model has experts.
     ///
     /// # Errors
     ///
@@ -104,14 +106,14 @@ pub trait Observer {
         Ok(())
     }
 
-    /// Called after each evaluation.
+    /// Is called after each evaluation on held-out text.
     ///
     /// # Errors
     ///
     /// An error ends the run.
     fn held_out(&mut self, metrics: &HeldOutMetrics) -> Result<(), ObserverError>;
 
-    /// Called when a checkpoint has been published, on rank 0 only.
+    /// Is called on rank 0 when a checkpoint has been published.
     ///
     /// # Errors
     ///
@@ -121,8 +123,8 @@ pub trait Observer {
         Ok(())
     }
 
-    /// Returns whether to stop after this step. If any rank returns true, all ranks stop after the same step. If the
-    /// run [defers](super::Trainer::defer_readings) its readings, they stop up to three steps later.
+    /// Whether the run should stop after this step. If any rank returns true, all ranks stop after the same step. If
+    /// the run [defers](super::Trainer::defer_readings) its readings, the ranks stop up to three steps later.
     fn stop(&self) -> bool {
         false
     }

@@ -1,4 +1,4 @@
-//! Shows the progress of a run on standard error.
+//! Shows the progress of a training run on standard error.
 
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
@@ -17,11 +17,11 @@ const MAX_LINE_INTERVAL: Duration = Duration::from_secs(30);
 /// here: the estimate of the progress bar would count the steps before a resumed run.
 const TEMPLATE: &str = "{pos}/{len} {bar:10.cyan/blue} ETA {prefix}  {wide_msg}";
 
-/// Shows the progress of a run on standard error.
+/// Shows the progress of a training run on standard error.
 ///
-/// A terminal shows a progress bar. Other outputs (CI, pipes, log files) get plain lines: at the first and the last
-/// step, at every tenth of the run, and after 30 seconds without a line. Ranks other than 0 show nothing. Steps are
-/// numbered from 1. Errors of writing to standard error are ignored.
+/// A terminal shows a progress bar. For other outputs (CI, pipes, log files), plain lines are printed: at the first and
+/// the last step, at every tenth of the run, and after 30 seconds without a line. Only rank 0 shows the progress. Steps
+/// are numbered from 1. Errors of writing to standard error are ignored.
 pub struct Progress {
     output: ProgressOutput,
     steps: Range<usize>,
@@ -44,7 +44,8 @@ enum ProgressOutput {
 }
 
 impl Progress {
-    /// Starts the progress of the updates `steps`: `0..total`, or from the resumed step.
+    /// Starts to show the progress of the updates in `steps`. The range is `0..total` for a new run, and starts at the
+    /// resumed step for a resumed run.
     ///
     /// `rank` is the global rank of the caller.
     pub fn start(rank: usize, steps: Range<usize>) -> Self {
@@ -68,7 +69,7 @@ impl Progress {
         }
     }
 
-    /// Sets the unit of text in which held-out losses are shown as bits per unit; by default `byte`.
+    /// Sets the unit in "bits per UNIT", in which held-out losses are shown. The default is `byte`.
     pub fn in_bits_per(mut self, unit: &'static str) -> Self {
         self.unit = unit;
         self
@@ -103,8 +104,8 @@ impl Progress {
         }
     }
 
-    /// Shows the largest load of an expert in the last shown step, as a multiple of the even share. Also shows the
-    /// fraction of dropped pairs, if any.
+    /// Shows the largest load of an expert in the step that was shown last, divided by the even share. If (token,
+    /// expert) pairs were dropped, it also shows their fraction.
     pub fn experts(&mut self, metrics: &ExpertMetrics) {
         let Some((layer, max)) = metrics.most_loaded().filter(|_| self.is_shown) else {
             return;
@@ -148,7 +149,7 @@ impl Progress {
         self.note(&format!("step {step}/{total}  {measured}"));
     }
 
-    /// Shows a line of text, above the bar if a bar is shown.
+    /// Shows a line of text. If there is a progress bar, the line is above the bar.
     pub fn note(&mut self, line: &str) {
         match &mut self.output {
             ProgressOutput::Silent => {}
@@ -159,7 +160,7 @@ impl Progress {
         }
     }
 
-    /// Ends the bar at its current position. Dropping the progress does the same.
+    /// Ends the progress bar at its current position. Dropping this value has the same effect.
     pub fn finish(&mut self) {
         if let ProgressOutput::Bar(bar) = &self.output {
             bar.abandon();

@@ -1,4 +1,4 @@
-//! Saving and resuming a trainer.
+//! Saves the state of a trainer and resumes a run from a checkpoint.
 
 use std::collections::BTreeMap;
 
@@ -9,18 +9,19 @@ use burn_megatron::checkpoint::{Checkpoint, LoadTolerance, TensorSource, load_we
 use burn_megatron::model::LanguageModel;
 
 impl<M: LanguageModel> Trainer<M> {
-    /// Sets the saver. [`fit`](Self::fit) then saves when a checkpoint is due, when the run is stopped, and at the end.
+    /// Sets the saver of the trainer. [`fit`](Self::fit) then saves a checkpoint when one is due, when the run is
+    /// stopped, and at the end of the run.
     pub fn save_with(&mut self, saver: Saver) {
         self.saver = Some(saver);
     }
 
-    /// Saves a checkpoint, or starts to save it in the background. Rank 0 returns the checkpoints published so far,
-    /// which may be earlier checkpoints. Collective: call on all ranks of the world.
+    /// Saves a checkpoint, or starts to save it in the background. Rank 0 returns the checkpoints that were published
+    /// since the last call, which may be earlier checkpoints. Collective: call on all ranks of the world.
     ///
     /// # Errors
     ///
-    /// [`TrainError::State`] on every rank if any rank failed to write this checkpoint or the previous one; errors of
-    /// [hooks](crate::hooks::StepHook::before_save).
+    /// [`TrainError::State`] on every rank if any rank failed to write this checkpoint or the previous checkpoint.
+    /// Errors of [hooks](crate::hooks::StepHook::before_save).
     pub fn save(&mut self) -> Result<Vec<SavedCheckpoint>, TrainError> {
         let _span = tracing::info_span!("save", step = self.position.count.made()).entered();
         let (hooks, mut context) = self.split(self.steps());
@@ -35,23 +36,25 @@ impl<M: LanguageModel> Trainer<M> {
         Ok(saved?)
     }
 
-    /// Waits for the save in the background. Collective: call on all ranks of the world.
+    /// Waits until the checkpoint that is saved in the background is published. Collective: call on all ranks of the
+    /// world.
     ///
     /// # Errors
     ///
-    /// See [`save`](Self::save).
+    /// The errors of [`save`](Self::save).
     pub fn finish_saving(&mut self) -> Result<Option<SavedCheckpoint>, TrainError> {
         Ok(self.saver.as_mut().map_or(Ok(None), Saver::wait)?)
     }
 
-    /// Loads a checkpoint of any layout to resume its run. Collective: call on all ranks of the world.
+    /// Loads a checkpoint to resume its run. The checkpoint may have been saved with another parallel layout.
+    /// Collective: call on all ranks of the world.
     ///
-    /// After an error the trainer must not be used.
+    /// If an error is returned, the trainer must not be used any more.
     ///
     /// # Errors
     ///
-    /// [`TrainError::State`] for a missing or unexpected tensor, another shape, a type that would have to be rounded,
-    /// another seed, or data that cannot be read.
+    /// [`TrainError::State`] if a tensor is missing or unexpected or has another shape, if its values would have to be
+    /// rounded, if the seed differs, or if data cannot be read.
     pub fn load(
         &mut self,
         checkpoint: &Checkpoint,
@@ -79,12 +82,12 @@ impl<M: LanguageModel> Trainer<M> {
         hooks.load_state(&mut context, Some(&state))
     }
 
-    /// Loads only the weights, to start a new run from them: see [`load_weights`]. Collective: call on all ranks of the
+    /// Loads only the weights, with which a new run starts: see [`load_weights`]. Collective: call on all ranks of the
     /// world.
     ///
     /// # Errors
     ///
-    /// [`TrainError::State`].
+    /// [`TrainError::State`] if the weights cannot be loaded.
     pub fn load_weights(
         &mut self,
         source: &dyn TensorSource,
@@ -123,7 +126,7 @@ impl<M: LanguageModel> Trainer<M> {
         report_saved(self.finish_saving()?, observer)
     }
 
-    /// Returns the state of the run other than tensors and FP8 scales.
+    /// Returns the state of the run, except tensors and FP8 scales.
     pub fn state(&self) -> RunState {
         let mut state = RunState {
             count: self.position.count,

@@ -1,4 +1,4 @@
-//! The output folder of a run.
+//! The folder for the output files of a run.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -14,7 +14,7 @@ use burn_megatron::checkpoint::LOCK;
 use burn_megatron::regular_file;
 use burn_megatron::regular_file::is_there;
 
-/// An error of creating or using a run folder.
+/// An error that occurred while a run folder was created or used.
 #[derive(Debug, thiserror::Error)]
 pub enum RunFolderError {
     /// The name is not a valid folder name.
@@ -22,15 +22,15 @@ pub enum RunFolderError {
         "invalid run name '{name}': expected one folder name, without '/' or '\\', not starting with '.'"
     )]
     Name {
-        /// The name.
+        /// The invalid name.
         name: String,
     },
     /// An I/O error.
     #[error("cannot {action} '{path}': {source}")]
     Io {
-        /// The attempted operation, as a verb.
+        /// The operation that failed, as a verb.
         action: &'static str,
-        /// The file or folder.
+        /// The path of the file or folder.
         path: PathBuf,
         /// The cause.
         source: io::Error,
@@ -38,7 +38,7 @@ pub enum RunFolderError {
     /// The configuration cannot be expressed in TOML.
     #[error("cannot write the configuration to '{path}': {source}")]
     Config {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
         /// The error of the TOML serializer.
         source: toml::ser::Error,
@@ -51,10 +51,10 @@ const MAX_CONFIG_BYTES: u64 = 1 << 20;
 /// The name of the checkpoint folder in a run folder.
 pub const CHECKPOINTS: &str = "checkpoints";
 
-/// The folder of one run: `config.toml`, `metrics.jsonl`, `timings.jsonl`, `loss.svg`, `memory.svg`, `experts.svg` (for
-/// a model with experts), `sample.txt` and `checkpoints`.
+/// The output folder of one run. It contains `config.toml`, `metrics.jsonl`, `timings.jsonl`, `loss.svg`, `memory.svg`,
+/// `experts.svg` (for a model with experts), `sample.txt` and `checkpoints`.
 ///
-/// One rank of a run creates the folder. The other ranks do not need it.
+/// One rank of a run creates the folder. The other ranks do not need the folder.
 ///
 /// ```
 /// use burn_megatron_train::TrainConfig;
@@ -75,13 +75,14 @@ pub struct RunFolder {
 }
 
 impl RunFolder {
-    /// Creates `root/name`, and `root` if necessary. The default name is the time in UTC, such as `2026-05-31-142501`.
+    /// Creates the folder `root/name`, and also `root` if it does not exist. The default name is the time in UTC, such
+    /// as `2026-05-31-142501`.
     ///
-    /// If the folder exists, the name of the new folder ends in `-2`, `-3` and so on.
+    /// If the folder already exists, `-2`, `-3` and so on is appended to the name of the new folder.
     ///
     /// # Errors
     ///
-    /// [`RunFolderError::Name`] for an invalid name; [`RunFolderError::Io`].
+    /// [`RunFolderError::Name`] for an invalid name; [`RunFolderError::Io`] if the folder cannot be created.
     pub fn create(root: &Path, name: Option<&str>) -> Result<Self, RunFolderError> {
         let name = match name {
             Some(name)
@@ -110,7 +111,7 @@ impl RunFolder {
         Ok(Self { path })
     }
 
-    /// Opens the folder of an earlier run to resume it or to read its results.
+    /// Opens the folder of an earlier run, to resume the run or to read its results.
     ///
     /// # Errors
     ///
@@ -122,23 +123,24 @@ impl RunFolder {
         })
     }
 
-    /// Writes the resolved configuration. It contains all settings that are needed to repeat the run.
+    /// Writes the resolved configuration to `config.toml`. It contains all settings that are needed to repeat the run.
     ///
     /// # Errors
     ///
-    /// [`RunFolderError::Config`] for a value that TOML cannot represent; [`RunFolderError::Io`].
+    /// [`RunFolderError::Config`] for a value that TOML cannot represent; [`RunFolderError::Io`] if the file cannot be
+    /// written.
     pub fn write_config(&self, config: &impl Serialize) -> Result<(), RunFolderError> {
         let path = self.config();
         let text = self.text_of(config)?;
         replace_file(&path, text.as_bytes()).map_err(|source| io_error("write", &path, source))
     }
 
-    /// Replaces the configuration with the configuration of a resumed run. Previous configurations are kept as
-    /// `config-1.toml`, `config-2.toml` and so on. An equal configuration is not written.
+    /// Replaces `config.toml` with the configuration of a resumed run. Previous configurations are kept as
+    /// `config-1.toml`, `config-2.toml` and so on. If the configuration has not changed, nothing is written.
     ///
     /// # Errors
     ///
-    /// See [`Self::write_config`].
+    /// The errors of [`Self::write_config`].
     pub fn replace_config(&self, config: &impl Serialize) -> Result<(), RunFolderError> {
         let (path, text) = (self.config(), self.text_of(config)?);
         let failed = |source| io_error("replace", &path, source);
@@ -160,49 +162,49 @@ impl RunFolder {
         })
     }
 
-    /// Returns the path of the folder.
+    /// Returns the path of the run folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Returns the path of the resolved configuration: `config.toml`.
+    /// Returns the path of `config.toml`, which contains the resolved configuration.
     pub fn config(&self) -> PathBuf {
         self.path.join("config.toml")
     }
 
-    /// Returns the path of the losses, norms, rates and expert loads: `metrics.jsonl`.
+    /// Returns the path of `metrics.jsonl`, which contains losses, gradient norms, learning rates and expert loads.
     pub fn metrics(&self) -> PathBuf {
         self.path.join("metrics.jsonl")
     }
 
-    /// Returns the path of the times and the throughput: `timings.jsonl`.
+    /// Returns the path of `timings.jsonl`, which contains the times and the throughput of the steps.
     pub fn timings(&self) -> PathBuf {
         self.path.join("timings.jsonl")
     }
 
-    /// Returns the path of the loss curve: `loss.svg`.
+    /// Returns the path of `loss.svg`, a plot of the loss curve.
     pub fn loss_svg(&self) -> PathBuf {
         self.path.join("loss.svg")
     }
 
-    /// Returns the path of the planned memory of a step: `memory.svg`.
+    /// Returns the path of `memory.svg`, a plot of the planned memory of a step.
     pub fn memory_svg(&self) -> PathBuf {
         self.path.join("memory.svg")
     }
 
-    /// Returns the path of the load of the experts: `experts.svg`.
+    /// Returns the path of `experts.svg`, a heat map of the load of the experts.
     pub fn experts_svg(&self) -> PathBuf {
         self.path.join("experts.svg")
     }
 
-    /// Returns the path of the checkpoints: `checkpoints`.
+    /// Returns the path of `checkpoints`, the folder of checkpoints.
     pub fn checkpoints(&self) -> PathBuf {
         self.path.join(CHECKPOINTS)
     }
 
-    /// Removes the folder of a run that failed before its first step: the configuration, logs without a step, and an
-    /// empty folder of checkpoints. If there is anything else, nothing is removed. Returns whether the folder was
-    /// removed.
+    /// Removes the folder of a run that failed before its first step. Such a folder contains only the configuration,
+    /// logs without a step, and an empty folder of checkpoints. If it contains anything else, nothing is removed.
+    /// Returns whether the folder was removed.
     pub fn remove_unused(&self) -> bool {
         let checkpoints = self.checkpoints();
         let [config, metrics, timings] = [self.config(), self.metrics(), self.timings()];
@@ -226,7 +228,7 @@ impl RunFolder {
         fs::remove_dir(&self.path).is_ok()
     }
 
-    /// Returns the path of the text that the trained model generates: `sample.txt`.
+    /// Returns the path of `sample.txt`, the text that the trained model generates.
     pub fn sample(&self) -> PathBuf {
         self.path.join("sample.txt")
     }

@@ -16,27 +16,28 @@ use burn_megatron::checkpoint::{
 };
 use burn_megatron::comm::{Communicator, ParallelContext, broadcast_bytes};
 
-/// Settings for the checkpoints of a run.
+/// Settings for saving the checkpoints of a run.
 #[derive(Clone, Debug)]
 pub struct SaveConfig {
-    /// The checkpoint folder, the same on every rank.
+    /// The folder of checkpoints. It must be the same on every rank.
     pub folder: PathBuf,
-    /// The number of steps between two checkpoints. A checkpoint is always saved at the end.
+    /// The number of steps between two checkpoints. A checkpoint is always saved at the end of the run.
     pub every: Option<u64>,
-    /// The checkpoints to keep when a new checkpoint is published.
+    /// The retention policy: selects the checkpoints that are kept when a new checkpoint is published.
     pub keep: Retention,
     /// Whether checkpoints are written in the background.
     pub asynchronous: bool,
-    /// The time that rank 0 waits for the other ranks to write their parts.
+    /// The maximum time for which rank 0 waits until the other ranks have written their parts.
     pub deadline: Duration,
-    /// The layout of the run, as text.
+    /// The parallel layout of the run, as text for the metadata of the checkpoints.
     pub layout: String,
-    /// The recipe of the run.
+    /// The recipe of the run, for the metadata of the checkpoints.
     pub config: serde_json::Value,
 }
 
 impl SaveConfig {
-    /// Creates settings that save only at the end, synchronously, and keep every checkpoint.
+    /// Creates settings for a folder. With these settings, a checkpoint is saved only at the end of the run,
+    /// synchronously, and every checkpoint is kept.
     pub fn into_folder(folder: impl Into<PathBuf>) -> Self {
         Self {
             folder: folder.into(),
@@ -50,18 +51,18 @@ impl SaveConfig {
     }
 }
 
-/// A published checkpoint.
+/// A checkpoint that was saved and published.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SavedCheckpoint {
     /// The number of optimizer steps before the checkpoint.
     pub step: u64,
     /// The folder of the checkpoint.
     pub path: PathBuf,
-    /// The size of its tensors, in bytes.
+    /// The size of the checkpoint's tensors, in bytes.
     pub bytes: u64,
-    /// Time from the start of the save to the publication, in seconds.
+    /// The time from the start of the save until the checkpoint was published, in seconds.
     pub seconds: f64,
-    /// Time for which the save blocked training, in seconds.
+    /// The time for which the save blocked training, in seconds.
     pub stall_seconds: f64,
 }
 
@@ -78,10 +79,10 @@ impl fmt::Display for SavedCheckpoint {
     }
 }
 
-/// Saves the checkpoints of a run. Each rank has one saver.
+/// A saver, which saves the checkpoints of a run. Each rank has one saver.
 ///
-/// At most one save is in progress: the next save, or the end of the run, waits for it. An error on one rank is
-/// returned on all ranks.
+/// At most one checkpoint is being saved at a time: the next save waits for the previous save, and so does the end of
+/// the run. An error on one rank is returned on all ranks.
 pub struct Saver {
     saving: SaveConfig,
     folder: CheckpointFolder,
@@ -115,7 +116,7 @@ struct RunningSave {
 }
 
 impl Saver {
-    /// Creates the folder and locks it against other runs. Collective: call on all ranks of the world.
+    /// Creates the folder of checkpoints and locks it against other runs. Collective: call on all ranks of the world.
     ///
     /// # Errors
     ///
@@ -141,19 +142,21 @@ impl Saver {
         })
     }
 
-    /// Returns the settings.
+    /// Returns the settings of the saver.
     pub fn saving(&self) -> &SaveConfig {
         &self.saving
     }
 
-    /// Prepares the folder for a run that resumes from `step`. Collective: call on all ranks of the world.
+    /// Prepares the folder of checkpoints for a run that resumes from `step`. Collective: call on all ranks of the
+    /// world.
     ///
-    /// Checkpoints in `passed`, given on rank 0, are [set aside](CheckpointFolder::quarantine). Checkpoints of later
-    /// steps are [discarded](CheckpointFolder::discard_after) if `discard_later` is true.
+    /// The checkpoints in `passed` are [quarantined](CheckpointFolder::quarantine). Only rank 0 has to pass them.
+    /// Checkpoints of later steps are [discarded](CheckpointFolder::discard_after) if `discard_later` is true.
     ///
     /// # Errors
     ///
-    /// [`StateError`] if there are later checkpoints and `discard_later` is false, or if a folder cannot be renamed.
+    /// [`StateError`] if there are checkpoints of later steps and `discard_later` is false, or if a folder cannot be
+    /// renamed.
     pub fn prepare_resume(
         &self,
         step: u64,

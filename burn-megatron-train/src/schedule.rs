@@ -5,65 +5,67 @@ use std::f64::consts::PI;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// The decay of the learning rate after warm-up.
+/// The shape of the learning rate decay after the warm-up.
 ///
-/// `r` is the fraction of the decay: 0 at its first step, and 1 at the step after its last.
+/// In the formulas, `r` is the completed fraction of the decay. It is 0 at the first step of the decay, and 1 at the
+/// step after its last step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum LrStyle {
-    /// Cosine: `min + (peak - min) (1 + cos(pi r)) / 2` (Loshchilov and Hutter, SGDR, 2017).
+    /// Cosine decay: the learning rate is `min + (peak - min) (1 + cos(pi r)) / 2` (Loshchilov and Hutter, SGDR, 2017).
     #[default]
     Cosine,
-    /// Linear: `min + (peak - min) (1 - r)`.
+    /// Linear decay: the learning rate is `min + (peak - min) (1 - r)`.
     Linear,
-    /// Warm-up, stable, decay: `peak` until `decay_steps` before the end, then a decay to `min` (Hu et al., MiniCPM,
-    /// 2024).
+    /// Warm-up, stable, decay (WSD): the learning rate is `peak` until `decay_steps` steps before the end, and then
+    /// decays to `min` (Hu et al., MiniCPM, 2024).
     Wsd {
-        /// The length of the decay in steps, at least 1.
+        /// The number of steps of the decay, at least 1.
         decay_steps: usize,
         /// The shape of the decay.
         tail: WsdTail,
     },
-    /// Inverse square root: `max(min, peak sqrt(W / (s + 1)))` at step `s`. `W` is the number of warm-up steps, at
-    /// least 1 (Vaswani et al., Attention is all you need, 2017).
+    /// Inverse square root decay: the learning rate of step `s` is `max(min, peak sqrt(W / (s + 1)))`. `W` is the
+    /// number of warm-up steps, or 1 without a warm-up (Vaswani et al., Attention is all you need, 2017).
     InverseSqrt,
-    /// Constant: `peak` until the end; `min` must be 0.
+    /// Constant: the learning rate is `peak` until the end. `min` must be 0.
     Constant,
 }
 
-/// The shape of the decay of [`LrStyle::Wsd`]: the factor of `peak - min` at the fraction `r` of the decay.
+/// The shape of the decay of [`LrStyle::Wsd`]. The learning rate is `min + (peak - min) f(r)`, where `r` is the
+/// completed fraction of the decay. Each variant defines the factor `f(r)`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum WsdTail {
-    /// `1 - r`.
+    /// The factor is `1 - r`.
     #[default]
     Linear,
-    /// `2 * 0.5^r - 1`.
+    /// The factor is `2 * 0.5^r - 1`.
     Exponential,
-    /// `1 - sqrt(r)` (Hägele et al., Scaling laws and compute-optimal training, 2024).
+    /// The factor is `1 - sqrt(r)` (Hägele et al., Scaling laws and compute-optimal training, 2024).
     MinusSqrt,
-    /// `(1 + cos(pi r)) / 2`.
+    /// The factor is `(1 + cos(pi r)) / 2`.
     Cosine,
 }
 
-/// An invalid learning rate schedule.
+/// The error for an invalid learning rate schedule.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum LrScheduleError {
     /// `total_steps` is 0.
     #[error("invalid total_steps 0: expected at least 1")]
     NoSteps,
-    /// The peak is not a positive number.
+    /// The peak learning rate is not a positive number.
     #[error("invalid peak learning rate {peak}: expected a finite number greater than 0")]
     Peak {
-        /// The peak.
+        /// The peak learning rate.
         peak: f64,
     },
-    /// The minimum is not between 0 and the peak.
+    /// The minimum learning rate is not between 0 and the peak.
     #[error("invalid minimum learning rate {min}: expected 0 to the peak of {peak}")]
     Min {
-        /// The minimum.
+        /// The minimum learning rate.
         min: f64,
-        /// The peak.
+        /// The peak learning rate.
         peak: f64,
     },
     /// The warm-up is longer than the run.
@@ -72,31 +74,31 @@ pub enum LrScheduleError {
          {total_steps}"
     )]
     WarmupTooLong {
-        /// The length of the warm-up.
+        /// The number of warm-up steps.
         warmup_steps: usize,
-        /// The length of the run.
+        /// The number of steps of the run.
         total_steps: usize,
     },
-    /// Warm-up and decay overlap.
+    /// Warm-up and decay together are longer than the run.
     #[error(
         "a warm-up of {warmup_steps} and a decay of {decay_steps} steps are longer than the run of \
          {total_steps}: use {}", fitting_decay(*warmup_steps, *total_steps)
     )]
     DecayTooLong {
-        /// The length of the warm-up.
+        /// The number of warm-up steps.
         warmup_steps: usize,
-        /// The length of the decay.
+        /// The number of steps of the decay.
         decay_steps: usize,
-        /// The length of the run.
+        /// The number of steps of the run.
         total_steps: usize,
     },
     /// `decay_steps` is 0.
     #[error("invalid decay_steps 0: expected at least 1, or use the style 'constant'")]
     NoDecay,
-    /// The style `constant` has a minimum.
+    /// The decay style is `constant`, but a minimum learning rate is set.
     #[error("invalid minimum learning rate {min} for the style 'constant': expected 0")]
     ConstantWithMin {
-        /// The minimum.
+        /// The minimum learning rate.
         min: f64,
     },
 }
@@ -108,19 +110,20 @@ fn fitting_decay(warmup_steps: usize, total_steps: usize) -> String {
     }
 }
 
-/// The learning rate of every step: a linear warm-up, then the decay of an [`LrStyle`].
+/// A learning rate schedule: a linear warm-up, followed by the decay of an [`LrStyle`].
 ///
-/// In a run of `T` steps with `W` warm-up steps, step `s` (counted from 0) has the following rate:
+/// In a run of `T` steps with `W` warm-up steps, step `s` (counted from 0) has the following learning rate:
 ///
-/// - For `s < W`: `peak (s + 1) / W`. The first update has `peak / W`, not 0, and the last update of the warm-up has
-///   `peak`.
-/// - For `W <= s < T`: the decay of the style with `r = (s - W) / (T - W)`. The first update after the warm-up has
-///   `peak`, and the last update of the run is one step above `min`. [`LrStyle::Wsd`] with a decay of `D` steps uses
-///   `r = (s - (T - D)) / D`, and `peak` before the decay. [`LrStyle::InverseSqrt`] has its own
-///   formula, starts slightly below `peak`, and does not end at `min`.
+/// - For `s < W`: `peak (s + 1) / W`. The learning rate of the first update is `peak / W`, not 0. The learning rate of
+///   the last update of the warm-up is `peak`.
+/// - For `W <= s < T`: the decay of the style with `r = (s - W) / (T - W)`. The learning rate of the first update after
+///   the warm-up is `peak`. The last update of the run is one step before the learning rate would reach `min`.
+///   [`LrStyle::Wsd`] with a decay of `D` steps uses `r = (s - (T - D)) / D`, and `peak` before the decay.
+///   [`LrStyle::InverseSqrt`] has its own formula, starts slightly below `peak`, and does not end at `min`.
 /// - For `s >= T`: `min`, or `peak` for [`LrStyle::Constant`].
 ///
-/// After the warm-up the rate never rises and never falls below `min`. During the warm-up it may be below `min`.
+/// After the warm-up, the learning rate never increases and never falls below `min`. During the warm-up it may be below
+/// `min`.
 ///
 /// In a recipe:
 ///
@@ -172,7 +175,7 @@ impl TryFrom<UncheckedLrSchedule> for LrSchedule {
 }
 
 impl LrSchedule {
-    /// Creates a schedule of `total_steps` updates.
+    /// Creates a learning rate schedule for a run of `total_steps` updates.
     ///
     /// # Errors
     ///
@@ -258,12 +261,12 @@ impl LrSchedule {
         (self.min * (1.0 - factor) + self.peak * factor).clamp(self.min, self.peak)
     }
 
-    /// Returns the number of updates of the run.
+    /// Returns the total number of updates of the run.
     pub fn total_steps(&self) -> usize {
         self.total_steps
     }
 
-    /// Returns the highest learning rate.
+    /// Returns the peak learning rate.
     pub fn peak(&self) -> f64 {
         self.peak
     }

@@ -27,7 +27,8 @@ fn assert_close(found: &[f64], expected: &[f64]) {
 fn cosine_has_its_known_values() {
     let schedule = LrSchedule::new(1.0, 0.1, 4, 12, LrStyle::Cosine).expect("fits");
     assert_close(&rates(&schedule, &[0, 1, 2, 3]), &[0.25, 0.5, 0.75, 1.0]);
-    // A quarter of the way cos = sqrt(2)/2, half of it is the middle.
+    // After a quarter of the decay, the cosine is sqrt(2)/2. After half of the decay, the learning rate is in the
+    // middle.
     let quarter = 0.1 + 0.45 * (1.0 + 0.5_f64.sqrt());
     let three_quarters = 0.1 + 0.45 * (1.0 - 0.5_f64.sqrt());
     assert_close(

@@ -1,4 +1,4 @@
-//! Runs one step: launches it on the device, then reads its results.
+//! Runs one training step: launches it on the device, then reads its results.
 
 use burn::tensor::Tensor;
 
@@ -27,15 +27,15 @@ pub(super) struct LaunchedStep {
 
 impl<M: LanguageModel> Trainer<M> {
     /// Runs one update: all micro-batches, the gradient reduction, clipping and the optimizer. `samples` are the
-    /// samples of the run; the step reads the next ones. Only [`gradients`](Observer::gradients) of the observer is
-    /// called. Collective: call on all ranks of the world.
+    /// samples of the run, and the step reads the next samples. The only method of the observer that is called is
+    /// [`gradients`](Observer::gradients). Collective: call on all ranks of the world.
     ///
     /// All ranks skip the update if a loss or a gradient is not finite on any rank, or if all targets of the global
     /// batch are masked. A step without targets does not change the loss scale.
     ///
     /// # Errors
     ///
-    /// See [`fit`](Self::fit).
+    /// The errors of [`fit`](Self::fit).
     pub fn step(
         &mut self,
         samples: &dyn Samples,

@@ -20,7 +20,7 @@ use burn_megatron_data::tokenizer::Tokenizer;
 use burn_megatron_data::{Batch, DataError, Samples};
 use burn_megatron_generate::{GenerateConfig, GenerateError, GenerationOutput, Generator};
 
-/// Trains the shard of a model on one rank. Every rank of the mesh has a trainer.
+/// The trainer of one rank, which trains the rank's part of a model. Every rank of the mesh has a trainer.
 ///
 /// ```
 /// use burn::tensor::Device;
@@ -69,12 +69,13 @@ impl<M: LanguageModel> Trainer<M> {
         &self.device
     }
 
-    /// Returns the scaler, which holds the loss scale of the next step.
+    /// Returns the loss scaler, which holds the loss scale of the next step.
     pub fn scaler(&self) -> &LossScaler {
         &self.scaler
     }
 
-    /// Returns the timed actions of this rank in the last step, in order.
+    /// Returns the actions of the pipeline schedule that this rank ran in the last step, in order, with their measured
+    /// times.
     pub fn events(&self) -> &[ActionEvent] {
         &self.runner.events
     }
@@ -84,24 +85,25 @@ impl<M: LanguageModel> Trainer<M> {
         &self.runner.router_step
     }
 
-    /// Returns the statistics of CUDA graphs; `None` without [`cuda_graph`](TrainConfig::cuda_graph).
+    /// Returns the statistics of CUDA graphs, or `None` without [`cuda_graph`](TrainConfig::cuda_graph).
     pub fn cuda_graphs(&self) -> Option<CudaGraphStats> {
         self.hook::<CudaGraphs>().map(|graphs| graphs.stats)
     }
 
-    /// Sets whether [`fit`](Self::fit) reads the metrics of a step one step later. The host then never waits for the
-    /// step that it launches. Weights, metrics and checkpoints are the same. The default is true on GPUs with a fused
-    /// optimizer, unless a hook reads each step, and false on the CPU.
+    /// Sets whether readings are deferred: [`fit`](Self::fit) then reads the statistics of a step one step later, so
+    /// that the host does not wait for the step that it has just launched. Deferred readings do not change weights,
+    /// metrics and checkpoints. The default is true on GPUs with a fused optimizer, unless a hook reads the statistics
+    /// of each step. On the CPU it is false.
     ///
-    /// With deferred readings, the device decides whether a step is skipped. A skipped step still gathers the
-    /// parameters. Saving, evaluation and the end of the run wait for the last step. [`step`](Self::step) waits for its
-    /// own step.
+    /// With deferred readings, the device computes whether a step is skipped. A skipped step still gathers the
+    /// parameters. Before a checkpoint, before an evaluation and at the end of the run, the host waits for the last
+    /// step. [`step`](Self::step) waits for its own step.
     ///
     /// # Errors
     ///
-    /// - [`TrainError::Unfused`] for true with an optimizer that is not the fused AdamW.
-    /// - [`TrainError::Deferred`] if spikes are skipped or steps are replayed.
-    /// - The error of a custom hook that reads each step.
+    /// - [`TrainError::Unfused`] if `defers` is true and the optimizer is not the fused AdamW.
+    /// - [`TrainError::Deferred`] if `defers` is true and spikes are skipped or steps are replayed.
+    /// - The error of a custom hook that reads the statistics of each step.
     pub fn defer_readings(&mut self, defers: bool) -> Result<(), TrainError> {
         if defers && !self.optimizer.is_fused() {
             return Err(TrainError::Unfused);
@@ -113,7 +115,7 @@ impl<M: LanguageModel> Trainer<M> {
         Ok(())
     }
 
-    /// Returns the number of finished steps, including the steps before a resumed checkpoint.
+    /// Returns the number of finished steps, including the steps before the checkpoint from which the run was resumed.
     pub fn steps(&self) -> usize {
         self.position.steps()
     }
@@ -135,20 +137,21 @@ impl<M: LanguageModel> Trainer<M> {
     ///
     /// # Errors
     ///
-    /// [`DataError`] if samples cannot be read, or do not fit the layout.
+    /// [`DataError`] if samples cannot be read, or cannot be split as the layout requires.
     pub fn next_batches(&self, samples: &dyn Samples) -> Result<Vec<Batch>, DataError> {
         let next = (self.steps(), self.position.samples);
         self.batch_plan().own_batches(next, samples)
     }
 
-    /// Generates text after a prompt, with the same result on all ranks. The default seed is the seed of the run.
-    /// `on_text` receives the text incrementally, as in [`Generator::generate`].
-    /// Collective: call on all ranks of the tensor, pipeline and context axes. With full sharding or expert
-    /// parallelism, call it on all ranks of the data axis too.
+    /// Generates text that continues a prompt. The result is the same on all ranks. The default seed is the seed of the
+    /// run. `on_text` is called with each new part of the text, as in [`Generator::generate`]. Collective: call on all
+    /// ranks of the tensor, pipeline and context axes. With full sharding or expert parallelism, call it also on all
+    /// ranks of the data axis.
     ///
     /// # Errors
     ///
-    /// [`TrainError`] for invalid settings, a tokenizer that does not fit the model, and communication errors.
+    /// [`TrainError`] for invalid settings, for a tokenizer whose vocabulary does not match the model, and for
+    /// communication errors.
     pub fn generate(
         &self,
         config: &GenerateConfig,
@@ -169,7 +172,7 @@ impl<M: LanguageModel> Trainer<M> {
     ///
     /// # Errors
     ///
-    /// [`HookError::Duplicate`] if the trainer has a hook of this name, and the error of [`StepHook::check`].
+    /// [`HookError::Duplicate`] if the trainer already has a hook with this name, and the error of [`StepHook::check`].
     pub fn with_hook(mut self, hook: impl StepHook<M>) -> Result<Self, TrainError> {
         if self.hooks.names().any(|name| name == hook.name()) {
             return Err(HookError::Duplicate(hook.name().into()).into());
@@ -181,11 +184,12 @@ impl<M: LanguageModel> Trainer<M> {
         Ok(self)
     }
 
-    /// Removes a hook. Call it on every rank. The technique of the hook is then off, even if the settings enable it.
+    /// Removes a hook. Call this method on every rank. The technique of the hook is then off, even if the settings
+    /// enable it.
     ///
     /// # Errors
     ///
-    /// [`HookError::Unknown`] if the trainer has no hook of this name.
+    /// [`HookError::Unknown`] if the trainer has no hook with this name.
     pub fn without_hook(mut self, name: &str) -> Result<Self, TrainError> {
         let mut hook = self.hooks.remove(name)?;
         let (_, mut context) = self.split(self.steps());
@@ -193,12 +197,12 @@ impl<M: LanguageModel> Trainer<M> {
         Ok(self)
     }
 
-    /// Returns the hook of type `H`, if the trainer has it.
+    /// Returns the hook of type `H`, or `None` if the trainer does not have such a hook.
     pub fn hook<H: StepHook<M>>(&self) -> Option<&H> {
         self.hooks.get()
     }
 
-    /// Returns the names of the hooks, in order.
+    /// Returns the names of the trainer's hooks, in the order in which they are called.
     pub fn hook_names(&self) -> Vec<&str> {
         self.hooks.names().collect()
     }

@@ -1,8 +1,8 @@
-//! Atomic writes of files and folders, which are staged next to the destination and then renamed.
+//! Atomic writes of files and folders. A new file or folder is staged next to its destination and then renamed.
 //!
-//! A staged path is named `NAME.UNIQUE.partial`. The process that writes it holds a lock on it, which the
-//! operating system releases when the process ends for any reason. This identifies the paths of killed
-//! processes. They are removed when the same destination is staged again.
+//! A staged path is named `NAME.UNIQUE.partial`. The process that writes it holds a lock on it, which the operating
+//! system releases when the process ends for any reason. A staged path without a lock therefore belongs to a killed
+//! process. It is removed when the same destination is staged again.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, TryLockError};
@@ -76,16 +76,16 @@ impl StagedPath {
         })
     }
 
-    /// Returns its path until it is published.
+    /// Returns the path of the staged file or folder, which is valid until it is published.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Renames it to its destination.
+    /// Publishes the staged file or folder: renames it to its destination.
     ///
     /// # Errors
     ///
-    /// Errors of the operating system. The staged path is then removed.
+    /// Errors of the operating system. After an error the staged path is removed.
     pub fn publish(mut self) -> io::Result<()> {
         fs::rename(&self.path, &self.to)?;
         self.published = true;
@@ -119,7 +119,7 @@ impl Drop for StagedPath {
 ///
 /// # Errors
 ///
-/// Errors of the operating system. The old file is then unchanged.
+/// Errors of the operating system. After an error the old file is unchanged.
 pub fn replace_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let there = fs::metadata(path).ok();
     let to = match &there {
@@ -140,7 +140,7 @@ pub fn replace_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
     sync_folder_of(&to)
 }
 
-/// Syncs the entries of a folder.
+/// Syncs the directory entries of a folder to disk (`fsync`), so that renames in it survive a crash.
 ///
 /// # Errors
 ///
@@ -154,7 +154,7 @@ pub fn sync_folder(folder: &Path) -> io::Result<()> {
     }
 }
 
-/// Syncs the folder that contains a path.
+/// Syncs the directory entries of the parent folder of a path to disk (`fsync`).
 ///
 /// # Errors
 ///
@@ -193,7 +193,7 @@ fn remove_stale(to: &Path, start: &OsString) {
             .as_encoded_bytes()
             .strip_prefix(start.as_encoded_bytes());
         let unique = rest.and_then(|rest| rest.strip_suffix(SUFFIX.as_bytes()));
-        // A name with a further dot is staged for another, longer destination name.
+        // A name with another dot belongs to another destination, which has a longer name.
         let ours = unique.is_some_and(|unique| !unique.contains(&b'.'));
         let kind = entry.file_type();
         if ours && kind.is_ok_and(|kind| kind.is_file() || kind.is_dir()) {
@@ -216,7 +216,8 @@ fn remove(path: &Path) {
     };
 }
 
-/// Whether a name is the name of a [`StagedPath`]. The path is being written, or its process was killed.
+/// Whether a file name is the name of a [`StagedPath`]. Such a path is being written, or the process that wrote it was
+/// killed.
 pub fn is_staged(name: &OsStr) -> bool {
     name.as_encoded_bytes().ends_with(SUFFIX.as_bytes())
 }

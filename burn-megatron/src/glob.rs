@@ -1,4 +1,4 @@
-//! Glob patterns over dotted paths, and the edit distance from a path to a match.
+//! Glob patterns for paths with dots, and the edit distance between a pattern and a path.
 
 use std::iter::once;
 
@@ -26,13 +26,13 @@ enum GlobToken {
     Rest,
 }
 
-/// An invalid pattern.
+/// A syntax error of a glob pattern.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GlobError {
-    /// A component is empty: between two dots, before the first dot or after the last dot.
+    /// A component of the pattern is empty. Two dots follow each other, or the pattern begins or ends with a dot.
     #[error("it has an empty component: write names, *, ? or ** between dots")]
     EmptyComponent,
-    /// `**` is combined with other characters.
+    /// A component of the pattern combines `**` with other characters.
     #[error("** has to stand alone between dots, as in **.bias; inside of a component use *")]
     Joined,
 }

@@ -1,4 +1,4 @@
-//! The link between a device and its host: a record of its transfers, and a simulation of their times.
+//! The link between a device and its host: records the transfers and simulates their times.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -6,23 +6,24 @@ use std::time::Duration;
 
 use crate::comm::CommError;
 
-/// A link between a device and its host, with a bandwidth for each direction.
+/// A simulated link between a device and its host. Each direction has its own bandwidth.
 ///
-/// The link and the concurrent computations have a simulated clock. Nothing waits for it, so that the times of
-/// [`OffloadEvent`]s do not depend on the machine or its load.
+/// The link and the concurrent computations have a simulated clock, so no real time passes. The times of
+/// [`OffloadEvent`]s therefore do not depend on the machine or its load.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SimulatedHostLink {
     latency: Duration,
     bytes_per_second: f64,
 }
 
-/// An error for a bandwidth that is not positive, in bytes per second.
+/// The error for a bandwidth, in bytes per second, that is not positive.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 #[error("invalid bandwidth {0} bytes/s: expected more than 0 (infinity for no limit)")]
 pub struct BandwidthError(pub f64);
 
 impl SimulatedHostLink {
-    /// Creates a link with `latency` per transfer, and `bytes_per_second` in each direction.
+    /// Creates a simulated link. Each transfer has the latency `latency`, and each direction has a bandwidth of
+    /// `bytes_per_second`.
     ///
     /// # Errors
     ///
@@ -45,52 +46,52 @@ impl SimulatedHostLink {
     }
 }
 
-/// The kind of a transfer or a computation, for a bucket of the optimizer or the input of a recomputed block.
+/// The kind of an event: a transfer or a computation. It belongs to an optimizer bucket or to the input of a recomputed
+/// block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OffloadEventKind {
-    /// The gradient is copied to the host.
+    /// The gradient of a bucket is copied to the host.
     GradientUp,
-    /// The host steps the bucket.
+    /// The host runs the optimizer step of a bucket.
     HostStep,
-    /// The parameters are copied to the device.
+    /// The updated parameters of a bucket are copied to the device.
     ParametersDown,
-    /// The device steps a bucket that is not offloaded.
+    /// The device runs the optimizer step of a bucket that is not offloaded.
     DeviceStep,
-    /// The input of a block is copied to the host.
+    /// The input of a recomputed block is copied to the host.
     InputUp,
-    /// The input of a block is copied to the device.
+    /// The input of a recomputed block is copied back to the device.
     InputDown,
 }
 
-/// An event on the clock of a [`SimulatedHostLink`].
+/// A transfer or computation, with its times on the clock of a [`SimulatedHostLink`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OffloadEvent {
     /// The kind of event.
     pub kind: OffloadEventKind,
-    /// The number of the bucket. For an input, its number among all inputs.
+    /// The number of the bucket. For the input of a block, it is the number of the input among all inputs.
     pub number: usize,
-    /// The number of copied bytes; 0 for a step.
+    /// The number of copied bytes. It is 0 for an optimizer step.
     pub bytes: u64,
-    /// The time at which the event starts.
+    /// The time at which the transfer or computation starts.
     pub start: Duration,
-    /// The time at which the event ends.
+    /// The time at which the transfer or computation ends.
     pub end: Duration,
 }
 
-/// The events since the last record.
+/// The offload events since the last record was taken.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct OffloadRecord {
-    /// The events in the order in which they happened. Events of different buckets that no wait orders may be
-    /// in any order.
+    /// The events in the order in which they happened. Concurrent events of different buckets may be in any order.
     pub events: Vec<OffloadEvent>,
-    /// The time for which the rank was blocked in waits for offloaded state.
+    /// The time for which the rank was blocked while it waited for offloaded state.
     pub blocked: Duration,
 }
 
 impl OffloadRecord {
-    /// Returns the fraction of the time of transfers and host steps that was hidden behind the steps of the
-    /// device or behind each other: 1 - (time blocked) / (time of transfers and host steps). It is 1 if nothing
-    /// was offloaded.
+    /// Returns the hidden fraction of the time of transfers and host steps. It is hidden if it overlaps with the
+    /// optimizer steps of the device or with other transfers and host steps. The fraction is 1 - (time blocked) / (time
+    /// of transfers and host steps). It is 1 if nothing was offloaded.
     pub fn hidden_share(&self) -> f64 {
         let offloaded = self
             .events
@@ -104,12 +105,12 @@ impl OffloadRecord {
     }
 }
 
-/// The number of bytes copied between a device and its host, over all steps so far.
+/// The number of bytes that were copied between a device and its host in all steps so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostTraffic {
-    /// The number of bytes copied to the host.
+    /// The number of bytes that were copied from the device to the host.
     pub up: u64,
-    /// The number of bytes copied to the device.
+    /// The number of bytes that were copied from the host to the device.
     pub down: u64,
 }
 

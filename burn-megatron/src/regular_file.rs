@@ -1,5 +1,5 @@
-//! Opening and reading of regular files, up to a maximum size. A pipe, device, socket or folder in place of a
-//! file is an immediate error.
+//! Opens and reads regular files up to a maximum size. If the path is a pipe, device, socket or folder, an error is
+//! returned immediately.
 
 use std::fs::{self, File, FileType, OpenOptions};
 use std::io::{self, IsTerminal, Read, Seek};
@@ -19,19 +19,19 @@ const MAX_LFS_POINTER: u64 = 1024;
 /// Opens a regular file for reading. Links are followed.
 ///
 /// # Errors
-/// Errors of the operating system, and an error that describes what is in place of the file: another kind of
-/// file, a link to a missing file, or a Git LFS pointer. A missing file is [`io::ErrorKind::NotFound`]. A link
-/// to a missing file is not.
+/// Errors of the operating system, and an error if the path is another kind of file, a link to a missing file, or a Git
+/// LFS pointer. The error kind for a missing file is [`io::ErrorKind::NotFound`]. The error for a link to a missing
+/// file has another kind.
 pub fn open(path: &Path) -> io::Result<File> {
     let mut file = open_with(path, OpenOptions::new().read(true))?;
     check_not_lfs_pointer(&mut file)?;
     Ok(file)
 }
 
-/// Opens an existing regular file with these options.
+/// Opens an existing regular file with the given options.
 ///
 /// # Errors
-/// The errors of [`open`]. A Git LFS pointer is not an error.
+/// The errors of [`open`], except that a Git LFS pointer is not an error.
 pub fn open_with(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     // The kind is checked before opening, because opening changes the state of some devices.
     check_kind(kind_of(path)?)?;
@@ -40,10 +40,11 @@ pub fn open_with(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     Ok(file)
 }
 
-/// Opens a file to be read once from its start to its end: a regular file, a pipe or a terminal, such as `/dev/stdin`.
+/// Opens a file that is read once from its start to its end. The file may be a regular file, a pipe or a terminal, such
+/// as `/dev/stdin`.
 ///
 /// # Errors
-/// The errors of [`open`], and [`io::ErrorKind::TimedOut`] for a named pipe that no process writes to.
+/// The errors of [`open`], and [`io::ErrorKind::TimedOut`] for a named pipe to which no process writes.
 pub fn open_stream(path: &Path) -> io::Result<File> {
     let kind = kind_of(path)?;
     if is_pipe(kind) {
@@ -59,7 +60,7 @@ pub fn open_stream(path: &Path) -> io::Result<File> {
     open(path)
 }
 
-/// Reads a regular file of at most `max_bytes` bytes.
+/// Reads a regular file with at most `max_bytes` bytes.
 ///
 /// # Errors
 /// The errors of [`open`], and [`io::ErrorKind::FileTooLarge`] for a longer file.
@@ -67,7 +68,7 @@ pub fn read(path: &Path, max_bytes: u64) -> io::Result<Vec<u8>> {
     read_open(open(path)?, max_bytes)
 }
 
-/// Reads a regular file as [`read`] does, as text.
+/// Reads a regular file with at most `max_bytes` bytes as UTF-8 text.
 ///
 /// # Errors
 /// The errors of [`read`], and [`io::ErrorKind::InvalidData`] for content that is not UTF-8.
@@ -75,7 +76,7 @@ pub fn read_text(path: &Path, max_bytes: u64) -> io::Result<String> {
     text(read(path, max_bytes)?)
 }
 
-/// Reads text from a regular file or a stream, such as `/dev/stdin`.
+/// Reads UTF-8 text from a regular file or a stream, such as `/dev/stdin`.
 ///
 /// # Errors
 /// The errors of [`open_stream`] and [`read_text`].
@@ -106,10 +107,10 @@ fn text(bytes: Vec<u8>) -> io::Result<String> {
     String::from_utf8(bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 
-/// Opens a file for writing with these options. It may be a pipe or a device.
+/// Opens a file for writing with the given options. The file may be a pipe or a device.
 ///
 /// # Errors
-/// Errors of the operating system, and [`io::ErrorKind::TimedOut`] for a named pipe that no process reads.
+/// Errors of the operating system, and [`io::ErrorKind::TimedOut`] for a named pipe from which no process reads.
 pub fn open_output(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     match fs::metadata(path) {
         Ok(found) if is_pipe(found.file_type()) => open_pipe(path, options, PIPE_DEADLINE),
@@ -117,7 +118,8 @@ pub fn open_output(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     }
 }
 
-/// Returns whether anything exists at a path. Unlike [`Path::exists`], it counts a link to a missing file.
+/// Whether a file, a folder or a link exists at a path. Unlike [`Path::exists`], it returns true for a link to a
+/// missing file.
 pub fn is_there(path: &Path) -> bool {
     path.symlink_metadata().is_ok()
 }

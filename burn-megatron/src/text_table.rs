@@ -1,4 +1,4 @@
-//! Tables of text.
+//! Formats tables of text.
 
 /// A table of text. The first row is the header, and all rows have the same number of cells.
 ///
@@ -18,7 +18,7 @@ const MIN_WIDTH: usize = 8;
 const GAP: usize = 2;
 
 impl Table {
-    /// Creates a table of these rows.
+    /// Creates a table from rows of cells.
     pub fn new(rows: impl IntoIterator<Item = Vec<String>>) -> Self {
         Self {
             rows: rows.into_iter().collect(),
@@ -27,19 +27,19 @@ impl Table {
         }
     }
 
-    /// Sets the left-aligned columns.
+    /// Sets the indices of the left-aligned columns.
     pub fn with_left(mut self, columns: impl IntoIterator<Item = usize>) -> Self {
         self.left = columns.into_iter().collect();
         self
     }
 
-    /// Sets the columns that are removed if the table is too wide, in order of removal.
+    /// Sets the indices of the optional columns, which are removed in this order if the table is too wide.
     pub fn with_optional(mut self, columns: impl IntoIterator<Item = usize>) -> Self {
         self.optional = columns.into_iter().collect();
         self
     }
 
-    /// Formats the table in lines of at most `width` characters, or of any length for `None`.
+    /// Formats the table with at most `width` characters per line. `None` does not limit the length of a line.
     pub fn fit(&self, width: Option<usize>) -> String {
         let mut columns: Vec<_> = (0..self.rows.iter().map(Vec::len).max().unwrap_or(0)).collect();
         let widest = |column: &usize| {
@@ -84,7 +84,7 @@ impl Table {
     }
 }
 
-/// Returns the end of a text that is too long. The end is what distinguishes paths and layouts.
+/// Shortens a text that is too long to its end, because the end distinguishes paths and layouts.
 pub(crate) fn shortened(text: &str, most: usize) -> String {
     let length = text.chars().count();
     if length <= most {

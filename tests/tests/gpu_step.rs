@@ -1,5 +1,5 @@
-//! Tests the launches, copies and waits of a training step with the counts of the emulated GPU: `cargo xtask emulate
-//! step`. The budgets are in `gpu_step.toml`.
+//! Tests the launches, copies and waits of a training step with the counts of the emulated GPU:
+//! `cargo xtask emulate step`. The budgets are in `gpu_step.toml`.
 #![cfg(feature = "cuda")]
 
 use std::collections::BTreeSet;

@@ -6,11 +6,12 @@ use crate::gpt::SamplingError;
 /// samples than the share.
 const SURPLUS: f64 = 1.005;
 
-/// Returns the weights divided by their sum.
+/// Normalizes weights: divides each weight by the sum of all weights.
 ///
 /// # Errors
 ///
-/// [`SamplingError::Weights`] for a weight below 0 or not finite, or if all are 0; [`SamplingError::Files`].
+/// [`SamplingError::Weights`] if a weight is negative or not finite, or if all weights are 0; [`SamplingError::Files`]
+/// for an invalid number of weights.
 pub fn normalize(weights: &[f64]) -> Result<Vec<f64>, SamplingError> {
     if weights.is_empty() || weights.len() > i16::MAX as usize {
         return Err(SamplingError::Files(weights.len()));
@@ -46,8 +47,8 @@ fn pairwise_sum(values: &[f64]) -> f64 {
     }
 }
 
-/// Returns, for each data set of a blend of `size` samples, its share of the samples and the number that it should
-/// provide.
+/// Returns two numbers for each data set of a blend of `size` samples: its share of the samples, and the number of
+/// samples that it should provide.
 pub fn sizes(weights: &[f64], size: u64) -> Vec<(u64, u64)> {
     let target = |weight: &f64| (size as f64 * weight).ceil();
     let targets = weights.iter().map(target);
@@ -55,7 +56,8 @@ pub fn sizes(weights: &[f64], size: u64) -> Vec<(u64, u64)> {
     targets.map(with_surplus).collect()
 }
 
-/// Returns the data set of each of `size` samples, and the index of the sample in this data set.
+/// Assigns each of the `size` samples of a blend to a data set. Returns the data set of each sample, and the index of
+/// the sample in its data set.
 ///
 /// Sample `i` comes from the data set with the largest deficit `weight * max(i, 1) - taken`. In a tie, the first data
 /// set is chosen. Weights must sum to 1.
@@ -74,8 +76,8 @@ pub fn build_blending_indices(weights: &[f64], size: u64) -> (Vec<i16>, Vec<i64>
         .unzip()
 }
 
-/// Works like [`build_blending_indices`] with weights proportional to `counts`, until every sample of each data set is
-/// used once. Exhausted data sets are skipped.
+/// Assigns samples like [`build_blending_indices`] with weights proportional to `counts`, the numbers of samples of the
+/// data sets. Each sample of each data set is used exactly once. Data sets without remaining samples are skipped.
 pub fn build_exhaustive_blending_indices(counts: &[u64]) -> (Vec<i16>, Vec<i64>) {
     let all: u64 = counts.iter().sum();
     let weights: Vec<f64> = counts

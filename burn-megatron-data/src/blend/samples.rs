@@ -8,7 +8,7 @@ use super::{build_blending_indices, build_exhaustive_blending_indices};
 use crate::gpt::{FiniteSamples, IndexCache, NpyArray, SamplingError};
 use crate::{DataError, Sample, Samples};
 
-/// A blend of several data sets.
+/// A blend: samples of several data sets that are mixed by weight.
 pub struct BlendedDataset {
     parts: Vec<Arc<dyn FiniteSamples>>,
     /// The data set of each sample: `[count]`.
@@ -18,13 +18,13 @@ pub struct BlendedDataset {
 }
 
 impl BlendedDataset {
-    /// Creates a blend of `size` samples. Data set `d` provides about the share `weights[d]`; the weights must sum to
-    /// 1.
+    /// Creates a blend of `size` samples. About `weights[d] * size` samples are from data set `d`. The weights must sum
+    /// to 1.
     ///
     /// # Errors
     ///
-    /// [`SamplingError`] if there are no data sets, their samples have different lengths, or one of them has too few;
-    /// [`CacheError`](crate::gpt::CacheError).
+    /// [`SamplingError`] if there are no data sets, if their samples have different lengths, or if a data set has too
+    /// few samples. [`CacheError`](crate::gpt::CacheError) if the indices cannot be cached.
     pub fn weighted(
         parts: Vec<Arc<dyn FiniteSamples>>,
         weights: &[f64],
@@ -45,11 +45,11 @@ impl BlendedDataset {
         Self::new(parts, description, arrays, cache)
     }
 
-    /// Creates a blend that contains every sample of each data set once.
+    /// Creates a blend that contains each sample of each data set exactly once.
     ///
     /// # Errors
     ///
-    /// See [`weighted`](Self::weighted).
+    /// The errors of [`weighted`](Self::weighted).
     pub fn exhaustive(
         parts: Vec<Arc<dyn FiniteSamples>>,
         cache: Option<&IndexCache>,
@@ -99,7 +99,7 @@ impl BlendedDataset {
         Ok(blended)
     }
 
-    /// Returns the number of samples from each data set.
+    /// Returns the number of samples that the blend takes from each data set.
     pub fn taken(&self) -> Vec<u64> {
         let mut taken = vec![0; self.parts.len()];
         for number in self.datasets.iter() {

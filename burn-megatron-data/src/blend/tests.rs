@@ -11,7 +11,7 @@ use crate::fixtures::{cases, of, written};
 use crate::gpt::{FiniteSamples, GptDataset, GptOptions, IndexCache, SplitPart};
 use burn_megatron_test_support::TestFolder;
 
-/// Floats are stored as text, as the JSON parser may not be exact to the last bit.
+/// Floats are stored as text, because the JSON parser may not preserve the last bit.
 fn floats(case: &Value, name: &str) -> Vec<f64> {
     let texts: Vec<String> = of(case, name);
     texts.iter().map(|text| text.parse().unwrap()).collect()
@@ -40,7 +40,7 @@ fn exhaustive_blends_are_those_of_the_reference() {
         assert_eq!(datasets, of::<Vec<i16>>(&case, "datasets"));
         assert_eq!(samples, of::<Vec<i64>>(&case, "samples"));
     }
-    // An empty data set gives nothing.
+    // A data set without samples contributes no samples.
     let (datasets, samples) = build_exhaustive_blending_indices(&[2, 0, 1]);
     assert_eq!(datasets.iter().filter(|number| **number == 1).count(), 0);
     assert_eq!(samples.len(), 3);

@@ -1,4 +1,4 @@
-//! Errors of conversations.
+//! Errors of reading conversations.
 
 use std::path::{Path, PathBuf};
 
@@ -6,15 +6,15 @@ use super::record::ROLES;
 use crate::tokenizer::TokenizerError;
 use crate::tokenizer::chat::ChatTemplateError;
 
-/// An error of reading conversations.
+/// An error that occurred while conversations were read.
 #[derive(Debug, thiserror::Error)]
 pub enum ChatDataError {
-    /// A line of a file.
+    /// A line of a file is invalid.
     #[error("'{path}', line {line}: {source}")]
     Line {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// The line, from 1.
+        /// The line number, counted from 1.
         line: u64,
         /// The error of the line.
         source: ChatLineError,
@@ -28,10 +28,10 @@ pub enum ChatDataError {
         /// A description of the examples that were left out.
         counts: String,
     },
-    /// Invalid share of held-out conversations.
+    /// The share of held-out conversations is invalid.
     #[error("invalid share {0} of held-out conversations: expected 0 to below 1, as in 0.1")]
     Share(f64),
-    /// There are too few conversations to hold out this share.
+    /// There are too few conversations to hold out the requested share.
     #[error(
         "a share of {share} cannot be held out of {count} conversation(s), because at least one must remain to train \
          on: give more conversations, held-out files, or a share of 0"
@@ -39,10 +39,10 @@ pub enum ChatDataError {
     TooFew {
         /// The number of conversations.
         count: usize,
-        /// The share.
+        /// The requested share.
         share: f64,
     },
-    /// The requested row length differs from the packed rows.
+    /// The requested row length differs from the length of the packed rows.
     #[error("the conversations were packed into rows of {opened} tokens, not {seq}")]
     Length {
         /// The length of the packed rows.
@@ -52,7 +52,7 @@ pub enum ChatDataError {
     },
 }
 
-/// An error of a line.
+/// An error in a line of a file with conversations.
 #[derive(Debug, thiserror::Error)]
 pub enum ChatLineError {
     /// The line is not UTF-8.
@@ -89,15 +89,15 @@ pub enum ChatLineError {
          as a text, or set data.chat.template to a template that reads parts"
     )]
     Parts {
-        /// The message, from 1.
+        /// The number of the message, counted from 1.
         message: usize,
     },
-    /// Unknown role.
+    /// The role of a message is unknown.
     #[error("message {message} has the role {role:?}: expected {}", ROLES.join(", "))]
     Role {
-        /// The message, from 1.
+        /// The number of the message, counted from 1.
         message: usize,
-        /// Its role.
+        /// The role of the message.
         role: String,
     },
     /// The answer has no text.
@@ -105,13 +105,13 @@ pub enum ChatLineError {
         "the answer in message {message} is empty: remove the line, or write the answer to train on"
     )]
     EmptyAnswer {
-        /// The message, from 1.
+        /// The number of the message, counted from 1.
         message: usize,
     },
     /// No message has the role `assistant`.
     #[error("no message has the role assistant: add an answer to train on")]
     NoAnswer,
-    /// The text contains the characters that mark answers while a template is rendered.
+    /// The text contains the noncharacters that internally mark answers while a template is rendered.
     #[error("it has U+FDD0 or U+FDD1, which are not characters of text: remove them")]
     Noncharacter,
     /// The line has messages, but there is no template to render them.
@@ -120,43 +120,44 @@ pub enum ChatLineError {
          `prompt` and `completion` as text"
     )]
     NoTemplate(String),
-    /// No token ends an answer.
+    /// The tokenizer has no end token, with which an answer would end, and no chat template.
     #[error(
         "the tokenizer {0} has neither a chat template nor an end token, so answers would not end"
     )]
     NoEnd(String),
-    /// The template fails.
+    /// The chat template fails.
     #[error(transparent)]
     Template(#[from] ChatTemplateError),
-    /// The template changes the text before an answer once the answer is added.
+    /// The chat template renders the text before an answer differently after the answer is added, so the tokens of the
+    /// answer cannot be determined.
     #[error(
         "the chat template changes the text before message {message} when {follows}, so the tokens of the answer \
          cannot be identified: set data.chat.loss to \"last\" to train the last answer of each conversation, or \
          data.chat.template to a template that marks answers with {{% generation %}}"
     )]
     NoPrefix {
-        /// The message, from 1.
+        /// The number of the message, counted from 1.
         message: usize,
-        /// The text that changes it.
+        /// A clause of the message that names what is added when the text changes, such as `it follows`.
         follows: &'static str,
     },
-    /// The number of marked answers differs from the number of messages of the assistant.
+    /// The chat template marks a number of answers that differs from the number of messages with the role `assistant`.
     #[error(
         "the chat template marks {marked} answers with {{% generation %}}, and the conversation has {answers}"
     )]
     Marks {
-        /// The number of marked answers.
+        /// The number of answers that the chat template marks.
         marked: usize,
-        /// The number of messages of the assistant.
+        /// The number of messages with the role `assistant`.
         answers: usize,
     },
     /// The rendered text contains no token of the answers.
     #[error("no token has a loss: the chat template does not render the answers")]
     NoTokens,
-    /// The tokenizer fails.
+    /// The tokenizer fails to tokenize the text.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
-    /// The example does not fit a row.
+    /// The example is longer than a row.
     #[error(
         "it has {tokens} tokens, and a row of {seq} has space for {}: use a train.sequence_length of at least {}, or set \
          data.chat.long to \"truncate\" or \"drop\"", seq + 1, tokens - 1

@@ -1,7 +1,9 @@
-//! Conversations for fine-tuning: JSON lines of prompts and answers, where only the answers have a loss.
+//! Conversations for fine-tuning. They are read from JSON lines files of prompts and answers. By default, only the
+//! answers have a loss.
 //!
-//! Each line is rendered with the [chat template](crate::tokenizer::chat) of the tokenizer and tokenized. Examples are
-//! packed into rows without attention between them, like `packing = "bfd"` in TRL.
+//! Each line is rendered with the [chat template](crate::tokenizer::chat) of the tokenizer, and then tokenized.
+//! Examples are packed into rows, like with `packing = "bfd"` in TRL. Tokens do not attend to other examples in their
+//! row.
 
 mod error;
 mod examples;
@@ -42,39 +44,39 @@ const HELD_OUT_SEED: u32 = 1234;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum TrainedTokens {
-    /// The text of the assistant, including the end of each turn.
+    /// The text of the assistant in all turns, including the end of each turn.
     #[default]
     Answers,
-    /// The last answer of each conversation.
+    /// Only the last answer of each conversation.
     Last,
-    /// All tokens.
+    /// All tokens of the conversation.
     All,
 }
 
-/// The treatment of an example that is longer than a row.
+/// The treatment of examples that are longer than a row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum LongExamples {
-    /// The end of the example is cut off.
+    /// The end of a long example is cut off.
     #[default]
     Truncate,
     /// The example is left out.
     Drop,
-    /// The example is an error.
+    /// A long example is an error.
     Refuse,
 }
 
 /// The examples that are held out from training.
 #[derive(Clone, Debug, PartialEq)]
 pub enum HeldOutExamples {
-    /// A share of all examples, from 0 to below 1. The selection is always the same, and has at least one example if
-    /// above 0.
+    /// A share of all examples, at least 0 and below 1. The same examples are always selected. If the share is above 0,
+    /// at least one example is held out.
     Share(f64),
-    /// The conversations of other files.
+    /// The conversations in other files.
     Files(Vec<PathBuf>),
 }
 
-/// Settings for conversations and their packing.
+/// Settings for reading conversations and packing them into rows.
 ///
 /// ```
 /// use burn_megatron_data::chat::{
@@ -101,21 +103,21 @@ pub enum HeldOutExamples {
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChatDataConfig {
-    /// JSON lines files, or folders whose `.jsonl` files are read.
+    /// The JSON lines files, or folders whose `.jsonl` files are read.
     pub files: Vec<PathBuf>,
-    /// The held-out examples.
+    /// The examples that are held out from training.
     pub held_out: HeldOutExamples,
     /// The tokens that have a loss.
     pub loss: TrainedTokens,
-    /// The treatment of long examples.
+    /// The treatment of examples that are longer than a row.
     pub long: LongExamples,
-    /// Whether several examples are packed into a row. Otherwise each row has one example and padding.
+    /// Whether several examples are packed into a row. If false, each row has one example and padding.
     pub packing: bool,
-    /// The number of tokens per row. An example may have one more token, because its last token is only a target.
+    /// The number of tokens per row. An example may be one token longer, because its last token is only a target.
     pub seq: usize,
 }
 
-/// Conversations as a [`Dataset`].
+/// A [`Dataset`] of tokenized conversations, which are packed into rows.
 pub struct ChatData {
     config: ChatDataConfig,
     tokenizer: String,
@@ -127,14 +129,15 @@ pub struct ChatData {
 }
 
 impl ChatData {
-    /// Reads and tokenizes all examples on all cores. `progress` receives the number of bytes that were read since its
-    /// last call. The result does not depend on the number of threads.
+    /// Reads and tokenizes all examples on all CPU cores. `progress` is called with the number of bytes that were read
+    /// since the previous call. The result does not depend on the number of threads.
     ///
-    /// Without a template, a line is its prompt, its answer and the tokenizer's end token.
+    /// Without a chat template, the text of a line is its prompt and its answer, followed by the end token of the
+    /// tokenizer.
     ///
     /// # Errors
     ///
-    /// [`ChatDataError`]: the first invalid line with its file and number, and too few examples.
+    /// [`ChatDataError`] with the file and the number of the first invalid line, or if there are too few examples.
     pub fn open(
         config: ChatDataConfig,
         tokenizer: &Tokenizer,
@@ -188,7 +191,7 @@ impl ChatData {
         Ok(opened)
     }
 
-    /// Returns the number of rows of training examples per epoch.
+    /// Returns the number of rows with training examples per epoch.
     pub fn rows(&self) -> usize {
         self.training.len()
     }

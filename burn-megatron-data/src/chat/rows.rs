@@ -10,8 +10,8 @@ use crate::gpt::RandomState;
 use crate::pack::pack;
 use crate::{DataError, IGNORE, Sample, Samples};
 
-/// Rows of `seq` tokens. Attention does not cross examples, and positions restart in each example. The rest of a row is
-/// padded with token 0, as an example without targets.
+/// Rows of `seq` tokens. A token only attends to tokens of the same example, and positions restart in each example. The
+/// rest of a row is padded with token 0, as an example without targets.
 pub(super) struct ChatRows {
     pub examples: Examples,
     seq: usize,

@@ -62,7 +62,7 @@ fn answers_have_a_loss_and_prompts_have_none() {
         of(TWO_TURNS, TrainedTokens::Last),
         [all.clone(), "A2<|im_end|>\n".into()]
     );
-    // A template that marks answers says which tokens they are, here without the line end.
+    // A template with marks determines the tokens of the answers. Here the line end is not included.
     let marked = template("chatml_marked");
     let of_marked = |line: &str, loss| trained(line, Some(&marked), loss).unwrap();
     assert_eq!(
@@ -73,12 +73,12 @@ fn answers_have_a_loss_and_prompts_have_none() {
         of_marked(TWO_TURNS, TrainedTokens::Last)[1],
         "A2<|im_end|>|"
     );
-    // Answers in the prompt are not trained.
+    // Answers in the prompt have no loss.
     let shots = r#"{"prompt": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"},
         {"role": "user", "content": "q2"}], "completion": [{"role": "assistant", "content": "a2"}]}"#;
     assert_eq!(of(shots, TrainedTokens::Answers)[1], "a2<|im_end|>\n");
     assert_eq!(of_marked(shots, TrainedTokens::Answers)[1], "a2<|im_end|>|");
-    // Without a template, a text and its end.
+    // Without a template, the tokens are the text and the end token.
     let line = r#"{"prompt": "1 + 1 = ", "completion": "2"}"#;
     let plain = |loss| trained(line, None, loss).unwrap();
     assert_eq!(plain(TrainedTokens::Answers), ["1 + 1 = 2\0", "2\0"]);
@@ -99,7 +99,8 @@ fn a_template_that_changes_earlier_turns_is_refused() {
     assert_eq!(last, "<think>\n\n</think>\n\nA2<|im_end|>\n");
 }
 
-/// The library `datasets` stores tools and arguments that differ as JSON text, or with keys of null.
+/// If tools and arguments differ between examples, the library `datasets` stores them as JSON text, or with null values
+/// for missing keys.
 #[test]
 fn tools_and_calls_may_be_json_text() {
     let qwen = template("qwen3");

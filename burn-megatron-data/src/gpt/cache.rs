@@ -1,4 +1,4 @@
-//! A cache of sampling indices on disk.
+//! A cache of sample indices on disk.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind, Write};
@@ -25,12 +25,12 @@ const MAX_MANIFEST_BYTES: u64 = 16 << 20;
 /// The maximum size of a lock file that is read, in bytes.
 const MAX_HOLDER_BYTES: u64 = 1 << 10;
 
-/// A folder of cached indices. Each set of indices is identified by a description of everything that determines it.
-/// `KEY` is the hash of the description:
+/// A folder that caches the sample indices of data sets. Each set of indices is identified by a description of all
+/// inputs from which the indices are built. The files of a set have names with `KEY`, the hash of the description:
 ///
-/// - `KEY-NAME.npy`: an index, as a NumPy array.
-/// - `KEY.json`: the description, and type, shape and checksum of each index. Written last.
-/// - `KEY.lock`: locked while the indices are built. The lock is released when the process ends.
+/// - `KEY-NAME.npy`: one index, as a NumPy array.
+/// - `KEY.json`: the description, and the type, shape and checksum of each index. This file is written last.
+/// - `KEY.lock`: a file that is locked while the indices are built. The lock is released when the process ends.
 #[derive(Clone, Debug)]
 pub struct IndexCache {
     folder: PathBuf,
@@ -53,7 +53,7 @@ struct ArrayEntry {
 }
 
 impl IndexCache {
-    /// Creates a cache in this folder. The folder is created on demand.
+    /// Creates a cache in this folder. The folder is created when it is needed.
     pub fn new(folder: &Path) -> Self {
         Self {
             folder: folder.to_path_buf(),
@@ -61,7 +61,7 @@ impl IndexCache {
         }
     }
 
-    /// Sets the time to wait for another process that builds the same indices.
+    /// Sets the maximum time to wait for another process that builds the same indices.
     pub fn with_wait(self, wait: Duration) -> Self {
         Self { wait, ..self }
     }

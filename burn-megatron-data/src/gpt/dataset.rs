@@ -1,4 +1,4 @@
-//! Megatron's GPT data set: the samples of a part of token files.
+//! The GPT data set of Megatron: the samples of one part (training, validation or test) of token files.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -9,35 +9,38 @@ use super::{Epochs, GptIndices, IndexCache, SamplingError, Split, SplitPart};
 use crate::indexed::IndexedDataset;
 use crate::{DataError, IGNORE, Sample, Samples};
 
-/// Samples whose number is known.
+/// Samples whose total number is finite and known.
 pub trait FiniteSamples: Samples {
-    /// Returns the number of samples.
+    /// Returns the total number of samples.
     fn count(&self) -> u64;
 }
 
-/// Options of GPT sampling.
+/// Options of the GPT data set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GptOptions {
     /// The number of tokens per sample.
     pub seq: usize,
-    /// The seed for the order of documents and samples, at most 32 bits (as in NumPy's generator).
+    /// The random seed for the order of documents and samples. It must fit into 32 bits, as in NumPy's generator.
     pub seed: u64,
-    /// The end-of-document token.
+    /// The end-of-document token, if the documents have one.
     pub eod: Option<i32>,
-    /// Whether the target after each end of a document is ignored.
+    /// Whether the target of each end-of-document token is ignored.
     pub eod_mask_loss: bool,
-    /// Whether attention and positions restart after each end of a document.
+    /// Whether a new document starts after each end-of-document token: tokens then do not attend to earlier documents,
+    /// and positions restart.
     pub reset_attention: bool,
-    /// Whether the incomplete last sample of the validation part is dropped. Other parts always drop it.
+    /// Whether the incomplete last sample of the validation part is dropped. In the other parts, an incomplete last
+    /// sample is always dropped.
     pub drop_last: bool,
-    /// Whether samples read one more token, as the last target. Otherwise the last target of each sample is ignored.
+    /// Whether samples read one additional token, which is the last target. If false, the last target of each sample is
+    /// ignored.
     pub extra_token: bool,
-    /// The vocabulary size to check tokens against, if any.
+    /// The vocabulary size. If it is set, all tokens are checked to be smaller.
     pub vocabulary: Option<usize>,
 }
 
 impl GptOptions {
-    /// Creates options with Megatron's defaults, for samples of `seq` tokens.
+    /// Creates options with the defaults of Megatron, for samples of `seq` tokens.
     pub fn new(seq: usize, seed: u64) -> Self {
         Self {
             seq,
@@ -68,9 +71,9 @@ impl GptOptions {
     }
 }
 
-/// The samples of a part of token files, in Megatron's order.
+/// The samples of one part of token files, in the order of Megatron.
 ///
-/// The sequences of the file are the documents of the document index. Most files have one sequence per document.
+/// The document index contains the sequences of the token file. In most files, each sequence is one document.
 pub struct GptDataset {
     file: Arc<IndexedDataset>,
     indices: GptIndices,
@@ -78,11 +81,12 @@ pub struct GptDataset {
 }
 
 impl GptDataset {
-    /// Creates a data set of at least `samples` samples, over the required number of epochs. `None` is one epoch.
+    /// Creates a data set of at least `samples` samples, with the necessary number of epochs. `None` means one epoch.
     ///
     /// # Errors
     ///
-    /// [`SamplingError`] for options that do not fit or too few tokens; [`CacheError`](super::CacheError).
+    /// [`SamplingError`] for invalid options or too few tokens; [`CacheError`](super::CacheError) if the indices cannot
+    /// be cached.
     pub fn new(
         file: Arc<IndexedDataset>,
         split: &Split,
@@ -154,7 +158,7 @@ impl GptDataset {
         })
     }
 
-    /// Returns the indices.
+    /// Returns the document, sample and shuffle indices of the data set.
     pub fn indices(&self) -> &GptIndices {
         &self.indices
     }

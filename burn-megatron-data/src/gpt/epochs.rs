@@ -5,24 +5,25 @@ use super::SamplingError;
 /// The last epoch is shuffled separately if less than this share of the epoch is used.
 const LAST_EPOCH_SHARE: f64 = 0.8;
 
-/// The epochs over a part. Each epoch uses every token once.
+/// The number of epochs over a part of the data, and their tokens and samples. Each epoch uses every token once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Epochs {
     /// The number of epochs.
     pub count: u64,
     /// The number of tokens per epoch.
     pub tokens: u64,
-    /// The number of samples of all epochs: at least the requested number.
+    /// The total number of samples of all epochs, which is at least the requested number.
     pub samples: u64,
     /// The number of samples before the last epoch, if the last epoch is shuffled separately. This is the case if less
-    /// than 80 % of the last epoch is used. Shuffling it with the other epochs would favor its early tokens.
+    /// than 80 % of the last epoch is used. If it were shuffled together with the other epochs, its early tokens would
+    /// be used more often.
     pub before_last: Option<u64>,
 }
 
 impl Epochs {
-    /// Returns the smallest number of epochs of `tokens` tokens that gives `wanted` samples of `seq` tokens, with
-    /// `extra` tokens at the end. `None` is one epoch. The remaining tokens are dropped, or become another padded
-    /// sample.
+    /// Computes the smallest number of epochs of `tokens` tokens that contain `wanted` samples of `seq` tokens, plus
+    /// `extra` tokens at the end. If `wanted` is `None`, the number of epochs is 1. The remaining tokens are dropped,
+    /// or become an additional padded sample.
     ///
     /// # Errors
     ///

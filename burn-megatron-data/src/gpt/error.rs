@@ -7,10 +7,10 @@ use std::time::Duration;
 use super::SplitPart;
 use crate::tokenizer::TokenFileInfoError;
 
-/// An error of sampling from token files.
+/// An error that occurred while token files were sampled.
 #[derive(Debug, thiserror::Error)]
 pub enum SamplingError {
-    /// An invalid split.
+    /// The split into training, validation and test parts is invalid.
     #[error(
         "invalid split '{0}': expected up to three shares of training, validation and test, such as 969,30,1"
     )]
@@ -18,41 +18,41 @@ pub enum SamplingError {
     /// The seed exceeds the range of NumPy's generator.
     #[error("a seed of {0} is too large for token files: at most {max}", max = u32::MAX)]
     Seed(u64),
-    /// The part has too few tokens.
+    /// A part of the data has too few tokens for one sample.
     #[error(
         "the {part} part of '{}' has {tokens} tokens in {sequences} sequences, but a sample of {seq} tokens needs {needed}: {}",
         prefix.display(), remedy(*sequences, *all_sequences)
     )]
     TooFewTokens {
-        /// The prefix of the files.
+        /// The path prefix of the token files.
         prefix: PathBuf,
-        /// The part.
+        /// The part of the data.
         part: SplitPart,
-        /// The tokens of the part.
+        /// The number of tokens in the part.
         tokens: u64,
-        /// The sequences of the part.
+        /// The number of sequences in the part.
         sequences: usize,
-        /// The sequences of the file.
+        /// The number of sequences in the file.
         all_sequences: usize,
-        /// Tokens per sample.
+        /// The number of tokens per sample.
         seq: usize,
-        /// The tokens that one sample needs.
+        /// The number of tokens that one sample needs.
         needed: usize,
     },
-    /// The share of the part is 0.
+    /// A part was requested whose share in the split is 0.
     #[error("the split {split} has no {part} part")]
     NoPart {
-        /// The split.
+        /// The split as text.
         split: String,
-        /// The part.
+        /// The part of the data.
         part: SplitPart,
     },
     /// The total number of tokens overflows.
     #[error("{samples} samples of {seq} tokens overflow 63 bits")]
     TooLarge {
-        /// The requested samples.
+        /// The number of requested samples.
         samples: u64,
-        /// Tokens per sample.
+        /// The number of tokens per sample.
         seq: u64,
     },
     /// There are more sequences than a document index can address.
@@ -64,42 +64,42 @@ pub enum SamplingError {
     /// The sample index is out of range.
     #[error("there is no sample {number}: there are {samples}")]
     NoSuchSample {
-        /// The sample, from 0.
+        /// The index of the sample, counted from 0.
         number: u64,
         /// The number of samples.
         samples: u64,
     },
-    /// The option needs an end-of-document token, which is unknown.
+    /// An option requires an end-of-document token, but the token is unknown.
     #[error("{0} requires the token that ends a document: set eod")]
     NoEod(&'static str),
-    /// A token exceeds the vocabulary.
+    /// A token id is not smaller than the vocabulary size.
     #[error(
         "sequence {sequence} of '{}' has the token {token}, but the vocabulary has {vocabulary}: it was made with another tokenizer",
         prefix.display()
     )]
     BeyondVocabulary {
-        /// The prefix of the files.
+        /// The path prefix of the token files.
         prefix: PathBuf,
-        /// The sequence.
+        /// The index of the sequence.
         sequence: usize,
-        /// The token.
+        /// The token id.
         token: i32,
         /// The size of the vocabulary.
         vocabulary: usize,
     },
-    /// A value of a cached index is out of range.
+    /// A value in a cached index is out of range for the token files.
     #[error("the indices of '{}' do not match it: {what} {found} is out of range, expected below {len}", prefix.display())]
     ForeignIndex {
-        /// The prefix of the files.
+        /// The path prefix of the token files.
         prefix: PathBuf,
         /// The kind of value.
         what: &'static str,
-        /// The value.
+        /// The value in the index.
         found: i64,
-        /// The upper bound.
+        /// The exclusive upper bound of valid values.
         len: usize,
     },
-    /// Invalid blend weights.
+    /// The weights of a blend are invalid.
     #[error(
         "invalid blend weights {0:?}: expected one weight of at least 0 per file and at least one above 0, or no \
          weights"
@@ -113,71 +113,71 @@ pub enum SamplingError {
         /// The number of files.
         files: usize,
     },
-    /// The number of files cannot be blended.
+    /// The number of files is invalid for a blend.
     #[error("cannot blend {0} files: expected 1 to {max}", max = i16::MAX)]
     Files(usize),
-    /// The blend needs more samples of a data set than it has.
+    /// A blend needs more samples of a data set than the data set has.
     #[error("the blend takes {taken} samples from data set {number}, which has {samples}")]
     Oversampled {
-        /// The data set, from 0.
+        /// The index of the data set, counted from 0.
         number: usize,
-        /// The samples that the blend takes.
+        /// The number of samples that the blend takes from the data set.
         taken: u64,
-        /// The samples that it has.
+        /// The number of samples that the data set has.
         samples: u64,
     },
-    /// The files have too few samples: without weights, each sample is used once.
+    /// The files have too few samples for the run. Without weights, each sample is used only once.
     #[error(
         "the files have {samples} samples of {seq} tokens, and the run needs {wanted}: without weights each sample is \
          used once; give weights, or train for fewer steps"
     )]
     Exhausted {
-        /// The samples of all files.
+        /// The total number of samples of all files.
         samples: u64,
-        /// Tokens per sample.
+        /// The number of tokens per sample.
         seq: usize,
-        /// The samples that the run needs.
+        /// The number of samples that the run needs.
         wanted: u64,
     },
     /// The data sets have different sample lengths.
     #[error("data set {number} has samples of {found} tokens, and the first has {seq}")]
     UnequalLengths {
-        /// The data set, from 0.
+        /// The index of the data set, counted from 0.
         number: usize,
-        /// The number of tokens per sample of this data set.
+        /// The number of tokens per sample in this data set.
         found: usize,
-        /// The tokens per sample of the first data set.
+        /// The number of tokens per sample in the first data set.
         seq: usize,
     },
-    /// The size of the vocabulary is unknown.
+    /// The vocabulary size of the token files is unknown.
     #[error("unknown vocabulary of '{}': no '{}' gives it; set its size", prefix.display(), sidecar.display())]
     NoVocabulary {
-        /// The prefix of the files.
+        /// The path prefix of the token files.
         prefix: PathBuf,
-        /// The sidecar file that was looked for.
+        /// The path of the sidecar file that should contain the vocabulary size.
         sidecar: PathBuf,
     },
-    /// Two sidecars contradict each other.
+    /// Two sidecar files have different values for the same property.
     #[error("'{}' and '{}' disagree on {what}: {first} and {second}", prefix.display(), other.display())]
     Disagree {
         /// The prefix of the first files.
         prefix: PathBuf,
         /// The prefix of the second files.
         other: PathBuf,
-        /// The property.
+        /// The name of the property.
         what: &'static str,
         /// The value in the first sidecar.
         first: String,
         /// The value in the second sidecar.
         second: String,
     },
-    /// A sidecar cannot be read.
+    /// A sidecar file cannot be read.
     #[error(transparent)]
     Info(#[from] TokenFileInfoError),
-    /// A sidecar has an invalid end-of-document token.
+    /// A sidecar file has an invalid end-of-document token.
     #[error("the eod in the sidecar of '{}' is not a token: tokens are below 2^31", .0.display())]
     Eod(PathBuf),
-    /// The options exclude each other.
+    /// An option was set that has no effect together with another option.
     #[error("{0} has no effect with {1}: leave one out")]
     Ignored(&'static str, &'static str),
 }
@@ -188,23 +188,23 @@ pub enum CacheError {
     /// A file system operation failed.
     #[error("cannot {what} '{}': {source}", path.display())]
     Io {
-        /// The operation.
+        /// The operation that failed.
         what: &'static str,
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
         /// The cause.
         source: io::Error,
     },
-    /// Timed out waiting for another process that builds the same indices.
+    /// The wait for another process that builds the same indices has timed out.
     #[error(
         "timed out after {} s waiting for indices that another process builds; '{}' is held by {holder}", waited.as_secs(), lock.display()
     )]
     LockTimeout {
-        /// The lock file.
+        /// The path of the lock file.
         lock: PathBuf,
-        /// The process that holds it.
+        /// The process that holds the lock.
         holder: String,
-        /// The time waited.
+        /// The time for which this process waited.
         waited: Duration,
     },
 }

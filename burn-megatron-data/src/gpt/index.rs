@@ -1,4 +1,4 @@
-//! The document, sample and shuffle index.
+//! Builds the document, sample and shuffle index of the GPT data set.
 
 use std::ops::Range;
 
@@ -7,21 +7,24 @@ use super::{Epochs, NpyArray, NpyInt, RandomState, SamplingError};
 /// The document, sample and shuffle index of a data set.
 #[derive(Debug)]
 pub struct GptIndices {
-    /// The sequences of all epochs, in order: `[epochs * sequences]`, `i32`.
+    /// The document index: the numbers of the sequences of all epochs, in the order in which they are read.
+    /// `[epochs * sequences]`, `i32`.
     pub documents: NpyArray,
-    /// The start of each sample and the end of the last sample: a position in `documents`, and a token offset in this
-    /// document. `[samples + 1, 2]`, `i32`, or `i64` if there are too many documents.
+    /// The sample index: the start of each sample, followed by the end of the last sample. Each entry is a position in
+    /// `documents` and a token offset in the sequence at this position. `[samples + 1, 2]`, `i32`, or `i64` if the
+    /// positions do not fit into `i32`.
     pub samples: NpyArray,
-    /// The order of the samples: `[samples]`, `u32`, or `i64` if there are too many samples.
+    /// The shuffle index: the order in which the samples are used. `[samples]`, `u32`, or `i64` if the numbers do not
+    /// fit into `u32`.
     pub shuffle: NpyArray,
 }
 
 impl GptIndices {
-    /// Builds the indices over the sequences in `range`. `lengths` are the lengths of all sequences.
+    /// Builds the indices for the sequences in `range`. `lengths` contains the lengths of all sequences of the file.
     ///
     /// # Errors
     ///
-    /// [`SamplingError::TooManySequences`] if sequence numbers do not fit an `i32`.
+    /// [`SamplingError::TooManySequences`] if the numbers of the sequences do not fit into an `i32`.
     pub fn build(
         lengths: &[i32],
         range: Range<usize>,

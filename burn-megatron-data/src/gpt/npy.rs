@@ -12,7 +12,7 @@ use burn_megatron::regular_file;
 /// The alignment of the data, in bytes.
 const ALIGNMENT: usize = 64;
 
-/// The integer type of an array.
+/// The integer type of the elements of an [`NpyArray`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum NpyType {
@@ -37,7 +37,7 @@ impl NpyType {
         }
     }
 
-    /// Returns the number of bytes per element.
+    /// Returns the size of an element in bytes.
     pub fn size(self) -> usize {
         match self {
             Self::I16 => 2,
@@ -47,12 +47,12 @@ impl NpyType {
     }
 }
 
-/// An element type of an [`NpyArray`].
+/// A Rust integer type that an [`NpyArray`] can contain.
 pub trait NpyInt: Copy {
-    /// The corresponding integer type.
+    /// The NumPy type that corresponds to this Rust type.
     const TYPE: NpyType;
 
-    /// Appends the bytes of the value.
+    /// Appends the bytes of the value to `bytes`, in little-endian order.
     fn append(self, bytes: &mut Vec<u8>);
 }
 
@@ -75,7 +75,7 @@ enum ArrayBytes {
     File(Mmap),
 }
 
-/// An integer array of one or two dimensions.
+/// An integer array with one or two dimensions, in NumPy's `.npy` format.
 pub struct NpyArray {
     int_type: NpyType,
     shape: Vec<usize>,
@@ -86,11 +86,11 @@ pub struct NpyArray {
 }
 
 impl NpyArray {
-    /// Creates an array of `values` (row-major) in memory.
+    /// Creates an array in memory from its values in row-major order.
     ///
     /// # Panics
     ///
-    /// If the product of `shape` is not the number of values.
+    /// Panics if the product of `shape` is not equal to the number of values.
     pub fn new<T: NpyInt>(values: &[T], shape: &[usize]) -> Self {
         assert_eq!(values.len(), shape.iter().product::<usize>(), "{shape:?}");
         let header = header(T::TYPE, shape);
@@ -106,7 +106,7 @@ impl NpyArray {
         }
     }
 
-    /// Maps a file. Returns `None` if its type or shape differs.
+    /// Maps a `.npy` file into memory. Returns `None` if the file has another type or shape.
     ///
     /// # Errors
     ///
@@ -127,12 +127,12 @@ impl NpyArray {
         }))
     }
 
-    /// Returns the element type.
+    /// Returns the element type of the array.
     pub fn int_type(&self) -> NpyType {
         self.int_type
     }
 
-    /// Returns the shape.
+    /// Returns the shape of the array.
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
@@ -142,16 +142,16 @@ impl NpyArray {
         self.shape.iter().product()
     }
 
-    /// Returns whether there are no elements.
+    /// Whether the array has no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Returns the element at this flat index.
+    /// Returns the element at a flat (row-major) index.
     ///
     /// # Panics
     ///
-    /// If the index is out of range.
+    /// Panics if the index is out of range.
     pub fn get(&self, place: usize) -> i64 {
         let start = self.start + place * self.int_type.size();
         let bytes = &self.file()[start..];
@@ -163,12 +163,12 @@ impl NpyArray {
         }
     }
 
-    /// Returns all elements, row-major.
+    /// Returns all elements in row-major order.
     pub fn iter(&self) -> impl Iterator<Item = i64> {
         (0..self.len()).map(|place| self.get(place))
     }
 
-    /// Returns the content of a `.npy` file.
+    /// Returns the array as the content of a `.npy` file.
     pub fn file(&self) -> &[u8] {
         match &self.bytes {
             ArrayBytes::Memory(bytes) => bytes,

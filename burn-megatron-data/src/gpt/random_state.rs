@@ -1,12 +1,13 @@
-//! NumPy's `RandomState` generator.
+//! A random number generator that produces the same numbers as NumPy's `RandomState`.
 
 /// The number of words of the state.
 const N: usize = 624;
 /// The offset of the word that a new word is combined with.
 const M: usize = 397;
 
-/// Mersenne Twister, MT19937 (Matsumoto and Nishimura, "Mersenne Twister: a 623-dimensionally equidistributed uniform
-/// pseudorandom number generator", ACM TOMACS 8(1), 1998). Shuffles like `numpy.random.RandomState(seed).shuffle`.
+/// The Mersenne Twister MT19937. It shuffles like `numpy.random.RandomState(seed).shuffle`. Source: Matsumoto and
+/// Nishimura, "Mersenne Twister: a 623-dimensionally equidistributed uniform pseudorandom number generator", ACM TOMACS
+/// 8(1), 1998.
 #[derive(Clone)]
 pub struct RandomState {
     words: [u32; N],
@@ -25,7 +26,7 @@ impl RandomState {
         Self { words, next: N }
     }
 
-    /// Returns the next 32 bits.
+    /// Returns the next 32 random bits.
     pub fn next_u32(&mut self) -> u32 {
         if self.next == N {
             self.renew();
@@ -38,14 +39,14 @@ impl RandomState {
         word ^ (word >> 18)
     }
 
-    /// Returns the next 64 bits: the upper half is generated first.
+    /// Returns the next 64 random bits. The upper half is generated first.
     pub fn next_u64(&mut self) -> u64 {
         let upper = u64::from(self.next_u32()) << 32;
         upper | u64::from(self.next_u32())
     }
 
-    /// Returns a uniform number from 0 to `max`, by rejection: draws the number of bits of `max` until the value is at
-    /// most `max`.
+    /// Returns a uniformly distributed number from 0 to `max`, with rejection sampling. It draws numbers that have the
+    /// same number of bits as `max`, until a number is at most `max`.
     pub fn up_to(&mut self, max: u64) -> u64 {
         let mask = match max.checked_ilog2() {
             Some(bits) => u64::MAX >> (63 - bits),
@@ -62,7 +63,7 @@ impl RandomState {
         }
     }
 
-    /// Shuffles the values in place (Fisher and Yates), from the last to the first.
+    /// Shuffles the values in place with the Fisher-Yates algorithm, from the last value to the first value.
     pub fn shuffle<T>(&mut self, values: &mut [T]) {
         for last in (1..values.len()).rev() {
             let other = self.up_to(last as u64) as usize;

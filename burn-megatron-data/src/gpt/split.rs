@@ -1,4 +1,4 @@
-//! The split of sequences into training, validation and test.
+//! The split of the sequences into training, validation and test parts.
 
 use std::fmt;
 use std::ops::Range;
@@ -27,7 +27,8 @@ impl fmt::Display for SplitPart {
     }
 }
 
-/// The shares of the three parts, which are consecutive ranges of a file's sequences.
+/// The split of a file into training, validation and test parts. The parts are consecutive ranges of the sequences of
+/// the file.
 ///
 /// ```
 /// use burn_megatron_data::gpt::{SplitPart, Split};
@@ -45,7 +46,7 @@ pub struct Split {
 }
 
 impl Split {
-    /// Creates a split from the shares of training, validation and test. The shares are normalized.
+    /// Creates a split from the shares of the training, validation and test parts. The shares are normalized.
     ///
     /// # Errors
     ///
@@ -62,8 +63,8 @@ impl Split {
         Ok(Self { shares, bounds })
     }
 
-    /// Returns the sequences of a part, given the total number of `sequences`; `None` if its share is 0. Bounds are
-    /// rounded half to even.
+    /// Returns the range of the sequences in a part. `sequences` is the total number of sequences. Returns `None` if
+    /// the share of the part is 0. The bounds of the range are rounded half to even.
     pub fn range(&self, part: SplitPart, sequences: usize) -> Option<Range<usize>> {
         let (start, end) = (self.bounds[part as usize], self.bounds[part as usize + 1]);
         let rounded = |bound: f64| (bound * sequences as f64).round_ties_even() as usize;
@@ -72,14 +73,14 @@ impl Split {
 }
 
 impl Split {
-    /// Returns whether the shares of validation and test are 0.
+    /// Whether the shares of the validation and the test part are both 0.
     pub fn is_training_only(&self) -> bool {
         let rest = [SplitPart::Valid, SplitPart::Test];
         rest.iter().all(|part| self.range(*part, 0).is_none())
     }
 }
 
-/// Parses comma-separated shares. Missing shares are 0.
+/// Parses a split from comma-separated shares, such as `969,30,1`. Missing shares are 0.
 impl FromStr for Split {
     type Err = SamplingError;
 
@@ -101,7 +102,7 @@ impl fmt::Display for Split {
     }
 }
 
-/// Megatron's default: 969, 30 and 1 of a thousand.
+/// The default of Megatron: the shares of training, validation and test are 969, 30 and 1.
 impl Default for Split {
     fn default() -> Self {
         let bounds = [0.0, 0.969, 0.969 + 0.03, 0.969 + 0.03 + 0.001];

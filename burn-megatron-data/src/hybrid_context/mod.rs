@@ -1,14 +1,15 @@
-//! Hybrid context parallelism: chooses the ranks that share a sample by the length of the sample.
+//! Hybrid context parallelism: the number of ranks that share a sample depends on the length of the sample.
 //!
-//! If sample lengths differ a lot, a single context group size is too small for the longest samples, or too large for
-//! most. Short samples then exchange keys and values unnecessarily. [`HybridContextConfig::plan`] is a pure function
-//! from the sample lengths of a step to [slots](HybridContextSlot), which assign samples to ranks and micro-batches.
-//! Ranks are the context x data ranks, context first.
+//! If sample lengths differ a lot, a fixed size of the context group is too small for the longest samples or too large
+//! for most samples. If it is too large, the ranks exchange keys and values of short samples unnecessarily.
+//! [`HybridContextConfig::plan`] computes [slots](HybridContextSlot) from the sample lengths of a step. The slots
+//! assign samples to ranks and micro-batches. The ranks are the ranks of the context and data axes, where the context
+//! index varies fastest.
 //!
-//! Like Megatron (`pipeline_parallel/hybrid_cp_schedule.py`), the plan uses groups of powers of two. Unlike Megatron,
-//! every rank has the same number of micro-batches, and groups are aligned: a group of `2^k` ranks starts at a multiple
-//! of `2^k`. Two groups are then disjoint, or one contains the other. So ranks that enter groups in the order of their
-//! micro-batches cannot deadlock, even in pipelines.
+//! As in Megatron (`pipeline_parallel/hybrid_cp_schedule.py`), the number of ranks in a group is a power of two. Unlike
+//! in Megatron, every rank has the same number of micro-batches, and a group of `2^k` ranks starts at a multiple of
+//! `2^k`. Therefore two groups are either disjoint, or one of them contains the other. Ranks that run their
+//! micro-batches in order then cannot deadlock, even in pipelines.
 
 mod assign;
 #[cfg(test)]
@@ -18,7 +19,7 @@ use std::ops::Range;
 
 use burn_megatron::mesh::ContextSplit;
 
-/// Limits and costs for a plan.
+/// The configuration of hybrid context parallelism: the limits of a plan and the cost of a sample.
 ///
 /// ```
 /// use burn_megatron_data::hybrid_context::{HybridContextConfig, SampleFlops};
@@ -40,38 +41,40 @@ use burn_megatron::mesh::ContextSplit;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HybridContextConfig {
-    /// The number of context x data ranks, a power of two.
+    /// The number of ranks of the context and data axes together, which must be a power of two.
     pub ranks: usize,
     /// The maximum number of tokens per rank in a micro-batch, including padding.
     pub max_seqlen_per_dp_cp_rank: usize,
-    /// The number of tokens per rank in a micro-batch must be a multiple of this number. Tensor ranks share these
-    /// tokens under sequence parallelism. 1 without sequence parallelism.
+    /// The number of tokens per rank in a micro-batch must be a multiple of this number. It is the number of tensor
+    /// ranks with sequence parallelism, which split these tokens, and 1 without sequence parallelism.
     pub multiple: usize,
-    /// The cost of a sample.
+    /// The cost of a sample in FLOPs.
     pub flops: SampleFlops,
 }
 
-/// The cost of a sample. A causal sample of `s` tokens costs `s` times [`per_token`](Self::per_token) plus `s (s + 1) /
-/// 2` times [`per_pair`](Self::per_pair).
+/// The cost of a sample in floating-point operations (FLOPs). With causal attention, a sample of `s` tokens costs `s`
+/// times [`per_token`](Self::per_token) plus `s (s + 1) / 2` times [`per_pair`](Self::per_pair).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SampleFlops {
-    /// The FLOPs per token outside of attention.
+    /// The number of FLOPs per token, except for attention.
     pub per_token: f64,
-    /// The FLOPs of attention per pair of a query and a key.
+    /// The number of FLOPs of attention for each pair of a query and a key.
     pub per_pair: f64,
 }
 
-/// The samples that a group of ranks computes in a micro-batch.
+/// A slot of a plan: a group of ranks, and the samples that the group computes in one micro-batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HybridContextSlot {
-    /// The ranks of the group. The number of ranks is a power of two, and the first rank is a multiple of this number.
+    /// The ranks of the group. The number of ranks is a power of two, and the index of the first rank is a multiple of
+    /// this number.
     pub ranks: Range<usize>,
     /// The indices of the samples, which are packed into one row. With more than one rank, each sample is padded to a
-    /// multiple of `2 ranks`. Empty if there are too few samples: then a single rank computes padding.
+    /// multiple of `2 ranks` tokens. The list is empty if there are too few samples. The slot then has a single rank,
+    /// which computes padding.
     pub samples: Vec<usize>,
 }
 
-/// A plan of a step: assigns samples to ranks and micro-batches.
+/// The plan of a step, which assigns samples to ranks and micro-batches.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HybridContextPlan {
     /// The slots of each micro-batch, in the order of their ranks.
@@ -80,7 +83,7 @@ pub struct HybridContextPlan {
     flops: Vec<f64>,
 }
 
-/// An error of planning.
+/// The error that is returned if a step cannot be planned.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum HybridContextError {
     /// The number of ranks is not a power of two.
@@ -89,10 +92,10 @@ pub enum HybridContextError {
         powers_near(*ranks)
     )]
     Ranks {
-        /// The number of context x data ranks.
+        /// The number of ranks of the context and data axes together.
         ranks: usize,
     },
-    /// Groups cannot split this number of tokens.
+    /// The maximum number of tokens per rank cannot be split by all groups.
     #[error(
         "invalid max_seqlen_per_dp_cp_rank = {tokens}: expected a multiple of {multiple}, such as {}",
         (tokens / multiple).max(1) * multiple
@@ -100,10 +103,10 @@ pub enum HybridContextError {
     MaxSeqlen {
         /// The maximum number of tokens per rank in a micro-batch.
         tokens: usize,
-        /// `tokens` must be a multiple of this number.
+        /// The required divisor of `tokens`.
         multiple: usize,
     },
-    /// Invalid costs.
+    /// The cost of a sample is negative or not finite.
     #[error(
         "invalid FLOPs of a sample, {} per token and {} per pair of query and key: expected finite numbers, above 0 \
          per token and at least 0 per pair",
@@ -116,7 +119,7 @@ pub enum HybridContextError {
         /// The index of the sample.
         sample: usize,
     },
-    /// A sample is too long for all ranks together.
+    /// A sample has too many tokens for all ranks together.
     #[error(
         "{what} has {length} tokens, and {ranks} ranks of context x data hold {} with max_seqlen_per_dp_cp_rank = \
          {tokens}: use shorter samples, max_seqlen_per_dp_cp_rank = {} or more, or {} ranks",
@@ -125,15 +128,15 @@ pub enum HybridContextError {
         length.div_ceil(*tokens).next_power_of_two()
     )]
     TooLong {
-        /// The sample.
+        /// A description of the sample.
         what: String,
         /// The number of tokens of the sample.
         length: usize,
-        /// The number of context x data ranks.
+        /// The number of ranks of the context and data axes together.
         ranks: usize,
         /// The maximum number of tokens per rank in a micro-batch.
         tokens: usize,
-        /// `tokens` must be a multiple of this number.
+        /// The required divisor of `tokens`.
         multiple: usize,
     },
 }
@@ -146,7 +149,7 @@ fn powers_near(ranks: usize) -> String {
 }
 
 impl SampleFlops {
-    /// Returns the FLOPs of a sample of `tokens` tokens.
+    /// Returns the cost of a sample of `tokens` tokens, in FLOPs.
     pub fn of(self, tokens: usize) -> f64 {
         let tokens = tokens as f64;
         self.per_token * tokens + self.per_pair * tokens * (tokens + 1.0) / 2.0
@@ -163,8 +166,8 @@ impl HybridContextConfig {
     ///
     /// # Errors
     ///
-    /// [`HybridContextError`] if the number of ranks is not a power of two, if they cannot split
-    /// [`max_seqlen_per_dp_cp_rank`](field@Self::max_seqlen_per_dp_cp_rank), or for invalid costs.
+    /// [`HybridContextError`] if the number of ranks is not a power of two, if the ranks cannot split
+    /// [`max_seqlen_per_dp_cp_rank`](field@Self::max_seqlen_per_dp_cp_rank) tokens, or if the costs are invalid.
     pub fn check(&self) -> Result<(), HybridContextError> {
         if !self.ranks.is_power_of_two() {
             return Err(HybridContextError::Ranks { ranks: self.ranks });
@@ -181,16 +184,17 @@ impl HybridContextConfig {
         Ok(())
     }
 
-    /// Plans the slots of samples with these lengths. The result depends only on the lengths, so it is the same on all
-    /// ranks.
+    /// Plans a step: assigns samples with the given lengths to ranks and micro-batches. The result depends only on the
+    /// lengths, so it is the same on all ranks.
     ///
-    /// A sample is assigned to the smallest group that has room for it, or to a larger group for balance. The FLOPs of
-    /// two ranks differ by at most 5 % of the mean, not counting padding. Samples with fewer than two tokens per rank
-    /// cannot be split further, and may exceed this bound.
+    /// A sample is assigned to the smallest group that has room for the sample, or to a larger group if this balances
+    /// the load. Without padding, the FLOPs of two ranks differ by at most 5 % of the mean. The difference can be
+    /// larger if samples have fewer than two tokens per rank, because such samples cannot be split further.
     ///
     /// # Errors
     ///
-    /// [`HybridContextError`]; see [`check`](Self::check).
+    /// [`HybridContextError`] for an invalid configuration (see [`check`](Self::check)), or for a sample that is empty
+    /// or too long.
     pub fn plan(&self, lengths: &[usize]) -> Result<HybridContextPlan, HybridContextError> {
         self.check()?;
         for (sample, &length) in lengths.iter().enumerate() {
@@ -218,7 +222,7 @@ impl HybridContextConfig {
     ///
     /// # Errors
     ///
-    /// [`HybridContextError::TooLong`].
+    /// [`HybridContextError::TooLong`] if the sample is too long.
     pub fn check_length(&self, what: &str, length: usize) -> Result<(), HybridContextError> {
         let (ranks, tokens) = (self.ranks, self.max_seqlen_per_dp_cp_rank);
         if length.div_ceil(ranks) <= tokens {
@@ -233,7 +237,8 @@ impl HybridContextConfig {
         })
     }
 
-    /// Returns a divisor for the padded tokens of a row. Any group of ranks can split a multiple of this number.
+    /// Returns the required divisor of the padded length of a row. If it divides the length, any group of ranks can
+    /// split the row.
     pub fn row_divisor(&self) -> usize {
         self.ranks * self.row_multiple()
     }
@@ -257,7 +262,7 @@ fn padded(length: usize, ranks: usize) -> usize {
 }
 
 impl HybridContextPlan {
-    /// Returns the number of micro-batches of every rank; 0 without samples.
+    /// Returns the number of micro-batches of every rank. It is 0 if there are no samples.
     pub fn micro_batches(&self) -> usize {
         self.micro_batches.len()
     }
@@ -266,23 +271,24 @@ impl HybridContextPlan {
     ///
     /// # Panics
     ///
-    /// If there is no such micro-batch.
+    /// Panics if there is no such micro-batch.
     pub fn slots(&self, micro_batch: usize) -> &[HybridContextSlot] {
         &self.micro_batches[micro_batch]
     }
 
-    /// Returns the slots of a rank, by micro-batch.
+    /// Returns the slots of one rank, one slot for each micro-batch.
     pub fn of_rank(&self, rank: usize) -> impl Iterator<Item = &HybridContextSlot> {
         let all = self.micro_batches.iter().flatten();
         all.filter(move |slot| slot.ranks.contains(&rank))
     }
 
-    /// Returns the FLOPs of each rank in the step, including padding.
+    /// Returns the number of FLOPs of each rank in the step, including padding.
     pub fn flops(&self) -> &[f64] {
         &self.flops
     }
 
-    /// Returns the relative difference between the ranks with the most and the fewest FLOPs, from 0 to 1.
+    /// Returns the load imbalance of the ranks, from 0 to 1: the relative difference between the largest and the
+    /// smallest number of FLOPs of a rank.
     pub fn imbalance(&self) -> f64 {
         let most = self.flops.iter().copied().fold(0.0, f64::max);
         let fewest = self.flops.iter().copied().fold(f64::INFINITY, f64::min);

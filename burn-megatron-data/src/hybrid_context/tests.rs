@@ -1,4 +1,4 @@
-//! Properties of the plans for all lengths.
+//! Checks properties of plans for random sample lengths.
 
 use proptest::prelude::*;
 
@@ -47,7 +47,8 @@ fn check(config: &HybridContextConfig, lengths: &[usize], plan: &HybridContextPl
     assert!(times.iter().all(|times| *times == 1), "{times:?}");
     for rank in 0..config.ranks {
         assert_eq!(plan.of_rank(rank).count(), plan.micro_batches());
-        // Groups never grow, so that a rank that waits for a group has been in all that contain it.
+        // The groups of a rank never become larger. A rank that waits for a group has therefore already been in all
+        // larger groups that contain it.
         let sizes: Vec<_> = plan.of_rank(rank).map(|slot| slot.ranks.len()).collect();
         assert!(sizes.is_sorted_by(|a, b| a >= b), "{sizes:?}");
     }
@@ -57,9 +58,9 @@ fn ranks() -> impl Strategy<Value = usize> {
     (2..=6u32).prop_map(|power| 1 << power)
 }
 
-/// Generates lognormal lengths, of at least 64 tokens per rank.
+/// Generates sample lengths with a lognormal distribution, with at least 64 tokens per rank.
 fn lognormal() -> impl Strategy<Value = (usize, Vec<usize>)> {
-    // The sum of twelve uniform numbers is about normal.
+    // The sum of twelve uniformly distributed numbers is approximately normally distributed.
     let normal = prop::array::uniform12(0.0..1.0f64).prop_map(|x| x.iter().sum::<f64>() - 6.0);
     let normals = prop::collection::vec(normal, 1..200);
     (ranks(), normals).prop_map(|(ranks, normals)| {
@@ -120,7 +121,8 @@ proptest! {
 
 #[test]
 fn short_samples_stay_on_one_rank() {
-    // As many of each length on each of four ranks, in as few micro-batches as their tokens need.
+    // Each of the four ranks has the same number of samples of each length. The number of micro-batches is the minimum
+    // for these tokens.
     let lengths: Vec<_> = (0..32).map(|at| 512 + 256 * (at / 16)).collect();
     let plan = config(4).plan(&lengths).unwrap();
     check(&config(4), &lengths, &plan);

@@ -1,9 +1,9 @@
-//! Errors of token files.
+//! Errors of reading and writing token files.
 
 use std::io;
 use std::path::PathBuf;
 
-/// An error of reading or writing token files.
+/// An error that occurred while token files were read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum IndexedDatasetError {
     /// The file does not exist.
@@ -12,17 +12,17 @@ pub enum IndexedDatasetError {
     /// A file system operation failed.
     #[error("cannot {what} '{}': {source}", path.display())]
     Io {
-        /// The operation.
+        /// The operation that failed.
         what: &'static str,
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
         /// The cause.
         source: io::Error,
     },
-    /// The index is invalid, or does not match the tokens.
+    /// The index file is invalid, or does not match the file of tokens.
     #[error("'{}' is not a valid index: {source}", path.display())]
     Malformed {
-        /// The index.
+        /// The path of the index file.
         path: PathBuf,
         /// The reason.
         source: MalformedIndex,
@@ -30,161 +30,161 @@ pub enum IndexedDatasetError {
     /// The file already exists.
     #[error("'{}' already exists", .0.display())]
     Exists(PathBuf),
-    /// There is no such sequence.
+    /// The requested sequence does not exist.
     #[error("'{}' has no sequence {sequence}: it has {sequences}", path.display())]
     NoSuchSequence {
-        /// The file of tokens.
+        /// The path of the file of tokens.
         path: PathBuf,
         /// The number of sequences.
         sequences: usize,
-        /// The requested sequence, from 0.
+        /// The index of the requested sequence, counted from 0.
         sequence: usize,
     },
-    /// The range exceeds the end of a sequence.
+    /// The requested range of tokens exceeds the end of the sequence.
     #[error(
         "sequence {sequence} of '{}' has {length} tokens: cannot read {wanted} from {offset} on",
         path.display()
     )]
     PastEnd {
-        /// The file of tokens.
+        /// The path of the file of tokens.
         path: PathBuf,
-        /// The sequence.
+        /// The index of the sequence.
         sequence: usize,
-        /// The number of its tokens.
+        /// The number of tokens of the sequence.
         length: usize,
-        /// The first requested token.
+        /// The offset of the first requested token.
         offset: usize,
         /// The number of requested tokens.
         wanted: usize,
     },
-    /// The token is not a valid index into a vocabulary.
+    /// A token is negative or too large for an `i32`.
     #[error(
         "sequence {sequence} of '{}' has the token {token}; tokens are 0 to {}", path.display(), i32::MAX
     )]
     BadToken {
-        /// The file of tokens.
+        /// The path of the file of tokens.
         path: PathBuf,
-        /// The sequence.
+        /// The index of the sequence.
         sequence: usize,
-        /// The token.
+        /// The invalid token.
         token: i64,
     },
-    /// The token exceeds the range of the file's token type.
+    /// A token is too large for the token type of the file.
     #[error("the token {token} does not fit '{}', whose tokens are at most {max}", path.display())]
     TokenTooLarge {
-        /// The file being written.
+        /// The path of the file that is written.
         path: PathBuf,
-        /// The token.
+        /// The invalid token.
         token: u32,
         /// The largest valid token.
         max: u64,
     },
-    /// The length of the sequence does not fit the index.
+    /// The length of the sequence is too large for the index.
     #[error("a sequence of {tokens} tokens does not fit '{}': at most {}", path.display(), i32::MAX)]
     SequenceTooLong {
-        /// The file being written.
+        /// The path of the file that is written.
         path: PathBuf,
-        /// The number of its tokens.
+        /// The number of tokens of the sequence.
         tokens: usize,
     },
-    /// The appended file has another token type.
+    /// The file to append has another token type.
     #[error(
         "'{}' has tokens of type {found:?}, and cannot be appended to a file of {wanted:?}", path.display()
     )]
     OtherType {
-        /// The file to append.
+        /// The path of the file to append.
         path: PathBuf,
-        /// Its token type.
+        /// The token type of the file to append.
         found: super::TokenType,
-        /// The token type of the file being written.
+        /// The token type of the file that is written.
         wanted: super::TokenType,
     },
     /// There are sequences after the end of the last document.
     #[error("the last {sequences} sequence(s) of '{}' are in no document: call end_document", path.display())]
     OpenDocument {
-        /// The file being written.
+        /// The path of the file that is written.
         path: PathBuf,
-        /// The number of such sequences.
+        /// The number of sequences after the end of the last document.
         sequences: usize,
     },
 }
 
-/// An invalid index.
+/// The reason why an index file is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MalformedIndex {
     /// The magic bytes are missing.
     #[error("it does not begin with MMIDIDX and two zero bytes")]
     Magic,
-    /// Unsupported version of the format.
+    /// The version of the format is not supported.
     #[error("unsupported version {0}: expected 1")]
     Version(u64),
-    /// A floating-point token type.
+    /// The token type is a floating-point type.
     #[error("its token type has code {code}, which is floating-point: expected an integer type")]
     FloatTokens {
-        /// The code.
+        /// The code of the token type.
         code: u8,
     },
-    /// An unknown token type.
+    /// The token type is unknown.
     #[error("unknown token type {code}: expected 1 to 5 or 8")]
     Code {
-        /// The code.
+        /// The code of the token type.
         code: u8,
     },
-    /// The size does not match the header.
+    /// The size of the index file does not match the numbers in its header.
     #[error(
         "it has {found} bytes, but {sequences} sequences and {documents} document indices take {needed}"
     )]
     Size {
-        /// The size in bytes.
+        /// The size of the index file in bytes.
         found: usize,
         /// The number of sequences in the header.
         sequences: u64,
         /// The number of document indices in the header.
         documents: u64,
-        /// The required size, in bytes.
+        /// The size of the index file that follows from the header, in bytes.
         needed: u128,
     },
-    /// The index is shorter than a header.
+    /// The index file is shorter than its header.
     #[error("it has {found} bytes, less than the 34 of a header")]
     Short {
-        /// The size in bytes.
+        /// The size of the index file in bytes.
         found: usize,
     },
-    /// There are no document indices.
+    /// The index has no document indices.
     #[error("it has no document indices: expected at least the first, 0")]
     NoDocuments,
     /// A sequence has a negative length.
     #[error("sequence {sequence} has a length of {length}")]
     Length {
-        /// The sequence.
+        /// The index of the sequence.
         sequence: usize,
-        /// Its length.
+        /// The length of the sequence.
         length: i32,
     },
-    /// A sequence exceeds the end of the tokens.
+    /// A sequence exceeds the end of the file of tokens.
     #[error(
         "sequence {sequence} has {length} tokens from byte {pointer} on, and the .bin file has {bin_bytes} bytes"
     )]
     Pointer {
-        /// The sequence.
+        /// The index of the sequence.
         sequence: usize,
-        /// Its byte offset.
+        /// The byte offset of the sequence.
         pointer: i64,
-        /// The number of its tokens.
+        /// The number of tokens of the sequence.
         length: i32,
         /// The size of the .bin file.
         bin_bytes: u64,
     },
-    /// The document indices do not ascend from 0 to the number of sequences.
+    /// The document indices are not in ascending order from 0 to the number of sequences.
     #[error(
         "document index {number} is {found}, after {before}: expected ascending values from 0 to the number of sequences, {sequences}"
     )]
     Documents {
         /// The position of the document index.
         number: usize,
-        /// Its value.
+        /// The value of the document index.
         found: i64,
-        /// The value before it; 0 for the first.
+        /// The value of the previous document index, or 0 for the first document index.
         before: i64,
         /// The number of sequences.
         sequences: usize,
@@ -192,9 +192,9 @@ pub enum MalformedIndex {
     /// A sequence has a mode other than text.
     #[error("sequence {sequence} has mode {mode}: expected 0, which is text")]
     Mode {
-        /// The sequence.
+        /// The index of the sequence.
         sequence: usize,
-        /// Its mode.
+        /// The mode of the sequence.
         mode: i8,
     },
 }

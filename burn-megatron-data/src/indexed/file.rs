@@ -1,4 +1,4 @@
-//! Reads token files through memory mappings.
+//! Reads token files that are mapped into memory.
 
 use std::fmt;
 use std::io::ErrorKind;
@@ -12,7 +12,7 @@ use super::token_type::{word, words};
 use super::{IndexHeader, IndexedDatasetError, TokenType, bin_path, idx_path};
 use burn_megatron::regular_file;
 
-/// An open indexed dataset. Any number of threads can read it.
+/// An open indexed dataset. Several threads can read it concurrently.
 pub struct IndexedDataset {
     prefix: PathBuf,
     header: IndexHeader,
@@ -22,12 +22,12 @@ pub struct IndexedDataset {
 }
 
 impl IndexedDataset {
-    /// Opens `PREFIX.bin` and `PREFIX.idx`, and validates the complete index. Later reads do not fail because of the
-    /// index.
+    /// Opens `PREFIX.bin` and `PREFIX.idx`, and validates the complete index, so that later reads cannot fail because
+    /// of an invalid index.
     ///
     /// # Errors
     ///
-    /// [`IndexedDatasetError`], which names the file and the cause.
+    /// [`IndexedDatasetError`] with the path of the file and the cause.
     pub fn open(prefix: &Path) -> Result<Self, IndexedDatasetError> {
         let (index, bin) = (map(idx_path(prefix))?, map(bin_path(prefix))?);
         let malformed = |source| IndexedDatasetError::Malformed {
@@ -45,12 +45,12 @@ impl IndexedDataset {
         })
     }
 
-    /// Returns the path of both files without their extensions.
+    /// Returns the path prefix: the path of both files without their extensions.
     pub fn prefix(&self) -> &Path {
         &self.prefix
     }
 
-    /// Returns the type in which a token is stored.
+    /// Returns the type in which tokens are stored.
     pub fn token_type(&self) -> TokenType {
         self.header.token_type
     }
@@ -65,12 +65,12 @@ impl IndexedDataset {
         self.header.document_indices - 1
     }
 
-    /// Returns the number of tokens in all sequences.
+    /// Returns the total number of tokens of all sequences.
     pub fn tokens(&self) -> u64 {
         self.tokens
     }
 
-    /// Returns the range of sequences of a document; `None` if there is no such document.
+    /// Returns the range of the sequences of a document, or `None` if there is no such document.
     pub fn document(&self, number: usize) -> Option<Range<usize>> {
         (number < self.documents()).then(|| {
             let start = self.header.documents().start + 8 * number;
@@ -79,7 +79,7 @@ impl IndexedDataset {
         })
     }
 
-    /// Returns the number of tokens of a sequence; `None` if there is no such sequence.
+    /// Returns the number of tokens of a sequence, or `None` if there is no such sequence.
     pub fn length(&self, sequence: usize) -> Option<usize> {
         let start = self.header.lengths().start + 4 * sequence;
         (sequence < self.sequences()).then(|| i32::from_le_bytes(word(&self.index, start)) as usize)
@@ -94,17 +94,17 @@ impl IndexedDataset {
     ///
     /// # Errors
     ///
-    /// See [`read`](Self::read).
+    /// The errors of [`read`](Self::read).
     pub fn sequence(&self, sequence: usize) -> Result<Vec<i32>, IndexedDatasetError> {
         let length = self.length(sequence).unwrap_or(0);
         self.get(sequence, 0, length)
     }
 
-    /// Returns `length` tokens of a sequence, starting at index `offset`.
+    /// Returns `length` tokens of a sequence, starting at the token with the index `offset`.
     ///
     /// # Errors
     ///
-    /// See [`read`](Self::read).
+    /// The errors of [`read`](Self::read).
     pub fn get(
         &self,
         sequence: usize,
@@ -116,12 +116,14 @@ impl IndexedDataset {
         Ok(tokens)
     }
 
-    /// Appends `length` tokens of a sequence, starting at index `offset`, to `tokens`.
+    /// Reads `length` tokens of a sequence, starting at the token with the index `offset`, and appends them to
+    /// `tokens`.
     ///
     /// # Errors
     ///
-    /// [`IndexedDatasetError::NoSuchSequence`], [`IndexedDatasetError::PastEnd`], and [`IndexedDatasetError::BadToken`]
-    /// for tokens below 0 or above `i32::MAX`.
+    /// [`IndexedDatasetError::NoSuchSequence`] if the sequence does not exist, [`IndexedDatasetError::PastEnd`] if the
+    /// range exceeds the sequence, and [`IndexedDatasetError::BadToken`] for tokens that are negative or above
+    /// `i32::MAX`.
     pub fn read(
         &self,
         sequence: usize,
@@ -168,8 +170,8 @@ impl IndexedDataset {
         &self.bin[start..start + length * self.token_type().size()]
     }
 
-    /// Returns a hash of the index, the size of the tokens, and 256 evenly spaced blocks of 4 KiB. Up to 1 MiB, all
-    /// tokens are hashed.
+    /// Returns a hash of the dataset. It covers the index, the size of the file of tokens, and 256 evenly spaced blocks
+    /// of 4 KiB of this file. If the file has at most 1 MiB, all tokens are hashed.
     pub fn fingerprint(&self) -> u64 {
         const STRETCH: usize = 4096;
         const STRETCHES: usize = 256;

@@ -1,4 +1,4 @@
-//! Parses and validates the untrusted bytes of an index.
+//! Parses and validates an index file, whose bytes are not trusted.
 
 use std::ops::Range;
 
@@ -10,25 +10,26 @@ pub(super) const VERSION: u64 = 1;
 /// The size of the header in bytes.
 const HEADER: usize = 34;
 
-/// The sizes in the header of an index. They match the number of bytes of the index.
+/// The header of an index file. The sizes in the header have been compared with the number of bytes of the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IndexHeader {
-    /// The type in which a token is stored.
+    /// The type in which tokens are stored.
     pub token_type: TokenType,
     /// The number of sequences.
     pub sequences: usize,
-    /// The number of document indices, at least 1.
+    /// The number of document indices, which is at least 1.
     pub document_indices: usize,
     /// Whether the index ends with one mode per sequence.
     pub has_modes: bool,
 }
 
 impl IndexHeader {
-    /// Parses the header of an index. Does not allocate memory.
+    /// Parses the header of an index file. `index` contains all bytes of the file. The function does not allocate
+    /// memory.
     ///
     /// # Errors
     ///
-    /// [`MalformedIndex`] for an invalid header, or a size that does not match it.
+    /// [`MalformedIndex`] if the header is invalid, or if the number of bytes does not match the header.
     pub fn parse(index: &[u8]) -> Result<Self, MalformedIndex> {
         let found = index.len();
         if found < MAGIC.len() || index[..MAGIC.len()] != MAGIC {
@@ -65,12 +66,13 @@ impl IndexHeader {
         })
     }
 
-    /// Validates that every sequence is within a .bin file of `bin_bytes` bytes, and that the document indices ascend.
-    /// `index` must hold the bytes from which the header was parsed. Returns the number of tokens.
+    /// Checks that every sequence lies within a .bin file of `bin_bytes` bytes, and that the document indices are in
+    /// ascending order. `index` must contain the bytes from which the header was parsed. Returns the total number of
+    /// tokens.
     ///
     /// # Errors
     ///
-    /// [`MalformedIndex`], with the first invalid sequence or document index.
+    /// [`MalformedIndex`] with the first invalid sequence or document index.
     pub fn check(&self, index: &[u8], bin_bytes: u64) -> Result<u64, MalformedIndex> {
         let lengths = words(&index[self.lengths()]).map(i32::from_le_bytes);
         let pointers = words(&index[self.pointers()]).map(i64::from_le_bytes);

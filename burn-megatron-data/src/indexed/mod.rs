@@ -1,6 +1,7 @@
-//! Megatron's indexed dataset: tokens in `PREFIX.bin`, and the offsets of sequences in `PREFIX.idx`.
+//! The indexed dataset of Megatron. The tokens are in `PREFIX.bin`, and the lengths and offsets of the sequences are in
+//! `PREFIX.idx`.
 //!
-//! The index, little-endian:
+//! The index file has the following format. All numbers are little-endian.
 //!
 //! | bytes | what |
 //! |---|---|
@@ -11,8 +12,8 @@
 //! | 26 to 33 | the number `D` of document indices, a `u64`: one more than there are documents |
 //! | 34 and on | `S` lengths in tokens as `i32`, `S` pointers in bytes as `i64`, `D` document indices as `i64` |
 //!
-//! Document `d` consists of the sequences from document index `d` up to document index `d + 1`. Multimodal
-//! files end with an `i8` mode per sequence; here all of them must be 0, which is text.
+//! Document `d` consists of the sequences from document index `d` up to, but not including, document index `d + 1`.
+//! Multimodal files end with an `i8` mode per sequence. This library only supports the mode 0, which is text.
 //!
 //! ```no_run
 //! use burn_megatron_data::indexed::{IndexedDataset, IndexedDatasetBuilder, TokenType};
@@ -40,12 +41,12 @@ pub use writer::{IndexedDatasetBuilder, WriteSummary};
 
 use std::path::{Path, PathBuf};
 
-/// Returns the path of the file with the tokens.
+/// Returns the path of the file of tokens: `PREFIX.bin`.
 pub fn bin_path(prefix: &Path) -> PathBuf {
     with_ending(prefix, ".bin")
 }
 
-/// Returns the path of the file with the index.
+/// Returns the path of the index file: `PREFIX.idx`.
 pub fn idx_path(prefix: &Path) -> PathBuf {
     with_ending(prefix, ".idx")
 }

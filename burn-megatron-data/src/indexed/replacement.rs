@@ -1,4 +1,4 @@
-//! Replaces token files as a set: either all files or none.
+//! Replaces a set of token files: either all files are replaced or none.
 
 use std::ffi::OsString;
 use std::fs;

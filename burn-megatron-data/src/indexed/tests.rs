@@ -262,7 +262,7 @@ fn tokens_beyond_4_gib_are_found() {
     assert_eq!(file.get(1, 1, 1).unwrap(), [5]);
     file.fingerprint();
 
-    // One token more would be past the end.
+    // One more token would exceed the end of the file.
     index[34 + 4] = 3;
     fs::write(idx_path(&prefix), &index).unwrap();
     let error = IndexedDataset::open(&prefix).unwrap_err().to_string();
@@ -294,7 +294,7 @@ fn index_of(
     bytes
 }
 
-/// Parses and validates, as opening does.
+/// Parses and validates an index like opening the files.
 fn check(index: &[u8], bin_bytes: u64) -> Result<u64, MalformedIndex> {
     IndexHeader::parse(index)?.check(index, bin_bytes)
 }
@@ -342,7 +342,7 @@ fn a_broken_index_says_what_is_wrong() {
         with(18, 3),
         MalformedIndex::Size { needed: 94, .. }
     ));
-    // Counts near 2^64: nothing is allocated for them.
+    // The counts are near 2^64. No memory is allocated for them.
     let mut index = whole();
     index[18..34].fill(255);
     let error = check(&index, 10).unwrap_err();
@@ -425,7 +425,7 @@ proptest! {
         if let Ok(header) = IndexHeader::parse(&index)
             && let Ok(tokens) = header.check(&index, 20)
         {
-            // Sequences may overlap, but each is within the file.
+            // Sequences may overlap, but each sequence lies within the file.
             prop_assert!(tokens <= header.sequences as u64 * 20);
         }
     }

@@ -1,8 +1,8 @@
-//! The integer type of stored tokens.
+//! The integer type in which tokens are stored.
 
 use super::MalformedIndex;
 
-/// The integer type of the tokens in a file. Its code is stored in the index.
+/// The integer type of the tokens in a file. The code of the type is stored in the index file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TokenType {
     /// `u8`, code 1.
@@ -20,7 +20,8 @@ pub enum TokenType {
 }
 
 impl TokenType {
-    /// Returns the type that Megatron uses: `u16` for fewer than 65,500 tokens, else `i32`.
+    /// Returns the type that Megatron uses for a vocabulary of this size: `u16` for fewer than 65,500 tokens, otherwise
+    /// `i32`.
     pub fn for_vocabulary(vocabulary: usize) -> Self {
         if vocabulary < 65_500 {
             Self::U16
@@ -47,7 +48,7 @@ impl TokenType {
         }
     }
 
-    /// Returns the code of the type.
+    /// Returns the code of the type in the index file.
     pub fn code(self) -> u8 {
         match self {
             Self::U8 => 1,
@@ -69,7 +70,7 @@ impl TokenType {
         }
     }
 
-    /// Returns the largest token of the type.
+    /// Returns the largest token that the type can store.
     pub fn max(self) -> u64 {
         match self {
             Self::U8 => u8::MAX.into(),

@@ -1,4 +1,4 @@
-//! Writes token files. They get their final names when they are complete.
+//! Writes token files. The files get their final names when they are complete.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -9,11 +9,12 @@ use super::replacement::{FileReplacement, restore};
 use super::{IndexedDataset, IndexedDatasetError, TokenType, bin_path, idx_path};
 use burn_megatron::atomic_file::StagedPath;
 
-/// Writes an indexed dataset. Tokens are streamed to disk; 4 bytes per sequence and 8 bytes per document stay in
-/// memory.
+/// The writer of an indexed dataset. Tokens are streamed to disk. 4 bytes per sequence and 8 bytes per document are
+/// kept in memory.
 ///
-/// Both files have temporary names until [`finish`](Self::finish). Dropping the builder without `finish` removes them.
-/// Files of a killed process are removed when the same files are created again.
+/// Both files have temporary names until [`finish`](Self::finish) is called. If the builder is dropped without
+/// `finish`, the temporary files are removed. Temporary files of a killed process are removed when the same files are
+/// created again.
 pub struct IndexedDatasetBuilder {
     prefix: PathBuf,
     replace: bool,
@@ -27,7 +28,7 @@ pub struct IndexedDatasetBuilder {
     bytes: Vec<u8>,
 }
 
-/// The numbers of written sequences, documents and tokens.
+/// The numbers of sequences, documents and tokens that were written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WriteSummary {
     /// The number of sequences.
@@ -39,22 +40,24 @@ pub struct WriteSummary {
 }
 
 impl IndexedDatasetBuilder {
-    /// Creates new files.
+    /// Creates the files of a new dataset.
     ///
     /// # Errors
     ///
-    /// [`IndexedDatasetError::Exists`], [`IndexedDatasetError::Io`].
+    /// [`IndexedDatasetError::Exists`] if the files already exist; [`IndexedDatasetError::Io`] if they cannot be
+    /// created.
     pub fn create(prefix: &Path, token_type: TokenType) -> Result<Self, IndexedDatasetError> {
         restore(prefix).map_err(|source| write_error(prefix, source))?;
         refuse_existing(prefix)?;
         Self::begin(prefix, token_type, false)
     }
 
-    /// Creates files that replace existing files, as a set, when they are finished.
+    /// Creates new files that replace the existing files of a dataset when they are finished. Either all files are
+    /// replaced or none.
     ///
     /// # Errors
     ///
-    /// [`IndexedDatasetError::Io`].
+    /// [`IndexedDatasetError::Io`] if the files cannot be created.
     pub fn replace(prefix: &Path, token_type: TokenType) -> Result<Self, IndexedDatasetError> {
         restore(prefix).map_err(|source| write_error(prefix, source))?;
         Self::begin(prefix, token_type, true)
@@ -79,22 +82,25 @@ impl IndexedDatasetBuilder {
         })
     }
 
-    /// Adds a document of one sequence.
+    /// Adds a document that consists of one sequence.
     ///
     /// # Errors
     ///
-    /// See [`sequence`](Self::sequence).
+    /// The errors of [`sequence`](Self::sequence).
     pub fn document(&mut self, tokens: &[u32]) -> Result<(), IndexedDatasetError> {
         self.sequence(tokens)?;
         self.end_document();
         Ok(())
     }
 
-    /// Adds a sequence to the current document. [`end_document`](Self::end_document) ends the document.
+    /// Adds a sequence to the current document. Call [`end_document`](Self::end_document) after the last sequence of
+    /// the document.
     ///
     /// # Errors
     ///
-    /// [`IndexedDatasetError::TokenTooLarge`], [`IndexedDatasetError::SequenceTooLong`], [`IndexedDatasetError::Io`].
+    /// [`IndexedDatasetError::TokenTooLarge`] if a token is too large for the token type;
+    /// [`IndexedDatasetError::SequenceTooLong`] if the sequence is too long; [`IndexedDatasetError::Io`] if the file
+    /// cannot be written.
     pub fn sequence(&mut self, tokens: &[u32]) -> Result<(), IndexedDatasetError> {
         let max = self.token_type.max();
         if let Some(&token) = tokens.iter().find(|token| u64::from(**token) > max) {
@@ -118,8 +124,8 @@ impl IndexedDatasetBuilder {
     ///
     /// # Errors
     ///
-    /// [`IndexedDatasetError::OtherType`], [`IndexedDatasetError::OpenDocument`] if a document is open,
-    /// [`IndexedDatasetError::Io`].
+    /// [`IndexedDatasetError::OtherType`] if the token types differ; [`IndexedDatasetError::OpenDocument`] if the
+    /// current document has not been ended; [`IndexedDatasetError::Io`] if the file cannot be written.
     pub fn append(&mut self, file: &IndexedDataset) -> Result<(), IndexedDatasetError> {
         if file.token_type() != self.token_type {
             return Err(IndexedDatasetError::OtherType {
@@ -139,22 +145,23 @@ impl IndexedDatasetBuilder {
         Ok(())
     }
 
-    /// Writes the index, syncs both files, and renames them to their final names, the index last.
+    /// Writes the index file, syncs both files to disk, and renames them to their final names. The index file is
+    /// renamed last.
     ///
     /// # Errors
     ///
-    /// [`IndexedDatasetError::OpenDocument`], [`IndexedDatasetError::Exists`] if the final name was taken meanwhile,
-    /// [`IndexedDatasetError::Io`].
+    /// [`IndexedDatasetError::OpenDocument`] if the last document has not been ended; [`IndexedDatasetError::Exists`]
+    /// if another process has created the files in the meantime; [`IndexedDatasetError::Io`] if the files cannot be
+    /// written.
     pub fn finish(self) -> Result<WriteSummary, IndexedDatasetError> {
         self.finish_with(None)
     }
 
-    /// Finishes like [`finish`](Self::finish), and publishes or replaces a sidecar file at `path` together with the two
-    /// files.
+    /// Finishes the files like [`finish`](Self::finish), together with a sidecar file at `path`.
     ///
     /// # Errors
     ///
-    /// See [`finish`](Self::finish).
+    /// The errors of [`finish`](Self::finish).
     pub fn finish_beside(
         self,
         path: &Path,

@@ -1,4 +1,4 @@
-//! Sequence packing: several documents per row, without attention between them.
+//! Sequence packing: several documents are packed into a row. Tokens do not attend to other documents of their row.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -8,15 +8,17 @@ use super::gpt::{check_vocabulary, part_range};
 use super::indexed::IndexedDataset;
 use super::{DataError, IGNORE, Sample, Samples};
 
-/// The sequences of a part of token files, packed into rows.
+/// The sequences of one part of token files, which are packed into rows.
 ///
-/// A sequence longer than a row is cut into segments of the length of a row, and a rest. Each segment is one document
-/// of its row: attention does not cross it, and positions restart. The target of a segment's last token is the next
-/// token of its sequence. The last token of a sequence has no target. The rest of a row is padded with token 0, as a
-/// document without targets. Every token is in exactly one row of an epoch.
+/// A sequence that is longer than a row is cut into segments of the length of a row, and a shorter last segment. Each
+/// segment is a separate document of its row: its tokens do not attend to other segments, and positions restart. The
+/// target of the last token of a segment is the next token of the sequence. The last token of a sequence has no target.
+/// The rest of a row is padded with token 0, as a document without targets. Every token is in exactly one row of an
+/// epoch.
 ///
-/// Segments are placed longest first, each into the row with the least sufficient space (best fit decreasing: Johnson,
-/// "Near-optimal bin packing algorithms", MIT 1973). Rows are shuffled per epoch.
+/// Segments are placed in order of decreasing length. Each segment is placed into the row with the least remaining
+/// space that is sufficient for the segment (best fit decreasing: Johnson, "Near-optimal bin packing algorithms", MIT
+/// 1973). Rows are shuffled in each epoch.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -60,12 +62,13 @@ pub(super) struct PackedSegment {
 }
 
 impl PackedSamples {
-    /// Packs at least `samples` rows, over the required number of epochs. `None` is one epoch. The options to reset
-    /// attention, `drop_last` and `extra_token` have no effect, because rows never cross the end of a document.
+    /// Packs the sequences of a part of token files into at least `samples` rows, with the necessary number of epochs.
+    /// `None` means one epoch. The options `reset_attention`, `drop_last` and `extra_token` have no effect, because
+    /// each sequence is a separate document of its row.
     ///
     /// # Errors
     ///
-    /// [`SamplingError`] for options that do not fit, or too few tokens.
+    /// [`SamplingError`] for invalid options or too few tokens.
     pub fn new(
         file: Arc<IndexedDataset>,
         split: &Split,
@@ -114,7 +117,7 @@ impl PackedSamples {
         self.rows.len()
     }
 
-    /// Returns the fraction of positions that hold a token.
+    /// Returns the fraction of the positions in all rows that contain a token instead of padding.
     pub fn fill_ratio(&self) -> f64 {
         let tokens = self
             .rows

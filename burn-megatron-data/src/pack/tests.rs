@@ -18,7 +18,7 @@ fn packed(lengths: &[usize], samples: Option<u64>, options: &GptOptions) -> Pack
 
 #[test]
 fn documents_stand_side_by_side() {
-    // Tokens 0 to 4, 5 to 7, and 8 to 17, which is cut after 8.
+    // The sequences are the tokens 0 to 4, 5 to 7, and 8 to 17. The last sequence is cut after 8 tokens.
     let options = GptOptions::new(8, 1);
     let packed = packed(&[5, 3, 10], None, &options);
     assert_eq!((packed.rows(), packed.count()), (3, 3));
@@ -29,7 +29,7 @@ fn documents_stand_side_by_side() {
     assert_eq!(whole.tokens, [0, 1, 2, 3, 4, 5, 6, 7]);
     assert_eq!(whole.targets, [1, 2, 3, 4, IGNORE, 6, 7, IGNORE]);
     assert_eq!(whole.documents, [0, 5]);
-    // The rest is in another row, but the segment's last target is its first token.
+    // The rest of the sequence is in another row, but the last target of the segment is the first token of the rest.
     assert_eq!(cut.tokens, [8, 9, 10, 11, 12, 13, 14, 15]);
     assert_eq!(cut.targets, [9, 10, 11, 12, 13, 14, 15, 16]);
     assert_eq!(cut.documents, [0]);

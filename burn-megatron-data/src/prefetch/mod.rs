@@ -1,4 +1,4 @@
-//! Prefetches the batches of the next steps while the model computes.
+//! Prefetches the batches of the next steps while the model runs the current step.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,11 +19,11 @@ const JOIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// A batch and the numbers of its samples.
 type Prepared = (Range<u64>, Result<Batch, DataError>);
 
-/// Samples whose next batches are prefetched by a thread.
+/// A source of samples that prefetches the next batches in a background thread.
 ///
-/// The thread receives the ranges of sample numbers in the order of the requests, and keeps a few batches ready. A
-/// batch that is requested out of order is read synchronously. An error of reading a batch is returned when the batch
-/// is requested.
+/// The thread reads batches in the order in which they will be requested, and keeps a few batches ready. A batch that
+/// is requested out of order is read synchronously. If reading a batch fails, the error is returned when the batch is
+/// requested.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -58,25 +58,25 @@ struct PrefetchState {
     stats: PrefetchStats,
 }
 
-/// The time that training waited for data.
+/// Statistics of the time for which training waited for data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PrefetchStats {
     /// The number of requested batches.
     pub batches: u64,
     /// The number of batches that were not ready when they were requested.
     pub late: u64,
-    /// The time spent waiting for late batches.
+    /// The total time for which training waited for late batches.
     pub time: Duration,
-    /// The time spent waiting for the first batches, up to the number that is kept ready. They are requested before the
-    /// thread can get ahead, and do not count as late.
+    /// The total time for which training waited for the first batches. Their number is the number of batches that are
+    /// kept ready. They are requested before the thread can get ahead, so they are not counted as late.
     pub start: Duration,
     /// The number of batches that were requested out of order and read synchronously.
     pub out_of_order: u64,
 }
 
 impl Prefetcher {
-    /// Prefetches batches of `samples` for the given `ranges`. Up to `ready` batches are kept ready, while another
-    /// batch is being read.
+    /// Starts to prefetch the batches of `samples` whose sample numbers are in `ranges`. Up to `ready` batches are kept
+    /// ready, while another batch is being read.
     ///
     /// # Errors
     ///
@@ -105,7 +105,7 @@ impl Prefetcher {
         })
     }
 
-    /// Returns the statistics so far.
+    /// Returns the statistics of all requests so far.
     pub fn stats(&self) -> PrefetchStats {
         self.state.lock().stats
     }

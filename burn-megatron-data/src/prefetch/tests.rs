@@ -29,13 +29,13 @@ impl Gate {
     }
 }
 
-/// Samples whose only token is their number.
+/// Samples with a single token, which is the number of the sample.
 #[derive(Default)]
 struct Numbers {
     read: AtomicU64,
-    /// Blocks the samples from a number on.
+    /// Blocks the samples whose number is at least a given number.
     gate: Option<Gate>,
-    /// The sample that fails.
+    /// The number of the sample whose read fails.
     bad: Option<u64>,
 }
 
@@ -62,7 +62,7 @@ impl Samples for Numbers {
     }
 }
 
-/// Batches of two.
+/// Returns ranges of two samples.
 fn pairs(count: u64) -> impl Iterator<Item = Range<u64>> {
     (0..count).map(|pair| 2 * pair..2 * pair + 2)
 }
@@ -76,7 +76,7 @@ fn tokens(ahead: &Prefetcher, numbers: Range<u64>) -> Vec<i32> {
     ahead.batch(numbers).unwrap().tokens().to_vec()
 }
 
-/// Waits until this many samples were read.
+/// Waits until `wanted` samples were read.
 fn await_read(numbers: &Numbers, wanted: u64) {
     wait_until("all samples are read", || {
         numbers.read.load(Ordering::SeqCst) >= wanted
@@ -96,7 +96,7 @@ fn batches_come_in_order_and_are_read_once() {
     assert_eq!(numbers.read.load(Ordering::SeqCst), 12);
     let stats = ahead.stats();
     assert_eq!((stats.batches, stats.out_of_order), (6, 0));
-    // Beyond the announced ranges.
+    // This batch is not in the announced ranges.
     assert_eq!(tokens(&ahead, 20..21), [20]);
     assert_eq!(ahead.stats().out_of_order, 1);
 }
@@ -107,7 +107,7 @@ fn no_more_is_read_than_is_wanted() {
     let ahead = ahead(&numbers, 100, 3);
     await_read(&numbers, 8);
     thread::sleep(Duration::from_millis(50));
-    // Three that are ready, and one that waits to be sent.
+    // Three batches are ready, and one batch waits to be sent.
     assert_eq!(numbers.read.load(Ordering::SeqCst), 8);
     tokens(&ahead, 0..2);
     await_read(&numbers, 10);
@@ -144,7 +144,7 @@ fn what_is_waited_for_is_counted() {
         let error = ahead.batch(0..2).unwrap_err();
         assert!(matches!(error, DataError::Stalled(_)), "{error}");
         let stats = ahead.stats();
-        // The first two count as start.
+        // The waits for the first two batches are counted as `start`.
         let late = u32::try_from(asked).unwrap().saturating_sub(2);
         assert_eq!((stats.batches, stats.late), (asked, u64::from(late)));
         assert!(stats.time >= late * wait, "{stats:?}");
@@ -176,11 +176,11 @@ fn another_order_gives_the_same_batches() {
     let numbers = Arc::new(Numbers::default());
     let ahead = ahead(&numbers, 6, 2);
     assert_eq!(tokens(&ahead, 2..4), [2, 3]);
-    // A past batch, one of another size, and those that follow.
+    // An earlier batch, a batch of another size, and the batches that follow.
     assert_eq!(tokens(&ahead, 0..2), [0, 1]);
     assert_eq!(tokens(&ahead, 4..7), [4, 5, 6]);
     assert_eq!(ahead.stats().out_of_order, 2);
-    // The batch that was kept meanwhile.
+    // The batch that was kept in the meantime.
     assert_eq!(tokens(&ahead, 4..6), [4, 5]);
     assert_eq!(tokens(&ahead, 6..8), [6, 7]);
     assert_eq!(tokens(&ahead, 10..12), [10, 11]);
@@ -199,7 +199,7 @@ fn it_ends_at_any_time() {
     }
 }
 
-/// Samples whose number 4 panics, once.
+/// Samples of which number 4 panics when it is read for the first time.
 struct Panics(AtomicU64);
 
 impl Samples for Panics {

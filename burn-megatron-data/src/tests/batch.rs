@@ -83,7 +83,7 @@ fn documents_are_padded_to_be_split() {
     assert!(real.iter().all(|real| real.in_rows() == [8]));
 }
 
-/// Padding of samples stays padding wherever its tokens go.
+/// Padding tokens of samples stay padding after the batch is changed or split.
 #[test]
 fn a_batch_knows_the_padding_of_its_samples() {
     let sample = |padding: usize| Sample {
@@ -108,14 +108,15 @@ fn a_batch_knows_the_padding_of_its_samples() {
     assert_eq!(moved.real().unwrap().is_real(), is_real("xxx.xxxx"));
     let short = batch.clone().in_rows_of(4);
     assert_eq!(short.real().unwrap().in_rows(), [4, 4, 3, 0]);
-    // At a depth the tokens without a real token of their document so far ahead are padding too.
+    // At a depth of multi-token prediction, tokens are also padding if the later token is not a real token of the same
+    // document.
     let further = batch.with_further_tokens(1);
     let further = further.further()[0].real().unwrap();
     assert_eq!(further.is_real(), is_real("xxx.xxx.xx......"));
     assert_eq!(further.in_rows(), [6, 2]);
 }
 
-/// Documents of different rows are packed into one, each split over the ranks that share it.
+/// Documents of different rows are packed into one row, and each document is split over the ranks that share it.
 #[test]
 fn documents_of_a_batch_are_shared() {
     let sample = |first: i32, documents| Sample {
@@ -136,7 +137,8 @@ fn documents_of_a_batch_are_shared() {
     assert_eq!(parts[1].targets, [14, 15, 16, 17, 8, 9]);
     assert!(parts.iter().all(|part| part.counted_of_rows() == 11));
     assert_eq!(parts[0].padding(), Padding { added: 1, all: 12 });
-    // One rank has a shard too, with its tokens in a multiple of what tensor ranks share; and no document is padding alone.
+    // A single rank also has a shard. Its number of tokens is a multiple of the number of tensor ranks. No document
+    // consists only of padding.
     let whole = |documents: &[_]| batch.documents_in_context(documents, (0, 1), 4).unwrap();
     let short = whole(&documents[1..2]);
     assert_eq!((short.tokens(), short.counted()), (&[6, 7, 8, 0][..], 3));
@@ -144,7 +146,7 @@ fn documents_of_a_batch_are_shared() {
     assert_eq!((whole(&[]).seq, whole(&[]).counted()), (4, 0));
 }
 
-/// Tokens of each depth come from the same document, also from the parts of other ranks.
+/// The tokens of each depth are from the same document, even if they are in the part of another rank.
 #[test]
 fn further_tokens_stay_in_their_document() {
     let sample = Sample {
@@ -165,7 +167,7 @@ fn further_tokens_stay_in_their_document() {
         second.targets(),
         [4, 5, 6, IGNORE, IGNORE, 9, IGNORE, IGNORE]
     );
-    // A depth of more than a document has no tokens.
+    // A depth that is larger than the length of a document has no tokens.
     let long = batch().with_further_tokens(4);
     assert_eq!(long.further()[3].tokens(), [5, 0, 0, 0, 0, 0, 0, 0]);
     let rows = whole.in_rows_of(4).with_further_tokens(1);

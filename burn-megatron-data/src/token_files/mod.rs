@@ -1,4 +1,4 @@
-//! Token files as a [`Dataset`].
+//! A [`Dataset`] of token files.
 
 mod sidecar;
 
@@ -26,17 +26,17 @@ const HELD_OUT_SEED: u64 = 1234;
 /// The maximum number of files that a description lists.
 const MAX_NAMED_FILES: usize = 4;
 
-/// One file of a data set.
+/// A token file of a data set.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenFile {
-    /// The path of the `.bin` and `.idx` files without these extensions.
+    /// The path prefix: the path of the `.bin` and `.idx` files without these extensions.
     pub prefix: PathBuf,
-    /// The relative share of the samples from this file. Either all files have a weight or none. Without weights, each
-    /// sample is used once.
+    /// The weight of the file: the relative share of the samples that are from this file. Either all files have a
+    /// weight or no file has a weight. Without weights, each sample is used once.
     pub weight: Option<f64>,
 }
 
-/// Settings of token files and their sampling.
+/// Settings for reading and sampling token files.
 ///
 /// ```
 /// use burn_megatron_data::indexed::{IndexedDatasetBuilder, TokenType};
@@ -61,28 +61,29 @@ pub struct TokenFile {
 /// ```
 #[derive(Clone, Debug)]
 pub struct TokenFilesConfig {
-    /// The files.
+    /// The token files of the data set.
     pub files: Vec<TokenFile>,
-    /// The split of each file's sequences into training, validation and test.
+    /// The split of the sequences of each file into training, validation and test parts.
     pub split: Split,
-    /// The cache of indices; `None` builds them in memory in each process.
+    /// The cache of sample indices. `None`: each process builds the indices in memory.
     pub cache: Option<IndexCache>,
-    /// The end-of-document token; `None` takes it from the sidecar files.
+    /// The end-of-document token. `None`: the token is read from the sidecar files.
     pub eod: Option<i32>,
-    /// Whether the target after each end of a document is ignored: see [`GptOptions::eod_mask_loss`].
+    /// Whether the target of each end-of-document token is ignored: see [`GptOptions::eod_mask_loss`].
     pub eod_mask_loss: bool,
-    /// Whether attention and positions restart after each end of a document: see [`GptOptions::reset_attention`].
+    /// Whether attention is limited to documents, and positions restart in each document: see
+    /// [`GptOptions::reset_attention`].
     pub reset_attention: bool,
-    /// Whether the incomplete last sample is dropped: see [`GptOptions::drop_last`].
+    /// Whether the incomplete last sample of the validation part is dropped: see [`GptOptions::drop_last`].
     pub drop_last: bool,
     /// Whether documents are packed into rows: see [`PackedSamples`].
     pub packing: bool,
-    /// The vocabulary size; `None` takes it from the sidecar files.
+    /// The vocabulary size. `None`: the vocabulary size is read from the sidecar files.
     pub vocabulary: Option<usize>,
 }
 
 impl TokenFilesConfig {
-    /// Creates settings with Megatron's defaults for these files.
+    /// Creates settings for the given files, with the defaults of Megatron.
     pub fn new(files: Vec<TokenFile>) -> Self {
         Self {
             files,
@@ -97,17 +98,18 @@ impl TokenFilesConfig {
         }
     }
 
-    /// Opens the files.
+    /// Opens the token files.
     ///
     /// # Errors
     ///
-    /// [`DataError`] for files that cannot be read or contradict each other, and for options that exclude each other.
+    /// [`DataError`] if files cannot be read, if their sidecar files contradict each other, or if an option has no
+    /// effect together with another option.
     pub fn open(self) -> Result<TokenFiles, DataError> {
         TokenFiles::open(self)
     }
 }
 
-/// Token files as a [`Dataset`].
+/// A [`Dataset`] of token files.
 pub struct TokenFiles {
     config: TokenFilesConfig,
     files: Vec<Arc<IndexedDataset>>,
@@ -179,20 +181,22 @@ impl TokenFiles {
         xxh3_64(format!("{all:?} {flags:?}").as_bytes())
     }
 
-    /// Returns at most `max` samples of the test part. The selection is always the same.
+    /// Returns at most `max` samples of the test part. The same samples are always selected.
     ///
     /// # Errors
     ///
-    /// See [`Dataset::training`].
+    /// The errors of [`Dataset::training`].
     pub fn test(&self, seq: usize, max: usize) -> Result<Vec<Sample>, DataError> {
         self.evaluation(SplitPart::Test, seq, max)
     }
 
-    /// Returns samples of a part: at least `samples`, or one epoch of each file.
+    /// Returns the samples of a part. If `samples` is given, there are at least this number of samples. Otherwise there
+    /// is one epoch of each file.
     ///
     /// # Errors
     ///
-    /// [`SamplingError`] for options that do not fit or too few tokens; [`CacheError`](super::gpt::CacheError).
+    /// [`SamplingError`] for invalid options or too few tokens; [`CacheError`](super::gpt::CacheError) if the indices
+    /// cannot be cached.
     pub fn samples(
         &self,
         part: SplitPart,

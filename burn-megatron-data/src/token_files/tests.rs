@@ -149,7 +149,8 @@ fn held_out_samples_are_always_the_same() {
     assert_ne!(weighted, held_out([None, None]));
     let data = corpora([Some(3.0), Some(1.0)]).open().unwrap();
     assert_eq!(data.held_out(16, 0).unwrap(), []);
-    // More than there are: until the first file is exhausted; without weights, all samples.
+    // More samples are requested than exist. With weights, there are samples until the first file is exhausted. Without
+    // weights, all samples are returned.
     let most = data.held_out(16, 10_000).unwrap();
     assert_eq!(most[..7], weighted);
     let all = corpora([None, None])
@@ -184,7 +185,7 @@ fn the_fingerprint_follows_the_data_and_the_options() {
     let base = || corpora([Some(1.0), Some(2.0)]);
     let first = fingerprint(base());
     assert_eq!(first, fingerprint(corpora([Some(2.0), Some(4.0)])));
-    // Independent of the path and of the cache.
+    // The fingerprint does not depend on the path and the cache.
     let mut moved = base();
     for (path, name) in [(bin_path as fn(&_) -> _, "a.bin"), (idx_path, "a.idx")] {
         fs::copy(path(&fixture("a")), folder.path().join(name)).unwrap();
@@ -256,7 +257,7 @@ fn what_stands_beside_the_files_is_used() {
         refused.contains("third' disagree on the tokenizer"),
         "{refused}"
     );
-    // Facts that one file lacks are taken from the others.
+    // Properties that the sidecar of one file does not have are taken from the other sidecars.
     let silent = beside(&folder, "silent", "{}");
     let both = open(vec![silent, first.clone()]).open().unwrap();
     assert_eq!((both.vocabulary(), both.bytes_per_token()), (500, 1.0));

@@ -6,64 +6,64 @@ use std::path::{Path, PathBuf};
 /// An error of the tokenizers library.
 pub(super) type BoxedError = Box<dyn std::error::Error + Send + Sync>;
 
-/// An error of reading or using a tokenizer.
+/// An error that occurred while a tokenizer was read or used.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenizerError {
     /// The file does not exist.
     #[error("no tokenizer at '{path}': give a tokenizer.json, a folder that has one, or `bytes`")]
     Missing {
-        /// The expected file.
+        /// The path of the expected file.
         path: PathBuf,
     },
     /// The operating system failed to read the file.
     #[error("cannot read '{path}': {source}")]
     Unreadable {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
         /// The cause.
         source: io::Error,
     },
-    /// The file is not a valid tokenizer.
+    /// The file does not contain a valid tokenizer.
     #[error("'{path}' does not describe a tokenizer: {source}")]
     Invalid {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
         /// The reason.
         source: BoxedError,
     },
-    /// The program was built without the library that reads the file.
+    /// The program was built without the feature `tokenizers`, which is required to read the file.
     #[error(
         "cannot read '{path}': this program was built without tokenizers; build it with --features tokenizers, or \
          give `bytes`"
     )]
     NotBuilt {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
     },
-    /// The library panicked while parsing the file.
+    /// The `tokenizers` library panicked while it parsed the file.
     #[error("'{path}' does not describe a tokenizer: its parts contradict each other")]
     Panicked {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
     },
-    /// A file names a token that is not in the vocabulary.
+    /// A file of the tokenizer refers to a token that is not in the vocabulary.
     #[error("'{path}' has the {what} `{token}`, which is not in the vocabulary")]
     UnknownToken {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
         /// The role of the token, such as `eos_token`.
         what: &'static str,
-        /// The token, or its id.
+        /// The token as text, or its id.
         token: String,
     },
     /// A requested token is not in the vocabulary.
     #[error("the tokenizer {tokenizer} has no token `{token}`{}", listed(special))]
     NoSuchToken {
-        /// The tokenizer.
+        /// The name of the tokenizer.
         tokenizer: String,
         /// The requested token.
         token: String,
-        /// Some of its special tokens.
+        /// Some special tokens of the tokenizer.
         special: Vec<String>,
     },
     /// The text is not UTF-8.
@@ -72,17 +72,17 @@ pub enum TokenizerError {
     /// The text cannot be encoded.
     #[error("the tokenizer {tokenizer} cannot encode the text: {source}")]
     Encode {
-        /// The tokenizer.
+        /// The name of the tokenizer.
         tokenizer: String,
-        /// The library's error.
+        /// The error of the `tokenizers` library.
         source: BoxedError,
     },
     /// The tokens cannot be decoded.
     #[error("the tokenizer {tokenizer} cannot decode the tokens: {source}")]
     Decode {
-        /// The tokenizer.
+        /// The name of the tokenizer.
         tokenizer: String,
-        /// The library's error.
+        /// The error of the `tokenizers` library.
         source: BoxedError,
     },
 }

@@ -1,9 +1,9 @@
-//! Encodes text as tokens and decodes tokens to text.
+//! Tokenizers, which encode text as tokens and decode tokens to text.
 //!
-//! A [`Tokenizer`] is a `tokenizer.json` file of the Hugging Face library, or encodes each byte as a token. A
-//! [`DecodeStream`] decodes incrementally, [`TokenFileInfo`] is the sidecar of token files, and the module `chat`
-//! renders conversations with templates. The feature `tokenizers` enables `tokenizer.json` files and `chat`. Without
-//! it, only the byte-level tokenizer is available.
+//! A [`Tokenizer`] is read from a `tokenizer.json` file of the Hugging Face library, or encodes each byte as a token. A
+//! [`DecodeStream`] decodes tokens incrementally. [`TokenFileInfo`] is the content of the sidecar file of token files.
+//! The module `chat` renders conversations with chat templates. The feature `tokenizers` enables `tokenizer.json` files
+//! and `chat`. Without it, only the byte-level tokenizer is available.
 //!
 //! ```
 //! use burn_megatron_data::tokenizer::Tokenizer;
@@ -56,9 +56,9 @@ const FILE: &str = "tokenizer.json";
 /// The maximum size of a tokenizer file, in bytes, far above usual sizes.
 const MAX_FILE_BYTES: u64 = 1 << 30;
 
-/// Encodes text as tokens and decodes tokens to text.
+/// Tokenizers, which encode text as tokens and decode tokens to text.
 ///
-/// Each clone has a separate cache of words, so that threads do not contend for it.
+/// Each clone has its own cache of words, so that threads do not compete for a shared cache.
 #[derive(Clone)]
 pub struct Tokenizer {
     kind: TokenizerKind,
@@ -75,7 +75,8 @@ enum TokenizerKind {
 }
 
 impl Tokenizer {
-    /// Creates the byte-level tokenizer: 256 tokens, where token 0 ends a document.
+    /// Creates the byte-level tokenizer. It has 256 tokens, one for each byte value. Token 0 is the end-of-document
+    /// token.
     pub fn bytes() -> Self {
         Self {
             kind: TokenizerKind::Bytes,
@@ -89,11 +90,12 @@ impl Tokenizer {
         }
     }
 
-    /// Returns [`Tokenizer::bytes`] for the name [`BYTES`], and otherwise [opens](Self::open) a path.
+    /// Returns the [byte-level tokenizer](Self::bytes) if `name` is [`BYTES`]. Otherwise `name` is a path, which is
+    /// [opened](Self::open).
     ///
     /// # Errors
     ///
-    /// See [`open`](Self::open).
+    /// The errors of [`open`](Self::open).
     pub fn named(name: &str) -> Result<Self, TokenizerError> {
         match name {
             BYTES => Ok(Self::bytes()),
@@ -101,7 +103,7 @@ impl Tokenizer {
         }
     }
 
-    /// Reads a `tokenizer.json`, given by its path or its folder.
+    /// Reads a tokenizer from a `tokenizer.json` file. `path` is the path of the file or of its folder.
     ///
     /// Special tokens are taken from optional files in the same folder, in this order of precedence:
     /// `tokenizer_config.json`, `special_tokens_map.json`, `config.json`. The settings for truncation and padding in
@@ -110,8 +112,8 @@ impl Tokenizer {
     /// # Errors
     ///
     /// [`TokenizerError::Missing`], [`TokenizerError::Unreadable`], [`TokenizerError::Invalid`],
-    /// [`TokenizerError::Panicked`] or [`TokenizerError::UnknownToken`], which name the file. Without the feature
-    /// `tokenizers`: [`TokenizerError::NotBuilt`].
+    /// [`TokenizerError::Panicked`] or [`TokenizerError::UnknownToken`], with the path of the file.
+    /// [`TokenizerError::NotBuilt`] without the feature `tokenizers`.
     pub fn open(path: &Path) -> Result<Self, TokenizerError> {
         let file = file_of(path)?;
         let content = regular_file::read(&file, MAX_FILE_BYTES)
@@ -120,8 +122,9 @@ impl Tokenizer {
         Self::parse(path, &file, &content, &beside)
     }
 
-    /// Works like [`open`](Self::open), with the contents of the files by name: `tokenizer.json` and its optional
-    /// companions. Other files are ignored. `name` becomes the tokenizer's name, and the folder in errors.
+    /// Creates a tokenizer like [`open`](Self::open), from the contents of its files. `files` maps the names of the
+    /// files to their contents: `tokenizer.json` and the optional files. Other files are ignored. `name` becomes the
+    /// name of the tokenizer. In errors, `name` is the folder of the files.
     ///
     /// # Errors
     ///
@@ -160,11 +163,11 @@ impl Tokenizer {
         })
     }
 
-    /// Sets the end-of-document token, given as text.
+    /// Sets the end-of-document token. `token` is the text of the token.
     ///
     /// # Errors
     ///
-    /// [`TokenizerError::NoSuchToken`].
+    /// [`TokenizerError::NoSuchToken`] if the vocabulary does not contain the token.
     pub fn with_eod(mut self, token: &str) -> Result<Self, TokenizerError> {
         let id = self.id(token).ok_or_else(|| TokenizerError::NoSuchToken {
             tokenizer: self.name.clone(),
@@ -175,37 +178,37 @@ impl Tokenizer {
         Ok(self)
     }
 
-    /// Returns [`BYTES`], or the path from which the tokenizer was opened.
+    /// Returns the name of the tokenizer: [`BYTES`], or the path from which the tokenizer was opened.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Returns whether this is the byte-level tokenizer.
+    /// Whether this is the byte-level tokenizer.
     pub fn is_bytes(&self) -> bool {
         matches!(self.kind, TokenizerKind::Bytes)
     }
 
-    /// Returns the largest token id + 1, including added tokens and unused ids.
+    /// Returns the vocabulary size: the largest token id plus 1. It includes added tokens and unused ids.
     pub fn vocabulary(&self) -> usize {
         self.vocabulary
     }
 
-    /// Returns the 64-bit XXH3 hash of the file.
+    /// Returns the 64-bit XXH3 hash of the tokenizer file.
     pub fn fingerprint(&self) -> u64 {
         self.fingerprint
     }
 
-    /// Returns the special tokens.
+    /// Returns the special tokens of the tokenizer.
     pub fn special(&self) -> &SpecialTokens {
         &self.special
     }
 
-    /// Returns the end-of-document token, if known.
+    /// Returns the end-of-document token, or `None` if it is unknown.
     pub fn eod(&self) -> Option<u32> {
         self.special.eod
     }
 
-    /// Returns the id of a token, given as text.
+    /// Returns the id of the token with this text, or `None` if the vocabulary does not contain the token.
     pub fn id(&self, token: &str) -> Option<u32> {
         match (&self.kind, token.as_bytes()) {
             (TokenizerKind::Bytes, [byte]) => Some(u32::from(*byte)),
@@ -219,22 +222,22 @@ impl Tokenizer {
     ///
     /// # Errors
     ///
-    /// [`TokenizerError::Encode`] if the tokenizer has no token for a part of the text and no unknown token.
+    /// [`TokenizerError::Encode`] if the tokenizer has no token for a part of the text, and no token for unknown text.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
         self.encode_as(text, false)
     }
 
-    /// Encodes a text, and adds the tokenizer's special tokens around it, such as `<s>`.
+    /// Encodes a text, and adds the special tokens of the tokenizer before and after the text, such as `<s>`.
     ///
     /// # Errors
     ///
-    /// See [`encode`](Self::encode).
+    /// The errors of [`encode`](Self::encode).
     pub fn encode_with_special_tokens(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
         self.encode_as(text, true)
     }
 
-    /// Returns the special tokens that [`encode_with_special_tokens`](Self::encode_with_special_tokens) adds before and after
-    /// a text.
+    /// Returns two lists: the special tokens that [`encode_with_special_tokens`](Self::encode_with_special_tokens) adds
+    /// before a text and after a text.
     ///
     /// # Errors
     ///
@@ -250,12 +253,12 @@ impl Tokenizer {
     }
 
     /// Encodes a text like [`encode`](Self::encode), or like
-    /// [`encode_with_special_tokens`](Self::encode_with_special_tokens) if `add_special_tokens` is set. Also returns
-    /// the byte range of the text for each token. The range of an added token is empty.
+    /// [`encode_with_special_tokens`](Self::encode_with_special_tokens) if `add_special_tokens` is set. Each token is
+    /// returned with its byte range in the text. The range of an added special token is empty.
     ///
     /// # Errors
     ///
-    /// See [`encode`](Self::encode).
+    /// The errors of [`encode`](Self::encode).
     pub fn encode_with_offsets(
         &self,
         text: &str,
@@ -277,7 +280,7 @@ impl Tokenizer {
     ///
     /// # Errors
     ///
-    /// [`TokenizerError::NotUtf8`], and the errors of [`encode`](Self::encode).
+    /// [`TokenizerError::NotUtf8`] if the bytes are not UTF-8, and the errors of [`encode`](Self::encode).
     pub fn encode_bytes(
         &self,
         text: &[u8],
@@ -310,8 +313,9 @@ impl Tokenizer {
         }
     }
 
-    /// Decodes tokens without special tokens, as in the Hugging Face library. Ids without a token are skipped, because
-    /// a model may have more embedding rows than its tokenizer has tokens. Invalid UTF-8 becomes U+FFFD.
+    /// Decodes tokens to text. Special tokens are skipped, as in the Hugging Face library. Ids without a token are also
+    /// skipped, because a model may have more embedding rows than its tokenizer has tokens. Invalid UTF-8 is replaced
+    /// by U+FFFD.
     ///
     /// # Errors
     ///
@@ -320,11 +324,11 @@ impl Tokenizer {
         self.decode_as(tokens, true)
     }
 
-    /// Decodes tokens like [`decode`](Self::decode), including special tokens.
+    /// Decodes tokens to text like [`decode`](Self::decode), but includes the text of special tokens.
     ///
     /// # Errors
     ///
-    /// See [`decode`](Self::decode).
+    /// The errors of [`decode`](Self::decode).
     pub fn decode_with_special_tokens(&self, tokens: &[u32]) -> Result<String, TokenizerError> {
         self.decode_as(tokens, false)
     }
@@ -355,7 +359,7 @@ impl Tokenizer {
         }
     }
 
-    /// Returns a stream that decodes tokens one by one.
+    /// Returns a stream that decodes tokens to text incrementally.
     pub fn stream(&self) -> DecodeStream<'_> {
         DecodeStream::new(self)
     }

@@ -1,4 +1,4 @@
-//! Reads special tokens from the files next to a tokenizer.
+//! Reads the special tokens of a tokenizer from the files next to it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::ErrorKind;
@@ -9,19 +9,18 @@ use serde_json::Value;
 use super::{MAX_FILE_BYTES, TokenizerError};
 use burn_megatron::regular_file;
 
-/// The special tokens that are known.
+/// The ids of the special tokens of a tokenizer. A token that is unknown is `None`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SpecialTokens {
-    /// Beginning of a sequence.
+    /// The beginning-of-sequence token.
     pub bos: Option<u32>,
-    /// End of a sequence.
+    /// The end-of-sequence token.
     pub eos: Option<u32>,
-    /// End of a document; `eos` unless set otherwise.
+    /// The end-of-document token. It is equal to `eos`, unless it is set to another token.
     pub eod: Option<u32>,
-    /// Padding.
+    /// The padding token.
     pub pad: Option<u32>,
-    /// All tokens that end generation, including `eos`. A chat model may end its turns with other tokens than its
-    /// documents.
+    /// All tokens that end generation, including `eos`. A chat model may end a turn with another token than a document.
     pub stop_tokens: Vec<u32>,
 }
 

@@ -1,14 +1,16 @@
-//! Incremental decoding.
+//! Decodes tokens to text incrementally.
 
 use super::{Tokenizer, TokenizerError};
 
 /// The replacement for bytes that are not a character, or not yet.
 const REPLACEMENT: char = char::REPLACEMENT_CHARACTER;
 
-/// Decodes tokens incrementally, in complete characters. Created by [`Tokenizer::stream`].
+/// A stream that decodes tokens to text incrementally and returns only complete characters. [`Tokenizer::stream`]
+/// creates it.
 ///
-/// The concatenated text, including the text of [`finish`](Self::finish), equals [`Tokenizer::decode`] of all tokens.
-/// Only the last few tokens are decoded again, so the cost per token is constant.
+/// The concatenation of all returned texts, including the text of [`finish`](Self::finish), is equal to the result of
+/// [`Tokenizer::decode`] for all tokens. For each new token, only the last few tokens are decoded again, so the cost
+/// per token is constant.
 #[derive(Clone, Debug)]
 pub struct DecodeStream<'a> {
     tokenizer: &'a Tokenizer,
@@ -30,12 +32,12 @@ impl<'a> DecodeStream<'a> {
         }
     }
 
-    /// Adds a token, and returns the text that became certain. Empty for an incomplete character and for special
-    /// tokens.
+    /// Adds a token, and returns the next part of the text, which later tokens cannot change. The part is empty after
+    /// an incomplete character and after a special token.
     ///
     /// # Errors
     ///
-    /// [`TokenizerError::Decode`].
+    /// [`TokenizerError::Decode`] if the tokens cannot be decoded.
     pub fn push(&mut self, token: u32) -> Result<String, TokenizerError> {
         self.tokens.push(token);
         let text = self.tokenizer.decode(&self.tokens)?;
@@ -50,11 +52,11 @@ impl<'a> DecodeStream<'a> {
         Ok(new)
     }
 
-    /// Returns the rest of the text, with U+FFFD for incomplete characters.
+    /// Returns the rest of the text. Incomplete characters are replaced by U+FFFD.
     ///
     /// # Errors
     ///
-    /// [`TokenizerError::Decode`].
+    /// [`TokenizerError::Decode`] if the tokens cannot be decoded.
     pub fn finish(self) -> Result<String, TokenizerError> {
         Ok(beyond(&self.tokenizer.decode(&self.tokens)?, &self.given))
     }

@@ -84,7 +84,8 @@ fn a_stream_gives_the_same_text_in_pieces() {
         let tokenizer = open(&name);
         for case in reference.cases {
             let pieces = streamed(&tokenizer, &case.framed);
-            // A space before a mark is removed once the mark is there, but was returned already.
+            // The tokenizer removes a space before a punctuation mark when the mark follows, but the stream has already
+            // returned the space.
             if name != "word_piece" {
                 assert_eq!(pieces.concat(), case.decoded, "{name}: {:?}", case.text);
             }
@@ -146,7 +147,7 @@ fn special_tokens_come_from_the_files_beside_it() {
     assert!(error.ends_with(listed), "{error}");
 }
 
-/// Returns a folder with only the tokenizer file.
+/// Returns a folder that contains only the tokenizer file.
 fn alone() -> TestFolder {
     let folder = TestFolder::new();
     let content = fs::read(fixture("byte_fallback/tokenizer.json")).unwrap();

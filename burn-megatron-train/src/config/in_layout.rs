@@ -6,7 +6,7 @@ use burn_megatron::data_parallel::DataParallelConfig;
 use burn_megatron::mesh::{ParallelConfig, samples_per_rank};
 
 impl TrainConfig {
-    /// Checks all settings for a layout and a model with a context of `context` tokens.
+    /// Checks all settings for a layout and a model. `context` is the maximum sequence length of the model, in tokens.
     ///
     /// # Errors
     ///

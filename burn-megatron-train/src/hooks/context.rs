@@ -1,4 +1,4 @@
-//! The parts of a trainer that a hook can use.
+//! The context of a hook: the parts of a trainer that the hook can use.
 
 use burn::tensor::Device;
 
@@ -10,7 +10,7 @@ use burn_megatron::data_parallel::DistributedDataParallel;
 use burn_megatron::model::LanguageModel;
 use burn_megatron::optim::{LossScaler, ParallelOptimizer};
 
-/// The trainer of a rank without its hooks, at a point of a step.
+/// The context that is passed to a hook: the trainer of this rank without its hooks, and the current step.
 pub struct StepContext<'a, M> {
     /// The index of the step, from 0.
     pub(crate) step: usize,
@@ -26,7 +26,8 @@ pub struct StepContext<'a, M> {
 }
 
 impl<M: LanguageModel> StepContext<'_, M> {
-    /// Returns the number of the step, from 1. Outside of a step, returns the number of the next step.
+    /// Returns the number of the current step, counted from 1. Outside of a step, it returns the number of the next
+    /// step.
     pub fn step(&self) -> usize {
         self.step + 1
     }
@@ -36,7 +37,7 @@ impl<M: LanguageModel> StepContext<'_, M> {
         self.ddp
     }
 
-    /// Returns the model and its parameters, to change them. All ranks must make the same change.
+    /// Returns the model and its parameters for changes. All ranks must make the same change.
     pub fn model_mut(&mut self) -> &mut DistributedDataParallel<M> {
         self.ddp
     }
@@ -56,13 +57,13 @@ impl<M: LanguageModel> StepContext<'_, M> {
         self.device
     }
 
-    /// Returns the learning rate after the steps that are read. A skipped step passes its learning rate on to the next
-    /// step.
+    /// Returns the learning rate of the next step, given the steps whose statistics were read. After a skipped step,
+    /// the next step has the same learning rate.
     pub fn learning_rate(&self) -> f64 {
         self.position.learning_rate(0)
     }
 
-    /// Returns whether the metrics of a step are read one step later: see
+    /// Whether the statistics of a step are read one step later: see
     /// [`defer_readings`](crate::Trainer::defer_readings).
     pub fn defers_readings(&self) -> bool {
         self.defers

@@ -1,4 +1,4 @@
-//! Updates the scales of FP8 layers from the magnitudes of a step, and warns about values beyond the range of the
+//! Updates the scales of FP8 layers from the amax values of a step, and warns about values that exceed the range of the
 //! format.
 
 use super::{AddedStatistics, StepContext, StepHook, StepReport};

@@ -1,9 +1,9 @@
-//! The techniques of a training step. Each technique is a [`StepHook`].
+//! Hooks: optional techniques that change a training step. Each technique is a [`StepHook`].
 //!
 //! A step of a [`Trainer`](crate::Trainer) reads batches, runs the micro-batches, reduces the gradients, decides
 //! whether the step is taken, updates the weights and reports metrics. A hook changes one or more of these parts.
-//! [`ORDER`] lists the hooks in their order. A trainer has only the hooks that its settings use, so other hooks cost
-//! nothing.
+//! [`ORDER`] lists the hooks in the order in which they are called. A trainer has only the hooks that its settings
+//! require. Unused hooks take no time.
 //!
 //! Add a custom hook with [`Trainer::with_hook`](crate::Trainer::with_hook):
 //!
@@ -72,8 +72,9 @@ pub use values::{AddedStatistics, StepDecision, StepInput, StepReport, StepRun, 
 /// The name in [`ORDER`] that stands for custom hooks.
 const OWN: &str = "your own hooks";
 
-/// The order of the hooks. Custom hooks are called at the place `your own hooks`, in the order in which they were
-/// added. A custom hook with the name of a technique replaces the technique.
+/// The names of the hooks, in the order in which they are called. Custom hooks are called at the position of
+/// `your own hooks`, in the order in which they were added. A custom hook that has the name of a built-in hook replaces
+/// the built-in hook.
 pub const ORDER: [&str; 14] = [
     batch_warmup::NAME,
     sequence_warmup::NAME,

@@ -14,47 +14,48 @@ use burn_megatron::optim::TooManySkips;
 
 /// A technique that changes a training step.
 ///
-/// All methods have a default that does nothing. A step calls them in this order:
+/// All methods except [`name`](Self::name) have a default that does nothing. A step calls the methods of its hooks in
+/// this order:
 ///
 /// 1. [`batches`](Self::batches): assigns samples to the micro-batches of the step.
-/// 2. [`wrap_run`](Self::wrap_run): runs the forward, backward and reduction. The first hook is the outermost.
-/// 3. [`statistics`](Self::statistics): adds tensors that are read with the statistics of the step.
+/// 2. [`wrap_run`](Self::wrap_run): wraps the forward, backward and reduction. The first hook is the outermost wrapper.
+/// 3. [`statistics`](Self::statistics): adds tensors to the statistics of the step.
 /// 4. [`decide`](Self::decide): decides whether the step is skipped.
-/// 5. [`before_update`](Self::before_update): called after the observer received the gradients.
-/// 6. [`after_update`](Self::after_update): called in reverse order, the last hook first.
-/// 7. [`metrics`](Self::metrics): called once the step is read. If readings are
-///    [deferred](crate::Trainer::defer_readings), this is after the launch of the next step.
+/// 5. [`before_update`](Self::before_update): is called after the observer has received the gradients, before the
+///    weights are updated.
+/// 6. [`after_update`](Self::after_update): is called after the weights are updated. The last hook is called first.
+/// 7. [`metrics`](Self::metrics): is called when the host has read the statistics of the step. If readings are
+///    [deferred](crate::Trainer::defer_readings), this is after the next step was launched.
 ///
-/// **Collectives.** Each method is called on every rank, in the same order of methods and hooks. A hook may call
-/// collectives if all ranks have the hook and decide in the same way whether to call the collective. For a collective
-/// of one process group, all members of the group must fulfil this condition.
+/// **Collectives.** Each method is called on every rank, in the same order of methods and hooks. A hook may call a
+/// collective if all ranks of the process group have the hook, and if all of them call the collective.
 pub trait StepHook<M: LanguageModel>: Any {
     /// Returns the name of the hook, which is unique in a trainer.
     fn name(&self) -> &str;
 
-    /// Checks that the trainer supports the hook. Called once, when the hook is added.
+    /// Checks that the trainer supports the hook. This method is called once, when the hook is added.
     ///
     /// # Errors
     ///
-    /// [`TrainError`], the same on all ranks.
+    /// [`TrainError`] if the trainer does not support the hook. All ranks must return the same error.
     fn check(&self, context: &StepContext<'_, M>) -> Result<(), TrainError> {
         let _ = context;
         Ok(())
     }
 
-    /// Changes the assignment of samples to micro-batches. Must return the same plan in each step, because samples are
-    /// read ahead.
+    /// Changes the assignment of samples to micro-batches. The method must make the same changes in each step, because
+    /// samples are read ahead.
     fn batches(&self, plan: &mut BatchPlan) {
         let _ = plan;
     }
 
-    /// Runs the forward, backward and reduction of a step. `next` runs the hooks after this one. It does not change the
-    /// weights or the optimizer state, so it can be called several times. In a step that `replay` checks, this method
-    /// is called several times.
+    /// Wraps the forward, backward and reduction of a step. `next` runs the hooks after this hook and then the step.
+    /// `next` does not change the weights or the optimizer state, so it can be called several times. In a step that
+    /// `replay` checks, this method is called several times.
     ///
     /// # Errors
     ///
-    /// [`TrainError`] ends the run.
+    /// [`TrainError`], which ends the run.
     fn wrap_run(
         &mut self,
         context: &mut StepContext<'_, M>,
@@ -64,11 +65,11 @@ pub trait StepHook<M: LanguageModel>: Any {
         next.run(context, input)
     }
 
-    /// Adds tensors to the statistics of the step. The hook must reduce them over the ranks.
+    /// Adds tensors to the statistics of the step. The hook must reduce these tensors over the ranks.
     ///
     /// # Errors
     ///
-    /// [`TrainError`] ends the run.
+    /// [`TrainError`], which ends the run.
     fn statistics(
         &mut self,
         context: &mut StepContext<'_, M>,
@@ -78,11 +79,11 @@ pub trait StepHook<M: LanguageModel>: Any {
         Ok(())
     }
 
-    /// Decides whether the step is skipped. `next` runs the step again with the hooks after this one.
+    /// Decides whether the step is skipped. `next` runs the step again with the hooks after this hook.
     ///
     /// # Errors
     ///
-    /// [`TrainError`] ends the run.
+    /// [`TrainError`], which ends the run.
     fn decide(
         &mut self,
         context: &mut StepContext<'_, M>,
@@ -93,11 +94,11 @@ pub trait StepHook<M: LanguageModel>: Any {
         Ok(())
     }
 
-    /// Called before the optimizer, even if the step is skipped. The gradients are reduced but not yet clipped.
+    /// Is called before the optimizer step, even if the step is skipped. The gradients are reduced but not yet clipped.
     ///
     /// # Errors
     ///
-    /// [`TrainError`] ends the run.
+    /// [`TrainError`], which ends the run.
     fn before_update(
         &mut self,
         context: &mut StepContext<'_, M>,
@@ -108,11 +109,11 @@ pub trait StepHook<M: LanguageModel>: Any {
         Ok(())
     }
 
-    /// Called after the optimizer, even if the step is skipped. Hooks are called in reverse order.
+    /// Is called after the optimizer step, even if the step is skipped. Hooks are called in reverse order.
     ///
     /// # Errors
     ///
-    /// [`TrainError`] ends the run.
+    /// [`TrainError`], which ends the run.
     fn after_update(
         &mut self,
         context: &mut StepContext<'_, M>,
@@ -122,11 +123,11 @@ pub trait StepHook<M: LanguageModel>: Any {
         Ok(())
     }
 
-    /// Completes the metrics of a step once they are read. Steps are reported in order.
+    /// Completes the metrics of a step when the host has read its statistics. Steps are reported in order.
     ///
     /// # Errors
     ///
-    /// [`TrainError`] ends the run.
+    /// [`TrainError`], which ends the run.
     fn metrics(
         &mut self,
         context: &mut StepContext<'_, M>,
@@ -136,27 +137,27 @@ pub trait StepHook<M: LanguageModel>: Any {
         Ok(())
     }
 
-    /// Called before held-out text is evaluated by [`fit`](crate::Trainer::fit).
+    /// Is called before [`fit`](crate::Trainer::fit) evaluates held-out text.
     fn before_evaluation(&mut self, context: &mut StepContext<'_, M>) {
         let _ = context;
     }
 
-    /// Called after held-out text is evaluated by [`fit`](crate::Trainer::fit), in reverse order.
+    /// Is called after [`fit`](crate::Trainer::fit) has evaluated held-out text. Hooks are called in reverse order.
     fn after_evaluation(&mut self, context: &mut StepContext<'_, M>) {
         let _ = context;
     }
 
-    /// Called before a checkpoint is saved.
+    /// Is called before a checkpoint is saved.
     ///
     /// # Errors
     ///
-    /// [`TrainError`] ends the run, and nothing is saved.
+    /// [`TrainError`], which ends the run. The checkpoint is not saved.
     fn before_save(&mut self, context: &mut StepContext<'_, M>) -> Result<(), TrainError> {
         let _ = context;
         Ok(())
     }
 
-    /// Adds the state of the hook to a checkpoint. A custom hook adds it to [`RunState::hooks`] under its name.
+    /// Adds the state of the hook to a checkpoint. A custom hook adds its state to [`RunState::hooks`] under its name.
     fn save_state(&self, state: &mut RunState) {
         let _ = state;
     }
@@ -166,7 +167,7 @@ pub trait StepHook<M: LanguageModel>: Any {
     ///
     /// # Errors
     ///
-    /// [`TrainError`] for a state that is invalid.
+    /// [`TrainError`] if the state is invalid.
     fn load_state(
         &mut self,
         context: &mut StepContext<'_, M>,
@@ -176,40 +177,40 @@ pub trait StepHook<M: LanguageModel>: Any {
         Ok(())
     }
 
-    /// Completes the outcome of a run.
+    /// Adds the results of the hook to the outcome of a run.
     fn outcome(&self, outcome: &mut TrainOutcome) {
         let _ = outcome;
     }
 
-    /// Returns the error of a run that ends at `step` because too many steps were skipped. `None` if this hook has not
-    /// found the reason.
+    /// Explains why too many steps were skipped: returns a more precise error for the run, which ends at `step`.
+    /// Returns `None` if this hook has not found the reason.
     fn explain_skips(&self, step: usize, skips: &TooManySkips) -> Option<TrainError> {
         let _ = (step, skips);
         None
     }
 
-    /// Returns an error if the hook reads each step before its update. Readings then cannot be
+    /// Returns an error if the hook reads the statistics of each step before the update. Readings then cannot be
     /// [deferred](crate::Trainer::defer_readings).
     fn deferral_error(&self) -> Option<TrainError> {
         None
     }
 
-    /// Called when the hook is removed from a trainer.
+    /// Is called when the hook is removed from a trainer.
     fn removed(&mut self, context: &mut StepContext<'_, M>) {
         let _ = context;
     }
 }
 
-/// The remaining hooks of a step, and the run of the step.
+/// The hooks after the current hook, which wrap the forward, backward and reduction of a step.
 pub struct RemainingHooks<'a, M>(pub(super) &'a mut [Box<dyn StepHook<M>>]);
 
 impl<M: LanguageModel> RemainingHooks<'_, M> {
-    /// Runs the forward, backward and reduction of a step, with the remaining hooks. Collective: call on all ranks of
+    /// Runs the remaining hooks, and the forward, backward and reduction of the step. Collective: call on all ranks of
     /// the world.
     ///
     /// # Errors
     ///
-    /// [`TrainError`].
+    /// [`TrainError`] if the step or a hook fails.
     pub fn run(
         &mut self,
         context: &mut StepContext<'_, M>,

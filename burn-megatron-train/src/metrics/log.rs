@@ -1,4 +1,4 @@
-//! Writes the files of a run.
+//! Writes the metrics file and the timings file of a run.
 
 use std::path::Path;
 
@@ -21,7 +21,7 @@ enum TimingsLine {
     Resumed(ResumeMarker),
 }
 
-/// Writer of `metrics.jsonl`: [`StepMetrics`], [`HeldOutMetrics`] and [`ExpertMetrics`].
+/// The writer of `metrics.jsonl`, which contains [`StepMetrics`], [`HeldOutMetrics`] and [`ExpertMetrics`].
 ///
 /// ```
 /// use burn_megatron_train::metrics::{MetricsLog, MetricsRecord, StepMetrics, read_metrics};
@@ -50,11 +50,11 @@ pub struct MetricsLog {
 }
 
 impl MetricsLog {
-    /// Creates a new file.
+    /// Creates a new file at `path`.
     ///
     /// # Errors
     ///
-    /// [`MetricsError::Io`], also if the file exists: results are never overwritten.
+    /// [`MetricsError::Io`] if the file cannot be created or already exists. Results are never overwritten.
     pub fn create(path: &Path) -> Result<Self, MetricsError> {
         let mut lines = JsonLines::create(path)?;
         lines.write(&MetricsRecord::Run(RunMetrics { version: VERSION }))?;
@@ -65,15 +65,17 @@ impl MetricsLog {
         })
     }
 
-    /// Resumes the file of an interrupted run, from the checkpoint after `updates` updates.
+    /// Opens the file of an interrupted run that is resumed. `updates` is the number of updates in the checkpoint from
+    /// which the run resumes.
     ///
-    /// Nothing is removed: a marker, `{"kind":"resumed","step":updates}`, invalidates earlier lines of later steps.
-    /// [`read_metrics`](super::read_metrics) omits those lines, so it returns the same records as for an uninterrupted
-    /// run. A truncated last line is ended first. A file of an older version gets a new version line.
+    /// No line is removed. Instead, a marker `{"kind":"resumed","step":updates}` is appended, which invalidates the
+    /// earlier lines of later steps. [`read_metrics`](super::read_metrics) omits these lines, so it returns the same
+    /// records as for an uninterrupted run. If the last line is truncated, a line break is added first. If the file has
+    /// an older version, a new version line is appended.
     ///
     /// # Errors
     ///
-    /// [`MetricsError::Io`] if there is no such file; [`MetricsError::BadLine`] if a line is not a record.
+    /// [`MetricsError::Io`] if the file does not exist; [`MetricsError::BadLine`] if a line is not a record.
     pub fn resume(path: &Path, updates: usize) -> Result<Self, MetricsError> {
         let text = read(path)?;
         let mut records = records(path, &text, true)?;
@@ -97,24 +99,25 @@ impl MetricsLog {
         })
     }
 
-    /// Appends one training step.
+    /// Appends the metrics of one training step.
     ///
     /// # Errors
     ///
-    /// [`MetricsError::Io`].
+    /// [`MetricsError::Io`] if the file cannot be written.
     pub fn step(&mut self, metrics: &StepMetrics) -> Result<(), MetricsError> {
         self.lines.write(&MetricsRecord::Step(*metrics))
     }
 
-    /// Appends the summary of the experts in one training step and, with `evaluates`, the load of each expert.
+    /// Appends the summary of the experts in one training step. If `evaluates` is true, the load of each expert is also
+    /// appended.
     ///
-    /// Set `evaluates` if an evaluation follows. The load is then written before a checkpoint of the same step, because
-    /// a run that resumes from this checkpoint cannot measure it again. Without `evaluates`, the load is written if
-    /// [`held_out`](Self::held_out) is called before the next step.
+    /// Set `evaluates` if an evaluation follows the step. The load is then written before a checkpoint of the same step
+    /// is saved, because a run that resumes from this checkpoint cannot measure the load again. If `evaluates` is
+    /// false, the load is written when [`held_out`](Self::held_out) is called before the next step.
     ///
     /// # Errors
     ///
-    /// [`MetricsError::Io`].
+    /// [`MetricsError::Io`] if the file cannot be written.
     pub fn experts(
         &mut self,
         metrics: &ExpertMetrics,
@@ -133,11 +136,11 @@ impl MetricsLog {
         }
     }
 
-    /// Appends one measurement on held-out text.
+    /// Appends the metrics of one evaluation on held-out text.
     ///
     /// # Errors
     ///
-    /// [`MetricsError::Io`].
+    /// [`MetricsError::Io`] if the file cannot be written.
     pub fn held_out(&mut self, metrics: &HeldOutMetrics) -> Result<(), MetricsError> {
         self.write_load()?;
         if self.held_out == Some(metrics.step) {
@@ -148,11 +151,11 @@ impl MetricsLog {
     }
 }
 
-/// Returns the step of the last checkpoint in a timings file. Checkpoints that a resumed run discarded do not count.
+/// Returns the step of the last checkpoint in a timings file. Checkpoints that a resumed run has discarded are ignored.
 ///
 /// # Errors
 ///
-/// [`MetricsError::Io`] or [`MetricsError::BadLine`].
+/// [`MetricsError::Io`] if the file cannot be read; [`MetricsError::BadLine`] if a line is not a record.
 pub fn last_saved_step(path: &Path) -> Result<Option<u64>, MetricsError> {
     let text = read(path)?;
     let mut saved = vec![];
@@ -168,26 +171,26 @@ pub fn last_saved_step(path: &Path) -> Result<Option<u64>, MetricsError> {
     Ok(saved.pop())
 }
 
-/// Writer of `timings.jsonl`: [`StepTiming`] and [`SaveTiming`].
+/// The writer of `timings.jsonl`, which contains [`StepTiming`] and [`SaveTiming`].
 #[derive(Debug)]
 pub struct TimingsLog(JsonLines);
 
 impl TimingsLog {
-    /// Creates a new file.
+    /// Creates a new file at `path`.
     ///
     /// # Errors
     ///
-    /// [`MetricsError::Io`], also if the file exists.
+    /// [`MetricsError::Io`] if the file cannot be created or already exists.
     pub fn create(path: &Path) -> Result<Self, MetricsError> {
         JsonLines::create(path).map(Self)
     }
 
-    /// Resumes the file of an interrupted run, from the checkpoint after `updates` updates. Appends the same marker as
-    /// [`MetricsLog::resume`].
+    /// Opens the file of an interrupted run that is resumed, and appends the same marker as [`MetricsLog::resume`].
+    /// `updates` is the number of updates in the checkpoint from which the run resumes.
     ///
     /// # Errors
     ///
-    /// [`MetricsError::Io`] if there is no such file; [`MetricsError::BadLine`] if a line is not a record.
+    /// [`MetricsError::Io`] if the file does not exist; [`MetricsError::BadLine`] if a line is not a record.
     pub fn resume(path: &Path, updates: usize) -> Result<Self, MetricsError> {
         let text = read(path)?;
         for line in lines::<TimingsLine>(path, &text, true) {
@@ -196,20 +199,20 @@ impl TimingsLog {
         JsonLines::resume(path, &text, updates).map(Self)
     }
 
-    /// Appends one step.
+    /// Appends the time of one training step.
     ///
     /// # Errors
     ///
-    /// [`MetricsError::Io`].
+    /// [`MetricsError::Io`] if the file cannot be written.
     pub fn step(&mut self, timing: &StepTiming) -> Result<(), MetricsError> {
         self.0.write(timing)
     }
 
-    /// Appends one checkpoint.
+    /// Appends the time of one checkpoint.
     ///
     /// # Errors
     ///
-    /// [`MetricsError::Io`].
+    /// [`MetricsError::Io`] if the file cannot be written.
     pub fn save(&mut self, timing: &SaveTiming) -> Result<(), MetricsError> {
         self.0.write(timing)
     }

@@ -26,17 +26,19 @@ enum MetricsLine {
     },
 }
 
-/// Returns the valid records of a metrics file, in order. Records that a resumed run repeated and truncated lines are
-/// omitted. A line is truncated if it has no line break, or if a marker follows and it is not a record.
+/// Reads the valid records of a metrics file, in order. Truncated lines are omitted, and so are records of steps that a
+/// resumed run has repeated. A line is truncated if it has no line break, or if it is not a record and a marker of a
+/// resumed run follows.
 ///
 /// # Errors
 ///
-/// [`MetricsError::Io`], [`MetricsError::BadLine`] or [`MetricsError::Version`].
+/// [`MetricsError::Io`] if the file cannot be read; [`MetricsError::BadLine`] if a line is not a record;
+/// [`MetricsError::Version`] if the file has a newer version than this library supports.
 pub fn read_metrics(path: &Path) -> Result<Vec<MetricsRecord>, MetricsError> {
     records(path, &read(path)?, false)
 }
 
-/// Returns the oldest version among the records of a file; 1 if the first record is not a version.
+/// Returns the oldest version in the records of a file. It is 1 if the first record does not contain a version.
 pub fn oldest_version(records: &[MetricsRecord]) -> u32 {
     match records.first() {
         Some(MetricsRecord::Run(run)) => run.version,

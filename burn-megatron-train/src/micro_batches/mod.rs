@@ -1,4 +1,5 @@
-//! The micro-batches of a step: assigns samples, reads them ahead, uploads tensors and runs the schedule.
+//! Micro-batches: assigns samples to the micro-batches of a step, reads them ahead, uploads their tensors and runs the
+//! schedule.
 
 mod context_part;
 mod numbering;

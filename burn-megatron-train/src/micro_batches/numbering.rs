@@ -10,13 +10,13 @@ use burn_megatron::data_parallel::DistributedDataParallel;
 use burn_megatron::model::LanguageModel;
 use burn_megatron_data::{Batch, DataError, Padding, Samples};
 
-/// A function that makes the micro-batches of a rank from the rows of a complete step.
+/// A function that divides the samples of a complete step into the micro-batches of this rank.
 pub type SplitStep = Arc<dyn Fn(&Batch) -> Result<Vec<Batch>, DataError> + Send + Sync>;
 
 /// The sample numbers of micro-batches.
 pub(super) type SampleNumbers = Box<dyn Iterator<Item = Range<u64>> + Send>;
 
-/// Assignment of the samples of a run to steps and micro-batches of a rank.
+/// The plan that assigns the samples of a run to steps and to the micro-batches of a rank.
 #[derive(Clone)]
 pub struct BatchPlan {
     sizes: BatchSizes,
@@ -49,30 +49,31 @@ impl BatchPlan {
         }
     }
 
-    /// Sets smaller batches of increasing size for the first steps.
+    /// Sets the batch size warm-up: smaller batches of increasing size in the first steps.
     pub fn warm_up_batches(&mut self, parts: Vec<BatchWarmup>) {
         self.sizes = BatchSizes::new(parts, self.sizes.whole());
     }
 
-    /// Sets shorter rows of increasing length for the first steps.
+    /// Sets the sequence length warm-up: shorter sequences of increasing length in the first steps.
     pub fn warm_up_rows(&mut self, parts: Vec<SequenceWarmup>) {
         self.rows = parts;
     }
 
-    /// Sets a function that makes the micro-batches of a rank from the rows of a complete step. Every rank reads these
-    /// rows. `split` must return the same number of micro-batches on all ranks.
+    /// Sets a function that divides the samples of a complete step into the micro-batches of this rank. Every rank then
+    /// reads all samples of a step. `split` must return the same number of micro-batches on all ranks.
     pub fn split_steps(&mut self, split: SplitStep) {
         self.split = Some(split);
         // Documents are cut only after all rows of a step are read.
         self.context = self.context.of_one_rank();
     }
 
-    /// Returns the number of samples in the given steps, over all ranks.
+    /// Returns the number of samples in the given steps, summed over all ranks.
     pub fn samples_in(&self, steps: Range<usize>) -> u64 {
         self.sizes.sum(steps)
     }
 
-    /// Returns the number of tokens per row in a step.
+    /// Returns the sequence length in a step, in tokens. It is shorter than a sample during the sequence length
+    /// warm-up.
     pub fn row_length(&self, step: usize) -> usize {
         row_length(&self.rows, step, self.whole)
     }

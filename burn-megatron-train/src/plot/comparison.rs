@@ -26,11 +26,11 @@ const DIFFERENCES: u32 = 260;
 /// The largest line width, in pixels.
 const MAX_LINE: u32 = 8;
 
-/// Plot of the training and held-out losses of several runs over their steps, in nats per token. Below them, it shows
-/// their differences from the first run, which is the reference.
+/// A plot that compares the training and held-out losses of several runs over their steps, in nats per token. Below the
+/// losses it shows the difference between each run and the first run, which is the reference.
 ///
-/// Training losses are drawn as smoothed lines, held-out losses as dots. Earlier runs have wider lines, so that equal
-/// later runs do not hide them.
+/// Training losses are drawn as smoothed lines, and held-out losses are drawn as dots. Earlier runs have wider lines,
+/// so that later runs with equal losses do not hide them.
 #[derive(Clone, Debug, Default)]
 pub struct LossComparison {
     title: String,
@@ -46,17 +46,17 @@ impl LossComparison {
         }
     }
 
-    /// Adds a run. Its title is its name in the legend.
+    /// Adds a run to the plot. The title of the curve is the name of the run in the legend.
     pub fn with(mut self, run: LossCurve) -> Self {
         self.runs.push(run);
         self
     }
 
-    /// Returns the plot as an SVG, 960 pixels wide.
+    /// Returns the plot as an SVG that is 960 pixels wide.
     ///
     /// # Errors
     ///
-    /// [`PlotError::Draw`].
+    /// [`PlotError::Draw`] if the plot cannot be drawn.
     pub fn svg(&self) -> Result<String, PlotError> {
         let (width, height) = svg::CHART_SIZE;
         if self.runs.len() < 2 {
@@ -69,17 +69,17 @@ impl LossComparison {
         })
     }
 
-    /// Writes [`LossComparison::svg`] to a file.
+    /// Writes the SVG of the plot to a file: see [`svg`](Self::svg).
     ///
     /// # Errors
     ///
-    /// [`PlotError::Draw`] or [`PlotError::Io`].
+    /// [`PlotError::Draw`] if the plot cannot be drawn, and [`PlotError::Io`] if the file cannot be written.
     pub fn write_svg(&self, path: &Path) -> Result<(), PlotError> {
         super::write(path, &self.svg()?)
     }
 
-    /// Returns the smoothed training losses as 12 lines of text, with at most `columns` (and at least 40) characters
-    /// per line. The points of a run are drawn with its number, from 1.
+    /// Returns the smoothed training losses as a text plot with 12 lines. A line has at most `columns` characters, but
+    /// at least 40. Each run is drawn with its number, counted from 1.
     pub fn terminal(&self, columns: usize) -> String {
         terminal::draw_runs(self, columns)
     }

@@ -1,4 +1,4 @@
-//! Plots: the loss curve of a run and the load of its experts (SVG and terminal), and a comparison of the losses of
+//! Plots of a run as SVG or terminal text: the loss curve, the load of the experts, and a comparison of the losses of
 //! several runs.
 
 mod comparison;
@@ -24,11 +24,11 @@ const MAX_SEGMENTS: usize = 1000;
 /// The minimum number of points of a smoothed curve.
 const MIN_SMOOTHED: usize = 20;
 
-/// Training and held-out losses over the steps of a run, in nats per token. Includes the objective if it differs from
-/// the cross-entropy.
+/// The loss curve of a run: training and held-out losses over the steps, in nats per token. It includes the objective
+/// if the objective differs from the cross-entropy.
 ///
-/// Losses that are NaN, infinite or beyond 1e30 are counted but not drawn. The curve may have any number of points,
-/// including none.
+/// Losses that are NaN, infinite or above 1e30 are counted but not drawn. The curve may have any number of points,
+/// including zero.
 ///
 /// ```
 /// use burn_megatron_train::plot::LossCurve;
@@ -52,7 +52,7 @@ pub struct LossCurve {
 }
 
 impl LossCurve {
-    /// Creates a curve without points.
+    /// Creates a loss curve without points.
     pub fn new(title: impl Into<String>) -> Self {
         Self {
             title: title.into(),
@@ -60,7 +60,8 @@ impl LossCurve {
         }
     }
 
-    /// Creates the curve of the records of a metrics file, from [`read_metrics`](super::metrics::read_metrics).
+    /// Creates the loss curve from the records of a metrics file, which [`read_metrics`](super::metrics::read_metrics)
+    /// returns.
     pub fn from_records(title: impl Into<String>, records: &[MetricsRecord]) -> Self {
         let mut curve = Self::new(title);
         for record in records {
@@ -85,7 +86,7 @@ impl LossCurve {
         curve
     }
 
-    /// Adds the loss of the global batch of `step`. Steps must be in ascending order.
+    /// Adds the training loss of `step`. Steps must be added in ascending order.
     pub fn training(&mut self, step: usize, loss: f64) {
         let usable = loss.abs() <= MAX_LOSS; // false for NaN
         if usable {
@@ -95,15 +96,15 @@ impl LossCurve {
         }
     }
 
-    /// Adds the objective of `step`, if it differs from the loss. Values that are not finite are omitted: the loss of
-    /// the step is then not finite either, and is counted.
+    /// Adds the objective of `step`, if it differs from the loss. Values that are not finite are omitted. The loss of
+    /// such a step is not finite either, so the step is already counted.
     pub fn objective(&mut self, step: usize, objective: f64) {
         if objective.abs() <= MAX_LOSS {
             self.objective.push((step, objective));
         }
     }
 
-    /// Adds the held-out loss after `step` updates. Steps must be in ascending order.
+    /// Adds the held-out loss after `step` updates. Steps must be added in ascending order.
     pub fn held_out(&mut self, step: usize, loss: f64) {
         let usable = loss.abs() <= MAX_LOSS;
         if usable {
@@ -113,25 +114,25 @@ impl LossCurve {
         }
     }
 
-    /// Returns the curve as an SVG of 960 x 540 pixels.
+    /// Returns the loss curve as an SVG with 960 x 540 pixels.
     ///
     /// # Errors
     ///
-    /// [`PlotError::Draw`].
+    /// [`PlotError::Draw`] if the curve cannot be drawn.
     pub fn svg(&self) -> Result<String, PlotError> {
         svg::draw(self)
     }
 
-    /// Writes [`LossCurve::svg`] to a file.
+    /// Writes the SVG of the loss curve to a file: see [`svg`](Self::svg).
     ///
     /// # Errors
     ///
-    /// [`PlotError::Draw`] or [`PlotError::Io`].
+    /// [`PlotError::Draw`] if the curve cannot be drawn, and [`PlotError::Io`] if the file cannot be written.
     pub fn write_svg(&self, path: &Path) -> Result<(), PlotError> {
         write(path, &self.svg()?)
     }
 
-    /// Returns the curve as 12 lines of text, with at most `columns` (and at least 40) characters per line.
+    /// Returns the loss curve as a text plot with 12 lines. A line has at most `columns` characters, but at least 40.
     pub fn terminal(&self, columns: usize) -> String {
         terminal::draw(self, columns)
     }

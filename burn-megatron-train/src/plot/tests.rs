@@ -132,7 +132,7 @@ fn a_title_is_escaped() {
 fn smoothing_keeps_a_straight_line_and_quietens_noise() {
     let mut line = LossCurve::new("");
     (0..100).for_each(|step| line.training(step, step as f64));
-    // The last window of 2 * 2 + 1 points is cut to 3, so its mean lies one step back.
+    // The last window of 2 * 2 + 1 points is truncated to 3 points, so the position of its mean is one step earlier.
     for (step, smoothed) in line.smoothed() {
         let lag = step.saturating_sub(97) as f64 / 2.0;
         assert!(

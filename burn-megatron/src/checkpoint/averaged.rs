@@ -1,15 +1,14 @@
-//! The averaged weights of a checkpoint, read in place of its weights.
+//! Reads the averaged weights of a checkpoint in place of its weights.
 
 use super::{Checkpoint, CheckpointError, TensorMeta, TensorSlice, TensorSource, state::MODEL};
 use crate::optim::EMA;
 
-/// The tensors of a checkpoint, in which each weight is replaced by its [exponential moving
-/// average](crate::optim::EmaConfig). Tensors without an average, such as the bias of a router, are read as
-/// saved.
+/// A checkpoint whose weights are replaced by their [exponential moving averages](crate::optim::EmaConfig). Tensors
+/// without an average, such as the bias of a router, are read unchanged.
 pub struct AveragedWeights<'a>(&'a Checkpoint);
 
 impl<'a> AveragedWeights<'a> {
-    /// Returns the averaged weights of a checkpoint, or `None` if it has no averages.
+    /// Returns the averaged weights of a checkpoint, or `None` if the checkpoint has no averages.
     pub fn of(checkpoint: &'a Checkpoint) -> Option<Self> {
         let mut keys = checkpoint.keys().into_iter();
         keys.any(|key| key.starts_with(EMA))

@@ -6,16 +6,16 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
 
-/// The number of bytes per checksum. It is also the minimum number of bytes that are read to verify an element.
+/// The number of bytes of a chunk, which has one checksum. At least one chunk must be read to verify an element.
 pub const CHECKSUM_CHUNK: usize = 4 << 20;
 
-/// The xxh3-64 checksum of some bytes. Its text form is 16 digits of lower-case hexadecimal.
+/// An xxh3-64 checksum. It is written as 16 lower-case hexadecimal digits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct Checksum(u64);
 
 impl Checksum {
-    /// Returns the checksum of these bytes.
+    /// Computes the checksum of `bytes`.
     pub fn of(bytes: &[u8]) -> Self {
         Self(xxh3_64(bytes))
     }
@@ -34,12 +34,12 @@ impl StreamingChecksum {
         self.bytes += bytes.len();
     }
 
-    /// Returns the number of bytes so far.
+    /// Returns the number of bytes added so far.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Returns the checksum of the bytes so far, and restarts.
+    /// Returns the checksum of the bytes added so far, and starts a new checksum.
     pub fn take(&mut self) -> Checksum {
         let sum = Checksum(self.state.digest());
         self.state.reset();

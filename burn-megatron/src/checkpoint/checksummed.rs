@@ -1,20 +1,21 @@
-//! JSON whose last member is a checksum of everything before it, so that any changed byte is detected.
+//! JSON with a checksum. The last member of a JSON object is the checksum of all bytes before it, so that any changed
+//! byte is detected.
 
 use super::Checksum;
 
-/// Closes a JSON object with a checksum. `body` begins with `{`, contains the members, each followed by a
-/// comma, and ends with a line break.
+/// Appends a checksum and the closing brace to a JSON object. `body` begins with `{` and ends with a line break. It
+/// contains the members of the object, and each member is followed by a comma.
 pub fn append_checksum(mut body: String) -> Vec<u8> {
     let end = end(body.as_bytes());
     body.push_str(&end);
     body.into_bytes()
 }
 
-/// Checks that the bytes have the checksum that [`append_checksum`] has added.
+/// Checks that the bytes match the checksum that [`append_checksum`] added to them.
 ///
 /// # Errors
 ///
-/// The reason as text.
+/// Returns the reason as text.
 pub fn check(bytes: &[u8]) -> Result<(), String> {
     let len = end(b"").len();
     let at = bytes.len().checked_sub(len);

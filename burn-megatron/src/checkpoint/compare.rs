@@ -1,4 +1,4 @@
-//! The comparison of the tensors of two sources.
+//! Compares the tensors of two checkpoints or other tensor sources.
 
 use burn::tensor::TensorData;
 
@@ -7,44 +7,45 @@ use super::{CheckpointError, ElementType, TensorMeta, TensorSlice, TensorSource}
 /// The number of elements that are read at once.
 const READ_ELEMENTS: usize = 1 << 20;
 
-/// The differences between two sources.
+/// The differences between the tensors of two sources.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CheckpointComparison {
-    /// Tensors only in the first source.
+    /// The keys of the tensors that only the first source has.
     pub only_first: Vec<String>,
-    /// Tensors only in the second source.
+    /// The keys of the tensors that only the second source has.
     pub only_second: Vec<String>,
-    /// Tensors in both sources that differ.
+    /// The tensors that both sources have, but with different types, shapes or elements.
     pub different: Vec<TensorDifference>,
-    /// The number of tensors that are equal in type, shape and every bit.
+    /// The number of tensors whose type, shape and bits are equal in both sources.
     pub same: usize,
 }
 
-/// The difference between two tensors.
+/// The difference between two tensors with the same key.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TensorDifference {
-    /// The tensor in the first source.
+    /// The key, type and shape of the tensor in the first source.
     pub first: TensorMeta,
-    /// The tensor in the second source.
+    /// The key, type and shape of the tensor in the second source.
     pub second: TensorMeta,
-    /// The number of different elements: compared by bits, or by value if the types differ. `None` if the
-    /// shapes differ.
+    /// The number of elements that differ, or `None` if the shapes differ. Elements are compared by their bits, or by
+    /// their values if the types differ.
     pub elements: Option<u64>,
-    /// The largest absolute difference. A NaN counts as infinite.
+    /// The largest absolute difference of an element. NaN counts as an infinite difference.
     pub max_absolute: f64,
-    /// The largest difference relative to the larger magnitude.
+    /// The largest relative difference of an element: the absolute difference divided by the larger of the two
+    /// magnitudes.
     pub max_relative: f64,
 }
 
 impl CheckpointComparison {
-    /// Whether both sources have the same tensors.
+    /// Whether both sources have the same tensors with the same elements.
     pub fn is_same(&self) -> bool {
         self.only_first.is_empty() && self.only_second.is_empty() && self.different.is_empty()
     }
 }
 
-/// Compares all tensors of two sources, with a few megabytes of each in memory. `progress` is called with the
-/// number of bytes of the first source compared since its last call.
+/// Compares all tensors of two sources, with a few megabytes of each in memory. `progress` is called with the number of
+/// bytes of the first source that were compared since the previous call.
 ///
 /// # Errors
 ///

@@ -1,15 +1,16 @@
-//! A check that slices cover a tensor without overlap.
+//! Checks that slices cover a tensor without overlap.
 
 use std::collections::BTreeSet;
 
 use super::{CheckpointError, TensorSlice};
 
-/// Checks that each element of a tensor is in exactly one of these slices. The slices must be within the shape
-/// and not empty. The number of elements of the shape must fit a `usize`.
+/// Checks that each element of a tensor is in exactly one of the slices. The slices must not be empty and must be
+/// within the shape. The number of elements of the shape must fit into a `usize`.
 ///
 /// # Errors
 ///
-/// [`CheckpointError::Overlap`] and [`CheckpointError::Gap`], with the first such element.
+/// [`CheckpointError::Overlap`] with the first element that is in two slices. [`CheckpointError::Gap`] with the first
+/// element that is in no slice.
 pub fn check(key: &str, shape: &[usize], slices: &[&TensorSlice]) -> Result<(), CheckpointError> {
     if let Some((first, second, both)) = overlap(shape, slices) {
         return Err(CheckpointError::Overlap {

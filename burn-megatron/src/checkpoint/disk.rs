@@ -1,4 +1,4 @@
-//! All file system operations of a save, with a hook for fault injection.
+//! The file system operations that save a checkpoint, with a hook for fault injection.
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::CheckpointError;
 use crate::regular_file::check_not_lfs_pointer;
 
-/// A file system operation.
+/// A file system operation of a save.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DiskOperation {
     /// Create a folder.
@@ -30,7 +30,7 @@ pub enum DiskOperation {
 
 type Hook = dyn Fn(DiskOperation, &Path) -> io::Result<()> + Send + Sync;
 
-/// The file system that checkpoints are written to.
+/// The file system to which checkpoints are written.
 #[derive(Clone, Default)]
 pub struct Disk {
     hook: Option<Arc<Hook>>,
@@ -45,9 +45,9 @@ impl fmt::Debug for Disk {
 }
 
 impl Disk {
-    /// Creates a disk for tests. `hook` is called before each operation, and if it returns an error, the
-    /// operation is not run and fails with this error. Each write has at most `largest_write` bytes, so that a
-    /// failure can leave a partial file.
+    /// Creates a disk for tests. `hook` is called before each operation. If `hook` returns an error, the operation is
+    /// not run and returns this error. Each write has at most `largest_write` bytes, so that a failure can leave a
+    /// partially written file.
     pub fn hooked(
         hook: impl Fn(DiskOperation, &Path) -> io::Result<()> + Send + Sync + 'static,
         largest_write: usize,
@@ -221,8 +221,8 @@ const LINK: &str = "it is a link, and links are not followed here: replace it by
 /// The error message for a folder, a pipe or a device in place of a file.
 const NOT_A_FILE: &str = "it is not a regular file";
 
-/// Opens a file of a checkpoint for reading. Returns an error for links and for anything but a regular file,
-/// such as a pipe.
+/// Opens a file of a checkpoint for reading. Returns an error if the path is a link or not a regular file, for example
+/// a pipe.
 pub(super) fn open_to_read(path: &Path) -> Result<File, CheckpointError> {
     check_is_file(path)?;
     let opened = not_following(OpenOptions::new().read(true)).open(path);

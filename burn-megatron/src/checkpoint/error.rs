@@ -1,4 +1,4 @@
-//! Errors of saving and loading.
+//! Errors of saving and loading checkpoints.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use super::TensorSlice;
 use crate::comm::CommError;
 use crate::data_parallel::format_bytes;
 
-/// An error of saving or loading a checkpoint.
+/// An error that occurred while a checkpoint was saved or loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
     /// A file system operation failed.
@@ -24,7 +24,7 @@ pub enum CheckpointError {
     /// The source does not have some tensors of the model.
     #[error("{of} has no {}", keys.join(", "))]
     Missing {
-        /// The name of the source.
+        /// The name of the tensor source.
         of: String,
         /// The keys of the tensors.
         keys: Vec<String>,
@@ -32,12 +32,12 @@ pub enum CheckpointError {
     /// The source has tensors that the model does not have.
     #[error("{of} has {}, which the model does not have", keys.join(", "))]
     Unexpected {
-        /// The name of the source.
+        /// The name of the tensor source.
         of: String,
         /// The keys of the tensors.
         keys: Vec<String>,
     },
-    /// A command must not write to this path.
+    /// The output path of a command is not allowed.
     #[error("cannot write to {}: {what}; name another place", path.display())]
     Output {
         /// The output path.
@@ -48,13 +48,13 @@ pub enum CheckpointError {
     /// The shape of a tensor differs from its shape in the model.
     #[error("{key} has the shape {found:?} in {of}, and {wanted:?} in the model")]
     Shape {
-        /// The name of the source.
+        /// The name of the tensor source.
         of: String,
         /// The key of the tensor.
         key: String,
-        /// Its shape in the source.
+        /// The shape of the tensor in the source.
         found: Vec<usize>,
-        /// Its shape in the model.
+        /// The shape of the tensor in the model.
         wanted: Vec<usize>,
     },
     /// A slice is not within its tensor.
@@ -62,7 +62,7 @@ pub enum CheckpointError {
     OutOfBounds {
         /// The key of the tensor.
         key: String,
-        /// Its shape.
+        /// The shape of the tensor.
         shape: Vec<usize>,
         /// The requested slice.
         slice: TensorSlice,
@@ -97,7 +97,7 @@ pub enum CheckpointError {
         /// The supported version.
         known: u64,
     },
-    /// The newest checkpoint of a folder cannot be used now, but may be intact.
+    /// The newest checkpoint of a folder cannot be read at present, but it may be intact.
     #[error("cannot use the checkpoint of step {step}, which may be intact: {source}")]
     MayBeIntact {
         /// The step of the checkpoint.
@@ -105,7 +105,7 @@ pub enum CheckpointError {
         /// The cause.
         source: Box<CheckpointError>,
     },
-    /// A run resumes from an earlier step than the newest checkpoints of its folder.
+    /// A run resumes from a step, but its folder has checkpoints of later steps.
     #[error(
         "{} has checkpoints of later steps than {step}: {}", path.display(),
         later.iter().map(u64::to_string).collect::<Vec<_>>().join(", ")
@@ -115,7 +115,7 @@ pub enum CheckpointError {
         path: PathBuf,
         /// The step that the run resumes from.
         step: u64,
-        /// The later steps.
+        /// The later steps that have checkpoints.
         later: Vec<u64>,
     },
     /// Another run holds the lock of the folder.
@@ -134,7 +134,7 @@ pub enum CheckpointError {
     NoCheckpoint {
         /// The path of the folder.
         path: PathBuf,
-        /// The checkpoints that exist although `latest` is missing.
+        /// The names of the checkpoints that the folder contains even though the file `latest` is missing.
         there: Vec<String>,
     },
     /// The folder already has a checkpoint of this step.
@@ -154,7 +154,7 @@ pub enum CheckpointError {
         first: TensorSlice,
         /// The other shard.
         second: TensorSlice,
-        /// The first element in both shards.
+        /// The indices of the first element that is in both shards.
         element: Vec<usize>,
     },
     /// An element is in no shard.
@@ -162,10 +162,10 @@ pub enum CheckpointError {
     Gap {
         /// The key of the tensor.
         key: String,
-        /// The first such element.
+        /// The indices of the first element that is in no shard.
         element: Vec<usize>,
     },
-    /// Ranks have declared a tensor differently.
+    /// Two ranks saved a tensor with different types or shapes.
     #[error("{key} is {first} on one rank and {second} on another")]
     Mismatch {
         /// The key of the tensor.
@@ -175,7 +175,7 @@ pub enum CheckpointError {
         /// The type and shape on the other rank.
         second: String,
     },
-    /// A key was saved more than once.
+    /// Two objects or shards were saved with the same key.
     #[error("{key} was saved twice")]
     Duplicate {
         /// The key of the object or the shard.
@@ -186,19 +186,19 @@ pub enum CheckpointError {
     TooLarge {
         /// The key of the tensor.
         key: String,
-        /// Its shape.
+        /// The shape of the tensor.
         shape: Vec<usize>,
     },
-    /// The size of data differs from the size of its slice.
+    /// The data of a slice has a wrong number of bytes.
     #[error("{key} has {wanted} bytes in {slice}, but {found} were given")]
     Length {
         /// The key of the tensor.
         key: String,
         /// The slice.
         slice: TensorSlice,
-        /// The number of given bytes.
+        /// The number of bytes of the data.
         found: usize,
-        /// The number of bytes in the slice.
+        /// The number of bytes of the slice.
         wanted: usize,
     },
     /// A chunk does not match its checksum.
@@ -208,29 +208,29 @@ pub enum CheckpointError {
     Checksum {
         /// The path of the file.
         path: PathBuf,
-        /// The name of the tensor with its slice, or of the object.
+        /// The name of the object, or the name of the tensor with its slice.
         key: String,
-        /// The number of the chunk, counted from 1.
+        /// The number of the chunk that has changed, counted from 1.
         chunk: usize,
-        /// The number of chunks, of 4 MiB each.
+        /// The number of chunks of the tensor slice or object. A chunk has 4 MiB.
         chunks: usize,
     },
-    /// A rank could not write its part.
+    /// A rank could not write its part of the checkpoint.
     #[error("rank {rank} could not write its part of the checkpoint: {reason}")]
     RankFailed {
         /// The rank.
         rank: usize,
-        /// The reason that it reported.
+        /// The reason that the rank reported.
         reason: String,
     },
-    /// Ranks did not write their parts before the deadline.
+    /// Some ranks did not write their parts of the checkpoint before the deadline.
     #[error(
         "no part of the checkpoint from rank {} after {:.0} s", list(ranks), waited.as_secs_f64()
     )]
     Timeout {
-        /// The missing ranks.
+        /// The ranks whose parts are missing.
         ranks: Vec<usize>,
-        /// The time waited.
+        /// The time for which this rank waited.
         waited: Duration,
     },
     /// The new checkpoint is saved, but an older one could not be removed.
@@ -262,7 +262,7 @@ fn list(ranks: &[usize]) -> String {
 }
 
 impl CheckpointError {
-    /// Creates an error of the file system.
+    /// Creates an error for a file system operation that failed.
     pub fn io(action: &'static str, path: impl AsRef<Path>, source: io::Error) -> Self {
         let path = path.as_ref().to_path_buf();
         Self::Io {

@@ -12,9 +12,9 @@ use super::disk::{self, Disk, DiskFile};
 use super::{Checkpoint, CheckpointError, PendingCheckpoint, Retention};
 use crate::regular_file;
 
-/// The name of the file that names the newest checkpoint.
+/// The name of the file that contains the name of the newest checkpoint.
 pub(super) const LATEST: &str = "latest";
-/// The name of the lock file of the run that writes to a folder of checkpoints.
+/// The name of the lock file in a folder of checkpoints. The run that writes to the folder holds the lock.
 pub const LOCK: &str = "lock";
 /// The maximum size of `latest` that is read, in bytes.
 const MAX_POINTER_BYTES: u64 = 1 << 10;
@@ -27,8 +27,8 @@ const NEW_PREFIX: &str = ".new-";
 
 /// A folder of checkpoints, such as `RUN/checkpoints`.
 ///
-/// Each checkpoint is a folder such as `step-00000100`. The file `latest` names the newest checkpoint. Clones
-/// share the lock.
+/// Each checkpoint is a folder such as `step-00000100`. The file `latest` contains the name of the newest checkpoint.
+/// Clones of a `CheckpointFolder` share its lock.
 #[derive(Clone, Debug)]
 pub struct CheckpointFolder {
     path: PathBuf,
@@ -55,11 +55,11 @@ impl Drop for LockedFile {
     }
 }
 
-/// The name of a checkpoint. Further checkpoints of the same step have a number.
+/// The name of a checkpoint. If a step is saved again, a number is appended to the name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct CheckpointName {
     pub step: u64,
-    /// The number of the checkpoint with this step, counted from 1.
+    /// The number of the checkpoint among the checkpoints of the same step, counted from 1.
     pub copy: u32,
 }
 
@@ -83,7 +83,7 @@ impl CheckpointName {
 }
 
 impl CheckpointFolder {
-    /// Opens the folder, and creates it if it does not exist.
+    /// Opens a folder of checkpoints, and creates the folder if it does not exist.
     ///
     /// # Errors
     ///
@@ -92,7 +92,7 @@ impl CheckpointFolder {
         Self::create_on(Disk::default(), path)
     }
 
-    /// Opens or creates the folder on a disk with fault injection, as [`Self::create`] does.
+    /// Opens or creates a folder of checkpoints like [`Self::create`], but on a disk with fault injection.
     ///
     /// # Errors
     ///
@@ -102,7 +102,7 @@ impl CheckpointFolder {
         Self::open_on(disk, path)
     }
 
-    /// Opens an existing folder.
+    /// Opens an existing folder of checkpoints.
     ///
     /// # Errors
     ///
@@ -121,7 +121,7 @@ impl CheckpointFolder {
         })
     }
 
-    /// Returns the path of the folder.
+    /// Returns the path of the folder of checkpoints.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -160,7 +160,7 @@ impl CheckpointFolder {
         Ok(names)
     }
 
-    /// Returns the steps of all checkpoints, oldest first.
+    /// Returns the steps of all checkpoints in the folder, oldest first.
     ///
     /// # Errors
     ///
@@ -171,7 +171,7 @@ impl CheckpointFolder {
         Ok(steps)
     }
 
-    /// Returns all checkpoints, oldest first.
+    /// Opens all checkpoints of the folder, oldest first.
     ///
     /// # Errors
     ///
@@ -183,11 +183,11 @@ impl CheckpointFolder {
             .collect()
     }
 
-    /// Returns the checkpoint that `latest` names, or `None` if no save has finished.
+    /// Opens the checkpoint whose name is in the file `latest`. Returns `None` if no save has finished.
     ///
     /// # Errors
     ///
-    /// [`CheckpointError`] if it cannot be opened.
+    /// [`CheckpointError`] if the checkpoint cannot be opened.
     pub fn latest(&self) -> Result<Option<Checkpoint>, CheckpointError> {
         match self.pointer()? {
             None => Ok(None),
@@ -232,9 +232,9 @@ impl CheckpointFolder {
         Ok(Some(name.text()))
     }
 
-    /// Begins a save. Call it on one rank and send the [name](PendingCheckpoint::name) to the other ranks. It
-    /// removes the remains of interrupted saves. The folder stays locked until the save is published or
-    /// dropped.
+    /// Begins to save a checkpoint. Call this method on one rank and send the [name](PendingCheckpoint::name) to the
+    /// other ranks. It removes the files of interrupted saves. The folder stays locked until the checkpoint is
+    /// published or dropped.
     ///
     /// # Errors
     ///
@@ -255,11 +255,12 @@ impl CheckpointFolder {
         Ok(PendingCheckpoint::new(self.clone(), name, Some(lock)))
     }
 
-    /// Joins the save that another rank began under this name.
+    /// Joins a checkpoint that another rank has [begun](Self::begin) to save. `name` is the
+    /// [name](PendingCheckpoint::name) of the pending checkpoint.
     ///
     /// # Errors
     ///
-    /// [`CheckpointError::Io`] if the save does not exist.
+    /// [`CheckpointError::Io`] if there is no pending checkpoint with this name.
     pub fn join(&self, name: &str) -> Result<PendingCheckpoint, CheckpointError> {
         let path = self.path.join(name);
         if !name.starts_with(PENDING_PREFIX) || name.contains(['/', '\\']) {

@@ -1,5 +1,5 @@
-//! The header of a safetensors file: its length in 8 bytes, then JSON with type, shape and offsets of each
-//! entry, padded with spaces.
+//! The header of a safetensors file. It consists of its length in 8 bytes, and JSON with the type, shape and offsets of
+//! each entry. The JSON is padded with spaces.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -11,29 +11,29 @@ use serde_json::Deserializer;
 
 use super::{CheckpointError, ElementType, unique_keys};
 
-/// The data begins at a multiple of this number of bytes.
+/// The alignment of the data in the file, in bytes.
 const ALIGNMENT: usize = 64;
 /// The maximum size of a header that the safetensors library reads, in bytes.
 pub const MAX_BYTES: usize = 100_000_000;
 /// The number of bytes of the length prefix.
 pub const LENGTH_BYTES: usize = 8;
 
-/// An entry of a file.
+/// An entry of a safetensors file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeaderEntry {
     /// The name of the entry.
     pub name: String,
-    /// The type of its elements.
+    /// The element type of the entry.
     pub dtype: Dtype,
     /// The shape of the entry.
     pub shape: Vec<usize>,
-    /// Its offset from the start of the file, in bytes.
+    /// The offset of the entry from the start of the file, in bytes.
     pub begin: u64,
-    /// Its size in bytes.
+    /// The size of the entry in bytes.
     pub size: u64,
 }
 
-/// Returns the corresponding type of the safetensors library.
+/// Returns the type of the safetensors library that corresponds to an element type.
 pub fn dtype(of: ElementType) -> Dtype {
     match of {
         ElementType::F64 => Dtype::F64,
@@ -46,7 +46,7 @@ pub fn dtype(of: ElementType) -> Dtype {
     }
 }
 
-/// Builds the header of a file with these entries in this order, and sets the offset of each entry.
+/// Builds the header of a file with the given entries in the given order, and sets the offset of each entry.
 ///
 /// # Errors
 ///
@@ -89,12 +89,13 @@ pub fn build(file: &str, entries: &mut [HeaderEntry]) -> Result<Vec<u8>, Checkpo
     Ok([&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat())
 }
 
-/// Parses the header of a safetensors file. `bytes` starts at the beginning of the file and contains at least
-/// the header. Returns the entries in file order. They are contiguous and end at the end of the file.
+/// Parses the header of a safetensors file. `bytes` starts at the beginning of the file and contains at least the
+/// header. Returns the entries in the order of the file. It checks that the entries are contiguous and that the last
+/// entry ends at the end of the file.
 ///
 /// # Errors
 ///
-/// The reason as text.
+/// Returns the reason as text.
 pub fn parse(bytes: &[u8], file_size: u64) -> Result<Vec<HeaderEntry>, String> {
     let size = header_size(bytes)?;
     let Some(header) = bytes.get(..size) else {

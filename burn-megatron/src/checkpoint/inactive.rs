@@ -1,4 +1,4 @@
-//! Inactive checkpoints: no run resumes from them, and they are kept under another name.
+//! Inactive checkpoints, which are kept under another name and from which no run resumes.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,19 +11,20 @@ const UNREADABLE_SUFFIX: &str = ".unreadable-";
 /// The suffix of checkpoints later than the step that the run resumed from.
 const DISCARDED_SUFFIX: &str = ".discarded";
 
-/// A renamed checkpoint that no run resumes from.
+/// A checkpoint that was renamed, so that no run resumes from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InactiveCheckpoint {
-    /// Its path.
+    /// The path of the inactive checkpoint.
     pub path: PathBuf,
-    /// Whether it is removed when the next checkpoint is published. Skipped checkpoints are never removed.
+    /// Whether the checkpoint was discarded. A discarded checkpoint is removed when the next checkpoint is published. A
+    /// skipped checkpoint is never removed.
     pub is_discarded: bool,
-    /// Its size in bytes; `None` if it cannot be determined.
+    /// The size of the checkpoint in bytes, or `None` if the size cannot be determined.
     pub bytes: Option<u64>,
 }
 
 impl InactiveCheckpoint {
-    /// Returns the name of its folder.
+    /// Returns the folder name of the inactive checkpoint.
     pub fn name(&self) -> String {
         let name = self.path.file_name().unwrap_or_default();
         name.to_string_lossy().into_owned()
@@ -54,8 +55,8 @@ impl CheckpointFolder {
         Ok(inactive.collect())
     }
 
-    /// Renames skipped checkpoints, for example to `step-00000100.unreadable-corrupt`. From then on they are
-    /// not opened, counted or removed. `latest` then names the newest remaining checkpoint.
+    /// Renames skipped checkpoints, for example to `step-00000100.unreadable-corrupt`. A renamed checkpoint is not
+    /// opened, counted or removed. The file `latest` then contains the name of the newest remaining checkpoint.
     ///
     /// # Errors
     ///
@@ -72,9 +73,10 @@ impl CheckpointFolder {
         self.rename_matching(&reason).map(drop)
     }
 
-    /// Renames the checkpoints of steps after `step`, which the run will save again, to
-    /// `step-00000100.discarded`. Returns their steps. They are removed when the next checkpoint is published.
-    /// `latest` then names the newest remaining checkpoint.
+    /// Discards the checkpoints of later steps than `step`, which the run will save again. A discarded checkpoint is
+    /// renamed, for example to `step-00000100.discarded`, and removed when the next checkpoint is published. The file
+    /// `latest` then contains the name of the newest remaining checkpoint. Returns the steps of the discarded
+    /// checkpoints.
     ///
     /// # Errors
     ///

@@ -26,7 +26,8 @@ const HAS_A_FORM: &str = "strings, integers and lists of them serialize to JSON"
 /// previous lines.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Manifest {
-    /// The step, samples, layout, recipe and state of the run.
+    /// The metadata of the checkpoint: the step, the number of samples, the layout, the recipe and the state of the
+    /// run.
     pub metadata: CheckpointMetadata,
     /// The data files, sorted by name.
     pub files: Vec<FileEntry>,
@@ -36,15 +37,15 @@ pub struct Manifest {
     pub objects: Vec<ObjectEntry>,
 }
 
-/// A safetensors file.
+/// A safetensors file of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FileEntry {
-    /// The name of the file in the checkpoint's folder.
+    /// The name of the file in the folder of the checkpoint.
     pub name: String,
-    /// Its size in bytes.
+    /// The size in bytes.
     pub size: u64,
-    /// The size of its header in bytes, including the length prefix. The data follows without gaps.
+    /// The size of the file's header in bytes, including the length prefix. The data follows the header without gaps.
     pub header: u64,
     /// The checksum of the header.
     pub checksum: Checksum,
@@ -54,44 +55,44 @@ pub struct FileEntry {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TensorEntry {
-    /// Its key.
+    /// The key.
     pub key: String,
     /// The element type.
     pub dtype: ElementType,
-    /// Its shape in the complete model.
+    /// The shape of the tensor in the complete model.
     pub shape: Vec<usize>,
-    /// Its shards. Each element is in exactly one shard.
+    /// The shards of the tensor. Each element is in exactly one shard.
     #[serde(rename = "pieces")]
     pub shards: Vec<ShardEntry>,
 }
 
-/// A slice of a tensor in a file.
+/// A shard: a slice of a tensor that is stored in a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ShardEntry {
-    /// The index of its file in [`Manifest::files`].
+    /// The index of the data file in [`Manifest::files`].
     pub file: usize,
-    /// Its offset in the file, in bytes.
+    /// The offset of the data in the file, in bytes.
     pub begin: u64,
     /// The slice of the tensor in this shard.
     pub slice: TensorSlice,
-    /// One checksum per chunk of 4 MiB.
+    /// The checksums of the data, one for each chunk of 4 MiB.
     pub checksums: Vec<Checksum>,
 }
 
-/// A named blob of bytes.
+/// An object: bytes with a name, such as the scales of an FP8 layer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ObjectEntry {
-    /// Its key.
+    /// The key.
     pub key: String,
-    /// The index of its file in [`Manifest::files`].
+    /// The index of the data file in [`Manifest::files`].
     pub file: usize,
-    /// Its offset in the file, in bytes.
+    /// The offset of the data in the file, in bytes.
     pub begin: u64,
-    /// Its size in bytes.
+    /// The size in bytes.
     pub size: u64,
-    /// One checksum per chunk of 4 MiB.
+    /// The checksums of the data, one for each chunk of 4 MiB.
     pub checksums: Vec<Checksum>,
 }
 
@@ -120,7 +121,7 @@ struct ManifestJson {
 }
 
 impl TensorEntry {
-    /// Returns the key, element type and shape.
+    /// Returns the key, element type and shape of the tensor.
     pub fn meta(&self) -> TensorMeta {
         TensorMeta {
             key: self.key.clone(),
@@ -129,8 +130,8 @@ impl TensorEntry {
         }
     }
 
-    /// Returns the name of a shard in its file: the key, followed by the slice unless the shard is the complete
-    /// tensor.
+    /// Returns the name of a shard in its data file. The name is the key of the tensor. The slice is appended to the
+    /// key unless the shard is the complete tensor.
     pub fn name_of(&self, slice: &TensorSlice) -> String {
         if slice.shape == self.shape {
             self.key.clone()
@@ -152,7 +153,7 @@ impl TensorEntry {
 }
 
 impl ObjectEntry {
-    /// Returns the name of the object in its file.
+    /// Returns the name of the object with this key in its data file.
     pub fn name(key: &str) -> String {
         format!("object/{key}")
     }
@@ -170,8 +171,8 @@ impl ObjectEntry {
 }
 
 impl Manifest {
-    /// Parses and validates a manifest. It checks names and sizes. Each element of each tensor must be in
-    /// exactly one shard, and each byte of each file in exactly one entry.
+    /// Parses and validates a manifest. It checks names and sizes. Each element of a tensor must be in exactly one
+    /// shard. Each byte of a file's data must be in exactly one entry.
     ///
     /// # Errors
     ///
@@ -212,7 +213,7 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Returns the bytes that [`Self::parse`] reads.
+    /// Serializes the manifest to the bytes that [`Self::parse`] reads.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut text = format!("{{\n\"format\": \"{FORMAT}\",\n\"version\": {VERSION},\n");
         let metadata = serde_json::to_string_pretty(&self.metadata).expect(HAS_A_FORM);

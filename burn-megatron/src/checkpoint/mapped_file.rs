@@ -10,7 +10,7 @@ use memmap2::Mmap;
 
 use super::{CheckpointError, disk};
 
-/// A file of known size, mapped at the first read.
+/// A file of known size, which is mapped into memory when it is first read.
 #[derive(Debug)]
 pub struct MappedFile {
     path: PathBuf,
@@ -19,7 +19,7 @@ pub struct MappedFile {
 }
 
 impl MappedFile {
-    /// Opens the file and only checks its size.
+    /// Opens the file and checks its size. The file is not mapped yet.
     pub fn open(path: PathBuf, size: u64) -> Result<Self, CheckpointError> {
         let found = disk::check_is_file(&path)?;
         let file = Self {
@@ -28,7 +28,7 @@ impl MappedFile {
             mapped: OnceLock::new(),
         };
         if found != size {
-            // Reports a Git LFS pointer as such.
+            // If the file is a Git LFS pointer, the error says so.
             disk::open_to_read(&file.path)?;
         }
         file.check_size(found)?;
@@ -57,8 +57,8 @@ impl MappedFile {
         CheckpointError::io("read", &self.path, error)
     }
 
-    /// Reads a range of the file without the mapping. This returns I/O errors, while a mapped page that cannot
-    /// be read kills the process.
+    /// Reads a range of the file without the mapping. It returns I/O errors, whereas a mapped page that cannot be read
+    /// kills the process.
     pub fn read(&self, range: Range<u64>) -> Result<Vec<u8>, CheckpointError> {
         let failed = |error| self.failed(error);
         let mut file = disk::open_to_read(&self.path)?;

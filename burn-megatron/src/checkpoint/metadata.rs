@@ -1,4 +1,4 @@
-//! The metadata of a checkpoint, and the retention policy.
+//! The metadata of a checkpoint, and the retention policy of a folder of checkpoints.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -11,15 +11,16 @@ pub struct CheckpointMetadata {
     pub step: u64,
     /// The number of consumed samples.
     pub samples: u64,
-    /// The layout that saved it, for display. It does not restrict the layout that loads it.
+    /// The parallel layout of the run that saved the checkpoint, for display. Any layout can load the checkpoint.
     pub layout: String,
     /// The recipe of the run.
     pub config: Value,
-    /// The other state that a run needs to resume.
+    /// The rest of the state that a run needs to resume.
     pub state: Value,
 }
 
-/// The policy for keeping checkpoints after a save. The newest checkpoint is always kept.
+/// The retention policy: selects the older checkpoints that are kept after a save. The newest checkpoint is always
+/// kept.
 ///
 /// ```
 /// use burn_megatron::checkpoint::Retention;
@@ -30,14 +31,14 @@ pub struct CheckpointMetadata {
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Retention {
-    /// The number of newest checkpoints to keep. `None` keeps all.
+    /// The number of most recent checkpoints that are kept. `None` keeps all checkpoints.
     pub last: Option<usize>,
-    /// In addition, keep every checkpoint whose step is a multiple of this number.
+    /// If set, checkpoints whose step is a multiple of this number are also kept.
     pub every: Option<u64>,
 }
 
 impl Retention {
-    /// Returns the steps to remove. `steps` may be in any order.
+    /// Returns the steps whose checkpoints are removed. `steps` are the steps of all checkpoints, in any order.
     pub fn removes(&self, steps: &[u64]) -> Vec<u64> {
         let mut steps = steps.to_vec();
         steps.sort_unstable();

@@ -1,8 +1,9 @@
-//! Distributed checkpoints that any layout can load, and tensors of complete models from other sources.
+//! Distributed checkpoints that can be loaded with any parallel layout, and other sources of the tensors of a complete
+//! model.
 //!
-//! The format does not depend on the layout: a tensor has a key, such as `model/blocks.0.mlp.up.weight`, and its shape
-//! in the complete model. Ranks write and read [slices](TensorSlice) of tensors. [`local_shards`] returns the slices
-//! that a rank holds.
+//! The format does not depend on the parallel layout. A tensor has a key, such as `model/blocks.0.mlp.up.weight`, and
+//! its shape in the complete model. Ranks write and read [slices](TensorSlice) of tensors. [`local_shards`] returns the
+//! slices that a rank holds.
 //!
 //! A [`CheckpointFolder`] has one folder per saved step:
 //!

@@ -1,4 +1,4 @@
-//! The search for the newest checkpoint that a run can resume from.
+//! Searches for the newest checkpoint from which a run can resume.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -7,23 +7,23 @@ use std::path::Path;
 use super::folder::CheckpointName;
 use super::{Checkpoint, CheckpointError, CheckpointFolder};
 
-/// The reason why a checkpoint cannot be used. It is displayed as a short label, which is part of the name of a
-/// [quarantined](CheckpointFolder::quarantine) checkpoint.
+/// The reason why a run cannot resume from a checkpoint. It is displayed as a short label, which is part of the name of
+/// a [quarantined](CheckpointFolder::quarantine) checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display)]
 #[strum(serialize_all = "lowercase")]
 pub enum UnusableReason {
-    /// The data differs from the written data, or files are missing.
+    /// The data differs from the data that was written, or files are missing.
     Corrupt,
-    /// The file system cannot read it at present. It may be intact.
+    /// The file system cannot read the checkpoint at present. The checkpoint may be intact.
     #[strum(serialize = "io")]
     Unreadable,
-    /// It was written by another version of this library. It may be intact.
+    /// The checkpoint was written by another version of this library. It may be intact.
     Version,
 }
 
 impl CheckpointError {
-    /// Classifies an error of opening or reading a checkpoint. A missing file means corruption. Any other
-    /// failure of the file system may be temporary.
+    /// Classifies an error that occurred while a checkpoint was opened or read. A missing file means corruption. Any
+    /// other failure of the file system may be temporary.
     pub fn unusable_reason(&self) -> UnusableReason {
         match self {
             Self::Version { .. } => UnusableReason::Version,
@@ -39,16 +39,16 @@ impl CheckpointError {
     }
 }
 
-/// A checkpoint that was skipped, with the reason.
+/// A checkpoint that was skipped in the search for the newest usable checkpoint, with the reason.
 #[derive(Debug)]
 pub struct SkippedCheckpoint {
     pub(super) name: CheckpointName,
-    /// The error that caused the skip.
+    /// The error that occurred when the checkpoint was opened or read.
     pub error: CheckpointError,
 }
 
 impl SkippedCheckpoint {
-    /// Returns its step.
+    /// Returns the step of the skipped checkpoint.
     pub fn step(&self) -> u64 {
         self.name.step
     }
@@ -57,18 +57,19 @@ impl SkippedCheckpoint {
 /// The result of [`CheckpointFolder::newest_verified`].
 #[derive(Debug, Default)]
 pub struct NewestCheckpoint {
-    /// The newest checkpoint that can be used.
+    /// The newest checkpoint from which a run can resume.
     pub checkpoint: Option<Checkpoint>,
-    /// Newer checkpoints, which cannot be used.
+    /// The newer checkpoints, which were skipped because they cannot be used.
     pub skipped: Vec<SkippedCheckpoint>,
 }
 
 impl CheckpointFolder {
-    /// Returns the newest checkpoint whose data is verified, and the newer checkpoints that were skipped. It
-    /// reads all data. `watch` is called with the checkpoint and the number of bytes read since its last call.
+    /// Returns the newest checkpoint whose data is verified, and the newer checkpoints that were skipped. It reads all
+    /// data of the checkpoints that it tries. `watch` is called with the checkpoint and the number of bytes that were
+    /// read since the previous call.
     ///
-    /// Corrupt checkpoints are skipped. A checkpoint that cannot be read at present, or has another version of
-    /// the format, may be intact. It is skipped if its step is in `skip`. Otherwise it is an error.
+    /// Corrupt checkpoints are skipped. A checkpoint may be intact if it cannot be read at present or has another
+    /// version of the format. Such a checkpoint is skipped if its step is in `skip`. Otherwise it is an error.
     ///
     /// # Errors
     ///
@@ -84,7 +85,8 @@ impl CheckpointFolder {
         })
     }
 
-    /// Returns the same as [`Self::newest_verified`], but only checks manifests and file sizes, not the data.
+    /// Returns the newest usable checkpoint like [`Self::newest_verified`], but only checks manifests and file sizes.
+    /// It does not read the data.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Checks the output paths of a command before it writes.
+//! Checks the output path of a command before the command writes.
 
 use std::fs;
 use std::io;
@@ -9,14 +9,14 @@ use super::folder::{CheckpointName, LATEST, LOCK, try_lock};
 use super::manifest::MANIFEST;
 use crate::regular_file;
 
-/// Checks that writing to the file or folder `to` does not affect the paths in `read`, a checkpoint or a
-/// running run. Links and `..` are resolved.
+/// Checks that writing to the file or folder `to` does not overwrite an input, a checkpoint or the folder of a running
+/// run. `read` lists the inputs. Links and `..` are resolved.
 ///
 /// # Errors
 ///
-/// [`CheckpointError::Output`] if `to` and a path in `read` are equal or one contains the other, or if `to` is
-/// in a checkpoint or a folder of checkpoints. [`CheckpointError::Locked`] if `to` is in the folder of a
-/// running run.
+/// [`CheckpointError::Output`] if `to` is a path in `read`, contains such a path or is inside such a path. The same
+/// error is returned if `to` is in a checkpoint or a folder of checkpoints. [`CheckpointError::Locked`] if `to` is in
+/// the folder of a running run.
 pub fn check_output(to: &Path, read: &[&Path]) -> Result<(), CheckpointError> {
     let resolved = check_place(to)?;
     for read in read {
@@ -40,8 +40,9 @@ pub fn check_output(to: &Path, read: &[&Path]) -> Result<(), CheckpointError> {
     Ok(())
 }
 
-/// Checks that a file or folder is not inside a checkpoint or a folder of checkpoints. It would otherwise be
-/// removed with a checkpoint, or be mistaken for a checkpoint. Returns its path without links and `..`.
+/// Checks that a file or folder is not inside a checkpoint or a folder of checkpoints. A file there could be removed
+/// together with a checkpoint, and a folder could be mistaken for a checkpoint. Returns the path without links and
+/// `..`.
 ///
 /// # Errors
 ///

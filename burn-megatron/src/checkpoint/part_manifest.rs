@@ -1,4 +1,5 @@
-//! The files of one rank: a safetensors file and, until the checkpoint is published, a manifest of the part.
+//! The files that one rank writes to a checkpoint: a safetensors file, and a part manifest. The part manifest exists
+//! until the checkpoint is published.
 
 use std::cmp::Reverse;
 use std::path::Path;
@@ -17,24 +18,24 @@ use crate::regular_file;
 /// The maximum size of a part manifest that is read, in bytes.
 const MAX_MANIFEST_BYTES: u64 = 4 << 30;
 
-/// A slice of a tensor that one rank writes.
+/// A shard of a tensor: a slice that one rank writes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorShard {
-    /// The tensor.
+    /// The key, element type and shape of the complete tensor.
     pub tensor: TensorMeta,
-    /// The slice. An empty slice only declares the tensor.
+    /// The slice of the tensor in this shard. An empty slice only declares that the tensor exists.
     pub slice: TensorSlice,
 }
 
-/// The manifest of one rank's part. The index of its file is 0.
+/// The manifest of the part of a checkpoint that one rank writes. The index of its only data file is 0.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PartManifest {
-    /// The data file; `None` if the rank writes no data.
+    /// The data file, or `None` if the rank writes no data.
     pub file: Option<FileEntry>,
-    /// Its tensors, each with the shards in this file.
+    /// The tensors of the part. Each entry lists only the shards in this file.
     pub tensors: Vec<TensorEntry>,
-    /// Its objects.
+    /// The objects of the part.
     pub objects: Vec<ObjectEntry>,
     #[serde(rename = "checksum", skip_serializing)]
     _checksum: Option<Checksum>,

@@ -10,8 +10,8 @@ use super::{CheckpointError, Checksum};
 /// The size of the buffer for small writes, in bytes.
 const BUFFER: usize = 1 << 20;
 
-/// The number of bytes in a step of a large write. The checksum then reads data that is still in the core's
-/// cache.
+/// The number of bytes of a large write that are processed at once. They are few enough to stay in the cache of the CPU
+/// core until the checksum is computed.
 const STEP: usize = 1 << 18;
 
 /// A rank's data file while it is written.
@@ -56,7 +56,7 @@ impl<'f> PartWriter<'f> {
         }
     }
 
-    /// Flushes and syncs the file.
+    /// Writes the buffered bytes and syncs the file to disk.
     pub fn finish(mut self) -> Result<(), CheckpointError> {
         let result = self.writer.flush();
         result.map_err(|error| self.failed(error))?;
@@ -73,7 +73,7 @@ impl<'f> PartWriter<'f> {
 }
 
 impl EntryWriter<'_, '_> {
-    /// Writes the entry's next bytes. Bytes beyond the entry's size are counted but not written.
+    /// Writes the next bytes of the entry. Bytes beyond the size of the entry are counted but not written.
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), CheckpointError> {
         let before = self.found;
         self.found += bytes.len() as u64;
@@ -94,8 +94,8 @@ impl EntryWriter<'_, '_> {
         Ok(())
     }
 
-    /// Returns the checksums of the entry's chunks. `Err` contains the number of given bytes if it differs from
-    /// the entry's size.
+    /// Ends the entry and returns the checksums of its chunks. If the number of written bytes differs from the size of
+    /// the entry, `Err` contains this number.
     pub fn finish(mut self) -> Result<Vec<Checksum>, u64> {
         if self.found != self.wanted {
             return Err(self.found);

@@ -19,15 +19,15 @@ use crate::regular_file;
 /// The maximum size of the failure reason of a rank that is read, in bytes.
 const MAX_REASON_BYTES: u64 = 1 << 20;
 
-/// The minimum and maximum sleep of the publisher between two polls. In between it sleeps for the elapsed time
-/// divided by [`BACKOFF_DIVISOR`].
+/// The minimum and the maximum time between two polls of the publishing rank. Within these limits, the time is the
+/// elapsed time divided by [`BACKOFF_DIVISOR`].
 const POLL_INTERVAL: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(100));
 const BACKOFF_DIVISOR: u32 = 64;
 
-/// A checkpoint that is being written, in a folder with a temporary name.
+/// A checkpoint that is being written. Its folder has a temporary name.
 ///
-/// All ranks write their parts, then one rank publishes the checkpoint. It is removed if the rank that began it
-/// drops its handle without publishing.
+/// All ranks write their parts. Then one rank publishes the checkpoint. The pending checkpoint is removed if the rank
+/// that began it drops this value without publishing.
 #[derive(Debug)]
 pub struct PendingCheckpoint {
     folder: CheckpointFolder,
@@ -41,7 +41,7 @@ impl PendingCheckpoint {
         Self { folder, name, lock }
     }
 
-    /// Returns the name with which other ranks [join](CheckpointFolder::join) it.
+    /// Returns the name of the pending checkpoint, with which other ranks [join](CheckpointFolder::join) it.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -50,12 +50,12 @@ impl PendingCheckpoint {
         self.folder.path().join(&self.name)
     }
 
-    /// Writes the part of a rank: shards of tensors, and objects, which are named bytes. Every rank must call
-    /// this once, with empty lists if it has nothing to write.
+    /// Writes the part of the checkpoint that belongs to a rank: shards of tensors, and objects (bytes with a name).
+    /// Every rank must call this method once. A rank that has nothing to write passes empty lists.
     ///
-    /// `data` returns the elements of the shard with the given index, row-major and little-endian. It is called
-    /// once for each non-empty shard, widest types first. Only one shard at a time is in memory. A failure is
-    /// also reported to the publisher.
+    /// `data` returns the elements of the shard with the given index, in row-major order and little-endian. It is
+    /// called once for each non-empty shard. Shards with the largest element types come first. Only one shard at a time
+    /// is in memory. A failure is also reported to the rank that publishes the checkpoint.
     ///
     /// # Errors
     ///
@@ -72,8 +72,8 @@ impl PendingCheckpoint {
         self.stream_part(rank, shards, objects, |index, to| to.write(&data(index)?))
     }
 
-    /// Writes the part of a rank like [`Self::write_part`]. `data` writes the elements of a shard in one or
-    /// more calls.
+    /// Writes the part of a rank like [`Self::write_part`], but `data` writes the elements of a shard in one or more
+    /// calls.
     pub fn stream_part(
         &self,
         rank: usize,
@@ -89,8 +89,8 @@ impl PendingCheckpoint {
         result
     }
 
-    /// Reports to the publisher that the part of a rank failed. If the report cannot be written either, the
-    /// publisher times out.
+    /// Reports to the publishing rank that a rank could not write its part. If the report cannot be written either,
+    /// [`Self::publish`] waits until its deadline.
     pub fn fail_part(&self, rank: usize, reason: &str) {
         let path = self.path().join(part_manifest::failed_name(rank));
         // The publisher removes the folder as soon as it finds the report.
@@ -100,12 +100,12 @@ impl PendingCheckpoint {
         }
     }
 
-    /// Publishes the checkpoint. It waits for the parts of all `ranks`, checks that each element was saved
-    /// exactly once, and makes the checkpoint the latest. Then it removes the checkpoints that `keep` does not
-    /// retain, and the checkpoints that were [discarded](CheckpointFolder::discard_after).
+    /// Publishes the checkpoint. It waits for the parts of all `ranks`, checks that each element was saved exactly
+    /// once, and sets `latest` to this checkpoint. Then it removes the checkpoints that `keep` does not retain, and the
+    /// checkpoints that were [discarded](CheckpointFolder::discard_after).
     ///
-    /// The data is synced before the folder gets its final name. If the process ends at any time, `latest`
-    /// names a complete checkpoint: this one or the previous one.
+    /// The data is synced to disk before the folder gets its final name. Even if the process is killed at any time,
+    /// `latest` names a complete checkpoint: this checkpoint or the previous checkpoint.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Reading of checkpoints. The main entry point is [`Checkpoint::open`].
+//! Reads checkpoints. The main entry point is [`Checkpoint::open`].
 
 use std::io::Read;
 use std::ops::Range;
@@ -17,7 +17,7 @@ use super::{
 /// The maximum size of a manifest that is read, in bytes.
 const MAX_MANIFEST_BYTES: u64 = 4 << 30;
 
-/// A published checkpoint, open for reading.
+/// A published checkpoint that is open for reading.
 ///
 /// Data is verified when it is first read, in chunks of 4 MiB.
 #[derive(Debug)]
@@ -88,8 +88,9 @@ impl<'a> ChecksummedRange<'a> {
 }
 
 impl Checkpoint {
-    /// Opens a checkpoint. `path` is the checkpoint itself, or a folder of checkpoints or a run folder, whose
-    /// latest checkpoint is opened. It validates the manifest and the sizes of all files, but not their data.
+    /// Opens a checkpoint. `path` is the checkpoint itself, a folder of checkpoints or a run folder. The latest
+    /// checkpoint of a folder is opened. The manifest and the sizes of all files are validated, but the data is not
+    /// read.
     ///
     /// # Errors
     ///
@@ -170,17 +171,17 @@ impl Checkpoint {
         })
     }
 
-    /// Returns its folder.
+    /// Returns the folder of the checkpoint.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Returns the step, samples, layout, recipe and state of the run.
+    /// Returns the metadata: the step, the number of samples, the layout, the recipe and the state of the run.
     pub fn metadata(&self) -> &CheckpointMetadata {
         &self.manifest.metadata
     }
 
-    /// Returns the manifest.
+    /// Returns the manifest of the checkpoint.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
@@ -189,13 +190,13 @@ impl Checkpoint {
         &self.files
     }
 
-    /// Returns the keys of the objects, sorted.
+    /// Returns the keys of all objects in the checkpoint, sorted.
     pub fn objects(&self) -> Vec<String> {
         let objects = self.manifest.objects.iter();
         objects.map(|object| object.key.clone()).collect()
     }
 
-    /// Returns the bytes of an object.
+    /// Reads the bytes of the object with this key.
     ///
     /// # Errors
     ///
@@ -284,8 +285,8 @@ impl Checkpoint {
     }
 }
 
-/// Returns the common contiguous ranges of two lists of runs over the same elements of two tensors: the start
-/// in each tensor, and the length.
+/// Returns the contiguous ranges that are common to two lists of runs, given as the start in each tensor and the
+/// length. Both lists cover the same elements, in two tensors.
 fn common<'a>(
     from: &'a [ContiguousRun],
     to: &'a [ContiguousRun],

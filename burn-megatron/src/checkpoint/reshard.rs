@@ -1,4 +1,4 @@
-//! Rewriting of a checkpoint with other file sizes.
+//! Rewrites a checkpoint with other file sizes.
 
 use std::cmp::Reverse;
 use std::time::Duration;
@@ -8,17 +8,18 @@ use super::{
     TensorSlice, TensorSource,
 };
 
-/// The distribution of tensors over files.
+/// The distribution of the tensors over the files of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileSizes {
-    /// At most this number of files, with sizes as equal as possible without splitting tensors.
+    /// At most this number of files. The file sizes are as equal as possible without splitting tensors.
     Files(usize),
-    /// The minimum number of files with at most this number of bytes each. A larger tensor has its own file.
+    /// The maximum size of a file in bytes. The number of files is as small as possible. A tensor that is larger than
+    /// the maximum gets its own file.
     MaxBytes(u64),
 }
 
-/// Writes a checkpoint to another folder, with one shard per tensor. The objects are stored in the first file.
-/// Only one tensor at a time is in memory. `progress` is called with the number of bytes written since its last
+/// Writes a checkpoint to another folder, with one shard per tensor. The objects are stored in the first file. Only one
+/// tensor at a time is in memory. `progress` is called with the number of bytes that were written since the previous
 /// call.
 ///
 /// # Errors

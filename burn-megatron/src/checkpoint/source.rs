@@ -1,34 +1,34 @@
-//! Sources of the tensors of a complete model, which are read slice by slice.
+//! Sources of the tensors of a complete model. A source is read slice by slice.
 
 use burn::tensor::DType;
 use serde::{Deserialize, Serialize};
 
 use super::{CheckpointError, TensorSlice};
 
-/// The element type of a saved tensor. Displayed like in a manifest, such as `f32`.
+/// The element type of a saved tensor. It is displayed as in a manifest, for example `f32`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[derive(strum::Display)]
 #[strum(serialize_all = "lowercase")]
 pub enum ElementType {
-    /// 64-bit float.
+    /// 64-bit floating point.
     F64,
-    /// 32-bit float.
+    /// 32-bit floating point.
     F32,
-    /// IEEE 16-bit float.
+    /// 16-bit floating point (IEEE half precision).
     F16,
-    /// bfloat16: 16 bits with the range of f32.
+    /// bfloat16: 16-bit floating point with the exponent range of `f32`.
     Bf16,
-    /// 64-bit integer.
+    /// 64-bit signed integer.
     I64,
-    /// 32-bit integer.
+    /// 32-bit signed integer.
     I32,
-    /// Byte.
+    /// 8-bit unsigned integer.
     U8,
 }
 
 impl ElementType {
-    /// Returns the number of bytes of an element.
+    /// Returns the size of an element in bytes.
     pub fn size(self) -> usize {
         self.dtype().size()
     }
@@ -65,16 +65,16 @@ impl ElementType {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TensorMeta {
-    /// Its key, such as `model/blocks.0.mlp.up.weight`.
+    /// The key of the tensor, such as `model/blocks.0.mlp.up.weight`.
     pub key: String,
     /// The element type.
     pub dtype: ElementType,
-    /// Its shape in the complete model, without padding.
+    /// The shape of the tensor in the complete model, without padding.
     pub shape: Vec<usize>,
 }
 
 impl TensorMeta {
-    /// Returns the size in bytes.
+    /// Returns the size of the complete tensor in bytes.
     ///
     /// # Errors
     ///
@@ -83,7 +83,7 @@ impl TensorMeta {
         self.slice_bytes(&TensorSlice::whole(&self.shape))
     }
 
-    /// Returns the size of a slice in bytes.
+    /// Returns the size of a slice of the tensor in bytes.
     ///
     /// # Errors
     ///
@@ -100,8 +100,8 @@ impl TensorMeta {
     }
 }
 
-/// A source of the tensors of a complete model, in this library's names and layout: a checkpoint, or a folder
-/// of another library.
+/// A source of the tensors of a complete model, such as a checkpoint or a model folder of another library. The tensors
+/// have the names and shapes of this library.
 pub trait TensorSource: Send + Sync {
     /// Returns the name of the source for messages, such as its path.
     fn name(&self) -> String;
@@ -112,8 +112,8 @@ pub trait TensorSource: Send + Sync {
     /// Returns the type and shape of a tensor, or `None` if the key is unknown.
     fn tensor(&self, key: &str) -> Option<TensorMeta>;
 
-    /// Returns the elements of a slice of a tensor in the tensor's own type, row-major and little-endian. It
-    /// reads only the data that it needs.
+    /// Returns the elements of a slice of a tensor in row-major order and little-endian. The elements have the type of
+    /// the saved tensor. Only the necessary data is read.
     ///
     /// # Errors
     ///

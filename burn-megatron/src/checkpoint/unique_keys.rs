@@ -1,5 +1,5 @@
-//! JSON objects without repeated keys. Parsers keep only the last value of a repeated key, which hides the
-//! others.
+//! Deserializes JSON objects without repeated keys. JSON parsers keep only the last value of a repeated key, which
+//! hides the other values.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,7 +12,7 @@ use serde::de::{Deserializer, Error, MapAccess, Visitor};
 ///
 /// # Errors
 ///
-/// The errors of the parser, and an error for a repeated key.
+/// The errors of the JSON parser, and an error for a repeated key.
 pub fn unique_keys<'de, D, V>(deserializer: D) -> Result<BTreeMap<String, V>, D::Error>
 where
     D: Deserializer<'de>,

@@ -1,4 +1,4 @@
-//! Validation of a manifest, without reading any file.
+//! Validates a manifest without reading the data files.
 
 use std::path::Path;
 

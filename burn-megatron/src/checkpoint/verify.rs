@@ -1,4 +1,4 @@
-//! Verification of every byte of a checkpoint.
+//! Verifies every byte of a checkpoint.
 
 use rayon::prelude::*;
 
@@ -9,7 +9,7 @@ use super::{Checkpoint, CheckpointError, Checksum, FileEntry, ObjectEntry};
 /// The number of chunks per call of `progress`.
 const REPORT_CHUNKS: usize = 32;
 
-/// The size of the contents of a checkpoint.
+/// The number of files, tensors, objects and bytes of a checkpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CheckpointTotals {
     /// The number of data files.
@@ -34,7 +34,7 @@ struct ChunkRef<'a> {
 }
 
 impl Checkpoint {
-    /// Counts the contents, based on the manifest.
+    /// Counts the files, tensors, objects and bytes of the checkpoint that the manifest lists.
     pub fn totals(&self) -> CheckpointTotals {
         let manifest = self.manifest();
         let shards = manifest.tensors.iter().flat_map(|tensor| &tensor.shards);
@@ -48,12 +48,12 @@ impl Checkpoint {
         }
     }
 
-    /// Reads all data and compares it with its checksums. `progress` is called with the number of bytes read
-    /// since its last call.
+    /// Reads all data of the checkpoint and compares it with the checksums. `progress` is called with the number of
+    /// bytes that were read since the previous call.
     ///
     /// # Errors
     ///
-    /// The first error of [`Self::faults`].
+    /// Returns the first error of [`Self::faults`].
     pub fn verify(
         &self,
         progress: &mut dyn FnMut(u64),
@@ -64,8 +64,8 @@ impl Checkpoint {
         }
     }
 
-    /// Returns all errors of [`Self::verify`]: [`CheckpointError::Checksum`] for each chunk that has changed,
-    /// [`CheckpointError::Corrupt`] for headers, and [`CheckpointError::Io`] for failed reads.
+    /// Verifies all data like [`Self::verify`], and returns all errors: [`CheckpointError::Checksum`] for each chunk
+    /// that has changed, [`CheckpointError::Corrupt`] for headers, and [`CheckpointError::Io`] for failed reads.
     pub fn faults(&self, progress: &mut dyn FnMut(u64)) -> Vec<CheckpointError> {
         let mut faults = vec![];
         for (number, file) in self.manifest().files.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Loads the weights of a rank from any source.
+//! Loads the weights of a rank from any tensor source.
 
 use burn::module::Module;
 use burn::tensor::Tensor;
@@ -10,29 +10,30 @@ use crate::data_parallel::{BucketShard, DistributedDataParallel};
 use crate::nn::{ParameterEntry, ParameterTable};
 use crate::optim::StateKind;
 
-/// The differences between model and source that loading tolerates. By default it tolerates none.
+/// The differences between a model and a tensor source that are tolerated when weights are loaded. By default no
+/// difference is tolerated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LoadTolerance {
-    /// Allow parameters that the source does not have. They keep their values.
+    /// Allows parameters that the source does not have. These parameters keep their values.
     pub missing: bool,
-    /// Allow tensors that the model does not have.
+    /// Allows tensors in the source that the model does not have. These tensors are ignored.
     pub unexpected: bool,
-    /// Allow rounding to a type that cannot represent all values.
+    /// Allows values to be rounded if the type of the model cannot represent all values of the type in the source.
     pub rounding: bool,
 }
 
-/// Loads this rank's weights, and the biases of routers, from a source of any layout. Each rank reads the
-/// shards that it optimizes and gathers the rest. Collective: call on all ranks.
+/// Loads this rank's weights and router biases from a source, which may have been saved with any parallel layout. Each
+/// rank reads the shards that it optimizes and gathers the rest. Collective: call on all ranks.
 ///
-/// For a model with [adapters](crate::nn::lora), the source must have the frozen weights. It may have the
-/// weights of the adapters, which otherwise keep their values. Other tensors of the source, such as moments,
-/// are ignored.
+/// For a model with [adapters](crate::nn::lora), the source must have the frozen weights. If the source does not have
+/// the weights of the adapters, these weights keep their values. Other tensors of the source, such as moments, are
+/// ignored.
 ///
 /// # Errors
 ///
-/// [`StateError`] for tensors that are missing, unexpected, have another shape or would have to be rounded, and
-/// for failed reads. If names, shapes or types do not match, nothing has changed on any rank.
+/// [`StateError`] for tensors that are missing, unexpected, have another shape or would have to be rounded, and for
+/// failed reads. If names, shapes or types do not match, the model is unchanged on all ranks.
 pub fn load_weights<M: Module>(
     ddp: &mut DistributedDataParallel<M>,
     source: &dyn TensorSource,
@@ -76,7 +77,7 @@ pub fn load_weights<M: Module>(
     Ok(())
 }
 
-/// Returns the frozen weights of a model for [`check`], in the types that their masters would have.
+/// Returns the frozen weights of a model for [`check`], with the dtypes that their master weights would have.
 pub fn of_frozen<M: Module>(ddp: &DistributedDataParallel<M>) -> StateKind {
     StateKind::of_all(MODEL, ddp.frozen_dtypes())
 }

@@ -1,4 +1,4 @@
-//! Asynchronous collectives on plain tensors outside of autodiff, which return a handle to wait on.
+//! Asynchronous collectives on plain tensors, without autodiff. Each collective returns a handle to wait on.
 
 use burn::tensor::Tensor;
 
@@ -8,38 +8,38 @@ use super::host::{invalid, or_raise};
 use super::reduce_in_f32::sum_received;
 use crate::comm::{Call, CommError, ReduceOp};
 
-/// A collective as an operation on this rank's tensor.
+/// A collective operation on the tensor of each rank.
 #[derive(Clone, Debug, PartialEq)]
 pub enum CollectiveOp {
     /// The identity, without communication.
     Identity,
-    /// A reduction over all ranks. The shape stays the same.
+    /// All-reduce: reduces the tensors of all ranks. The shape stays the same.
     AllReduce(ReduceOp),
-    /// This rank's part of `dim`, without communication.
+    /// Returns this rank's part of the tensor along `dim`, without communication.
     Split {
         /// The dimension that is split into one part per rank.
         dim: usize,
     },
-    /// The parts of all ranks along `dim`.
+    /// All-gather: concatenates the parts of all ranks along `dim`.
     Gather {
         /// The dimension along which the parts are concatenated.
         dim: usize,
     },
-    /// The sum over all ranks. Each rank keeps its part of `dim`.
+    /// Reduce-scatter: sums the tensors of all ranks. Each rank keeps its part of the sum along `dim`.
     ReduceScatter {
         /// The dimension that is split into one part per rank.
         dim: usize,
     },
-    /// An all-to-all of rows (dim 0).
+    /// All-to-all of rows (dim 0).
     AllToAll {
-        /// The number of rows sent to each rank.
+        /// The number of rows that this rank sends to each rank.
         send: Vec<usize>,
-        /// The number of rows received from each rank.
+        /// The number of rows that this rank receives from each rank.
         receive: Vec<usize>,
     },
 }
 
-/// A collective in flight.
+/// The handle of a collective in flight, whose result is a tensor.
 #[must_use = "a collective that is not waited for has no result"]
 pub struct PendingTensor<const D: usize> {
     state: PendingTensorState<D>,
@@ -69,7 +69,7 @@ impl<const D: usize> PendingTensor<D> {
         }
     }
 
-    /// Waits for the other ranks and returns the result.
+    /// Waits until the collective has finished, and returns the result.
     ///
     /// Unwinds with [`raise`](crate::comm::raise) if the collective fails.
     pub fn wait(self) -> Tensor<D> {
@@ -100,7 +100,7 @@ impl<const D: usize> PendingTensor<D> {
     }
 }
 
-/// Starts `op` on `x`, which must be a plain tensor.
+/// Starts the collective `op` on `x`, which must be a plain tensor (without autodiff).
 ///
 /// Unwinds with [`raise`](crate::comm::raise) if the shape is invalid for the group.
 pub fn start<const D: usize>(x: Tensor<D>, op: &CollectiveOp, comm: &Comm) -> PendingTensor<D> {
@@ -121,7 +121,7 @@ pub fn start<const D: usize>(x: Tensor<D>, op: &CollectiveOp, comm: &Comm) -> Pe
     }
 }
 
-/// Starts the reduction of `x` over the ranks of `comm`.
+/// Starts an all-reduce of `x` over the ranks of `comm`.
 pub fn start_all_reduce<const D: usize>(
     x: Tensor<D>,
     op: ReduceOp,
@@ -131,7 +131,7 @@ pub fn start_all_reduce<const D: usize>(
     pending_call(launch(x, Call::AllReduce(op), comm), 1, shape, 0)
 }
 
-/// Starts gathering the parts of all ranks along `dim`.
+/// Starts an all-gather that concatenates the tensors of all ranks along `dim`.
 pub fn start_all_gather<const D: usize>(x: Tensor<D>, dim: usize, comm: &Comm) -> PendingTensor<D> {
     check_dim(&x, dim, comm);
     let shape = x.dims();
@@ -151,7 +151,7 @@ pub(crate) fn try_all_gather(x: Tensor<1>, comm: &Comm) -> Result<Tensor<1>, Com
     }
 }
 
-/// Starts summing `x` over the ranks. Each rank keeps its part of `dim`.
+/// Starts a reduce-scatter that sums `x` over the ranks. Each rank keeps its part of the sum along `dim`.
 pub fn start_reduce_scatter<const D: usize>(
     x: Tensor<D>,
     dim: usize,

@@ -1,4 +1,4 @@
-//! Collectives on several flat tensors, started as one call.
+//! Coalesced collectives: collectives on several flat tensors that are started as one call.
 
 use burn::tensor::Tensor;
 
@@ -7,11 +7,12 @@ use super::dispatch::launch_all;
 use super::group::Comm;
 use crate::comm::{Call, ReduceOp};
 
-/// Starts summing each of `xs` over the ranks. Each rank keeps its part: `[n] -> [n / ranks]`.
+/// Starts a reduce-scatter of each tensor in `xs`: sums the tensor over the ranks, and each rank keeps its part. The
+/// shape changes from `[n]` to `[n / ranks]`.
 ///
-/// The collectives are started as one call ([`start_all`](crate::comm::Communicator::start_all)). The handles
-/// are in the order of `xs`. Unwinds with [`raise`](crate::comm::raise), with nothing sent, if a length is not
-/// a multiple of the number of ranks.
+/// The collectives are started as one call ([`start_all`](crate::comm::Communicator::start_all)). The handles are in
+/// the order of `xs`. If the length of a tensor is not a multiple of the number of ranks, nothing is sent and the
+/// function unwinds with [`raise`](crate::comm::raise).
 pub fn start_reduce_scatter_coalesced(xs: Vec<Tensor<1>>, comm: &Comm) -> Vec<PendingTensor<1>> {
     let (op, call) = (
         CollectiveOp::ReduceScatter { dim: 0 },
@@ -23,7 +24,7 @@ pub fn start_reduce_scatter_coalesced(xs: Vec<Tensor<1>>, comm: &Comm) -> Vec<Pe
     start_each(xs, &call, comm)
 }
 
-/// Starts the reduction of each of `xs` over the ranks: `[n] -> [n]`. See [`start_reduce_scatter_coalesced`].
+/// Starts an all-reduce of each tensor in `xs`. The shape `[n]` stays the same. See [`start_reduce_scatter_coalesced`].
 pub fn start_all_reduce_coalesced(
     xs: Vec<Tensor<1>>,
     op: ReduceOp,
@@ -32,7 +33,7 @@ pub fn start_all_reduce_coalesced(
     start_each(xs, &Call::AllReduce(op), comm)
 }
 
-/// Starts gathering the parts of all ranks of each of `xs`: `[n] -> [ranks * n]`. See
+/// Starts an all-gather of each tensor in `xs`. The shape changes from `[n]` to `[ranks * n]`. See
 /// [`start_reduce_scatter_coalesced`].
 pub fn start_all_gather_coalesced(xs: Vec<Tensor<1>>, comm: &Comm) -> Vec<PendingTensor<1>> {
     start_each(xs, &Call::AllGather, comm)

@@ -1,4 +1,4 @@
-//! The dispatch of a call on a tensor: on its device or through host memory.
+//! Dispatches a collective call on a tensor, which runs on the device of the tensor or through host memory.
 
 use burn::tensor::{DType, Device, Tensor};
 
@@ -105,7 +105,7 @@ impl InFlightTensorCall {
         }
     }
 
-    /// Waits for the other ranks and returns the result as a tensor of `shape`, in row-major order.
+    /// Waits until the call has finished, and returns the result as a tensor of `shape`, in row-major order.
     pub fn try_wait<const D: usize>(self, shape: [usize; D]) -> Result<Tensor<D>, CommError> {
         Ok(match self {
             InFlightTensorCall::Host {

@@ -1,4 +1,4 @@
-//! The autodiff function behind every collective of this module.
+//! The autodiff function with which every collective of this module is implemented.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::comm::{CommError, Communicator, ReduceOp};
 
-/// The communicator of a group.
+/// The communicator of a group of ranks.
 pub type Comm = Arc<dyn Communicator>;
 
 /// Returns the index of the first flag that is set on all ranks. Collective: call on all ranks, with the same

@@ -5,9 +5,10 @@ use half::{bf16, f16};
 
 use crate::comm::{Buffer, CommError, DType as WireDType, raise};
 
-/// Returns the elements of a plain tensor in row-major order. It does not copy if the tensor owns them.
+/// Returns the elements of a plain tensor in row-major order. The elements are not copied if the tensor is their only
+/// owner.
 ///
-/// Unwinds with [`raise`] if the device cannot be read, or the type cannot be sent.
+/// Unwinds with [`raise`] if the device cannot be read, or if the communicator does not support the dtype.
 pub fn to_buffer<const D: usize>(tensor: Tensor<D>) -> Buffer {
     let data = host_data(tensor);
     match data.dtype() {
@@ -30,14 +31,14 @@ pub(crate) fn buffer_dtype(dtype: DType) -> Option<WireDType> {
     }
 }
 
-/// Returns the buffer type of a float tensor.
+/// Returns the element type of the buffer in which a float tensor of this dtype is sent.
 ///
-/// Unwinds with [`raise`] for a type that cannot be sent.
+/// Unwinds with [`raise`] for a dtype that cannot be sent.
 pub fn wire_dtype(dtype: DType) -> WireDType {
     buffer_dtype(dtype).unwrap_or_else(|| invalid(format!("a tensor of {dtype:?} cannot be sent")))
 }
 
-/// Waits for the device and returns the elements of a plain tensor as f64.
+/// Waits for the device and returns the elements of a plain tensor as `f64`.
 ///
 /// Unwinds with [`raise`] if the device cannot be read.
 pub fn to_f64(tensor: Tensor<1>) -> Vec<f64> {
@@ -71,7 +72,7 @@ pub fn from_buffer<const D: usize>(
     Tensor::from_data(data, (device, dtype))
 }
 
-/// Waits for the device and copies a tensor to host memory. On the CPU it does not copy.
+/// Waits for the device and copies a tensor to host memory. A CPU tensor is not copied.
 ///
 /// Unwinds with [`raise`] if the device cannot be read.
 pub fn to_host(x: Tensor<1>) -> Tensor<1> {
@@ -82,8 +83,8 @@ pub fn to_host(x: Tensor<1>) -> Tensor<1> {
     Tensor::from_data(host_data(x), (&Device::flex(), dtype))
 }
 
-/// Copies a host tensor to a device through staging memory that the device can read directly. On the CPU it
-/// does not copy.
+/// Copies a host tensor to a device through staging memory that the device can read directly. If `device` is the CPU,
+/// the tensor is not copied.
 pub fn to_device(x: Tensor<1>, device: &Device) -> Tensor<1> {
     if *device == Device::flex() {
         return x;
@@ -99,7 +100,7 @@ pub fn or_raise<T>(result: Result<T, CommError>) -> T {
     result.unwrap_or_else(|error| raise(error))
 }
 
-/// Unwinds with an error for an invalid call.
+/// Unwinds with [`raise`], with an error for an invalid call of a collective.
 pub fn invalid(message: String) -> ! {
     raise(CommError::Engine {
         engine: "collective".into(),

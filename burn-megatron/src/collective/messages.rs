@@ -1,5 +1,5 @@
-//! Messages of one tensor to another rank, on its device if the engine supports it, otherwise through host
-//! memory.
+//! Messages between two ranks. A message contains one tensor. It is sent from device memory if the engine supports the
+//! device, otherwise through host memory.
 //!
 //! A message has no header: the receiver already has its type and length. Messages between two ranks arrive in
 //! the order in which they are sent.
@@ -131,7 +131,7 @@ pub(crate) fn start_send_numbers(
 }
 
 impl PendingSend {
-    /// Waits until the message has left. On a device, waits until the message is enqueued.
+    /// Waits until the message is sent. On a device, waits until the message is enqueued.
     ///
     /// # Errors
     ///

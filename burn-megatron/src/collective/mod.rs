@@ -1,7 +1,7 @@
-//! Differentiable collectives, each with its backward.
+//! Differentiable collectives. Each collective has a backward.
 //!
-//! In the table, `y` is the output on this rank, and the backward column is the operation on its gradient. In a
-//! group of one rank, each collective is the identity and nothing is recorded.
+//! In the table, the column *forward* is the operation on the input, and the column *backward* is the operation on the
+//! gradient of the output. In a group of one rank, each collective is the identity, and autodiff records nothing.
 //!
 //! | function | forward | backward | used by |
 //! |---|---|---|---|
@@ -17,13 +17,14 @@
 //! | [`reduce_scatter_rows`] | reduce-scatter of uneven rows | all-gather | experts |
 //! | [`all_reduce`] | all-reduce | all-reduce | sums that contribute to the loss on every rank |
 //!
-//! The first four are from Shoeybi et al. 2019 (arXiv:1909.08053), the next three from Korthikanti et al. 2022
-//! (arXiv:2205.05198).
+//! The first four functions are from Shoeybi et al. 2019 (arXiv:1909.08053). The next three functions are from
+//! Korthikanti et al. 2022 (arXiv:2205.05198).
 //!
-//! Outside of autodiff, the `start_` functions take plain tensors and return a handle. Functions on several
-//! flat tensors start them as one call. [`start_all_gather_packed_coalesced`] gathers packed codes.
+//! The functions whose names begin with `start_` are asynchronous: they take plain tensors, without autodiff, and
+//! return a handle. The functions on several flat tensors start one collective per tensor in a single call.
+//! [`start_all_gather_packed_coalesced`] gathers FP8 codes, which are packed into `u32`.
 //!
-//! A collective that fails inside a forward or backward cannot return an error there. It unwinds with
+//! A collective that fails inside a forward or backward cannot return an error. It unwinds with
 //! [`raise`](crate::comm::raise), and [`World::run`](crate::comm::World::run) returns the error.
 //!
 //! ```
@@ -83,27 +84,28 @@ pub use reduce_in_f32::start_reduce_scatter_in_f32;
 pub(crate) use ring::{RingAllGather, start_ring_shift};
 pub use uneven::{gather_rows, reduce_scatter_rows};
 
-/// Returns `x`. The backward sums the gradients of all ranks.
+/// Returns `x` unchanged. The backward sums the gradients of all ranks (all-reduce).
 pub fn copy<const D: usize>(x: Tensor<D>, comm: &Comm) -> Tensor<D> {
     apply_collective(x, comm, Identity, AllReduce(ReduceOp::Sum))
 }
 
-/// Returns the sum over all ranks. The gradient passes unchanged, because it is the same on every rank.
+/// Returns the sum of `x` over all ranks (all-reduce). The backward returns the gradient unchanged, because the
+/// gradient is the same on every rank.
 pub fn reduce<const D: usize>(x: Tensor<D>, comm: &Comm) -> Tensor<D> {
     apply_collective(x, comm, AllReduce(ReduceOp::Sum), Identity)
 }
 
-/// Returns this rank's part of `dim`, for a tensor that is the same on every rank.
+/// Splits a tensor that is the same on every rank, and returns this rank's part along `dim`.
 ///
-/// `x.dims()[dim]` must be a multiple of the size of the group.
+/// `x.dims()[dim]` must be a multiple of the number of ranks in the group.
 pub fn split<const D: usize>(x: Tensor<D>, dim: usize, comm: &Comm) -> Tensor<D> {
     apply_collective(x, comm, Split { dim }, Gather { dim })
 }
 
 /// Returns the parts of all ranks concatenated along `dim`, in rank order.
 ///
-/// All ranks must compute the same values from the result: the backward returns this rank's part of a gradient
-/// that must be equal on all ranks. See [`gather_sequence`] for the other case.
+/// All ranks must compute the same values from the result, because the backward returns this rank's part of a gradient
+/// that must be equal on all ranks. If the ranks compute different values, use [`gather_sequence`].
 pub fn gather<const D: usize>(x: Tensor<D>, dim: usize, comm: &Comm) -> Tensor<D> {
     apply_collective(x, comm, Gather { dim }, Split { dim })
 }
@@ -113,7 +115,8 @@ pub fn scatter_sequence<const D: usize>(x: Tensor<D>, dim: usize, comm: &Comm) -
     split(x, dim, comm)
 }
 
-/// Leaves the sequence-parallel region: gathers the sequence along `dim` for layers that differ between ranks.
+/// Leaves the sequence-parallel region: gathers the sequence along `dim`, for layers whose weights are split over the
+/// ranks.
 ///
 /// The gradients of the ranks are partial sums, so the backward sums them and keeps this rank's part of the
 /// sequence.
@@ -121,14 +124,15 @@ pub fn gather_sequence<const D: usize>(x: Tensor<D>, dim: usize, comm: &Comm) ->
     apply_collective(x, comm, Gather { dim }, ReduceScatter { dim })
 }
 
-/// Enters the sequence-parallel region with partial sums: sums them and returns this rank's part along `dim`.
+/// Enters the sequence-parallel region from partial sums: sums `x` over the ranks and returns this rank's part along
+/// `dim` (reduce-scatter).
 pub fn reduce_scatter_sequence<const D: usize>(x: Tensor<D>, dim: usize, comm: &Comm) -> Tensor<D> {
     apply_collective(x, comm, ReduceScatter { dim }, Gather { dim })
 }
 
 /// Sends `send[r]` rows (along dim 0) to rank `r` and receives `receive[r]` rows from it.
 ///
-/// The output contains the received rows in rank order. The counts of all ranks must agree.
+/// The output contains the received rows in rank order. The numbers of sent and received rows must match on all ranks.
 pub fn all_to_all<const D: usize>(
     x: Tensor<D>,
     send: Vec<usize>,
@@ -142,7 +146,8 @@ pub fn all_to_all<const D: usize>(
     apply_collective(x, comm, AllToAll { send, receive }, back)
 }
 
-/// Returns the sum over all ranks, which each rank uses differently. The backward also sums the gradients.
+/// Returns the sum of `x` over all ranks, for computations that differ between the ranks. The backward also sums the
+/// gradients of all ranks.
 ///
 /// Use [`reduce`] if every rank computes the same values from the sum.
 pub fn all_reduce<const D: usize>(x: Tensor<D>, comm: &Comm) -> Tensor<D> {

@@ -1,4 +1,4 @@
-//! Collectives on packed u32, such as the codes of 8-bit floats.
+//! Collectives on `u32` tensors that contain packed data, such as FP8 codes.
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_megatron_kernels::{bits, record};
@@ -11,7 +11,7 @@ use super::host::{invalid, or_raise};
 use crate::comm::{Buffer, Call, CommError, Pending};
 use crate::fingerprint::{self, ObservedCall};
 
-/// A call on packed u32 in flight.
+/// The handle of a collective in flight, whose result is a packed `u32` tensor.
 #[must_use = "a collective that is not waited for has no result"]
 pub struct PendingPacked(pub(super) PackedState);
 
@@ -25,12 +25,13 @@ pub(super) enum PackedState {
     Device(Box<PendingTensor<1>>),
 }
 
-/// Starts gathering the parts of all ranks of each of `xs`, `[n]` of u32: `[n] -> [ranks * n]`.
+/// Starts an all-gather of each tensor in `xs`. The tensors contain `u32`, and their shape changes from `[n]` to
+/// `[ranks * n]`.
 ///
-/// Every bit is preserved, whatever is packed, and 4 bytes are sent per element. The collectives are started as
-/// one call ([`start_all`](crate::comm::Communicator::start_all)), in device memory if the engine supports the
-/// device. The handles are in the order of `xs`. Unwinds with [`raise`](crate::comm::raise), with nothing sent,
-/// for integers of another type.
+/// Every bit is preserved, and 4 bytes are sent per element. The collectives are started as one call
+/// ([`start_all`](crate::comm::Communicator::start_all)), in device memory if the engine supports the device. The
+/// handles are in the order of `xs`. For integers of another type, nothing is sent and the function unwinds with
+/// [`raise`](crate::comm::raise).
 pub fn start_all_gather_packed_coalesced(
     xs: Vec<Tensor<1, Int>>,
     comm: &Comm,
@@ -72,7 +73,7 @@ pub fn start_all_gather_packed_coalesced(
 /// Starts an all-to-all of rows of `width` words. `x` has the shape `[rows * width]` of u32. `send[r]` of its
 /// rows are sent to rank `r`, and `receive[r]` rows are received from it.
 ///
-/// In all other respects it is like [`start_all_gather_packed_coalesced`].
+/// In all other respects, this function works like [`start_all_gather_packed_coalesced`].
 pub(crate) fn start_all_to_all_packed(
     x: Tensor<1, Int>,
     width: usize,
@@ -112,7 +113,7 @@ impl PendingPacked {
         Self(PackedState::Ready(words))
     }
 
-    /// Waits for the elements that this rank receives, and returns them in the order of the sending ranks.
+    /// Waits until the collective has finished. Returns the received elements in the order of the sending ranks.
     ///
     /// Unwinds with [`raise`](crate::comm::raise) if the collective fails.
     pub fn wait(self) -> Tensor<1, Int> {

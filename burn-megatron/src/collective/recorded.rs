@@ -1,4 +1,5 @@
-//! Collectives in a recording. They return tensors of the correct shape, and nothing is sent.
+//! Collectives in a recording, which records operations without running them. The collectives return tensors of the
+//! correct shape, and nothing is sent.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Device, Tensor};
@@ -7,29 +8,29 @@ use burn_megatron_kernels::record;
 use super::group::Comm;
 use crate::comm::Call;
 
-/// The kind of an exchange.
+/// The kind of a recorded communication call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ExchangeKind {
-    /// A sum over the ranks, returned on all ranks.
+    /// An all-reduce: the sum over the ranks, which all ranks receive.
     AllReduce,
-    /// A concatenation over the ranks.
+    /// An all-gather: the concatenation of the tensors of all ranks.
     AllGather,
-    /// A sum over the ranks. Each rank keeps a part of the sum.
+    /// A reduce-scatter: the sum over the ranks. Each rank keeps a part of the sum.
     ReduceScatter,
-    /// Rows from each rank to each rank.
+    /// An all-to-all: each rank sends rows to each rank.
     AllToAll,
-    /// A message from one rank to another, as around the ring of context parallelism.
+    /// A message from one rank to another rank, for example to the next rank of the ring in context parallelism.
     SendReceive,
 }
 
-/// A recorded call, as a [note](record::note) between the operations.
+/// A recorded communication call, which is stored as a [note](record::note) between the recorded operations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExchangeNote {
     /// The kind of call.
     pub kind: ExchangeKind,
     /// The world ranks of the group.
     pub ranks: Vec<usize>,
-    /// The number of bytes of the input or the output, whichever is larger.
+    /// The number of bytes of the input or of the output, whichever is larger.
     pub bytes: u64,
 }
 

@@ -1,4 +1,4 @@
-//! A reduce-scatter of 16-bit tensors that sums in f32.
+//! A reduce-scatter of 16-bit tensors that computes the sums in `f32`.
 
 use burn::tensor::{DType, Tensor};
 
@@ -8,15 +8,15 @@ use super::group::Comm;
 use super::host::{from_buffer, invalid};
 use crate::comm::{Buffer, Call, CommError, sum_parts_in_f32};
 
-/// Starts summing `x`, of `bf16` or `f16`, over the ranks, with all additions in `f32`. Each rank keeps its
-/// part as `f32`: `[n] -> [n / ranks]`.
+/// Starts a reduce-scatter of `x` (`bf16` or `f16`) that computes the sum in `f32`. Each rank keeps its part of the sum
+/// as `f32`. The shape changes from `[n]` to `[n / ranks]`.
 ///
-/// An all-to-all exchanges the 16-bit parts, so the number of sent bytes equals a reduce-scatter in 16 bits.
-/// Each rank sums the parts that it receives. The result is bit-equal to a reduce-scatter of the tensors cast
-/// to f32: nothing is rounded to 16 bits in between.
+/// An all-to-all exchanges the 16-bit parts, so the number of sent bytes is the same as in a 16-bit reduce-scatter.
+/// Each rank sums the parts that it receives. The result is bitwise equal to a reduce-scatter of the tensors cast to
+/// `f32`, because partial sums are not rounded to 16 bits.
 ///
-/// Unwinds with [`raise`](crate::comm::raise), with nothing sent, if `x` has another type or its length
-/// is not a multiple of the number of ranks.
+/// If `x` has another dtype, or its length is not a multiple of the number of ranks, nothing is sent and the function
+/// unwinds with [`raise`](crate::comm::raise).
 pub fn start_reduce_scatter_in_f32(x: Tensor<1>, comm: &Comm) -> PendingTensor<1> {
     let (len, ranks) = (x.dims()[0], comm.size());
     if !matches!(x.dtype(), DType::BF16 | DType::F16) {

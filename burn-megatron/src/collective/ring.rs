@@ -10,7 +10,7 @@ use super::group::Comm;
 /// Starts to send `x` to the next rank and to receive the tensor of the previous rank, which must have the same
 /// shape.
 ///
-/// It is an all-to-all with one peer in each direction, so that a shift is compared and recorded like any
+/// The shift is an all-to-all with one peer in each direction. It is therefore checked and recorded like any other
 /// collective.
 pub fn start_ring_shift<const D: usize>(x: Tensor<D>, comm: &Comm) -> PendingTensor<D> {
     let (rank, size, rows) = (comm.rank(), comm.size(), x.dims()[0]);
@@ -26,9 +26,9 @@ pub fn start_ring_shift<const D: usize>(x: Tensor<D>, comm: &Comm) -> PendingTen
     start(x, &op, comm)
 }
 
-/// A ring all-gather of the tensors of all ranks. All ranks must have the same number of tensors with the same
-/// shapes. While one tensor is used in a computation, the next tensors are in flight. A rank sends the tensors
-/// of all ranks except the next rank.
+/// A ring all-gather of the tensors of all ranks. All ranks must have the same number of tensors with the same shapes.
+/// While a computation uses one tensor, the next tensors are in flight. Each rank forwards the tensors that it
+/// receives, so it sends the tensors of all ranks except the tensors of the next rank.
 pub struct RingAllGather<const D: usize> {
     comm: Comm,
     own: Vec<Tensor<D>>,
@@ -37,7 +37,7 @@ pub struct RingAllGather<const D: usize> {
 }
 
 impl<const D: usize> RingAllGather<D> {
-    /// Starts to send the tensors of this rank to the next rank.
+    /// Starts the all-gather: begins to send the tensors of this rank to the next rank.
     pub fn start(own: Vec<Tensor<D>>, comm: &Comm) -> Self {
         let sent = own.iter().filter(|_| comm.size() > 1);
         Self {
@@ -47,8 +47,8 @@ impl<const D: usize> RingAllGather<D> {
         }
     }
 
-    /// Calls `compute` with each tensor, the index of its rank, and its index among the tensors of that rank.
-    /// This rank's tensors come first.
+    /// Calls `compute` for each tensor of all ranks. The arguments are the tensor, the index of the rank that owns the
+    /// tensor, and the index of the tensor on this rank. The tensors of the calling rank come first.
     pub fn each(mut self, mut compute: impl FnMut(Tensor<D>, usize, usize)) {
         let (rank, size) = (self.comm.rank(), self.comm.size());
         let count = self.own.len();

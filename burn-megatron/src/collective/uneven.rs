@@ -7,17 +7,18 @@ use burn_megatron_kernels::{Function, apply};
 use super::async_ops::{CollectiveOp, start};
 use super::group::Comm;
 
-/// Returns the rows (dim 0) of all ranks in rank order. Rank `r` has `rows[r]` rows, which may be 0.
+/// Gathers the rows (dim 0) of all ranks in rank order. Rank `r` contributes `rows[r]` rows, which may be 0.
 ///
-/// The ranks use the result differently. Therefore the backward sums the gradients of all ranks and keeps the
-/// gradient of this rank's rows ([`reduce_scatter_rows`]).
+/// The ranks may compute different values from the result. Therefore the backward sums the gradients of all ranks and
+/// returns the gradient of this rank's rows ([`reduce_scatter_rows`]).
 pub fn gather_rows<const D: usize>(x: Tensor<D>, rows: &[usize], comm: &Comm) -> Tensor<D> {
     apply_rows(x, rows, comm, false)
 }
 
-/// Returns this rank's rows of the sum over all ranks. Rank `r` keeps `rows[r]` rows (dim 0), in rank order.
+/// Sums `x` over all ranks and returns this rank's rows of the sum. Rank `r` keeps `rows[r]` rows (dim 0), in rank
+/// order.
 ///
-/// The backward [gathers](gather_rows) the gradients.
+/// The backward [gathers](gather_rows) the gradients of the rows.
 pub fn reduce_scatter_rows<const D: usize>(x: Tensor<D>, rows: &[usize], comm: &Comm) -> Tensor<D> {
     apply_rows(x, rows, comm, true)
 }

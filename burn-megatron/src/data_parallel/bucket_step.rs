@@ -1,4 +1,5 @@
-//! The interface of a bucket for the optimizer and the checkpoint: this rank's shard and its step.
+//! The interface between a bucket and the optimizer or a checkpoint: this rank's shard of the bucket, and the optimizer
+//! step of the bucket.
 
 use std::fmt;
 use std::ops::Range;
@@ -10,21 +11,22 @@ use super::layout::ParameterSlice;
 use super::sharding_plan::ShardingPlan;
 use crate::mesh::Grid;
 
-/// This rank's shard of a bucket, or the complete bucket if the optimizer is not sharded. It is constant during
-/// training.
+/// The ranges of this rank's shard of a bucket, or of the complete bucket if the optimizer state is not sharded. They
+/// do not change during training.
 #[derive(Clone, Debug)]
 pub struct BucketShard {
-    /// The grid of its parameters.
+    /// The grid of ranks (dense or expert) over which the parameters of the bucket are replicated or sharded.
     pub grid: Grid,
-    /// The elements of the shard in the bucket, including padding.
+    /// The range of the shard in the bucket, in elements, including padding.
     pub range: Range<usize>,
-    /// The elements in `range` that this rank saves, so that its data-parallel group saves each element once.
+    /// The part of `range` that this rank saves in a checkpoint. The ranks of a data-parallel group save each element
+    /// once.
     pub partition: Range<usize>,
     /// The parameters in the shard. The gaps between them are padding.
     pub slices: Vec<ParameterSlice>,
-    /// The dtype of the masters and of the gradients.
+    /// The dtype of the master weights and of the gradients.
     pub dtype: DType,
-    /// The device of the masters and the moments: the device of the model, or the host.
+    /// The device of the master weights and the moments: the device of the model, or the host.
     pub device: Device,
 }
 
@@ -56,37 +58,38 @@ impl BucketShard {
     }
 }
 
-/// Steps a bucket. The second argument is the outcome of the step, or `None` without an outcome: see
+/// A function that runs the optimizer step of a bucket. The second argument is the outcome of the step, or `None` if
+/// the host has already decided that the step is taken. See
 /// [`step_outcome`](burn_megatron_kernels::adamw::step_outcome). For an offloaded bucket, all tensors and the outcome
 /// are on the host, and a host thread calls the function.
 pub type StepFn = dyn Fn(BucketStep, Option<&Tensor<1>>) -> SteppedBucket + Send + Sync;
 
-/// One bucket in a step of the optimizer.
+/// The input of the optimizer step of one bucket.
 pub struct BucketStep {
     /// The number of the bucket.
     pub number: usize,
-    /// The masters of the shard, `[elements]`. An in-place operation copies them only if a snapshot also holds
-    /// them.
+    /// The master weights of the shard, `[elements]`. An in-place operation copies them only if a snapshot also
+    /// references them.
     pub master: Tensor<1>,
-    /// The gradients of the shard, `[elements]`, as sums. Multiply them by
-    /// [`Gradients::factor`](super::Gradients::factor).
+    /// The summed gradients of the shard, `[elements]`. Multiply them by
+    /// [`Gradients::factor`](super::Gradients::factor) to get the gradients.
     pub gradient: Tensor<1>,
-    /// A tensor `[elements]` in the dtype of the model for the new copy. It is the copy of the last step,
-    /// unless it is still in use. `None` if the model computes with the masters.
+    /// An output tensor `[elements]` for the updated parameters in the dtype of the model. It contains the parameters
+    /// of the last step, unless these are still in use. `None` if the model computes with the master weights.
     pub model: Option<Tensor<1>>,
 }
 
-/// A bucket after the optimizer's step.
+/// The result of the optimizer step of one bucket.
 pub struct SteppedBucket {
-    /// The new masters.
+    /// The updated master weights.
     pub master: Tensor<1>,
-    /// The new parameters in the dtype of the model, if the optimizer has computed them. Otherwise the masters
-    /// are cast.
+    /// The updated parameters in the dtype of the model, if the optimizer has computed them. Otherwise the master
+    /// weights are cast.
     pub model: Option<Tensor<1>>,
 }
 
-/// A change to each bucket after the optimizer step, before the bucket is gathered. Its first argument is the
-/// number of the bucket. For an offloaded bucket it runs in a host thread.
+/// A function that changes each bucket after the optimizer step, before the bucket is gathered. Its first argument is
+/// the number of the bucket. For an offloaded bucket the function runs in a host thread.
 #[derive(Clone)]
 pub struct AfterStep(pub Arc<ChangeFn>);
 

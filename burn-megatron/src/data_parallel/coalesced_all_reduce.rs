@@ -11,8 +11,8 @@ const COALESCE_BELOW: usize = 1 << 16;
 /// All-reduces that were started together.
 pub(super) struct CoalescedAllReduce {
     groups: Vec<CoalescedTensors>,
-    /// The group that this rank waits for first. It differs between ranks, so that the ranks share the work
-    /// with engines whose waiting rank computes the sum.
+    /// The index of the collective for which this rank waits first. It differs between ranks: with some engines, the
+    /// waiting rank computes the sum, and the ranks then share this work.
     first: usize,
 }
 

@@ -11,75 +11,74 @@ use crate::mesh::{ParallelConfig, ZeroStage};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct DataParallelConfig {
-    /// The state that is sharded: 0 nothing, 1 the optimizer state, 2 also the gradients, 3 also the parameters
-    /// (Rajbhandari et al. 2020, arXiv:1910.02054).
+    /// The ZeRO stage, which selects the sharded state. 0: nothing is sharded. 1: the optimizer state is sharded. 2:
+    /// gradients are sharded, too. 3: parameters are sharded, too. See Rajbhandari et al. 2020 (arXiv:1910.02054).
     #[schemars(extend("flag" = "zero-stage", "resume" = "order_of_sums"))]
     pub zero_stage: ZeroStage,
-    /// Hybrid sharding: the size of a shard group of consecutive ranks of the data axis. The groups are
-    /// replicas of each other. `None`: one group of all ranks.
+    /// Hybrid sharding (HSDP): the number of ranks in a shard group. A shard group consists of consecutive ranks of the
+    /// data axis. The shard groups are replicas of each other. `None`: all ranks are in one shard group.
     #[schemars(extend("flag" = "hsdp", "resume" = "order_of_sums", "needs" = "zero_stage > 0"))]
     pub hsdp: Option<usize>,
-    /// Whether replicated gradients are reduced hierarchically: reduce-scatter within each node, all-reduce
-    /// between nodes, all-gather within each node. Requires nodes
-    /// ([`ranks_per_node`](ParallelConfig::ranks_per_node)) with equal numbers of ranks of the data axis.
-    /// Otherwise gradients are reduced over all ranks at once.
+    /// Whether replicated gradients are reduced hierarchically: a reduce-scatter within each node, an all-reduce
+    /// between nodes, and an all-gather within each node. Requires [`ranks_per_node`](ParallelConfig::ranks_per_node),
+    /// and the same number of ranks of the data axis on each node. If false, one all-reduce over all ranks reduces the
+    /// gradients.
     #[schemars(extend("resume" = "order_of_sums", "needs" = "zero_stage = 0"))]
     pub hierarchical_reduce: bool,
     /// The dtype in which the model computes.
     #[schemars(extend("flag" = "precision"))]
     pub precision: Precision,
-    /// The number of elements at which a gradient bucket is full. The default is the larger of 40 million and 1
-    /// million per rank.
+    /// The number of elements at which a gradient bucket is full. The default is 40 million or 1 million per rank,
+    /// whichever is larger.
     #[schemars(extend("resume" = "order_of_sums"))]
     pub bucket_size: Option<usize>,
-    /// Whether bucket sizes are padded to multiples of 65,536 elements, for full bandwidth on large fabrics.
+    /// Whether bucket sizes are padded to multiples of 65,536 elements, for full bandwidth on large networks.
     #[schemars(extend("resume" = "order_of_sums"))]
     pub pad_buckets: bool,
-    /// Whether a bucket is reduced as soon as its last gradient is final, while backward continues. If false,
-    /// stages 0 and 1 reduce after backward. Stages 2 and 3 reduce each full bucket to free it, and wait for
-    /// the result immediately.
+    /// Whether a bucket is reduced as soon as all of its gradients are final, while the backward continues. If false,
+    /// ZeRO stages 0 and 1 reduce the buckets after the backward. ZeRO stages 2 and 3 then reduce each full bucket
+    /// immediately and wait for the result, so that the bucket can be freed.
     #[schemars(extend("resume" = "may_differ"))]
     pub overlap_grad_reduce: bool,
-    /// Whether the gather of updated parameters overlaps with the next forward, which waits for each bucket at
-    /// its first use.
+    /// Whether the all-gather of the updated parameters overlaps with the next forward. The forward waits for each
+    /// bucket when it first uses the bucket.
     #[schemars(extend("resume" = "may_differ", "needs" = "zero_stage = 1 or zero_stage = 2"))]
     pub overlap_param_gather: bool,
     /// Whether the weights of FP8 layers are stored in FP8, instead of the dtype of the model. Weights with a
-    /// per-tensor scale are gathered as FP8 codes. Weights with block scales are gathered in the dtype of the
-    /// model, one bucket at a time, and quantized on every rank. Masters are f32 and sharded. Experts are
-    /// excluded.
+    /// per-tensor scale are gathered as FP8 codes. Weights with block scales are gathered in the dtype of the model,
+    /// one bucket at a time, and quantized on every rank. Master weights are f32 and sharded. The weights of experts
+    /// are not stored in FP8.
     #[schemars(extend("resume" = "may_differ", "follows" = "fp8.recipe set"))]
     pub fp8_param_gather: bool,
-    /// Whether gradients are communicated in the model's 16-bit dtype. They are still summed in f32.
+    /// Whether gradients are sent in the 16-bit dtype of the model. They are still summed in f32.
     #[schemars(extend("needs" = "zero_stage > 0", "follows" = "precision = bf16 or precision = f16"))]
     pub reduce_in_16_bits: bool,
-    /// Whether parameters stay unsharded between forward and backward. This uses more memory and saves one
-    /// collective (FSDP: `reshard_after_forward = false`).
+    /// Whether parameters stay unsharded between forward and backward. This uses more memory and saves one all-gather
+    /// per FSDP unit (FSDP: `reshard_after_forward = false`).
     #[schemars(extend("resume" = "may_differ", "needs" = "zero_stage = 3"))]
     pub keep_gathered: bool,
     /// The dtype of the optimizer's moments.
     pub moments: Moments,
-    /// Whether each bucket is checked before it is reduced. A gradient that is not finite is then reported with
-    /// its parameter and rank.
+    /// Whether the gradients of each bucket are checked before the bucket is reduced. A gradient that is not finite is
+    /// then reported with its parameter and rank.
     #[schemars(extend("resume" = "may_differ"))]
     pub check_gradients: bool,
-    /// The norm of a bucket of this rank's gradients above which the bucket counts as not finite.
+    /// The maximum gradient norm of a bucket on one rank. A bucket whose norm is larger is treated as not finite.
     pub gradient_limit: Option<f64>,
-    /// Whether the parameters and gradients of a micro-batch keep their addresses from step to step, as CUDA
-    /// graphs require. Gradient buffers are then not freed, and are filled with zeros before the first
-    /// micro-batch. Gathered parameters are copied to their address. Requires `zero_stage` 0 to 2. Not
-    /// serialized here: a recipe sets `cuda_graph`.
+    /// Whether parameters and gradients keep their memory addresses from step to step, as CUDA graphs require. Gradient
+    /// buffers are then not freed, but filled with zeros before the first micro-batch. Gathered parameters are copied
+    /// to their static address. Requires `zero_stage` 0 to 2. Not serialized here: a recipe sets `cuda_graph`.
     #[serde(skip)]
     pub static_buffers: bool,
-    /// The number of optimizer state tensors per parameter, to plan the memory: 2 for AdamW. Not serialized
-    /// here: it follows from the optimizer of a recipe.
+    /// The number of optimizer state tensors per parameter, which determines the planned memory. It is 2 for AdamW. Not
+    /// serialized here: it follows from the optimizer of a recipe.
     #[serde(skip, default = "adam_moments")]
     pub state_tensors: u8,
-    /// Path patterns of the parameters that are not trained, with the syntax of a
-    /// [group](crate::optim::ParameterGroup). Not serialized here: a recipe sets it in `[train]`.
+    /// Patterns of parameter paths. Parameters whose path matches a pattern are frozen. The syntax is the same as in a
+    /// [parameter group](crate::optim::ParameterGroup). Not serialized here: a recipe sets it in `[train]`.
     #[serde(skip)]
     pub freeze: Vec<String>,
-    /// The state that is stored in host memory. Not serialized here: a recipe sets it in `[memory.offload]`.
+    /// The training state that is stored in host memory. Not serialized here: a recipe sets it in `[memory.offload]`.
     #[serde(skip)]
     pub offload: OffloadConfig,
 }
@@ -114,17 +113,17 @@ fn adam_moments() -> u8 {
     2
 }
 
-/// The state that is stored in host memory instead of device memory.
+/// Settings of offloading: the training state that is stored in host memory instead of device memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct OffloadConfig {
-    /// The fraction of the optimizer state on the host, by bytes, from 0 to 1: see
-    /// [`OffloadPlan`](super::OffloadPlan). Requires the fused AdamW.
+    /// The fraction of the bytes of the optimizer state that is stored in host memory, from 0 to 1. See
+    /// [`OffloadPlan`](super::OffloadPlan). A fraction above 0 requires the fused AdamW.
     pub optimizer: f64,
 }
 
 impl OffloadConfig {
-    /// Checks the settings, given the setting `fp8_param_gather`.
+    /// Checks the offload settings. `fp8_param_gather` is the setting of the data parallelism with this name.
     ///
     /// # Errors
     ///
@@ -144,20 +143,22 @@ impl OffloadConfig {
 /// The time at which sharded parameters are gathered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ParameterGather {
-    /// Never, because every rank has all parameters.
+    /// Parameters are never gathered, because every rank has all parameters.
     Never,
-    /// After the step.
+    /// Parameters are gathered after the optimizer step.
     AfterStep,
-    /// During the next forward, which waits for each bucket at its first use.
+    /// Parameters are gathered during the next forward. The forward waits for each bucket when it first uses the
+    /// bucket.
     DuringForward,
-    /// One FSDP unit before the use, in the forward and again in the backward.
+    /// Each FSDP unit is gathered while the previous unit is used, in the forward and again in the backward.
     BeforeUse,
-    /// One FSDP unit before the use in the forward. The parameters are kept for the backward.
+    /// Each FSDP unit is gathered while the previous unit is used in the forward. The gathered parameters are kept for
+    /// the backward.
     BeforeForward,
 }
 
 impl DataParallelConfig {
-    /// Returns when sharded parameters are gathered.
+    /// Returns the time at which sharded parameters are gathered.
     pub fn gathers(&self) -> ParameterGather {
         match self.zero_stage {
             ZeroStage::Replicated => ParameterGather::Never,
@@ -168,7 +169,8 @@ impl DataParallelConfig {
         }
     }
 
-    /// Returns the name of a setting that has no effect because each sharding group has a single rank.
+    /// Returns the name of a setting that has no effect because each shard group has a single rank. Returns `None` if
+    /// there is no such setting.
     pub fn unused_sharding(&self, ranks: usize) -> Option<&'static str> {
         match (self.shard_ranks(ranks), self.gathers()) {
             (1, ParameterGather::DuringForward) => Some("overlap_param_gather"),
@@ -177,12 +179,12 @@ impl DataParallelConfig {
         }
     }
 
-    /// Returns these settings with the [`zero_stage`](ParallelConfig::zero_stage) and the
-    /// [`hsdp`](ParallelConfig::hsdp) of the layout, if these settings do not set them.
+    /// Returns these settings, completed by the [`zero_stage`](ParallelConfig::zero_stage) and the
+    /// [`hsdp`](ParallelConfig::hsdp) of the layout. If both set a value, the two values must be equal.
     ///
     /// # Errors
     ///
-    /// [`DataParallelConfigError::Contradiction`] if both set different values.
+    /// [`DataParallelConfigError::Contradiction`] if these settings and the layout have different values.
     pub fn in_layout(&self, layout: &ParallelConfig) -> Result<Self, DataParallelConfigError> {
         let contradiction = |name, own: String, layout: String| {
             Err(DataParallelConfigError::Contradiction { name, own, layout })

@@ -8,10 +8,10 @@ use crate::mesh::ZeroStage;
 use crate::nn::fp8::Fp8Error;
 use crate::nn::{BuildError, RecomputeError};
 
-/// Invalid settings.
+/// The settings of data parallelism are invalid.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum DataParallelConfigError {
-    /// The size of a shard group does not divide the data axis.
+    /// The number of ranks in a shard group does not divide the number of ranks of the data axis.
     #[error(
         "invalid hsdp = {hsdp}: expected a divisor of the {ranks} ranks of the data axis ({divisors})"
     )]
@@ -20,19 +20,19 @@ pub enum DataParallelConfigError {
         hsdp: usize,
         /// The number of ranks of the data axis.
         ranks: usize,
-        /// The divisors of the number of ranks.
+        /// The divisors of the number of ranks, as a list for the message.
         divisors: String,
     },
-    /// A setting without effect in this ZeRO stage.
+    /// A setting has no effect in the ZeRO stage of the run.
     #[error(
         "{name} requires zero_stage = {expected}, but zero_stage = {stage}; change the stage, or remove {name}"
     )]
     RequiresZeroStage {
         /// The name of the setting.
         name: &'static str,
-        /// The stages in which it has an effect.
+        /// The ZeRO stages in which the setting has an effect.
         expected: &'static str,
-        /// The stage of the run.
+        /// The ZeRO stage of the run.
         stage: ZeroStage,
     },
     /// A hierarchical reduction was requested for sharded gradients.
@@ -41,26 +41,26 @@ pub enum DataParallelConfigError {
          ranks of a node to exchange less between nodes, or remove hierarchical_reduce"
     )]
     HierarchicalShards {
-        /// The stage of the run.
+        /// The ZeRO stage of the run.
         stage: ZeroStage,
     },
-    /// A setting has another value in the layout.
+    /// A setting has different values in [`DataParallelConfig`](super::DataParallelConfig) and in the layout.
     #[error("{name} = {own}, but {name} = {layout} in the layout: set it in one place")]
     Contradiction {
         /// The name of the setting.
         name: &'static str,
-        /// Its value here.
+        /// The value in [`DataParallelConfig`](super::DataParallelConfig).
         own: String,
-        /// Its value in the layout.
+        /// The value in the layout.
         layout: String,
     },
-    /// A setting of 16-bit models was used with another precision.
+    /// A setting for 16-bit models was used with a precision that is not 16-bit.
     #[error(
         "reduce_in_16_bits requires precision = bf16 or f16, but precision = {0}; change the precision, or remove \
          reduce_in_16_bits"
     )]
     NotHalfPrecision(Precision),
-    /// f64 on a GPU.
+    /// The precision is `f64`, but the device of the model is not the CPU.
     #[error(
         "invalid precision = f64 for a model on {device}: expected f32, bf16 or f16, or a model on the CPU"
     )]
@@ -68,7 +68,7 @@ pub enum DataParallelConfigError {
         /// The device of the model.
         device: String,
     },
-    /// FP8 parameters are not gathered, because shard groups have one rank.
+    /// `fp8_param_gather` was set, but shard groups have one rank, so no parameters are gathered.
     #[error(
         "fp8_param_gather requires shard groups of 2 or more ranks, but the data axis has {ranks} ranks and hsdp = {}; \
          shard over more ranks, or remove fp8_param_gather",
@@ -80,13 +80,13 @@ pub enum DataParallelConfigError {
         /// The number of ranks in a shard group, if set.
         hsdp: Option<usize>,
     },
-    /// `fp8_param_gather` was used for a model without FP8 weights.
+    /// `fp8_param_gather` was set for a model without FP8 weights.
     #[error(
         "fp8_param_gather requires FP8 layers other than experts, but the model has none; choose an FP8 recipe, or \
          remove fp8_param_gather"
     )]
     NoFp8Weights,
-    /// The path of an FP8 weight is not the path of a matrix of the model.
+    /// An FP8 layer gives a path for its weight, but the model has no matrix with this path.
     #[error(
         "the model has no matrix {path}, the path of the weight of an FP8 layer; with fp8_param_gather build the layer \
          with its path in the model"
@@ -95,26 +95,26 @@ pub enum DataParallelConfigError {
         /// The path of the weight.
         path: String,
     },
-    /// Invalid settings of offload.
+    /// The offload settings are invalid.
     #[error(transparent)]
     Offload(#[from] OffloadError),
-    /// A number that must be above zero.
+    /// A setting must be positive, but its value is not.
     #[error("invalid {name} = {value}: expected a number above 0")]
     NotPositive {
         /// The name of the setting.
         name: &'static str,
-        /// Its value.
+        /// The value of the setting.
         value: f64,
     },
 }
 
-/// Invalid settings of offload.
+/// The offload settings are invalid.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 pub enum OffloadError {
-    /// A fraction outside 0 to 1.
+    /// The fraction is not between 0 and 1.
     #[error("invalid offload.optimizer = {0}: expected a fraction from 0 to 1")]
     Fraction(f64),
-    /// The masters would be on the host, but the device needs them.
+    /// The master weights would be in host memory, but the device needs them because of `fp8_param_gather`.
     #[error(
         "offload.optimizer = {0} conflicts with fp8_param_gather, which quantises the masters on the device in every \
          step: remove one of them"
@@ -125,7 +125,7 @@ pub enum OffloadError {
 /// The memory cannot be computed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MemoryError {
-    /// The bytes overflow a `u64`.
+    /// The number of bytes overflows a `u64`.
     #[error(
         "the state of one rank takes {bytes} bytes, which overflows 64 bits; split the model over more ranks"
     )]
@@ -135,10 +135,10 @@ pub enum MemoryError {
     },
 }
 
-/// The error of a data-parallel wrapper or step.
+/// An error of a data-parallel wrapper or of a training step.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum DataParallelError {
-    /// The model does not have the layers that adapters were requested for.
+    /// Adapters were requested for layers that the model does not have.
     #[error(transparent)]
     Lora(Box<BuildError>),
     /// An invalid pattern of frozen parameters.
@@ -149,27 +149,27 @@ pub enum DataParallelError {
         /// The syntax error of the pattern.
         fault: GlobError,
     },
-    /// A freeze pattern matches no parameter of any stage.
+    /// A freeze pattern does not match any parameter of any pipeline stage.
     #[error("the freeze pattern `{pattern}` matches no parameter{}", listed(.nearest))]
     FreezeUnmatched {
         /// The pattern.
         pattern: String,
-        /// The paths nearest to the pattern, nearest first.
+        /// The parameter paths that are most similar to the pattern, most similar first.
         nearest: Vec<String>,
     },
     /// Every parameter of the model is frozen.
     #[error("freeze leaves no parameter that is trained: give patterns that match fewer")]
     AllFrozen,
-    /// Invalid settings.
+    /// The settings of data parallelism are invalid.
     #[error(transparent)]
     Config(#[from] DataParallelConfigError),
-    /// The buffers cannot be laid out.
+    /// The layout of the buffers cannot be computed.
     #[error(transparent)]
     Layout(#[from] LayoutError),
     /// The memory cannot be computed.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// Invalid FP8 layers.
+    /// The FP8 layers are invalid.
     #[error(transparent)]
     Fp8(#[from] Fp8Error),
     /// The recomputation settings are invalid for the model.
@@ -186,18 +186,18 @@ pub enum DataParallelError {
     Type {
         /// The path of the parameter.
         path: String,
-        /// Its dtype.
+        /// The dtype of the parameter.
         dtype: String,
     },
-    /// A forward was not followed by its backward.
+    /// A parameter was used in a forward that was not followed by a backward.
     #[error("{path} was used {uses} times in a forward whose backward did not run")]
     NoBackward {
         /// The path of the parameter.
         path: String,
-        /// The number of uses whose gradient is pending.
+        /// The number of uses of the parameter for which no gradient was received.
         uses: usize,
     },
-    /// A rank ran no micro-batch in a ZeRO stage that reduces after each micro-batch.
+    /// A rank ran no micro-batch, but its ZeRO stage reduces gradients after each micro-batch.
     #[error(
         "this rank ran no micro-batch, but with zero_stage = {stage} all ranks must run the same number, because \
          gradients are reduced after each micro-batch; run one with a loss of 0, or use zero_stage 0 or 1"
@@ -214,12 +214,13 @@ pub enum DataParallelError {
     OrderMismatch {
         /// This rank.
         rank: usize,
-        /// A rank that differs.
+        /// Another rank, which differs from this rank.
         other: usize,
         /// The ZeRO stage.
         stage: ZeroStage,
     },
-    /// A parameter that is tied across the pipeline is on a rank whose gradients are not summed.
+    /// A parameter that is tied across the pipeline is on a rank other than the first and the last rank of the
+    /// pipeline. The gradients of such a rank are not summed.
     #[error(
         "{path} is tied across the first and the last stage, but is on rank {rank} of a pipeline of {ranks}: \
          its gradients are summed over rank 0 and rank {} only; use a schedule with both stages on these \
@@ -234,7 +235,7 @@ pub enum DataParallelError {
         /// The number of pipeline ranks.
         ranks: usize,
     },
-    /// The layout splits experts, but the model has none.
+    /// The layout splits experts, but the model has no experts.
     #[error(
         "invalid expert = {expert} or expert_tensor = {expert_tensor}: expected expert = 1 and no expert_tensor, \
          because this model has no experts"
@@ -245,14 +246,14 @@ pub enum DataParallelError {
         /// The number of ranks of the expert-tensor axis.
         expert_tensor: usize,
     },
-    /// The ranks of a stage have different models.
+    /// The ranks of a pipeline stage have different models.
     #[error(
         "rank {rank} and rank {other} have different parameters: the models were built differently"
     )]
     ModelMismatch {
         /// This rank.
         rank: usize,
-        /// A rank that differs.
+        /// Another rank, which differs from this rank.
         other: usize,
     },
     /// The replicas of a parameter differ.
@@ -263,12 +264,12 @@ pub enum DataParallelError {
         /// Two world ranks whose replicas differ.
         ranks: [usize; 2],
     },
-    /// The size of given gradients differs from the size of the parameter.
+    /// A gradient has a different number of elements than its parameter.
     #[error("{found} elements were given for {path}, expected {expected} on this rank")]
     ElementCount {
         /// The path of the parameter.
         path: String,
-        /// The number of given elements.
+        /// The number of elements of the gradient.
         found: usize,
         /// The number of elements of the parameter.
         expected: usize,

@@ -1,4 +1,4 @@
-//! The schedule for returning freed device memory to the driver.
+//! Returns freed device memory to the driver, according to a schedule.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -32,14 +32,15 @@ impl FreedMemory {
         }
     }
 
-    /// Returns memory if it is due before a forward.
+    /// Returns freed memory to the driver before a forward, if the schedule requires it.
     pub fn before_forward(&self, device: &Device) {
         if self.is_due_before_forward() {
             return_freed_memory(device);
         }
     }
 
-    /// Returns memory if it is due after a step, which must have freed its gradients.
+    /// Returns freed memory to the driver after a step, if the schedule requires it. The step must have freed its
+    /// gradients.
     pub fn after_step(&self, device: &Device) {
         if self.is_due_after_step() {
             return_freed_memory(device);

@@ -1,5 +1,5 @@
-//! Parameters that are not trained. They have values in the dtype of the model, which are sharded with ZeRO-3,
-//! but no gradients or masters. They include [running states](super::running_state).
+//! Frozen parameters, which are not trained. Their values have the dtype of the model and are sharded with ZeRO-3. They
+//! have no gradients and no master weights. [Running states](super::running_state) are frozen parameters, too.
 
 use std::fmt;
 use std::sync::Arc;
@@ -56,14 +56,14 @@ fn parse(pattern: &str) -> Result<Glob, DataParallelError> {
     })
 }
 
-/// Freezes parameters as in [`freeze`]. Each pattern must match a parameter of some stage, and at least one
-/// parameter must remain trained. Collective: call on all ranks of the pipeline.
+/// Freezes the parameters of a table whose paths match one of `patterns`, like [`freeze`]. Each pattern must match a
+/// parameter of at least one pipeline stage, and at least one parameter must not be frozen. Collective: call on all
+/// ranks of the pipeline.
 ///
 /// # Errors
 ///
-/// [`DataParallelError::FreezePattern`] for a pattern with a syntax error,
-/// [`DataParallelError::FreezeUnmatched`] for a pattern that matches no parameter, or
-/// [`DataParallelError::AllFrozen`] if no parameter is left.
+/// [`DataParallelError::FreezePattern`] for a pattern with a syntax error, [`DataParallelError::FreezeUnmatched`] for a
+/// pattern that matches no parameter, or [`DataParallelError::AllFrozen`] if all parameters are frozen.
 pub fn freeze_in_all_stages(
     table: &mut ParameterTable,
     patterns: &[String],
@@ -123,7 +123,7 @@ impl FrozenParameters {
         }))
     }
 
-    /// Returns the buckets. Their masters are in the dtype of the model.
+    /// Returns the buckets. Their master weights are in the dtype of the model.
     pub fn buckets(&self) -> MutexGuard<'_, ParameterBuckets> {
         self.buckets.lock()
     }

@@ -1,4 +1,4 @@
-//! The assignment of parameters to FSDP units.
+//! Assigns parameters to FSDP units.
 
 /// Returns the FSDP unit of a parameter from its path: the element of the first list in the path, such as
 /// `blocks.3`. If there is no list, the unit is the field of the model.

@@ -1,8 +1,8 @@
 //! The gradient buckets of one rank, from accumulation to reduction.
 //!
-//! Each bucket is a flat buffer in which the gradients of its parameters are accumulated. Its reduction over
-//! the ranks starts with the last expected gradient, while backward continues. From ZeRO-2 on, only the reduced
-//! shard of this rank is kept. A bucket is then reduced and its buffer freed after each micro-batch.
+//! Each bucket is a flat buffer in which the gradients of its parameters are accumulated. Its reduction over the ranks
+//! starts when the last expected gradient was accumulated, while the backward continues. With ZeRO-2 and ZeRO-3, each
+//! bucket is reduced after each micro-batch. Its buffer is then freed, and only the reduced shard of this rank is kept.
 //!
 //! Reductions start in the order of the buckets, regardless of the order of the gradients. Ranks that use their
 //! parameters differently, or run no micro-batch, still call the same collectives.
@@ -140,7 +140,7 @@ impl GradientBuckets {
 
     /// Ends the step: starts the remaining reductions, and waits for all reductions.
     ///
-    /// A parameter that the step did not use has a zero gradient, and one warning names it.
+    /// A parameter that the step did not use has a zero gradient. A warning that names the parameter is logged once.
     pub fn finish(&mut self) -> Result<ReducedGradients, DataParallelError> {
         let plan = &self.plan.clone();
         let next = Self::new(plan, self.check.clone());
@@ -285,8 +285,8 @@ impl GradientBuckets {
         }
     }
 
-    /// Starts the next collectives of the reductions that consist of several collectives and are in the first
-    /// of them. With `finishes`, also waits for the other reductions.
+    /// Starts the next collective of each reduction that consists of several collectives and whose first collective is
+    /// in flight. If `finishes` is true, it also waits for the other reductions.
     fn advance_reductions(&mut self, finishes: bool) {
         let plan = &self.plan;
         for (number, reduction) in std::mem::take(&mut self.in_flight) {
@@ -302,7 +302,7 @@ impl GradientBuckets {
         }
     }
 
-    /// Starts the remaining reductions: one per bucket, or from ZeRO-2 on one per bucket and micro-batch.
+    /// Starts the remaining reductions: one per bucket, or with ZeRO-2 and ZeRO-3 one per bucket and micro-batch.
     fn start_remaining(&mut self) {
         let rounds = if self.plan.stage() >= ZeroStage::Gradients {
             self.tracker.micro_batches().max(1)

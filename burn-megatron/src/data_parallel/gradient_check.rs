@@ -1,4 +1,4 @@
-//! Detection of gradients that are not finite or too large, per parameter.
+//! Detects gradients that are not finite or too large, and finds the parameters to which they belong.
 
 use std::fmt;
 
@@ -13,15 +13,15 @@ use super::sharding_groups::ShardingGroups;
 use super::sharding_plan::ShardingPlan;
 use crate::mesh::{Grid, ZeroStage};
 
-/// A gradient of this rank that was not finite or exceeded `gradient_limit` before it was reduced.
+/// An invalid gradient: before the gradient was reduced, it was not finite or exceeded `gradient_limit`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct InvalidGradient {
     /// The path of the parameter.
     pub path: String,
     /// The world rank that computed the gradient.
     pub rank: usize,
-    /// The norm of the gradient, or the norm of its bucket if no single parameter exceeds the limit. It is not
-    /// finite if an element is not finite.
+    /// The norm of the gradient. If no single parameter exceeds the limit, it is the norm of the bucket. The norm is
+    /// not finite if an element is not finite.
     pub norm: f64,
 }
 

@@ -1,4 +1,4 @@
-//! Tracking of the parameters that a step has used, and of the gradients that are still expected.
+//! Tracks the parameters that a step has used, and the gradients that are still expected.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,4 @@
-//! The gradients of one step, reduced and ready for the optimizer.
+//! The reduced gradients of one step, which are the input of the optimizer.
 
 use burn::tensor::Tensor;
 
@@ -12,27 +12,28 @@ use crate::collective::Comm;
 use crate::comm::{CommError, ParallelContext};
 use crate::nn::{ParameterEntry, ParameterTable};
 
-/// This rank's shards of the gradient buckets, or the complete buckets if gradients are not sharded.
+/// The reduced gradients of one step on this rank: the rank's shards of the gradient buckets, or the complete buckets
+/// if gradients are not sharded.
 ///
-/// Gradients are stored as sums over all tokens, with one factor for all parameters. Dividing, unscaling and
-/// clipping only change the factor. The optimizer applies the factor when it reads the sums.
+/// Gradients are stored as sums over all tokens, and one factor for all parameters. Division by the number of tokens,
+/// unscaling and clipping only change the factor. The optimizer applies the factor when it reads the sums.
 #[derive(Debug)]
 pub struct Gradients {
     shards: Vec<TrackedTensor>,
     factor: f64,
     /// The number of tokens of all micro-batches on all ranks. The gradients are divided by this number.
     pub tokens: u64,
-    /// The invalid gradients that this rank found before the reduction.
+    /// The invalid gradients that this rank found before the gradients were reduced.
     pub invalid_gradients: Vec<InvalidGradient>,
 }
 
-/// The record of the reduction of a step on a rank, in addition to the gradients.
+/// The measurements and fingerprints of the gradient reduction of a step on one rank.
 pub struct ReductionRecord {
-    /// The measurement by the gradient check, if enabled: a tensor `[1 + parameters]` on the device. The first
+    /// The result of the gradient check, if the check is enabled: a tensor `[1 + parameters]` on the device. The first
     /// element is the largest sum of squares of a bucket.
     pub measured: Option<Tensor<1>>,
-    /// Hashes of the gathered and the reduced buckets. From ZeRO-2 on they must be equal on all ranks of the
-    /// data axis.
+    /// Hashes of the order in which buckets were gathered and reduced. With ZeRO-2 and ZeRO-3 they must be equal on all
+    /// ranks of the data axis.
     pub fingerprints: [u64; 2],
 }
 
@@ -46,13 +47,13 @@ impl Gradients {
         }
     }
 
-    /// Returns this rank's shard of each bucket, `[elements]`, as a sum over all tokens. Multiply it by
-    /// [`factor`](Self::factor) to get the gradient.
+    /// Returns this rank's shard of each gradient bucket, `[elements]`, as a sum over all tokens. Multiply the sums by
+    /// [`factor`](Self::factor) to get the gradients.
     pub fn sums(&self) -> impl Iterator<Item = &Tensor<1>> {
         self.shards.iter().map(|shard| &shard.tensor)
     }
 
-    /// Returns the factor that must be applied to the sums.
+    /// Returns the common factor of all gradients: the gradients are the [sums](Self::sums) times this factor.
     pub fn factor(&self) -> f64 {
         self.factor
     }

@@ -1,4 +1,4 @@
-//! The memory that a rank has allocated for training state: current and peak bytes by category.
+//! Measures the memory that a rank has allocated for training state, as current and peak bytes by category.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,25 +8,25 @@ use burn_megatron_kernels::flat;
 
 use super::memory::MemoryPlan;
 
-/// The category of an allocation.
+/// The category of a memory allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryCategory {
-    /// Parameters, or the shards that a rank stores.
+    /// Parameters, or the shards of parameters that a rank stores.
     Parameters,
-    /// Gradients that persist between micro-batches, and gathered values that reuse their memory.
+    /// Gradients that are kept between micro-batches, and gathered values that reuse the memory of gradients.
     Gradients,
     /// Master weights and moments.
     Optimizer,
     /// Temporary buffers of a collective or an FSDP unit.
     Buffers,
-    /// Masters and moments in host memory.
+    /// Master weights and moments in host memory.
     HostOptimizer,
 }
 
 /// The index of the counter of unsharded units, after the counters of the categories.
 const UNITS: usize = 5;
 
-/// The bytes that one rank has allocated by category, and the number of its unsharded FSDP units.
+/// The memory usage of one rank: the allocated bytes by category, and the number of unsharded FSDP units.
 #[derive(Clone, Debug, Default)]
 pub struct MemoryUsage(Arc<[PeakCounter; 6]>);
 
@@ -36,7 +36,7 @@ struct PeakCounter {
     peak: AtomicU64,
 }
 
-/// Counts an amount until the value is dropped.
+/// A tracked allocation: its bytes are counted until this value is dropped.
 #[derive(Debug)]
 pub struct TrackedAllocation {
     usage: MemoryUsage,
@@ -45,17 +45,17 @@ pub struct TrackedAllocation {
 }
 
 impl MemoryUsage {
-    /// Counts `bytes` until the returned value is dropped.
+    /// Counts an allocation of `bytes` bytes until the returned value is dropped.
     pub fn track(&self, category: MemoryCategory, bytes: usize) -> TrackedAllocation {
         self.count(category as usize, bytes as u64)
     }
 
-    /// Counts an unsharded FSDP unit until the returned value is dropped.
+    /// Counts one unsharded FSDP unit until the returned value is dropped.
     pub fn track_unit(&self) -> TrackedAllocation {
         self.count(UNITS, 1)
     }
 
-    /// Returns the maximum number of FSDP units that were unsharded or being gathered at once.
+    /// Returns the maximum number of FSDP units that were unsharded or being gathered at the same time.
     pub fn peak_unsharded_units(&self) -> u64 {
         self.0[UNITS].peak.load(Ordering::Relaxed)
     }
@@ -76,7 +76,7 @@ impl MemoryUsage {
         self.track(category, tensor.dims()[0] * tensor.dtype().size())
     }
 
-    /// Returns the peak of each category. The peaks may occur at different times.
+    /// Returns the peak memory of each category. The categories may have reached their peaks at different times.
     pub fn peak(&self) -> MemoryPlan {
         self.read(|counter| &counter.peak)
     }

@@ -1,6 +1,6 @@
-//! Data parallelism for any Burn module. Parameters and gradients are stored in flat buffers, which are
-//! replicated or sharded over the ranks. The backward passes gradients to the parameters' hooks. They are
-//! summed over the micro-batches and the ranks, and divided by the number of tokens. The main entry point is
+//! Data parallelism for any Burn module. Parameters and gradients are stored in flat buffers, which are replicated or
+//! sharded over the ranks. The backward passes the gradients to hooks of the parameters. Gradients are summed over the
+//! micro-batches and the ranks, and divided by the number of tokens. The main entry point is
 //! [`DistributedDataParallel`].
 //!
 //! ```text
@@ -12,27 +12,29 @@
 //! let gradients = ddp.reduce(tokens)?;                              // tokens of this rank
 //! ```
 //!
-//! The path of a weight gradient, from the layer to the weight of the next step:
+//! The computation of a weight gradient and of the weight for the next step consists of these parts:
 //!
-//! 1. `nn::linear_function`: the backward passes the product `x^T dy`, not computed yet, to the sink of the
-//!    weight's hook (`nn::hook`). So do fused operations for biases and norms, and the embedding for its rows.
-//!    Gradients of other parameters are computed before they reach the sink.
-//! 2. `ParamAndGradBuffers`, the sink, takes the flat buffer of the weight's bucket, and the product is written
-//!    or added to it.
-//! 3. `gradient_buckets`: after the last gradient of a bucket, `reduction` sums the bucket over the
-//!    data-parallel group of its grid, while backward continues. The group is context and data for dense
-//!    parameters, and the expert grid's data for experts.
-//! 4. [`reduce`](DistributedDataParallel::reduce) waits, sums the partial sums over other axes (`gradients`),
-//!    and returns [`Gradients`]. `optim::norm` reads them.
-//! 5. `bucket_step` passes each bucket's masters and gradient to the optimizer. `parameter_buckets` stores the
-//!    new masters and gathers the model's copy, which the hook returns in the next forward.
+//! 1. `nn::linear_function`: the backward passes the operands of the matmul `x^T dy` to the gradient sink of the
+//!    weight's hook (`nn::hook`). The matmul is not computed yet. Fused operations do the same for the gradients of
+//!    biases and norms, and the embedding does the same for its rows. Gradients of other parameters are computed before
+//!    they are passed to the sink.
+//! 2. `ParamAndGradBuffers` is the gradient sink. It takes the flat buffer of the weight's bucket, and the matmul
+//!    writes its result to the buffer or adds it to the buffer.
+//! 3. `gradient_buckets`: after the last gradient of a bucket, `reduction` sums the bucket over the data-parallel group
+//!    of its grid, while the backward continues. For dense parameters, the group consists of the context and data axes.
+//!    For experts, it is the data axis of the expert grid.
+//! 4. [`reduce`](DistributedDataParallel::reduce) waits for the reductions, sums partial sums over the other axes
+//!    (`gradients`), and returns [`Gradients`]. `optim::norm` computes the gradient norm.
+//! 5. `bucket_step` passes the master weights and the gradient of each bucket to the optimizer. `parameter_buckets`
+//!    stores the updated master weights and gathers the parameters in the dtype of the model, which the hook returns in
+//!    the next forward.
 //!
-//! [`DataParallelConfig`] sets the sharded state (ZeRO 1 to 3, HSDP), the dtype in which the model computes,
-//! and the overlap with communication. With `fp8_param_gather` the weights of FP8 layers are gathered in FP8.
-//! Their buckets have one byte per element, and every rank stores the two copies that the layers multiply with
-//! ([`GradientSink::quantized`](crate::nn::hook::GradientSink::quantized)). The optimizer updates the sharded
-//! f32 masters, which a checkpoint saves and the replica check compares. Weights are also quantized again after
-//! a skipped step, because its amax may change the scales.
+//! [`DataParallelConfig`] sets the sharded state (ZeRO 1 to 3, HSDP), the dtype in which the model computes, and the
+//! overlap with communication. With `fp8_param_gather` the weights of FP8 layers are gathered in FP8. Their buckets
+//! have one byte per element. Every rank stores the rowwise and the columnwise copy of each weight for the GEMMs of the
+//! layers ([`GradientSink::quantized`](crate::nn::hook::GradientSink::quantized)). The optimizer updates sharded f32
+//! master weights, which a checkpoint saves and the replica check compares. Weights are also quantized again after a
+//! skipped step, because the amax of the step may change the scales.
 
 mod bucket_step;
 mod coalesced_all_reduce;

@@ -1,4 +1,4 @@
-//! The checks of a model before its buffers are allocated.
+//! Checks a model before its buffers are allocated.
 
 use super::error::DataParallelError;
 use crate::comm::ParallelContext;

@@ -1,4 +1,4 @@
-//! Micro-batches in which one function runs forward and backward, as in `TrainStep::step` of burn-train.
+//! Micro-batches in which a single function runs the forward and the backward, as in `TrainStep::step` of burn-train.
 
 use parking_lot::Mutex;
 

@@ -1,4 +1,4 @@
-//! The parameter and gradient buckets of one rank, which are the sink of the parameters' hooks.
+//! The parameter and gradient buckets of one rank. They are the gradient sink of the parameters' hooks.
 
 use std::sync::Arc;
 
@@ -69,7 +69,7 @@ impl ParamAndGradBuffers {
         self.master_shard(number).to_device(&self.plan.device)
     }
 
-    /// Quantizes the FP8 weights from the masters, and waits for all gathers that do not overlap with the next
+    /// Quantizes the FP8 weights from the master weights, and waits for all gathers that do not overlap with the next
     /// forward. Collective: call on all ranks of the stage.
     pub fn finish_gathers(&self) {
         let mut parameters = self.parameters();

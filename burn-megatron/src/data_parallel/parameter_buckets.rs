@@ -149,7 +149,7 @@ impl ParameterBuckets {
         }
     }
 
-    /// Quantizes the FP8 weights of all buckets from the masters. Collective: call on all ranks of the stage.
+    /// Quantizes the FP8 weights of all buckets from the master weights. Collective: call on all ranks of the stage.
     /// Gathers of codes, and of the values of one bucket, may still be in flight when it returns.
     pub fn quantize(&mut self) {
         let plan = &self.plan.clone();
@@ -236,8 +236,8 @@ impl ParameterBuckets {
         self.put(number, stepped.master, Some(parameters));
     }
 
-    /// Replaces this rank's master shard of a bucket, and starts to gather the shards of the other ranks.
-    /// `copy` is on the device, in the dtype of the model. If it is `None`, it is computed from the master.
+    /// Replaces this rank's master shard of a bucket, and starts to gather the shards of the other ranks. `copy` is on
+    /// the device, in the dtype of the model. If it is `None`, the copy is computed from the master weights.
     fn put(&mut self, number: usize, master: Tensor<1>, copy: Option<Tensor<1>>) {
         let plan = &self.plan;
         let bucket = &mut self.buckets[number];
@@ -333,7 +333,7 @@ impl ParameterBuckets {
         }
     }
 
-    /// Returns the gathered parameters of a bucket, or `None` if they are the masters of this rank or not
+    /// Returns the gathered parameters of a bucket, or `None` if they are the master weights of this rank or not
     /// gathered.
     pub fn copy(&self, number: usize) -> Option<Tensor<1>> {
         let bucket = &self.buckets[number];
@@ -389,7 +389,8 @@ impl ParameterBuckets {
         self.buckets.iter().map(of).collect()
     }
 
-    /// Quantizes gathered values, whose memory the gradients need. At most one bucket has gathered values.
+    /// Quantizes values that were gathered, and frees their memory for the gradients. At most one bucket has gathered
+    /// values.
     pub fn quantize_gathered(&mut self) {
         for (number, bucket) in self.buckets.iter_mut().enumerate() {
             if bucket.fp8_weights.is_gathering_values() {

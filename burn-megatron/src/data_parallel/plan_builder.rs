@@ -32,7 +32,7 @@ pub(super) type NamedWeight = (String, Arc<dyn WeightQuantizer>);
 /// The quantizers of the FP8 weights of a module, by path.
 pub(super) type Quantizers = BTreeMap<String, Arc<dyn WeightQuantizer>>;
 
-/// Lays out the trained parameters of a module, or its frozen parameters, which need no masters. `quantizers`
+/// Lays out the trained parameters of a module, or its frozen parameters, which need no master weights. `quantizers`
 /// contains the quantizers of the weights that are gathered in FP8. Collective: call on all ranks.
 pub(super) fn build_plan<M: Module>(
     module: &M,

@@ -6,35 +6,36 @@ use serde::{Deserialize, Serialize};
 
 use super::error::DataParallelConfigError;
 
-/// The dtype of the parameters in forward and backward. Gradients are summed and masters are updated in f32, or
-/// in f64 if the model computes in f64.
+/// The precision of the model: the dtype of the parameters in forward and backward. Gradients are summed and master
+/// weights are updated in f32, or in f64 if the precision is f64.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 #[derive(strum::Display)]
 #[strum(serialize_all = "lowercase")]
 pub enum Precision {
-    /// 64 bits, to compare results. Requires the CPU.
+    /// 64-bit floating point, for comparisons of results. Requires a CPU device.
     #[schemars(extend("aliases" = ["fp64", "float64"]))]
     F64,
-    /// The dtype in which the module was built, usually f32.
+    /// The dtype in which the module was built, which is usually f32.
     #[default]
     #[schemars(extend("aliases" = ["fp32", "float32"]))]
     F32,
-    /// 16 bits with the range of f32.
+    /// bfloat16: 16-bit floating point with the exponent range of f32.
     #[schemars(extend("aliases" = ["bfloat16"]))]
     Bf16,
-    /// 16 bits with a small range. Requires loss scaling.
+    /// IEEE half precision: 16-bit floating point with a small range. Requires loss scaling.
     #[schemars(extend("aliases" = ["fp16", "float16"]))]
     F16,
 }
 
 impl Precision {
-    /// Returns the dtype of a parameter that was built in `built`.
+    /// Returns the dtype in which the model computes with a parameter. `built` is the dtype in which the parameter was
+    /// built.
     pub fn of(self, built: DType) -> DType {
         self.float().map_or(built, DType::from)
     }
 
-    /// Returns the dtype in which the parameters must be built: the dtype of their masters.
+    /// Returns the dtype in which the parameters must be built. It is the dtype of the master weights.
     pub fn master(self) -> DType {
         match self {
             Self::F64 => DType::F64,
@@ -42,7 +43,7 @@ impl Precision {
         }
     }
 
-    /// Checks that models on `device` can compute in this precision.
+    /// Checks that a model on `device` can use this precision.
     ///
     /// # Errors
     ///
@@ -56,7 +57,7 @@ impl Precision {
         Ok(())
     }
 
-    /// Returns the dtype, or `None` for the dtype in which the module was built.
+    /// Returns the dtype of this precision, or `None` if the model uses the dtype in which the module was built.
     pub fn float(self) -> Option<FloatDType> {
         match self {
             Self::F64 => Some(FloatDType::F64),
@@ -71,9 +72,9 @@ impl Precision {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Moments {
-    /// 4 bytes per element.
+    /// 32-bit floating point: 4 bytes per element.
     #[default]
     F32,
-    /// 2 bytes per element.
+    /// bfloat16: 2 bytes per element.
     Bf16,
 }

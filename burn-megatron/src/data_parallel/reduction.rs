@@ -1,4 +1,4 @@
-//! The reduction of gradient buckets over their data-parallel groups.
+//! Reduces gradient buckets over their data-parallel groups.
 
 use std::ops::Range;
 

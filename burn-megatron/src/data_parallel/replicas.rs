@@ -1,4 +1,4 @@
-//! The comparison of replicated parameters.
+//! Compares replicated parameters.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 

@@ -1,18 +1,18 @@
-//! Running states: tensors that the forwards of a module update, such as the mean of Burn's `BatchNorm`.
+//! Running states: tensors that the forward of a module updates, such as the running mean of Burn's `BatchNorm`.
 //!
-//! A visitor passes a running state like a parameter, but a running state has no gradient, and no hook can
-//! supply its value. Therefore it is listed with the [frozen](super::frozen) parameters, whose buckets hold the
-//! value for checkpoints. The module holds the value that the forwards of its rank update. If the ranks need a
-//! common value, it is the mean over the data axis. Updates are linear, so the mean of all updates so far is
-//! the mean of each update.
+//! A module visitor visits running states like parameters. But a running state has no gradient, and a hook cannot
+//! supply its value. Therefore running states are listed with the [frozen](super::frozen) parameters, whose buckets
+//! hold the values for checkpoints. The module on each rank holds the value that its own forwards update. If the ranks
+//! need a common value, it is the mean of the values over the data axis. Updates are linear, so averaging once gives
+//! the same value as averaging after each update.
 
 use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::Tensor;
 
-/// Returns whether each parameter, in the order of the module, is a running state.
+/// Returns for each parameter of a module whether it is a running state. The list is in the order of the module.
 ///
-/// The function checks parameter ids: a parameter takes the id that a mapper assigns, and a running state keeps
-/// its id.
+/// The function distinguishes them by their ids: a parameter takes the id that a module mapper assigns, whereas a
+/// running state keeps its id.
 pub fn running_states<M: Module>(module: &M) -> Vec<bool> {
     let mut ids = Ids {
         given: ParamId::new(),

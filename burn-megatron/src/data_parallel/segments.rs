@@ -1,5 +1,5 @@
-//! Segments of a rank's shards. Unique segments are counted by this rank, so that each element of the model
-//! counts once. Replicated segments are also held by other ranks of an axis.
+//! Segments of a rank's shards. A rank counts the elements of its unique segments, so that each element of the model is
+//! counted once. Other ranks of an axis also hold the elements of replicated segments.
 
 use std::ops::Range;
 

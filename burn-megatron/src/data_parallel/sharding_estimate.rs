@@ -1,4 +1,4 @@
-//! The buffer layout and memory of a module on one rank, computed before anything is allocated.
+//! Computes the buffer layout and the memory of a module on one rank before memory is allocated.
 
 use burn::module::Module;
 
@@ -12,19 +12,19 @@ use super::plan_builder::{build_plan, quantizers};
 use crate::comm::ParallelContext;
 use crate::nn::ParallelModule;
 
-/// The layout and memory that a [`DistributedDataParallel`](super::DistributedDataParallel) of a module would
-/// have.
+/// An estimate of the buffer layout and the memory of a module that is wrapped in a
+/// [`DistributedDataParallel`](super::DistributedDataParallel).
 ///
-/// Only the shapes of the module are read, so it may be built as an
-/// [`outline`](crate::nn::ModelBuilder::outline). No collective is called, so the rank may be [without a
-/// world](ParallelContext::offline).
+/// Only the shapes of the parameters are read, so the module may be built as an
+/// [`outline`](crate::nn::ModelBuilder::outline). No collective is called, so the [`ParallelContext`] may be
+/// [offline](ParallelContext::offline).
 #[derive(Clone, Debug)]
 pub struct ShardingEstimate {
     /// The buffers of the trained parameters and their gradients.
     pub layout: BufferLayout,
-    /// The memory of the rank.
+    /// The planned memory of the rank.
     pub memory: MemoryPlan,
-    /// The buckets whose optimizer state is on the host.
+    /// The buckets whose optimizer state is in host memory.
     pub offload: OffloadPlan,
 }
 

@@ -9,35 +9,36 @@ use crate::collective::Comm;
 use crate::comm::{NodeGroups, ParallelContext, SingleRank, consecutive_subgroups};
 use crate::mesh::{Axis, Grid};
 
-/// The data-parallel group of one grid, split into shard groups of consecutive ranks. Each shard group holds one
-/// sharded copy.
+/// The process groups of one grid for data parallelism. The data-parallel group is split into shard groups of
+/// consecutive ranks. Each shard group holds one sharded copy of the parameters.
 ///
-/// Without sharding, a shard group is one rank. Without HSDP, it is the complete data-parallel group.
+/// Without sharding, a shard group consists of one rank. With sharding but without HSDP, the shard group is the
+/// complete data-parallel group.
 #[derive(Clone, Debug)]
 pub struct ShardingGroups {
-    /// The ranks over which gradients are summed.
+    /// The data-parallel group: the ranks over which gradients are summed.
     pub data: Comm,
-    /// The ranks over which one copy is sharded.
+    /// The shard group: the ranks over which one copy of the parameters is sharded.
     pub shard: Comm,
-    /// The ranks that hold the same shard.
+    /// The replica group: the ranks that hold the same shard.
     pub replicas: Comm,
-    /// The node groups of `replicas`: within nodes and between nodes. Set if gradients are reduced
+    /// The groups of the ranks in `replicas` within a node and between nodes. They are set if gradients are reduced
     /// hierarchically, which requires that `replicas` is the complete `data` group.
     pub nodes: Option<NodeGroups>,
-    /// The ranks over which a weight is split: the tensor axis of the grid.
+    /// The tensor-parallel group: the ranks over which a weight is split.
     pub tensor: Comm,
-    /// The ranks that hold the other parameters of the stage: all axes of the grid except the pipeline and the
-    /// axes of `data`.
+    /// The model-parallel group of the pipeline stage: all axes of the grid except the pipeline axis and the axes of
+    /// `data`. Together, its ranks hold all parameters of the stage.
     pub model: Comm,
 }
 
 impl ShardingGroups {
-    /// Creates the groups of `grid`. Collective: call on all ranks of the stage.
+    /// Creates the process groups of `grid`. Collective: call on all ranks of the pipeline stage.
     ///
     /// # Errors
     ///
-    /// [`DataParallelConfigError::Hsdp`](super::DataParallelConfigError::Hsdp) if shard groups do not divide the
-    /// data-parallel group.
+    /// [`DataParallelConfigError::Hsdp`](super::DataParallelConfigError::Hsdp) if the size of a shard group does not
+    /// divide the size of the data-parallel group.
     pub fn new(
         groups: &ParallelContext,
         grid: Grid,
@@ -71,14 +72,14 @@ impl ShardingGroups {
         })
     }
 
-    /// Returns this rank's shard of a bucket of `elements` elements.
+    /// Returns the range of this rank's shard in a bucket with `elements` elements.
     pub fn shard_range(&self, elements: usize) -> Range<usize> {
         nth_chunk(self.shard.rank(), elements / self.shard.size())
     }
 
-    /// Returns this rank's partition of a bucket. A bucket has one equal partition per rank of the group,
-    /// independent of sharding, so that each element belongs to one rank. The partition lies in the rank's
-    /// shard, and depends only on its [index](Self::partition_index).
+    /// Returns the range of this rank's partition of a bucket. A bucket is divided into equal partitions, one for each
+    /// rank of the data-parallel group, even if it is not sharded. Each element therefore belongs to exactly one rank.
+    /// The partition lies in the rank's shard, and depends only on the [partition index](Self::partition_index).
     pub fn partition_range(&self, elements: usize) -> Range<usize> {
         nth_chunk(
             self.partition_index(self.data.rank()),
@@ -86,7 +87,7 @@ impl ShardingGroups {
         )
     }
 
-    /// Returns the index of the partition that belongs to a rank of the group.
+    /// Returns the index of the partition that belongs to a rank of the data-parallel group.
     pub fn partition_index(&self, rank: usize) -> usize {
         partition_index(rank, self.shard.size(), self.replicas.size())
     }

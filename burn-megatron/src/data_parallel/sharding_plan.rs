@@ -31,7 +31,7 @@ pub(crate) struct ShardingPlan {
     pub dense: ShardingGroups,
     pub expert: Option<ShardingGroups>,
     pub config: DataParallelConfig,
-    /// The buckets whose masters and moments are on the host.
+    /// The buckets whose master weights and moments are on the host.
     pub offload: OffloadPlan,
     pub device: Device,
     pub pool: Arc<BufferPool>,
@@ -80,12 +80,12 @@ impl ShardingPlan {
         Ok(MemoryPlan::of_frozen(&self.layout, &rules)?)
     }
 
-    /// Whether the masters and moments of a bucket are on the host.
+    /// Whether the master weights and moments of a bucket are on the host.
     pub fn is_offloaded(&self, bucket: usize) -> bool {
         bucket < self.offload.buckets
     }
 
-    /// Returns the device of the masters and moments of a bucket.
+    /// Returns the device of the master weights and moments of a bucket.
     pub fn state_device(&self, bucket: usize) -> Device {
         if self.is_offloaded(bucket) {
             Device::flex()
@@ -94,7 +94,7 @@ impl ShardingPlan {
         }
     }
 
-    /// Whether the model computes with copies of the masters of a bucket. FP8 weights are not considered.
+    /// Whether the model computes with copies of the master weights of a bucket. FP8 weights are not considered.
     pub fn copies_masters(&self, bucket: usize) -> bool {
         let (model, main) = self.model_and_main_dtypes(bucket);
         model != main || self.is_offloaded(bucket)
@@ -143,8 +143,8 @@ impl ShardingPlan {
         self.layout.bucket(bucket).padded()
     }
 
-    /// Returns the dtype in which the optimizer returns the parameters of a bucket to the model, and the dtype
-    /// of their masters. They are equal for FP8 weights, which are quantized from the masters.
+    /// Returns the dtype in which the optimizer returns the parameters of a bucket to the model, and the dtype of their
+    /// master weights. They are equal for FP8 weights, which are quantized from the master weights.
     pub fn model_and_main_dtypes(&self, bucket: usize) -> (DType, DType) {
         let dtypes = |first: &ParameterInfo| match first.quantizer {
             None => (first.model_dtype, first.main_dtype),

@@ -1,4 +1,4 @@
-//! NVIDIA GPUs, listed by the CUDA driver itself. Burn's own queries panic if no driver is installed.
+//! Lists NVIDIA GPUs with the CUDA driver, because Burn's queries panic if no driver is installed.
 
 #[cfg(feature = "cuda")]
 use std::ffi::{CStr, c_char, c_int};

@@ -1,7 +1,7 @@
-//! Panics of the threads on which CubeCL runs a device.
+//! Detects panics of the threads on which CubeCL runs a device.
 //!
-//! CubeCL catches such a panic and continues. The outputs of the task that panicked are then read although they
-//! were never computed, so every later result is wrong.
+//! CubeCL catches a panic of such a thread and continues. The outputs of the task that panicked are then read although
+//! they were never computed. All later results can therefore be wrong.
 
 use std::panic;
 use std::sync::{Once, OnceLock};
@@ -11,8 +11,8 @@ use super::DeviceError;
 
 static FIRST: OnceLock<String> = OnceLock::new();
 
-/// Starts to record the panics of device threads. Only the first panic is printed, because a kernel that cannot
-/// be compiled panics at each launch.
+/// Starts to record the panics of device threads. Only the first panic is printed, because a kernel that cannot be
+/// compiled causes a panic at each launch.
 pub fn watch() {
     static WATCHING: Once = Once::new();
     WATCHING.call_once(|| {
@@ -36,7 +36,7 @@ fn is_of_device(thread: &str) -> bool {
 ///
 /// # Errors
 ///
-/// [`DeviceError::Failed`] with the first panic.
+/// [`DeviceError::Failed`] with the message of the first panic.
 pub fn failure() -> Result<(), DeviceError> {
     match FIRST.get() {
         Some(panic) => Err(DeviceError::Failed(panic.clone())),

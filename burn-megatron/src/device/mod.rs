@@ -1,7 +1,7 @@
-//! Devices by name, checked before Burn is called.
+//! Selects devices by name, and checks them before Burn is called.
 //!
-//! Burn panics on a device that is compiled in but not present. Its default device is a GPU if one is compiled
-//! in. Therefore the device is always selected by name, and checked first.
+//! Burn panics if a backend is compiled in but the machine does not have its device. Burn's default device is a GPU if
+//! a GPU backend is compiled in. Therefore this library always selects the device by name and checks it first.
 
 use burn::tensor::Device;
 
@@ -32,21 +32,21 @@ pub use crate::kernels::unchecked::{UNCHECKED, is_unchecked};
 #[strum(serialize_all = "lowercase")]
 #[strum(parse_err_ty = DeviceError, parse_err_fn = unknown)]
 pub enum DeviceKind {
-    /// The CPU, through Burn's Flex.
+    /// The CPU, with Burn's Flex backend.
     Cpu,
-    /// A GPU through WebGPU, Vulkan or Metal; feature `wgpu`.
+    /// A GPU with WebGPU, Vulkan or Metal. Requires the feature `wgpu`.
     Wgpu,
-    /// An NVIDIA GPU; feature `cuda`.
+    /// An NVIDIA GPU. Requires the feature `cuda`.
     Cuda,
 }
 
-/// A device that is not available.
+/// The error that is returned if a device cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
-    /// An unknown name.
+    /// The name of the device is unknown.
     #[error("invalid device \"{0}\": expected cpu, wgpu or cuda")]
     Unknown(String),
-    /// The binary was built without the feature.
+    /// The program was built without the feature for this kind of device.
     #[error("this binary was built without {0}; build it with --features {0}")]
     NotCompiled(DeviceKind),
     /// The machine has no device of this kind.
@@ -56,7 +56,7 @@ pub enum DeviceError {
         kind: DeviceKind,
         /// The missing requirement.
         cause: String,
-        /// A way to fix it.
+        /// The remedy.
         cure: &'static str,
     },
     /// The machine has devices of this kind, but kernels cannot be compiled for them.
@@ -67,7 +67,7 @@ pub enum DeviceError {
         /// The cause and the remedy.
         problem: CudaProblem,
     },
-    /// A kernel computed a different result than the host.
+    /// A kernel on the device computed a different result than the host.
     #[error(
         "the device ({device}) computes wrong results: {difference}. Check the driver and its libraries with `burn-megatron env`; \
          {UNCHECKED}=1 uses the device nevertheless"
@@ -75,10 +75,10 @@ pub enum DeviceError {
     WrongResults {
         /// The device, as Burn prints it.
         device: String,
-        /// The computed and the expected value.
+        /// The value that the kernel computed and the value that was expected.
         difference: String,
     },
-    /// A thread on which a device runs has panicked, so later results are wrong.
+    /// A thread that runs a device has panicked, so later results of the device are wrong.
     #[error("a task of a device failed: {0}")]
     Failed(String),
 }
@@ -88,7 +88,8 @@ fn unknown(text: &str) -> DeviceError {
 }
 
 impl DeviceKind {
-    /// Returns the devices of this kind on this machine, at least one. Ranks use them round-robin.
+    /// Returns the devices of this kind on this machine. The list is never empty. Ranks are assigned to the devices
+    /// round-robin.
     ///
     /// # Errors
     ///
@@ -104,19 +105,19 @@ impl DeviceKind {
 }
 
 impl DeviceKind {
-    /// Returns the first device of this kind, after [`check_results`].
+    /// Returns the first device of this kind, after it has passed [`check_results`].
     ///
     /// # Errors
     ///
-    /// See [`devices`](Self::devices) and [`check_results`].
+    /// The errors of [`devices`](Self::devices) and [`check_results`].
     pub fn checked(self) -> Result<Device, DeviceError> {
         let device = self.devices()?.swap_remove(0);
         check_results(&device)?;
         Ok(device)
     }
 
-    /// Returns the name that the driver reports for the first device of this kind. Without such a name, returns
-    /// the name of the kind.
+    /// Returns the name that the driver reports for the first device of this kind. If the driver does not report a
+    /// name, the name of the kind is returned.
     pub fn name(self) -> String {
         let name = match self {
             Self::Cuda => cuda::name(),

@@ -1,4 +1,4 @@
-//! A check of the first kernel on a device against the host.
+//! Checks the result of the first kernel on a device against the host.
 
 use std::sync::Once;
 
@@ -10,8 +10,8 @@ use crate::kernels::unchecked::{UNCHECKED, is_unchecked};
 /// The number of elements of the checked tensor: one warp.
 const COUNT: usize = 32;
 
-/// Compiles and runs a kernel on `device`, and compares its result with the host. Call this function before
-/// anything else runs on the device. From then on, [`failure`] reports the panics of device threads.
+/// Compiles and runs a kernel on `device`, and compares its result with the host. Call this function before anything
+/// else runs on the device. After this call, [`failure`] reports the panics of device threads.
 ///
 /// # Errors
 ///

@@ -1,11 +1,11 @@
-//! 64-bit fingerprints (xxHash3) of the values that one run of a step computes: the inputs and outputs of each
-//! operation of a module, the gradients, and each collective. Two runs from the same state have equal
-//! fingerprints.
+//! 64-bit fingerprints (xxHash3) of the values that a training step computes: the inputs and outputs of each operation
+//! of a module, the gradients, and the inputs and outputs of each collective. If a step is run twice from the same
+//! state, the fingerprints are equal.
 //!
-//! A [`Recorder`] records everything that runs in [`Recorder::watch`] on this thread. It observes functions
-//! through [`CallObserver`](burn_megatron_kernels::function::CallObserver), sent tensors through the tensor
-//! collectives, and gradients through their buckets. To take a fingerprint, a tensor is read from its device. A
-//! [`Corruption`] changes the tensors that operations return, to simulate faults.
+//! A [`Recorder`] records everything that runs in [`Recorder::watch`] on this thread. It observes operations through
+//! [`CallObserver`](burn_megatron_kernels::function::CallObserver), communicated tensors in the tensor collectives, and
+//! gradients in their buckets. To compute a fingerprint, a tensor is read from its device. A [`Corruption`] changes the
+//! tensors that operations return, to simulate hardware faults.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -38,14 +38,14 @@ pub(crate) fn note_parameter(path: impl FnOnce() -> Option<String>) {
     }
 }
 
-/// Notes that the forward of a micro-batch begins.
+/// Records that the forward of a micro-batch begins.
 pub fn note_micro_batch(micro_batch: usize) {
     if let Some(recorder) = recording() {
         recorder.begin_micro_batch(micro_batch);
     }
 }
 
-/// Waits for the device and returns the fingerprint of a tensor of any rank and type.
+/// Waits for the device and returns the fingerprint of a tensor with any number of dimensions and any dtype.
 pub fn of_tensor<const D: usize>(x: Tensor<D>) -> u64 {
     xxh3_64(host_data(x).as_bytes())
 }
@@ -61,7 +61,7 @@ fn of_tensors(tensors: &[&DispatchTensor]) -> u64 {
     all.digest()
 }
 
-/// Combines several fingerprints in this order into one.
+/// Combines several fingerprints into one fingerprint, which depends on their order.
 pub fn folded(sums: impl Iterator<Item = u64>) -> u64 {
     let mut all = Xxh3Default::new();
     sums.for_each(|sum| all.update(&sum.to_le_bytes()));
@@ -89,7 +89,7 @@ pub(crate) fn of_buffer(buffer: &Buffer) -> u64 {
     }
 }
 
-/// Returns the elements of a tensor.
+/// Reads the elements of a tensor from its device.
 ///
 /// Unwinds with [`raise`] if the device cannot be read.
 pub fn host_data<const D: usize>(x: Tensor<D>) -> TensorData {

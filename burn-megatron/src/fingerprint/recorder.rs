@@ -1,4 +1,4 @@
-//! The fingerprints of one run of a step on one rank, in order.
+//! Records the fingerprints of one run of a step on one rank, in the order of the computations.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -20,9 +20,9 @@ pub enum Site {
     Operation {
         /// The name of the operation.
         function: String,
-        /// The path of the layer that last read a parameter.
+        /// The path of the layer to which the operation belongs. It is the layer that last read a parameter.
         layer: String,
-        /// The micro-batch of the step.
+        /// The index of the micro-batch in the step.
         micro_batch: Option<usize>,
         /// Whether this is the backward of the operation.
         is_backward: bool,
@@ -32,38 +32,39 @@ pub enum Site {
         /// The path of the parameter.
         parameter: String,
     },
-    /// The losses of this rank.
+    /// The losses that this rank computed.
     Losses,
     /// A collective or a message.
     Call(CallKey),
 }
 
-/// The key of a call, which is the same on all ranks that take part in it.
+/// The key of a collective or a message. It is the same on all ranks that take part in the call.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct CallKey {
-    /// The operation and the group, or the two ranks of a message.
+    /// The operation and the process group, or for a message the two ranks.
     pub call: String,
-    /// The sequence number among the calls of a group or a pair, from 0 in each run.
+    /// The sequence number among the calls of a process group or of a pair of ranks. It starts at 0 in each run.
     pub sequence: u64,
 }
 
-/// A computation with the fingerprints of its inputs and outputs.
+/// A recorded computation with the fingerprints of its inputs and outputs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// The computation.
+    /// The computation that was recorded.
     pub site: Site,
-    /// The fingerprint of all inputs.
+    /// The combined fingerprint of all inputs.
     pub input: u64,
-    /// The fingerprint of each returned tensor. For a backward, there is one per input of the forward, and 0
-    /// for an input without a gradient.
+    /// The fingerprint of each tensor that the computation returns. For a backward, there is one fingerprint per input
+    /// of the forward. It is 0 for an input without a gradient.
     pub outputs: Vec<u64>,
 }
 
-/// A function that changes a tensor returned by an operation, to simulate a fault, and describes the fault. It
-/// returns `None` if it does not change the tensor. The flag is true for gradients and false for activations.
+/// A function that simulates a fault: it changes a tensor that an operation has returned, and returns a description of
+/// the fault. It returns `None` if it does not change the tensor. The first argument is true for gradients and false
+/// for activations.
 pub type Corruption = dyn Fn(bool, &mut DispatchTensor) -> Option<String> + Send + Sync;
 
-/// Records one run of a step, and injects faults into it.
+/// A recorder of one run of a step, which can also inject faults into the step.
 pub struct Recorder {
     /// Whether fingerprints are recorded.
     records: bool,
@@ -91,7 +92,7 @@ struct RecorderState {
 }
 
 impl Recorder {
-    /// Creates a recorder that records fingerprints or only injects faults.
+    /// Creates a recorder. If `records` is false, it does not record fingerprints and only injects faults.
     pub fn new(records: bool, corruption: Option<Box<Corruption>>) -> Arc<Self> {
         Arc::new(Self {
             records,
@@ -100,7 +101,7 @@ impl Recorder {
         })
     }
 
-    /// Runs `body`, and records the computations on this thread.
+    /// Runs `body` and records the computations that `body` runs on this thread.
     pub fn watch<T>(self: &Arc<Self>, body: impl FnOnce() -> T) -> T {
         /// Restores the outer recorder, even if the body unwinds.
         struct Restore(Option<Arc<Recorder>>);
@@ -114,7 +115,7 @@ impl Recorder {
         observed(self.clone(), body)
     }
 
-    /// Takes the recorded events.
+    /// Removes the recorded events from the recorder and returns them.
     pub fn take(&self) -> Vec<Event> {
         std::mem::take(&mut self.state.lock().events)
     }
@@ -148,7 +149,8 @@ impl Recorder {
         self.add(Site::Losses, 0, outputs.collect());
     }
 
-    /// Begins a call whose input has this fingerprint. A sent message is recorded immediately.
+    /// Begins the record of a collective or message whose input has this fingerprint. A message that is sent is
+    /// recorded immediately.
     pub fn begin_call(
         self: &Arc<Self>,
         call: &Call,
@@ -280,7 +282,7 @@ impl Place {
     }
 }
 
-/// A call in flight.
+/// A collective or message in flight that is being recorded.
 pub struct ObservedCall {
     recorder: Arc<Recorder>,
     key: CallKey,
@@ -288,7 +290,7 @@ pub struct ObservedCall {
 }
 
 impl ObservedCall {
-    /// Ends the call with a result that has this fingerprint.
+    /// Ends the record of the call, whose result has this fingerprint.
     pub fn end(self, output: u64) {
         let (site, outputs) = (Site::Call(self.key), vec![output]);
         self.recorder.add(site, self.input, outputs);

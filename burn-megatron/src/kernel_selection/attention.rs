@@ -1,4 +1,4 @@
-//! The requested form of attention: fused or unfused, and the engine of fused attention.
+//! The requested form of attention, which is fused or unfused, and the requested engine of fused attention.
 
 use std::fmt::{self, Display};
 use std::str::FromStr;
@@ -9,19 +9,19 @@ use serde::{Deserialize, Serialize};
 
 use super::{KernelChoice, KernelChoiceError};
 
-/// The requested form of attention.
+/// The requested form of attention: fused or unfused, with an optional engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(into = "String", try_from = "String")]
 #[schemars(extend("enum" = ["auto", "fused", "unfused", "mma", "portable"]))]
 pub enum AttentionChoice {
-    /// The form, as for any operation. The engine of fused attention is chosen automatically.
+    /// Requests a form, as for any other operation. The engine of fused attention is chosen automatically.
     Form(KernelChoice),
-    /// Fused attention with this engine. It is an error if the engine cannot be used.
+    /// Requests fused attention with this engine. An error is returned if the engine cannot be used.
     Engine(EngineKind),
 }
 
 impl AttentionChoice {
-    /// Returns the requested form: an engine implies the fused form.
+    /// Returns the requested form. A requested engine implies the fused form.
     pub fn form(self) -> KernelChoice {
         match self {
             Self::Form(choice) => choice,
@@ -29,7 +29,7 @@ impl AttentionChoice {
         }
     }
 
-    /// Returns the requested engine, if any.
+    /// Returns the requested engine, or `None` if the engine is chosen automatically.
     pub fn engine(self) -> Option<EngineKind> {
         match self {
             Self::Form(_) => None,

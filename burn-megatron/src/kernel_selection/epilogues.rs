@@ -1,4 +1,4 @@
-//! The setting that fuses GELU into the matrix products of an MLP as an epilogue.
+//! The setting that fuses GELU into the matmuls of an MLP as an epilogue.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,18 +9,18 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::KernelChoiceError;
 
-/// Whether GELU of an MLP is an epilogue of the matrix products around it: `true`, `false` or `"measured"` in
-/// recipes.
+/// Whether the GELU of an MLP is computed as an epilogue of the matmuls before and after it. In recipes the value is
+/// `true`, `false` or `"measured"`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, JsonSchema)]
 #[schemars(transform = bool_or_name)]
 pub enum EpilogueFusion {
-    /// Matrix products and separate kernels.
+    /// GELU runs in separate kernels.
     #[default]
     Off,
-    /// Epilogues. It is an error if the model or the device does not support them.
+    /// GELU is an epilogue. An error is returned if the model or the device does not support epilogues.
     On,
-    /// The faster of the two forms, which a run measures once before its model is built. Until then layers are
-    /// built as with [`Off`](Self::Off).
+    /// The faster of the two forms is used. A run measures both forms once before its model is built. Until then layers
+    /// are built as with [`Off`](Self::Off).
     Measured,
 }
 
@@ -31,14 +31,14 @@ fn bool_or_name(schema: &mut Schema) {
     *schema = json_schema!({"enum": [true, false, MEASURED]});
 }
 
-/// The sizes on one rank of an MLP with epilogues.
+/// The sizes of an MLP with epilogues on one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct EpilogueShape {
-    /// The number of input features of the first product.
+    /// The number of input features of the first matmul.
     pub hidden: usize,
-    /// The number of features of GELU on this rank.
+    /// The number of features of the GELU input on this rank.
     pub width: usize,
-    /// Whether the first product has a bias.
+    /// Whether the first matmul has a bias.
     pub bias: bool,
 }
 

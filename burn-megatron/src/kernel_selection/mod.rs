@@ -1,4 +1,4 @@
-//! Selection of fused kernels.
+//! Selects fused kernels.
 //!
 //! Every operation of the [kernels crate](crate::kernels) has two equivalent forms: a fused kernel with its own
 //! backward, and a composition of Burn's operations. [`KernelChoices`] holds the forms that the user requests.
@@ -24,37 +24,37 @@ pub use attention::AttentionChoice;
 pub use epilogues::{EpilogueFusion, EpilogueShape};
 pub use selection::KernelSelection;
 
-/// An operation with a fused and an unfused form.
+/// An operation that has a fused and an unfused form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[derive(EnumString, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "kebab-case")]
 pub enum Operation {
-    /// LayerNorm and RMSNorm, with the residual addition.
+    /// LayerNorm and RMSNorm, including the residual addition.
     Norm,
-    /// The activation function of the MLP with its bias.
+    /// The activation function of the MLP, including the addition of the bias.
     Activation,
     /// Bias, dropout and residual addition.
     Dropout,
     /// Rotary position embeddings.
     Rope,
-    /// Flash attention: scores, softmax and weighted sum, without the scores in memory.
+    /// Flash attention: computes scores, softmax and weighted sum without storing the scores in memory.
     Attention,
-    /// Scale, mask and softmax of scores, if attention is not fused.
+    /// Scale, mask and softmax of the attention scores, if attention is not fused.
     Softmax,
     /// Cross entropy.
     Loss,
-    /// Matrix products that also add the bias and accumulate weight gradients.
+    /// The matmuls of linear layers. The fused form also adds the bias and accumulates the weight gradients.
     Linear,
-    /// AdamW, and the sum of squares for the gradient norm.
+    /// AdamW, and the sum of squares that the gradient norm needs.
     Optimizer,
 }
 
 impl Operation {
-    /// All operations, in the order of a step.
+    /// All operations, in the order in which a step runs them.
     pub const ALL: &'static [Self] = Self::VARIANTS;
 
-    /// Returns the name in recipes and flags.
+    /// Returns the name that recipes and flags use.
     pub fn name(self) -> &'static str {
         self.into()
     }
@@ -67,12 +67,12 @@ impl Operation {
 #[strum(serialize_all = "kebab-case")]
 #[strum(parse_err_ty = KernelChoiceError, parse_err_fn = unknown_choice)]
 pub enum KernelChoice {
-    /// Fused if the device has the kernel and it is faster.
+    /// Uses the fused form if the device has the kernel and the fused form is faster.
     #[default]
     Auto,
-    /// Fused. It is an error if the kernel is not available.
+    /// Uses the fused form. An error is returned if the kernel is not available.
     Fused,
-    /// Burn's operations.
+    /// Uses the unfused form, which is composed of Burn's operations.
     Unfused,
 }
 
@@ -80,13 +80,13 @@ pub enum KernelChoice {
 const EPILOGUE_FUSION: &str = "epilogue_fusion";
 const GEMM_ALGORITHMS: &str = "gemm_algorithms";
 
-/// The requested form of each operation, and further kernel settings.
+/// The requested form of each operation, and other settings of kernels.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct KernelChoices {
-    /// The form of LayerNorm and RMSNorm with the residual addition.
+    /// The form of LayerNorm and RMSNorm, including the residual addition.
     pub norm: KernelChoice,
-    /// The form of the MLP's activation with its bias.
+    /// The form of the activation function of the MLP, including the addition of the bias.
     pub activation: KernelChoice,
     /// The form of bias, dropout and residual addition.
     pub dropout: KernelChoice,
@@ -98,20 +98,21 @@ pub struct KernelChoices {
     pub softmax: KernelChoice,
     /// The form of cross entropy.
     pub loss: KernelChoice,
-    /// The number of tokens whose logits are in memory at once, if the loss is fused; 0 for all tokens of a
-    /// micro-batch. By default the logits of a chunk use at most [1
+    /// The chunk size of the fused loss: the number of tokens whose logits are in memory at the same time. 0 means all
+    /// tokens of a micro-batch. By default the logits of a chunk use at most [1
     /// GiB](crate::nn::LogitsShape::tokens_per_chunk).
     pub loss_chunk_size: Option<usize>,
-    /// The form of matrix products. The fused form also adds the bias and accumulates weight gradients.
+    /// The form of the matmuls of linear layers. The fused form also adds the bias and accumulates the weight
+    /// gradients.
     pub linear: KernelChoice,
-    /// The library for fused matrix products on the CPU, except the products of experts.
+    /// The library for fused matmuls on the CPU, except the matmuls of experts.
     #[schemars(with = "String", extend("enum" = CpuGemm::ALL.map(CpuGemm::name)))]
     pub gemm: CpuGemm,
-    /// Whether GELU (tanh) of an MLP, its derivative and the gradient of its bias are
-    /// [epilogues](crate::kernels::gemm::gelu) of the matrix products around it. Requires CUDA.
-    /// [`true`](EpilogueFusion::On) is an error where epilogues are not supported.
+    /// Whether the GELU (tanh) of an MLP, its derivative and the gradient of its bias are computed as
+    /// [epilogues](crate::kernels::gemm::gelu) of the matmuls before and after it. Requires CUDA.
+    /// [`true`](EpilogueFusion::On) is an error if epilogues are not supported.
     pub epilogue_fusion: EpilogueFusion,
-    /// The file of cuBLASLt algorithms that `burn-megatron-bench gemm --tune` has written. Rank 0 reads it for
+    /// A file with cuBLASLt algorithms that `burn-megatron-bench gemm --tune` has written. Rank 0 reads the file for
     /// all ranks. By default the cuBLASLt heuristic selects the algorithms. Requires CUDA.
     #[schemars(extend("value" = "PATH", "experimental" = true))]
     pub gemm_algorithms: Option<PathBuf>,
@@ -120,7 +121,7 @@ pub struct KernelChoices {
 }
 
 impl KernelChoices {
-    /// Returns the same choice for every operation.
+    /// Requests the same form for every operation.
     pub fn all(choice: KernelChoice) -> Self {
         let mut choices = Self::default();
         choices.choose_all(choice);
@@ -133,7 +134,7 @@ impl KernelChoices {
         }
     }
 
-    /// Checks that the device supports the requested epilogues, before a model is built on it.
+    /// Checks that the device supports the requested epilogues, before a model is built on the device.
     ///
     /// # Errors
     ///
@@ -148,7 +149,7 @@ impl KernelChoices {
         checked.map_err(KernelChoiceError::NoEpilogues)
     }
 
-    /// Checks that no choice is left to a measurement, for programs that do not measure.
+    /// Checks that no form has to be measured. It is for programs that do not run the measurement.
     ///
     /// # Errors
     ///
@@ -160,7 +161,7 @@ impl KernelChoices {
         }
     }
 
-    /// Returns the choice for an operation.
+    /// Returns the requested form of an operation.
     pub fn of(&self, operation: Operation) -> KernelChoice {
         match operation {
             Operation::Norm => self.norm,
@@ -175,7 +176,7 @@ impl KernelChoices {
         }
     }
 
-    /// Sets the choice for an operation.
+    /// Sets the requested form of an operation.
     pub fn choose(&mut self, operation: Operation, choice: KernelChoice) {
         match operation {
             Operation::Norm => self.norm = choice,
@@ -190,7 +191,7 @@ impl KernelChoices {
         }
     }
 
-    /// Sets choices from text: `fused`, `unfused`, `auto`, or a list such as
+    /// Parses and sets requested forms. `text` is `fused`, `unfused` or `auto` for all operations, or a list such as
     /// `norm=unfused,attention=portable,epilogue_fusion=true`.
     ///
     /// # Errors
@@ -217,7 +218,7 @@ impl KernelChoices {
 }
 
 impl KernelChoice {
-    /// Returns the name in recipes and flags.
+    /// Returns the name that recipes and flags use.
     pub fn name(self) -> &'static str {
         self.into()
     }
@@ -227,23 +228,23 @@ fn unknown_choice(text: &str) -> KernelChoiceError {
     KernelChoiceError::UnknownChoice(text.into())
 }
 
-/// An invalid choice.
+/// An invalid kernel setting.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KernelChoiceError {
-    /// An unknown operation.
+    /// The name of an operation is unknown.
     #[error("invalid operation \"{0}\": expected {names}", names = names())]
     UnknownOperation(String),
-    /// An unknown choice.
+    /// The name of a form is unknown.
     #[error("invalid kernel choice \"{0}\": expected auto, fused or unfused")]
     UnknownChoice(String),
-    /// An unknown choice for attention.
+    /// The name of a form or an engine of attention is unknown.
     #[error("invalid kernel choice \"{0}\" of attention: expected auto, fused, unfused, {engines}",
         engines = engines(&EngineKind::ALL, " or "))]
     UnknownAttentionChoice(String),
-    /// An unknown value of epilogue_fusion.
+    /// The value of `epilogue_fusion` is unknown.
     #[error("invalid epilogue_fusion \"{0}\": expected true, false or measured")]
     InvalidEpilogueFusion(String),
-    /// Epilogues were requested for operations that are not fused.
+    /// Epilogues were requested, but an operation that they require is not fused.
     #[error(
         "kernels: epilogue_fusion requires fused {name}, but {name} is unfused ({reason}): set {name} = fused, or \
          remove epilogue_fusion",
@@ -252,15 +253,15 @@ pub enum KernelChoiceError {
     UnfusedEpilogue {
         /// The operation.
         operation: Operation,
-        /// The reason why it is not fused.
+        /// The reason why the operation is not fused.
         reason: String,
     },
-    /// A choice was left to a measurement, which this program does not make.
+    /// `epilogue_fusion` is `"measured"`, but this program does not run the measurement.
     #[error(
         "kernels: epilogue_fusion = \"measured\" requires pretrain, which measures it: use true or false here"
     )]
     NotMeasured,
-    /// Epilogues were requested for a device or a type that does not support them.
+    /// Epilogues were requested for a device or a dtype that does not support them.
     #[error("kernels: epilogue_fusion cannot be used: {0}; remove epilogue_fusion")]
     NoEpilogues(String),
     /// The chunk size of the fused loss was set, but the loss is not fused.
@@ -280,32 +281,32 @@ pub enum KernelChoiceError {
     NoEngine {
         /// The engine.
         engine: EngineKind,
-        /// The engine and the reason why it is not available.
+        /// The reason why the engine is not available.
         reason: String,
     },
-    /// An unknown library for matrix products.
+    /// The name of the library for matmuls is unknown.
     #[error(transparent)]
     UnknownGemm(#[from] UnknownCpuGemm),
-    /// The requested library does not support these matrix products.
+    /// The requested library does not support the matmuls of this model or device.
     #[error("kernels: gemm = {gemm} requires {needed}: use gemm = gemm, or {fits}")]
     NoBlas {
         /// The library.
         gemm: CpuGemm,
         /// The missing requirement.
         needed: &'static str,
-        /// The values that would be valid.
+        /// The values that are valid instead.
         fits: &'static str,
     },
-    /// The library cannot be opened.
+    /// The library for matmuls cannot be opened.
     #[error("kernels: gemm: {0}; or use gemm = gemm, which is always available")]
     Blas(#[from] BlasError),
-    /// The fused form was requested but is not available.
+    /// The fused form of an operation was requested but is not available.
     #[error("kernels: {name} cannot be fused: {reason}; use auto or unfused",
         name = .operation.name())]
     NotFused {
         /// The operation.
         operation: Operation,
-        /// The reason why it is not available.
+        /// The reason why the fused form is not available.
         reason: String,
     },
 }

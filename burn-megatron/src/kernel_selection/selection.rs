@@ -1,4 +1,4 @@
-//! The forms that are selected on a device, with the reasons.
+//! The selected forms of the operations on a device, and the reasons for the selection.
 
 use std::fmt::{self, Display};
 
@@ -18,7 +18,7 @@ struct KernelDecision {
     reason: String,
 }
 
-/// The selected form of every operation on a device, with the reasons.
+/// The selected form of every operation on a device, with the reason for each selection.
 ///
 /// ```
 /// use burn::tensor::{DType, Device};
@@ -39,17 +39,17 @@ pub struct KernelSelection {
     engines: Vec<EngineKind>,
     /// The MLPs with epilogues, one entry per layer that was built.
     epilogues: Vec<EpilogueShape>,
-    /// The library for matrix products on the CPU, or `None` for the `gemm` crate.
+    /// The library for matmuls on the CPU, or `None` for the `gemm` crate.
     blas: Option<Blas>,
 }
 
 impl KernelSelection {
-    /// Selects the forms for tensors of `dtype` on `device`.
+    /// Selects the form of every operation for tensors of `dtype` on `device`.
     ///
     /// # Errors
     ///
-    /// [`KernelChoiceError`] for the first request that cannot be fulfilled:
-    /// [`NotFused`](KernelChoiceError::NotFused) if a requested kernel is not available on the device,
+    /// [`KernelChoiceError`] for the first request that cannot be fulfilled. For example,
+    /// [`NotFused`](KernelChoiceError::NotFused) if a requested kernel is not available on the device, and
     /// [`NoChunks`](KernelChoiceError::NoChunks) if a chunk size is set without the fused loss.
     pub fn new(
         choices: &KernelChoices,
@@ -89,17 +89,17 @@ impl KernelSelection {
         self.choices.epilogue_fusion == EpilogueFusion::On
     }
 
-    /// Sets the form of [epilogues](KernelChoices::epilogue_fusion) that was measured after the selection.
+    /// Sets whether MLPs use [epilogues](KernelChoices::epilogue_fusion), after both forms were measured.
     pub fn set_epilogue_fusion(&mut self, chosen: EpilogueFusion) {
         self.choices.epilogue_fusion = chosen;
     }
 
-    /// Returns the MLPs with epilogues, in the order of the layers.
+    /// Returns the sizes of the MLPs with epilogues, in the order of the layers.
     pub fn epilogue_shapes(&self) -> &[EpilogueShape] {
         &self.epilogues
     }
 
-    /// Adds an MLP with epilogues.
+    /// Records that an MLP with these sizes uses epilogues.
     pub fn add_epilogues(&mut self, shape: EpilogueShape) {
         self.epilogues.push(shape);
     }
@@ -109,12 +109,12 @@ impl KernelSelection {
         self.decisions[operation as usize].fused
     }
 
-    /// Returns the library for matrix products on the CPU, or `None` for the `gemm` crate.
+    /// Returns the library for matmuls on the CPU, or `None` if the `gemm` crate is used.
     pub fn blas(&self) -> Option<Blas> {
         self.blas
     }
 
-    /// Returns [`KernelChoices::loss_chunk_size`].
+    /// Returns the requested [chunk size](KernelChoices::loss_chunk_size) of the fused loss.
     pub fn loss_chunk_size(&self) -> Option<usize> {
         self.choices.loss_chunk_size
     }
@@ -129,15 +129,15 @@ impl KernelSelection {
         &self.engines
     }
 
-    /// Returns the reason why a layer uses the portable engine of fused attention, which does not use the
-    /// matrix units of a GPU. Returns `None` if no layer uses it, or if the user requested an engine.
+    /// Returns the reason why a layer uses the portable engine of fused attention, which does not use the tensor cores
+    /// of a GPU. Returns `None` if no layer uses the portable engine, or if the user requested an engine.
     pub fn slow_attention(&self) -> Option<&str> {
         let is_slow = self.choices.attention.engine().is_none()
             && self.engines.contains(&EngineKind::Portable);
         is_slow.then(|| &self.decisions[Operation::Attention as usize].reason[..])
     }
 
-    /// Adds an engine of fused attention and the reason why it was selected.
+    /// Records that a layer uses this engine of fused attention, and the reason why the engine was selected.
     pub fn add_attention_engine(&mut self, engine: EngineKind, reason: impl Into<String>) {
         let own = &mut self.decisions[Operation::Attention as usize].reason;
         if self.engines.is_empty() {
@@ -150,7 +150,8 @@ impl KernelSelection {
         self.engines.push(engine);
     }
 
-    /// Disables the fused form of an operation that the model does not support, for the given reason.
+    /// Selects the unfused form of an operation, because the model does not support the fused form for the given
+    /// reason.
     ///
     /// # Errors
     ///
@@ -165,7 +166,7 @@ impl KernelSelection {
         Ok(())
     }
 
-    /// Disables the fused form of an operation that is faster unfused, if its choice is `auto`.
+    /// Selects the unfused form of an operation because it is faster, if the requested form is `auto`.
     pub fn prefer_unfused(&mut self, operation: Operation, reason: impl Into<String>) {
         if self.choices.of(operation) == KernelChoice::Auto {
             self.decisions[operation as usize] = KernelDecision {
@@ -208,7 +209,7 @@ fn decide(
 }
 
 impl KernelSelection {
-    /// Returns one line without the reasons, such as `fused except softmax; attention by mma`.
+    /// Returns a summary in one line, without the reasons, such as `fused except softmax; attention by mma`.
     pub fn summary(&self) -> String {
         let unfused = Operation::ALL.iter().zip(&self.decisions);
         let unfused = unfused.filter(|(_, decision)| !decision.fused);

@@ -1,4 +1,4 @@
-//! The cache of past tokens during generation.
+//! The cache of previous tokens during generation, such as a KV cache.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -9,53 +9,54 @@ use super::{LanguageModel, Tokens};
 use crate::collective::Comm;
 use crate::nn::{KvCache, NewTokens, RealTokens, SequencePart};
 
-/// The cache of the tokens that a model `M` has processed during generation, for the stages of one rank and
-/// several sequences.
+/// The cache of the tokens that a model `M` has processed during generation. It holds several sequences, and serves the
+/// pipeline stages of one rank.
 pub trait GenerationCache<M: ?Sized>: Debug + Sized {
     /// Creates an empty cache.
     fn new(model: &M) -> Self;
 
-    /// Sets the ranks that share a text. It is called once, on an empty cache, which may then hold only a part
-    /// of the tokens. By default each rank holds and processes all tokens.
+    /// Splits the cache over the ranks of a context group. It is called once, on an empty cache. The cache of a rank
+    /// may then hold only a part of the tokens. By default each rank holds and processes all tokens.
     fn over_context(self, _context: &Comm) -> Self {
         self
     }
 
-    /// Returns the number that must divide the token count of [`prefill`](Self::prefill). If it is above 1, the
-    /// tokens belong to one sequence, without padding.
+    /// Returns the required divisor of the number of tokens in [`prefill`](Self::prefill). If it is above 1, the tokens
+    /// belong to one sequence, without padding.
     fn prefill_multiple(&self) -> usize {
         1
     }
 
-    /// Returns the maximum number of sequences in a forward.
+    /// Returns the maximum number of sequences that one forward can process.
     fn max_sequences(&self) -> usize {
         usize::MAX
     }
 
-    /// Sets the number of tokens of a sequence that the cache holds. It grows after a forward through all
-    /// stages of this rank, and shrinks to drop the last tokens. 0 also starts a new sequence.
+    /// Sets the number of tokens of a sequence that the cache holds. The number is increased after a forward through
+    /// all stages of this rank, and decreased to drop the last tokens. 0 also starts a new sequence.
     fn set_len(&mut self, sequence: usize, len: usize);
 
-    /// Starts a text of `text` tokens. The cache may hold the first `same` tokens. Returns the number of tokens that
-    /// the cache keeps. All ranks of the tensor, pipeline and context groups must return the same number.
+    /// Begins to process a text of `text` tokens in a sequence of the cache. The first `same` tokens of the text are
+    /// equal to the tokens in the cache. Returns the number of these tokens that remain in the cache. All ranks of the
+    /// tensor, pipeline and context groups must return the same number.
     fn begin(&mut self, sequence: usize, same: usize, _text: usize) -> usize {
         self.set_len(sequence, same);
         same
     }
 
-    /// Returns the length after which a growing text is processed again from its start, because its keys
-    /// change. Drafts do not cross this length.
+    /// Returns the text length after which a growing text is processed again from its start, because its keys change.
+    /// Draft tokens do not go beyond this length. Returns `None` if there is no such length.
     fn rereads_after(&self) -> Option<usize> {
         None
     }
 
-    /// Runs a stage on new tokens, which follow the tokens of their sequences in the cache. There is no
-    /// backward.
+    /// Runs a pipeline stage on new tokens, without a backward. The new tokens follow the cached tokens of their
+    /// sequences.
     ///
-    /// Returns the output of [`hidden`](LanguageModel::hidden) for these tokens within the complete sequences,
-    /// `[1, tokens, hidden]`, or the rows given by [`last_rows`](Self::last_rows). The number of tokens is
-    /// padded at the end to a multiple of [`sequence_multiple`](LanguageModel::sequence_multiple). `input` is
-    /// the output of the previous stage.
+    /// Returns the same output for these tokens as [`hidden`](LanguageModel::hidden) on the complete sequences,
+    /// `[1, tokens, hidden]`. Alternatively, it returns only the rows of the last tokens (see
+    /// [`last_rows`](Self::last_rows)). The number of tokens is padded at the end to a multiple of
+    /// [`sequence_multiple`](LanguageModel::sequence_multiple). `input` is the output of the previous stage.
     fn hidden(
         &mut self,
         model: &M,
@@ -64,8 +65,8 @@ pub trait GenerationCache<M: ?Sized>: Debug + Sized {
         new: &NewTokens,
     ) -> Tensor<3>;
 
-    /// Runs a stage on tokens whose logits are not needed, only to fill the cache. Each rank of a context group
-    /// may run it on a part of the tokens. `input` is then the output of the previous stage for the same part.
+    /// Runs a pipeline stage on tokens whose logits are not needed, to fill the cache. Each rank of a context group may
+    /// run it on a part of the tokens. `input` is then the output of the previous stage for the same part.
     fn prefill(
         &mut self,
         model: &M,
@@ -76,15 +77,16 @@ pub trait GenerationCache<M: ?Sized>: Debug + Sized {
         self.hidden(model, stage, input, new)
     }
 
-    /// Whether [`draft`](Self::draft) can be called. By default `false`.
+    /// Whether the model supports [`draft`](Self::draft). The default is `false`.
     fn can_draft(&self, _model: &M) -> bool {
         false
     }
 
-    /// Runs the first depth of multi-token prediction on the last stage, before the number of tokens is
-    /// [set](Self::set_len). `hidden` is the output of [`hidden`](Self::hidden) or, if `is_prefill`, of
-    /// [`prefill`](Self::prefill) for the new tokens. `next` are the tokens one position later. Returns the
-    /// input of [`logits_of`](LanguageModel::logits_of) for the tokens two positions later.
+    /// Runs the first depth of multi-token prediction on the last stage. It is called before the number of cached
+    /// tokens is [set](Self::set_len). `hidden` is the output of [`hidden`](Self::hidden) or, if `is_prefill`, of
+    /// [`prefill`](Self::prefill) for the new tokens. `next` contains, for each new token, the token one position
+    /// later. Returns the input of [`logits_of`](LanguageModel::logits_of), from which the tokens two positions later
+    /// are predicted.
     fn draft(
         &mut self,
         _model: &M,
@@ -95,7 +97,8 @@ pub trait GenerationCache<M: ?Sized>: Debug + Sized {
         unreachable!("called where can_draft is false")
     }
 
-    /// Returns the row of the last new token of each sequence in the output of [`hidden`](Self::hidden).
+    /// Returns the indices of the rows in the output of [`hidden`](Self::hidden) that belong to the last new token of
+    /// each sequence.
     fn last_rows(&self, new: &NewTokens) -> Vec<usize> {
         let ends = new.parts.iter().scan(0, |end, part| {
             *end += part.count;
@@ -108,8 +111,8 @@ pub trait GenerationCache<M: ?Sized>: Debug + Sized {
     fn bytes(&self) -> usize;
 }
 
-/// A cache that keeps only the tokens. Each forward processes the complete text of a sequence again, so
-/// generating `n` tokens costs `n (n + 1) / 2` token forwards. It supports any causal model.
+/// A cache that stores only the token ids, for any causal model. Each forward processes the complete sequence again.
+/// Generating `n` tokens therefore processes `n (n + 1) / 2` tokens.
 #[derive(Debug)]
 pub struct RecomputePrefix {
     sequences: BTreeMap<usize, Prefix>,
@@ -193,21 +196,21 @@ impl<M: LanguageModel> GenerationCache<M> for RecomputePrefix {
 /// A model whose attention layers read keys and values from a [`KvCache`], so that each token is processed
 /// once.
 pub trait CachedAttention: LanguageModel {
-    /// Returns the sliding window of each attention layer on this rank: the number of earlier tokens that a
-    /// token attends to, or `None` for all. The attention layer of [`draft_cached`](Self::draft_cached) comes
-    /// last.
+    /// Returns the sliding window of each attention layer on this rank: the number of earlier tokens that a token
+    /// attends to. `None`: the token attends to all earlier tokens. The attention layer of
+    /// [`draft_cached`](Self::draft_cached) comes last.
     fn attention_windows(&self) -> Vec<Option<usize>>;
 
-    /// Returns the length of the longest text whose keys differ from the keys of the same tokens in a longer
-    /// text, as in LongRoPE. A text that grows beyond this length is processed again. All ranks must return the
-    /// same length.
+    /// Returns the text length beyond which the keys of all tokens change, as in LongRoPE. A text that grows beyond
+    /// this length is processed again from its start. Returns `None` if the keys do not depend on the text length. All
+    /// ranks must return the same length.
     fn rereads_after(&self) -> Option<usize> {
         None
     }
 
-    /// Runs the layers of a stage on the tokens `[1, tokens]` that the cache [reads](KvCache::read), and writes
-    /// their keys and values to the cache. Returns the output of [`hidden`](LanguageModel::hidden) for these
-    /// tokens within the complete sequences.
+    /// Runs the layers of a stage on the tokens `[1, tokens]` that the cache [reads](KvCache::read), and writes their
+    /// keys and values to the cache. Returns the same output for these tokens as [`hidden`](LanguageModel::hidden) on
+    /// the complete sequences.
     fn hidden_cached(
         &self,
         stage: usize,
@@ -221,9 +224,9 @@ pub trait CachedAttention: LanguageModel {
         false
     }
 
-    /// Returns the output of the first depth of multi-token prediction for the tokens that the cache reads.
-    /// `hidden` is the output of the last norm for these tokens. `next` are the tokens one position later, `[1,
-    /// tokens]`.
+    /// Returns the output of the first depth of multi-token prediction for the tokens that the cache reads. `hidden` is
+    /// the output of the final norm for these tokens. `next`, `[1, tokens]`, contains for each token the token one
+    /// position later.
     fn draft_cached(
         &self,
         _hidden: Tensor<3>,

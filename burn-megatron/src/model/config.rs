@@ -16,12 +16,12 @@ use crate::nn::{BuildError, ModelBuilder, ParallelModule};
 use crate::pipeline::split::StageLayout;
 use crate::pipeline::{stages_of, stages_on_rank};
 
-/// The configuration of a model: its sizes, and the construction of its pipeline stages on a rank. A named
-/// configuration is a model family, whose settings a recipe gives in `[model]`.
+/// The configuration of a model. It holds the sizes of the model and builds the pipeline stages of each rank. A
+/// configuration type with a name is a model family. A recipe sets its fields in `[model]`.
 ///
-/// Derive `Serialize` and `Deserialize` with `#[serde(default, deny_unknown_fields)]`, so that a recipe can
-/// omit settings and a misspelt setting is an error. Derive [`JsonSchema`], so that each setting has a flag,
-/// whose help text is the doc comment of the field.
+/// Derive `Serialize` and `Deserialize` with `#[serde(default, deny_unknown_fields)]`, so that a recipe can omit
+/// settings, and a misspelt setting is an error. Derive [`JsonSchema`], so that each setting has a command line flag.
+/// The help text of the flag is the doc comment of the field.
 pub trait ModelConfig:
     Clone
     + Debug
@@ -37,7 +37,7 @@ pub trait ModelConfig:
     /// The module of the model.
     type Model: LanguageModel;
 
-    /// Returns the number of layers that a pipeline distributes over its stages.
+    /// Returns the number of layers, which a pipeline distributes over its stages.
     fn layers(&self) -> usize;
 
     /// Returns the vocabulary size.
@@ -46,32 +46,34 @@ pub trait ModelConfig:
     /// Returns the maximum sequence length, in tokens.
     fn context(&self) -> usize;
 
-    /// Returns a number that is equal for layers with the same modules and shapes. A plan then runs only one of
-    /// the pipeline ranks with such layers. By default each layer has its own kind.
+    /// Returns the kind of a layer: a number that is equal for layers with the same modules and shapes. If several
+    /// pipeline ranks have layers of the same kinds, the planner runs only one of them. By default each layer has its
+    /// own kind.
     fn layer_kind(&self, number: usize) -> usize {
         number
     }
 
-    /// Whether the gradients of a step depend on how its samples are divided into micro-batches, as with most
-    /// router losses. `verify` then runs one rank with the micro-batches of the layout. By default `false`.
+    /// Whether the gradients of a step depend on how its samples are divided into micro-batches. This is the case for
+    /// most router losses. `verify` then runs the reference on one rank with the same micro-batches as the parallel
+    /// layout. The default is `false`.
     fn depends_on_micro_batches(&self) -> bool {
         false
     }
 
-    /// Whether the layout splits sequences over the tensor ranks, whose number must then divide the sequence
-    /// length. By default layouts with sequence parallelism do.
+    /// Whether the layout splits sequences over the tensor ranks. The number of tensor ranks must then divide the
+    /// sequence length. By default, layouts with sequence parallelism split sequences.
     fn splits_sequences(&self, layout: &ParallelConfig) -> bool {
         layout.sequence_parallel
     }
 
-    /// Returns the exchange of keys and values over the context axis of the layout. The default `None` is for
-    /// models that do not use the position of a rank's tokens ([`Tokens::shard`](crate::nn::Tokens::shard)).
-    /// Layouts with several context ranks are then refused, even if [`check_layout`](Self::check_layout)
-    /// accepts them.
+    /// Returns the method for exchanging keys and values between the context-parallel ranks of the layout. The default
+    /// `None` is for models that do not use the position of a rank's tokens
+    /// ([`Tokens::shard`](crate::nn::Tokens::shard)). Layouts with several context ranks are then invalid, even if
+    /// [`check_layout`](Self::check_layout) accepts them.
     ///
     /// # Errors
     ///
-    /// [`BuildError`] if the heads do not fit the exchange.
+    /// [`BuildError`] if the method does not support the number of attention heads.
     fn context_exchange(
         &self,
         layout: &ParallelConfig,
@@ -80,19 +82,20 @@ pub trait ModelConfig:
         Ok(None)
     }
 
-    /// Builds the modules of the stages on this rank.
+    /// Builds the modules of the pipeline stages on this rank.
     ///
     /// # Errors
     ///
-    /// [`BuildError`] for sizes that do not fit each other or the layout.
+    /// [`BuildError`] if the sizes are inconsistent or the layout does not support them.
     fn build(&self, stages: &StageBuilder) -> Result<Self::Model, BuildError>;
 
-    /// Checks the sizes against each other and the layout, before anything is allocated. The default is for a
-    /// model without parallel layers: it only refuses tensor, sequence, context and expert parallelism.
+    /// Checks that the sizes are consistent and that the layout supports them, before memory is allocated. The default
+    /// is for a model without parallel layers: it returns an error only for tensor, sequence, context and expert
+    /// parallelism.
     ///
     /// # Errors
     ///
-    /// [`BuildError`] for the first size that does not fit.
+    /// [`BuildError`] for the first invalid size.
     fn check_layout(&self, layout: &ParallelConfig) -> Result<(), BuildError> {
         check_context(self, layout)?;
         if layout.tensor == 1 {
@@ -101,7 +104,7 @@ pub trait ModelConfig:
         Err(without_axis("tensor", layout.tensor))
     }
 
-    /// Checks that the requested kernels support this model and device, before anything is allocated.
+    /// Checks that the requested kernels support this model and device, before memory is allocated.
     ///
     /// # Errors
     ///
@@ -115,23 +118,24 @@ pub trait ModelConfig:
         KernelSelection::new(choices, device, dtype)
     }
 
-    /// Returns a short description of the sizes, for the header of a run.
+    /// Returns a short description of the sizes of the model, which a run prints at its start.
     fn describe(&self) -> String {
         format!("{} layers, context {}", self.layers(), self.context())
     }
 
-    /// Returns the number of logits per token on a rank, to estimate their memory before a run.
+    /// Returns the number of logits per token on one rank. It is used to estimate the memory of the logits before a
+    /// run.
     fn local_logits(&self, layout: &ParallelConfig) -> usize {
         self.vocabulary().div_ceil(layout.tensor)
     }
 
-    /// Returns the size in bytes of the constant tables on each rank, such as the table of rotary position
+    /// Returns the total size of the constant tables on each rank in bytes, such as the table of rotary position
     /// embeddings.
     fn table_bytes(&self) -> u128 {
         0
     }
 
-    /// Returns the sizes from which `verify` derives its tolerances for types narrower than f64.
+    /// Returns the sizes from which `verify` computes its tolerances for dtypes with less precision than `f64`.
     fn rounding_sizes(&self) -> RoundingSizes {
         RoundingSizes {
             longest_sum: self.vocabulary(),
@@ -139,17 +143,17 @@ pub trait ModelConfig:
         }
     }
 
-    /// Returns the settings that give the two models different weights or a different computation.
+    /// Returns the settings in which two models differ, if they change the weights or the computation.
     fn differences(&self, other: &Self) -> Vec<ConfigDifference> {
         compare_settings(self, other)
     }
 
-    /// Builds this rank's part of the model in the layout of `ctx`, with its parameter table. The parameters
-    /// are f32 on `device`, initialized with seed 0. See [`init_with`](Self::init_with) for other settings.
+    /// Builds this rank's part of the model in the layout of `ctx`, with its parameter table. The parameters are `f32`
+    /// on `device` and are initialized with seed 0. Use [`init_with`](Self::init_with) for other settings.
     ///
     /// # Errors
     ///
-    /// [`BuildError`] for sizes that do not fit each other or the layout.
+    /// [`BuildError`] if the sizes are inconsistent or the layout does not support them.
     fn init(
         &self,
         ctx: &ParallelContext,
@@ -158,11 +162,11 @@ pub trait ModelConfig:
         self.init_with(ModelBuilder::new(ctx, device))
     }
 
-    /// Builds this rank's part of the model with the seed, the types and the kernels of `builder`.
+    /// Builds this rank's part of the model with the seed, the dtype and the kernels of `builder`.
     ///
     /// # Errors
     ///
-    /// See [`init`](Self::init).
+    /// The errors of [`init`](Self::init).
     fn init_with(&self, builder: ModelBuilder) -> Result<ParallelModule<Self::Model>, BuildError> {
         let ctx = builder.groups();
         let layers = self.layers();
@@ -173,11 +177,11 @@ pub trait ModelConfig:
         self.init_stages(builder, &stages)
     }
 
-    /// Builds the stages of one pipeline rank. Each stage is given by its number and its content.
+    /// Builds the stages of one pipeline rank. Each stage is given by its number and its layout.
     ///
     /// # Errors
     ///
-    /// See [`init`](Self::init).
+    /// The errors of [`init`](Self::init).
     fn init_stages(
         &self,
         builder: ModelBuilder,
@@ -201,7 +205,8 @@ fn check_recompute(builder: &ModelBuilder, layers: usize) -> Result<(), BuildErr
     Ok(())
 }
 
-/// Refuses layouts with several context ranks or hybrid context parallelism if the model does not support them.
+/// Checks that the model supports context parallelism, if the layout has several context ranks or hybrid context
+/// parallelism.
 ///
 /// # Errors
 ///
@@ -235,7 +240,7 @@ fn without_axis(axis: &str, size: usize) -> BuildError {
     }
 }
 
-/// Refuses a layout that splits experts, for a model without them.
+/// Checks that the layout does not split experts. It is for a model without experts.
 ///
 /// # Errors
 ///
@@ -252,20 +257,22 @@ pub fn check_without_experts(layout: &ParallelConfig) -> Result<(), BuildError> 
     })
 }
 
-/// The sizes of a model that determine its rounding error.
+/// The sizes of a model that determine its rounding errors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RoundingSizes {
-    /// The number of values that are rounded one after the other in each layer, in forward and backward.
+    /// The number of sequential operations in each layer, in forward and backward, that round their results.
     pub values_per_layer: usize,
-    /// The maximum number of terms of a sum over features or classes.
+    /// The length of the longest sum over features or classes: the maximum number of terms.
     pub longest_sum: usize,
-    /// The feature sizes that the tensor axis splits.
+    /// The feature sizes that are split over the tensor ranks.
     pub split_widths: Vec<usize>,
-    /// The number of KV groups. If there are more tensor ranks than groups, the groups are replicated.
+    /// The number of KV groups (grouped-query attention). If there are more tensor ranks than groups, the groups are
+    /// replicated.
     pub kv_groups: usize,
-    /// Whether the model has experts, which compute rows of several ranks at once.
+    /// Whether the model has experts. A matmul of an expert can have rows from several ranks.
     pub experts: bool,
-    /// Whether context ranks project keys and values from the latents of all tokens.
+    /// Whether the model has latent attention, in which context ranks compute keys and values from the latents of all
+    /// tokens.
     pub latents: bool,
 }
 
@@ -284,18 +291,18 @@ impl Default for RoundingSizes {
     }
 }
 
-/// A setting in which two models differ.
+/// A setting that has different values in two model configurations.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ConfigDifference {
-    /// The key of the setting in `[model]` of a recipe.
+    /// The key of the setting in the table `[model]` of a recipe.
     pub setting: String,
-    /// The value in the first model.
+    /// The value of the setting in the first model.
     pub own: Value,
-    /// The value in the second model.
+    /// The value of the setting in the second model.
     pub other: Value,
 }
 
-/// Returns the keys that have different values in two configurations.
+/// Returns the settings that have different values in two configurations.
 pub fn compare_settings<C: Serialize>(own: &C, other: &C) -> Vec<ConfigDifference> {
     let (own, other) = (json!(own), json!(other));
     let settings = own.as_object().into_iter().flatten();

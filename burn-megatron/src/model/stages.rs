@@ -1,4 +1,4 @@
-//! The modules on one rank of a pipeline.
+//! Builds the modules on one rank of a pipeline.
 
 use burn::module::{
     Content, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor,
@@ -15,8 +15,8 @@ use crate::pipeline::split::StageLayout;
 /// Builds the modules of the pipeline stages on one rank. A model without a pipeline has one stage with all
 /// modules.
 ///
-/// [`first`](Self::first) and [`last`](Self::last) return the builder of a module at an end of the model, or
-/// `None` if the rank does not have this end. [`layers`](Self::layers) builds the layers in between.
+/// [`first`](Self::first) and [`last`](Self::last) return the builder of a module in the first or the last stage of the
+/// model, or `None` if the rank does not have this stage. [`layers`](Self::layers) builds the layers in between.
 #[derive(Clone, Debug)]
 pub struct StageBuilder {
     root: ModelBuilder,
@@ -24,7 +24,7 @@ pub struct StageBuilder {
 }
 
 impl StageBuilder {
-    /// Creates the builder of these stages. Each stage is given by its number and its content.
+    /// Creates a builder for the given stages. Each stage is given by its number and its layout.
     pub fn new(root: ModelBuilder, stages: &[(usize, StageLayout)]) -> Self {
         Self {
             root,
@@ -50,9 +50,10 @@ impl StageBuilder {
         Some(self.root.child(name).in_stage(stage))
     }
 
-    /// Returns the builder of module `name` that both ends of the model use, such as an embedding tied to the
-    /// output layer. Returns `None` on ranks with neither end. If the ends are on different ranks, each has a
-    /// copy, and the gradients of the copies are [summed](crate::nn::ParameterEntry::pipeline_copies).
+    /// Returns the builder of module `name` that both the first and the last stage use, such as an embedding that is
+    /// tied to the output layer. Returns `None` on ranks that have neither stage. If the two stages are on different
+    /// ranks, each of these ranks has a copy of the module, and the gradients of the copies are
+    /// [summed](crate::nn::ParameterEntry::pipeline_copies).
     pub fn first_and_last(&self, name: &str) -> Option<ModelBuilder> {
         match (self.first(name), self.last(name)) {
             (Some(builder), Some(_)) => Some(builder),
@@ -64,13 +65,13 @@ impl StageBuilder {
         }
     }
 
-    /// Builds the layers of this rank. `new` gets the number of the layer in the complete model and the builder
-    /// of `name.NUMBER`. Use it for a model that calls its layers [one by one](StageLayers::of_stage), so that
-    /// no setting recomputes them.
+    /// Builds the layers of this rank. `new` is called with the number of the layer in the complete model and the
+    /// builder of the module `name.NUMBER`. This method is for a model that calls its layers [one by
+    /// one](StageLayers::of_stage). The recomputation settings cannot recompute the layers of such a model.
     ///
     /// # Errors
     ///
-    /// The first error of `new`, or [`BuildError::Config`] if the settings recompute complete layers.
+    /// Returns the first error of `new`, or [`BuildError::Config`] if the settings recompute complete layers.
     pub fn layers<T>(
         &self,
         name: &str,
@@ -85,12 +86,12 @@ impl StageBuilder {
         self.layers_with(name, new, &Recompute::default())
     }
 
-    /// Builds the layers of this rank for a model that calls them in [runs](StageLayers::runs), according to
-    /// the recomputation settings.
+    /// Builds the layers of this rank for a model that calls them in [runs](StageLayers::runs). A run is a group of
+    /// consecutive layers. The runs follow from the recomputation settings.
     ///
     /// # Errors
     ///
-    /// The first error of `new`.
+    /// Returns the first error of `new`.
     pub fn layers_in_runs<T>(
         &self,
         name: &str,
@@ -148,11 +149,11 @@ impl StageBuilder {
     }
 }
 
-/// Returns a module at an end of the model, which only the ranks with that stage have.
+/// Returns a module of the first or the last stage, which only the ranks with this stage have.
 ///
 /// # Panics
 ///
-/// If this rank does not have the module. The caller then passed the wrong stage, which is a bug.
+/// Panics if this rank does not have the module. The caller has then passed a wrong stage.
 pub fn on_stage<'a, T>(module: &'a Option<T>, name: &str) -> &'a T {
     match module {
         Some(module) => module,
@@ -160,10 +161,10 @@ pub fn on_stage<'a, T>(module: &'a Option<T>, name: &str) -> &'a T {
     }
 }
 
-/// The layers of the pipeline stages on one rank, made by [`StageBuilder::layers`] or
-/// [`StageBuilder::layers_in_runs`].
+/// The layers of the pipeline stages on one rank. [`StageBuilder::layers`] and [`StageBuilder::layers_in_runs`] build
+/// them.
 ///
-/// As a module it is a list whose elements are named by their numbers in the complete model. Therefore a
+/// This type is a Burn module: a list of layers. The name of a layer is its number in the complete model. Therefore a
 /// parameter has the same path on every rank and in every layout.
 #[derive(Clone, Debug)]
 pub struct StageLayers<T> {
@@ -175,20 +176,20 @@ pub struct StageLayers<T> {
     region: RecomputeRegion,
 }
 
-/// Consecutive layers of a stage.
+/// A run: consecutive layers of a stage that are recomputed together or not at all.
 #[derive(Clone, Debug)]
 pub struct StageRun<'a, T> {
     /// The layers with their numbers in the complete model.
     layers: &'a [(usize, T)],
     /// The index of the first layer on this rank.
     first: usize,
-    /// The region that recomputes the layers together, in the micro-batches in which it is
-    /// [active](RecomputeRegion::is_active).
+    /// The recomputation region of the run. In the micro-batches in which it is [active](RecomputeRegion::is_active),
+    /// the layers are recomputed together.
     pub region: RecomputeRegion,
 }
 
 impl<T> StageRun<'_, T> {
-    /// Returns the layers in order, each with its index on this rank.
+    /// Returns the layers of the run in order. Each layer is returned with its index on this rank.
     pub fn layers(&self) -> impl Iterator<Item = (usize, &T)> {
         (self.first..)
             .zip(self.layers)
@@ -200,7 +201,7 @@ impl<T> StageRun<'_, T> {
 }
 
 impl<T: Clone> StageRun<'_, T> {
-    /// Returns clones of the layers, for the body of a recomputed [region](Self::region), which owns them.
+    /// Returns clones of the layers. The body of a recomputed [region](Self::region) owns these clones.
     pub fn to_owned_layers(&self) -> Vec<(usize, T)> {
         let layers = (self.first..).zip(self.layers);
         layers
@@ -210,11 +211,11 @@ impl<T: Clone> StageRun<'_, T> {
 }
 
 impl<T> StageLayers<T> {
-    /// Returns the layers of a stage in order, each with its index on this rank.
+    /// Returns the layers of a stage in order. Each layer is returned with its index on this rank.
     ///
     /// # Panics
     ///
-    /// If the stage is not on this rank.
+    /// Panics if the stage is not on this rank.
     pub fn of_stage(&self, stage: usize) -> impl Iterator<Item = (usize, &T)> {
         let runs = self.runs_of(stage).iter();
         let indices = runs.flat_map(|run| run.layers.clone());
@@ -225,8 +226,9 @@ impl<T> StageLayers<T> {
         })
     }
 
-    /// Returns the layers of a stage in order, in runs that follow the [recomputation
-    /// settings](crate::nn::RecomputeConfig) if the layers were built with [`StageBuilder::layers_in_runs`].
+    /// Returns the layers of a stage in order, divided into runs of consecutive layers. The runs follow the
+    /// [recomputation settings](crate::nn::RecomputeConfig) if the layers were built with
+    /// [`StageBuilder::layers_in_runs`].
     ///
     /// ```
     /// use burn::nn::Linear;
@@ -246,7 +248,7 @@ impl<T> StageLayers<T> {
     ///
     /// # Panics
     ///
-    /// If the stage is not on this rank.
+    /// Panics if the stage is not on this rank.
     pub fn runs(&self, stage: usize) -> impl Iterator<Item = StageRun<'_, T>> {
         self.runs_of(stage).iter().map(|run| {
             let layers = &self.layers[run.layers.clone()];
@@ -273,13 +275,13 @@ impl<T> StageLayers<T> {
         runs
     }
 
-    /// Whether this is the last stage on this rank. It is the last stage of the model if this rank has the [end
-    /// of the model](StageBuilder::last).
+    /// Whether this is the last stage on this rank. It is also the last stage of the model if this rank has the [last
+    /// stage of the model](StageBuilder::last).
     pub fn is_last(&self, stage: usize) -> bool {
         self.stages.iter().all(|(own, _)| *own <= stage)
     }
 
-    /// Returns the layers on this rank, ordered by index.
+    /// Returns all layers on this rank, ordered by index.
     pub fn iter(&self) -> impl Iterator<Item = &T> {
         self.layers.iter().map(|(_, layer)| layer)
     }
@@ -305,7 +307,8 @@ impl<T> StageLayers<T> {
     }
 }
 
-/// A note in a [recording](record) that a layer begins, with the layer's number in the complete model.
+/// A note in a [recording](record) that marks the beginning of a layer. It contains the number of the layer in the
+/// complete model.
 #[derive(Clone, Copy, Debug)]
 pub struct LayerNote(pub usize);
 

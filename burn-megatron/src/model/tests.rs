@@ -1,4 +1,4 @@
-//! A model of Burn's modules in pipeline stages.
+//! Tests of a model that consists of Burn's modules, in pipeline stages.
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
@@ -92,7 +92,7 @@ fn a_rank_has_the_modules_of_its_stages() {
         for entry in part.table.entries() {
             let stage = match entry.path.split('.').collect::<Vec<_>>()[..] {
                 ["blocks", number, _] => number.parse::<usize>().unwrap() / 2,
-                // A copy belongs to the end of the model that the rank has.
+                // A copy belongs to the stage (the first or the last) that the rank has.
                 ["embedding", _] => 3 * rank,
                 _ => 3,
             };

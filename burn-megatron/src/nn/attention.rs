@@ -49,8 +49,8 @@ pub struct ParallelAttentionConfig {
     /// Whether each head has an attention sink: a learned logit in the softmax denominator, as in gpt-oss.
     #[config(default = false)]
     pub sinks: bool,
-    /// The scale of the attention scores (`scale` in PyTorch's `scaled_dot_product_attention`). `None` uses `1 /
-    /// sqrt(head_width)`.
+    /// The scale of the attention scores (`scale` in PyTorch's `scaled_dot_product_attention`). `None` uses
+    /// `1 / sqrt(head_width)`.
     pub scale: Option<f64>,
     /// The soft cap `c`: a scaled score `s` is replaced by `c tanh(s / c)`, as in Gemma 2. Attention with a soft cap is
     /// not fused.

@@ -311,10 +311,10 @@ impl AttentionCore {
         exchange.attend_unfused(qkv, heads, self.place, shard, attend)
     }
 
-    /// Computes unfused attention for `[batch, queries, heads, width]`, `[batch, keys, groups, width]` and `[batch,
-    /// keys, groups, value width]`. Returns `[batch, queries, heads * value width]`. `first` is the index of the first
-    /// head on this tensor rank. Queries are multiplied as `[batch, groups, heads per group * queries, width]`, so that
-    /// one matmul computes all heads of a group.
+    /// Computes unfused attention for `[batch, queries, heads, width]`, `[batch, keys, groups, width]` and
+    /// `[batch, keys, groups, value width]`. Returns `[batch, queries, heads * value width]`. `first` is the index of
+    /// the first head on this tensor rank. Queries are multiplied as
+    /// `[batch, groups, heads per group * queries, width]`, so that one matmul computes all heads of a group.
     fn unfused(
         &self,
         ([q, k, v], first): ([Tensor<4>; 3], usize),

@@ -139,8 +139,8 @@ impl VocabParallelEmbeddingConfig {
 }
 
 impl VocabParallelEmbedding {
-    /// Looks up the embeddings of `[batch, seq]` tokens. Returns `[batch, seq, hidden]`, or `[batch, seq / tensor,
-    /// hidden]` under sequence parallelism.
+    /// Looks up the embeddings of `[batch, seq]` tokens. Returns `[batch, seq, hidden]`, or
+    /// `[batch, seq / tensor, hidden]` under sequence parallelism.
     ///
     /// Pass [`Tokens`] with their [sorted lookups](Tokens::sorted), as the trainer does. If only token ids are passed,
     /// the backward pass accumulates into all rows of the weight gradient instead of only the rows of these tokens.

@@ -104,8 +104,8 @@ impl Placement {
 
 /// The placements of a parameter on the axes of its grid. The parameter is replicated on axes that are not listed.
 ///
-/// Each dimension can be split by only one axis. Example: `Placements::from((Axis::Tensor, Placement::split(1, 8,
-/// 2)))`.
+/// Each dimension can be split by only one axis. Example:
+/// `Placements::from((Axis::Tensor, Placement::split(1, 8, 2)))`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Placements(BTreeMap<Axis, Placement>);
 

@@ -108,9 +108,9 @@ pub(super) struct WholeNorm {
 }
 
 impl WholeNorm {
-    /// Computes `x / sqrt(mean of x^2 + epsilon) * weight` for this rank's queries and keys, each `[batch, seq,
-    /// features]`. The means are computed over all ranks. The forward pass and the backward pass have one collective
-    /// each.
+    /// Computes `x / sqrt(mean of x^2 + epsilon) * weight` for this rank's queries and keys, each
+    /// `[batch, seq, features]`. The means are computed over all ranks. The forward pass and the backward pass have one
+    /// collective each.
     ///
     /// On each rank the gradients of the means only cover the heads of the rank, so these gradients are also summed
     /// over the ranks.

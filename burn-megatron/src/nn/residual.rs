@@ -64,8 +64,8 @@ impl From<Tensor<3>> for Residual {
 }
 
 impl Residual {
-    /// Adds the output and the bias of the branch to the residual stream, and returns the sum: `(output + bias) +
-    /// stream`.
+    /// Adds the output and the bias of the branch to the residual stream, and returns the sum:
+    /// `(output + bias) + stream`.
     pub fn sum(self) -> Tensor<3> {
         let stream = self.stream;
         match (self.branch, self.added_bias) {

@@ -14,8 +14,8 @@ use super::{BatchFormat, PackedSequences, RealTokens, ScheduleNodes};
 pub struct Tokens {
     /// The token ids: `[batch, seq]`.
     pub ids: Tensor<2, Int>,
-    /// The offsets of packed documents in the concatenated rows, followed by the end of the last document: `0, ...,
-    /// batch * seq`. `None` if each row is one sequence.
+    /// The offsets of packed documents in the concatenated rows, followed by the end of the last document:
+    /// `0, ..., batch * seq`. `None` if each row is one sequence.
     pub documents: Option<Arc<[i32]>>,
     /// The sorted embedding lookups of `ids`, in row-major order. With sorted lookups, the gradient is only added to
     /// the embedding rows of these tokens. With `None`, for example if the ids are only on the device, the gradient of

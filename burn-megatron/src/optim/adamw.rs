@@ -1,4 +1,4 @@
-//! AdamW on this rank's shards of the parameter buckets.
+//! AdamW for this rank's shards of the parameter buckets.
 
 use std::sync::Arc;
 
@@ -21,10 +21,11 @@ use crate::data_parallel::{
 };
 use crate::kernel_selection::Operation;
 
-/// AdamW over the parameters of a model.
+/// The AdamW optimizer for the parameters of a model.
 ///
-/// The fused kernel reads and writes each bucket once. In the same pass it divides the gradient by the number
-/// of tokens, unscales and clips it, and writes the copy in the model dtype. The unfused form is Burn's AdamW.
+/// The fused kernel reads and writes each bucket once. In the same pass it divides the gradient by the number of
+/// tokens, unscales and clips the gradient, and writes the parameters in the dtype of the model. The unfused form is
+/// Burn's AdamW.
 ///
 /// ```
 /// use burn::nn::LinearConfig;
@@ -79,8 +80,8 @@ impl ParallelAdamW {
     ///
     /// # Errors
     ///
-    /// [`OptimizerError`] for an invalid setting or group, or a group that matches no parameter of the model.
-    /// Moments in bf16 and optimizer state on the host are also errors if the optimizer is not fused.
+    /// [`OptimizerError`] for an invalid setting or group, or if a group matches no parameter of the model. If the
+    /// optimizer is not fused, moments in bf16 and optimizer state in host memory are also errors.
     pub fn new<M: Module>(
         config: &AdamWConfig,
         ddp: &DistributedDataParallel<M>,
@@ -106,7 +107,7 @@ impl ParallelAdamW {
 
     /// Updates the parameters with the reduced gradients of one step. Collective: call on all ranks.
     ///
-    /// Unwinds with [`raise`](crate::comm::raise) if a step on the host fails, or takes more than 300 s.
+    /// Unwinds with [`raise`](crate::comm::raise) if an optimizer step on the host fails or takes more than 300 s.
     pub fn step<M: Module>(
         &mut self,
         learning_rate: f64,
@@ -132,7 +133,8 @@ impl ParallelAdamW {
         matches!(self.implementation, AdamWImpl::Fused(_))
     }
 
-    /// Returns the hyperparameters of the next step, after `taken` taken steps.
+    /// Returns the hyperparameters of the next step. `rate` is the learning rate, and `taken` is the number of steps
+    /// taken so far.
     pub fn hyperparameters(config: &AdamWConfig, rate: f64, taken: u64) -> AdamWStep {
         AdamWStep {
             rate,
@@ -174,7 +176,7 @@ impl ParallelAdamW {
         }
     }
 
-    /// Returns both moments of this rank's shard of a bucket, or zeros before the first step.
+    /// Returns both moments of this rank's shard of a bucket. They are zero before the first step.
     pub fn moments(&self, bucket: usize, shard: &BucketShard) -> [Tensor<1>; 2] {
         match &self.implementation {
             AdamWImpl::Fused(fused) => {
@@ -188,8 +190,8 @@ impl ParallelAdamW {
         }
     }
 
-    /// Restores both moments of this rank's shard of a bucket after `steps` steps. The dtypes must be the
-    /// dtypes that [`moments`](Self::moments) returns.
+    /// Restores both moments of this rank's shard of a bucket. `steps` is the number of steps after which they were
+    /// saved. The dtypes must be equal to the dtypes that [`moments`](Self::moments) returns.
     pub fn restore_moments(&mut self, bucket: usize, moments: [Tensor<1>; 2], steps: u64) {
         match &mut self.implementation {
             AdamWImpl::Fused(fused) => {
@@ -292,7 +294,7 @@ impl FusedBucket {
     }
 }
 
-/// Returns the dtype of the moments of a parameter from the dtype of its master.
+/// Returns the dtype of the moments of a parameter from the dtype of its master weight.
 fn moment_dtype(moments: MomentType, main: DType) -> DType {
     match (moments, main) {
         (MomentType::Bf16, DType::F32) => DType::BF16,

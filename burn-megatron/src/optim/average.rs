@@ -1,4 +1,4 @@
-//! The exponential moving average of the weights.
+//! The exponential moving average (EMA) of the weights.
 
 use burn::module::Module;
 use burn::tensor::{DType, FloatDType, Tensor};
@@ -9,17 +9,18 @@ use super::state::StateKind;
 use crate::collective::to_host;
 use crate::data_parallel::{DistributedDataParallel, MemoryCategory, TrackedAllocation};
 
-/// Prefix of a weight's path in the key of its average.
+/// The prefix of a weight's path in the key of its average.
 pub const EMA: &str = "ema/";
 
-/// Settings of the exponential moving average of the weights, `e = decay e + (1 - decay) w` after each taken
-/// step. It starts with the initial weights. It is sharded like the master weights and has their type.
+/// Settings of the exponential moving average (EMA) of the weights. After each taken step the average is
+/// `e = decay e + (1 - decay) w`. It starts with the initial weights. It is sharded like the master weights and has the
+/// same dtype.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct EmaConfig {
-    /// The factor of the old average.
+    /// The decay factor: the weight of the previous average in the new average.
     pub decay: f64,
-    /// Whether held-out text is evaluated with the averaged weights.
+    /// Whether the evaluation on held-out text uses the averaged weights.
     pub evaluate: bool,
 }
 
@@ -32,7 +33,7 @@ impl Default for EmaConfig {
     }
 }
 
-/// The moving average of this rank's master shards.
+/// The exponential moving averages of this rank's shards of the master weights.
 pub struct WeightAverage {
     decay: f64,
     buckets: Vec<Tensor<1>>,
@@ -56,8 +57,8 @@ impl WeightAverage {
         self.buckets = copies(ddp);
     }
 
-    /// Adds the weights after a step. `taken` is 1 if the step was taken, otherwise 0. Pass `None` if the step
-    /// is known to be taken.
+    /// Updates the average with the weights after a step. `taken` is a tensor that is 1 if the step was taken,
+    /// otherwise 0. Pass `None` if the step is known to be taken.
     pub fn update<M: Module>(
         &mut self,
         taken: Option<&Tensor<1>>,
@@ -79,23 +80,23 @@ impl WeightAverage {
         }
     }
 
-    /// Returns the average of each shard.
+    /// Returns the average of each master shard, in the order of the buckets.
     pub fn buckets(&self) -> &[Tensor<1>] {
         &self.buckets
     }
 
-    /// Returns the tensors of the average in a checkpoint.
+    /// Returns the kind of state under which checkpoints store the averages.
     pub fn kind(masters: &[DType]) -> StateKind {
         StateKind::of_all(EMA, masters.to_vec())
     }
 
-    /// Replaces the average of a shard.
+    /// Replaces the average of a master shard, given by the number of its bucket.
     pub fn restore(&mut self, bucket: usize, average: Tensor<1>) {
         self.buckets[bucket] = average;
     }
 }
 
-/// Copies the masters. A step changes masters in place only if nothing else shares their memory.
+/// Copies the master weights. A step changes master weights in place only if nothing else shares their memory.
 fn copies<M: Module>(ddp: &DistributedDataParallel<M>) -> Vec<Tensor<1>> {
     let copy = |number| ddp.master_shard(number).mul_scalar(1.0);
     (0..ddp.shards().len()).map(copy).collect()

@@ -11,7 +11,7 @@ use super::rules::{
 };
 use super::setting;
 
-/// The optimizer of a run, with its settings. In a recipe:
+/// The optimizer of a run and its settings. In a recipe:
 ///
 /// ```toml
 /// [train.optimizer]
@@ -22,13 +22,13 @@ use super::setting;
 #[serde(tag = "name", rename_all = "lowercase")]
 #[strum(serialize_all = "lowercase")]
 pub enum OptimizerConfig {
-    /// AdamW, the default.
+    /// AdamW, which is the default.
     AdamW(AdamWConfig),
-    /// Muon for hidden matrices, AdamW for the other parameters.
+    /// Muon for hidden weight matrices, and AdamW for all other parameters.
     Muon(MuonConfig),
     /// Stochastic gradient descent.
     Sgd(SgdConfig),
-    /// Adam with the weight decay added to the gradient.
+    /// Adam, with weight decay that is added to the gradient (L2 regularization).
     Adam(AdamConfig),
     /// Adan.
     Adan(AdanConfig),
@@ -118,7 +118,8 @@ impl OptimizerConfig {
         self.into()
     }
 
-    /// Returns the settings of AdamW. Muon also has them, for the parameters that are not hidden matrices.
+    /// Returns the settings of AdamW, or `None` if the optimizer does not have them. Muon also has settings of AdamW,
+    /// for the parameters that are not hidden matrices.
     pub fn adamw(&self) -> Option<&AdamWConfig> {
         match self {
             Self::AdamW(config) => Some(config),
@@ -147,7 +148,8 @@ impl OptimizerConfig {
         }
     }
 
-    /// Returns the configuration with steps proportional to the gradients, for AdamW, Muon's AdamW and Adam.
+    /// Sets the epsilon of AdamW, of Muon's AdamW and of Adam to 1, so that updates are about proportional to the
+    /// gradients. Returns the changed configuration.
     pub fn with_gradient_steps(mut self) -> Self {
         match &mut self {
             Self::AdamW(config) => config.epsilon = 1.0,
@@ -163,7 +165,7 @@ impl OptimizerConfig {
         for_any!(self, config => &config.groups)
     }
 
-    /// Checks the settings and the groups.
+    /// Checks the settings and the parameter groups of the optimizer.
     ///
     /// ```
     /// use burn_megatron::optim::OptimizerConfig;
@@ -178,7 +180,7 @@ impl OptimizerConfig {
     ///
     /// # Errors
     ///
-    /// [`OptimizerError::Setting`] for the first setting out of its range. [`OptimizerError::Group`] for the
+    /// [`OptimizerError::Setting`] for the first setting that is out of its range. [`OptimizerError::Group`] for the
     /// first invalid group, or for a group that selects an optimizer in a run without Muon.
     pub fn check(&self) -> Result<(), OptimizerError> {
         setting::check(for_any!(self, config => config.settings()))?;

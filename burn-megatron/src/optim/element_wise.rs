@@ -1,4 +1,4 @@
-//! Any element-wise optimizer of Burn on this rank's shards of the parameter buckets.
+//! Applies any element-wise optimizer of Burn to this rank's shards of the parameter buckets.
 
 use burn::module::Module;
 use burn::optim::{AdamW, AdamWState, AdaptiveMomentumState, Optimizer, RecordState, StateSink};
@@ -15,11 +15,11 @@ use crate::data_parallel::{
     TrackedAllocation,
 };
 
-/// One of Burn's optimizers over the parameters of a model.
+/// An element-wise optimizer of Burn for the parameters of a model.
 ///
-/// It must update each element independently, as Adam, SGD and RMSProp do, because a shard can begin and end
-/// anywhere in a parameter. [`usage`](DistributedDataParallel::usage) counts the optimizer state from the
-/// start, based on the tensors in Burn's record of the state.
+/// The optimizer must update each element independently, as Adam, SGD and RMSProp do, because a shard can begin and end
+/// anywhere in a parameter. The memory of the optimizer state is included in [`usage`](DistributedDataParallel::usage)
+/// from the start. It is computed from the tensors in Burn's record of the state.
 pub struct ElementWise<O: Optimizer> {
     buckets: Vec<Vec<SegmentOptimizer<O>>>,
     /// The names of the tensors in the record of the state.
@@ -35,14 +35,14 @@ struct SegmentOptimizer<O: Optimizer> {
 }
 
 impl<O: Optimizer> ElementWise<O> {
-    /// Builds the optimizer. `build` returns the optimizer for parameters whose weight decay is multiplied by
-    /// its argument: 1 or 0, unless a group sets another multiplier. Collective: call on all ranks of the
-    /// pipeline.
+    /// Builds the optimizer. `build` is called with a multiplier of the weight decay, and returns Burn's optimizer for
+    /// the parameters with this multiplier. The multiplier is 1 or 0, unless a parameter group sets another multiplier.
+    /// Collective: call on all ranks of the pipeline.
     ///
     /// # Errors
     ///
-    /// [`OptimizerError`] for an invalid group, a group that matches no parameter of the model, or state on the
-    /// host.
+    /// [`OptimizerError`] for an invalid group, a group that matches no parameter of the model, or optimizer state in
+    /// host memory.
     pub fn new<M: Module>(
         build: impl Fn(f64) -> O,
         groups: &[ParameterGroup],

@@ -4,20 +4,20 @@ use super::groups::GroupError;
 use super::logit_clip::QkClipError;
 use crate::comm::CommError;
 
-/// An optimizer cannot be built.
+/// The error that is returned if an optimizer cannot be built.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum OptimizerError {
-    /// A setting out of its range.
+    /// A setting is out of its valid range.
     #[error("invalid optimizer setting {name} = {value}: expected {fits} in 32 bits")]
     Setting {
         /// The name of the setting.
         name: &'static str,
-        /// Its value.
+        /// The value of the setting.
         value: f64,
         /// The valid range.
         fits: &'static str,
     },
-    /// An invalid parameter group.
+    /// A parameter group is invalid.
     #[error(transparent)]
     Group(#[from] GroupError),
     /// QK-Clip cannot limit the logits of this model.
@@ -28,16 +28,16 @@ pub enum OptimizerError {
         "{setting} requires attention logits, but this model has no attention layer of this library: remove {setting}"
     )]
     NoAttention {
-        /// The setting.
+        /// The name of the setting.
         setting: &'static str,
     },
-    /// 16-bit moments were requested for an optimizer that stores moments in the dtype of the masters.
+    /// 16-bit moments were requested for an optimizer that stores moments in the dtype of the master weights.
     #[error(
         "moments = bf16 requires the fused AdamW, but this run uses another optimizer, or an unfused one; fuse AdamW, \
          or use moments = f32"
     )]
     Moments,
-    /// State on the host was requested for an optimizer that runs on the device.
+    /// Optimizer state in host memory was requested, but the optimizer supports only state on the device.
     #[error(
         "offload.optimizer = {0} requires the fused AdamW, which steps a bucket at once on the device or the host, but \
          this run uses another optimizer, or an unfused one; fuse AdamW, or use offload.optimizer = 0"

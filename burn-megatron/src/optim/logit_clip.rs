@@ -1,8 +1,9 @@
-//! QK-Clip (MuonClip of Kimi K2, arXiv:2507.20534, section 2.1). It scales down the queries and keys of heads whose
-//! largest attention logit in a step exceeds a threshold. It corresponds to Megatron-Core's `clip_qk`.
+//! QK-Clip (MuonClip of Kimi K2, arXiv:2507.20534, section 2.1). After a step, QK-Clip scales down the query and key
+//! weights of each head whose largest attention logit in the step exceeds a threshold. It corresponds to `clip_qk` in
+//! Megatron-Core.
 //!
 //! `S` is the largest logit of a head, or of all heads that share a key. `t` is the threshold. If `S > t`, then
-//! `g = t / S`. After the optimizer step and before parameters are gathered, columns of the weights and biases are
+//! `g = t / S`. After the optimizer step and before the parameters are gathered, the columns of weights and biases are
 //! scaled:
 //!
 //! - query columns by `g^alpha`,
@@ -30,20 +31,20 @@ use crate::data_parallel::{AfterStep, BucketShard, DistributedDataParallel, Step
 use crate::mesh::{Axis, MeshRank};
 use crate::nn::{AttentionLayer, HeadPart, ParameterEntry, ParameterTable};
 
-/// Settings of QK-Clip; the defaults are Megatron-Core's.
+/// Settings of QK-Clip. The defaults are the same as in Megatron-Core.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct QkClipConfig {
-    /// The largest logit that is not scaled.
+    /// The threshold: the weights of a head are scaled if its largest attention logit is larger.
     pub threshold: f64,
-    /// The share of the scaling that is applied to queries, above 0 and below 1.
+    /// The share of the scaling that is applied to the queries, above 0 and below 1. The rest is applied to the keys.
     pub alpha: f64,
 }
 
-/// Reasons why QK-Clip cannot limit the logits of a model.
+/// A reason why QK-Clip cannot limit the attention logits of a model.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QkClipError {
-    /// A layer has normalized queries and keys.
+    /// A layer normalizes its queries and keys.
     #[error(
         "qk_clip cannot limit the logits of {path}: its queries and keys are normalized after their projections, so the \
          scale of the weights does not change them; remove qk_clip"
@@ -52,7 +53,7 @@ pub enum QkClipError {
         /// The path of the layer.
         path: String,
     },
-    /// The model trains no weights that QK-Clip could scale.
+    /// The model has no trained query or key weights that QK-Clip could scale.
     #[error(
         "qk_clip has no weights to scale: no projection of queries and keys of this model is trained; remove qk_clip, \
          or train one"
@@ -70,7 +71,7 @@ impl Default for QkClipConfig {
 }
 
 impl QkClipConfig {
-    /// Checks the settings.
+    /// Checks the settings of QK-Clip.
     ///
     /// # Errors
     ///
@@ -84,7 +85,7 @@ impl QkClipConfig {
     }
 }
 
-/// QK-Clip over the parameters of a model.
+/// QK-Clip for the parameters of a model.
 pub struct QkClip {
     config: QkClipConfig,
     /// The layers of this rank.
@@ -125,8 +126,8 @@ impl QkClip {
     ///
     /// # Errors
     ///
-    /// [`OptimizerError`] if a layer has normalized queries and keys, or if the model trains no query or key
-    /// projection.
+    /// [`OptimizerError`] if a layer normalizes its queries and keys, or if all query and key projections of the model
+    /// are frozen or missing.
     pub fn new<M: Module>(
         config: &QkClipConfig,
         layers: &[AttentionLayer],
@@ -174,7 +175,7 @@ impl QkClip {
         })
     }
 
-    /// Checks the attention layers of a full model before it is built, with its parameter table.
+    /// Checks the attention layers of a complete model before the model is built, given its parameter table.
     ///
     /// # Errors
     ///
@@ -196,9 +197,9 @@ impl QkClip {
         }
     }
 
-    /// Returns the change of the master weights after a step. `logits` are the largest logits of the heads of all
-    /// stages. `taken` `[1]` is set if the outcome of the step is only on the device. If its value is 0, nothing
-    /// changes.
+    /// Returns the function that scales the master weights after a step. `logits` contains the largest logit of each
+    /// head of all stages. `taken`, `[1]`, is given if only the device has the outcome of the step. If its value is 0,
+    /// the weights are not changed.
     pub fn change(&self, logits: &Tensor<1>, taken: Option<&Tensor<1>>) -> AfterStep {
         let factors = self.factors(logits, taken);
         let segments = || self.segments.iter().flatten();

@@ -1,5 +1,5 @@
-//! The sharded optimizers: AdamW, Muon, or any element-wise optimizer of Burn. Also parameter groups, the
-//! global gradient norm, QK-Clip and loss scaling. The main entry point is [`ParallelOptimizer`].
+//! Sharded optimizers: AdamW, Muon, and any element-wise optimizer of Burn. The module also contains parameter groups,
+//! the global gradient norm, QK-Clip and loss scaling. The main entry point is [`ParallelOptimizer`].
 
 mod adamw;
 mod average;

@@ -1,4 +1,4 @@
-//! The global gradient norm, in which each element of the model counts once.
+//! The global gradient norm. Each element of the model is counted once.
 
 use burn::module::Module;
 use burn::tensor::{Bool, DType, Device, Tensor};
@@ -12,10 +12,10 @@ use crate::mesh::Grid;
 /// Returns the 2-norm of the gradient of the complete model. It is the same on every rank. Collective: call on
 /// all ranks.
 ///
-/// In its data-parallel group each rank sums its partition of every bucket, in f64 on the CPU.
-/// The norm of f32 gradients is rounded to f32. Therefore its bits do not depend on the buckets and the
-/// sharding, except for about one sum in a hundred million on a rounding boundary. A replicated parameter or
-/// section counts only on the first rank that holds it. A parameter of several pipeline stages counts on the
+/// Each rank of a data-parallel group sums the squares of its partition of every bucket, in f64 on the CPU. The norm of
+/// f32 gradients is rounded to f32. Therefore the bits of the norm do not depend on the buckets and the sharding. The
+/// exception is about one sum in a hundred million, which lies on a rounding boundary. A replicated parameter or
+/// section is counted only on the first rank that holds it. A parameter of several pipeline stages is counted on the
 /// first of these stages.
 ///
 /// # Errors
@@ -141,7 +141,7 @@ fn sum_over_stage(own: f64, groups: &ShardingGroups) -> Result<f64, CommError> {
     groups.model.all_reduce_scalar(over_data, ReduceOp::Sum)
 }
 
-/// Whether `is_finite` holds on every rank of the world. Collective: call on all ranks.
+/// Whether `is_finite` is true on every rank of the world. Collective: call on all ranks.
 ///
 /// # Errors
 ///

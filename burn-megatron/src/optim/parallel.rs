@@ -15,8 +15,8 @@ use super::rules::RuleConfig;
 use super::state::{OptimizerState, ShardOptimizer, StateKind};
 use crate::data_parallel::{BucketShard, DistributedDataParallel, Gradients, Moments};
 
-/// The optimizer of an [`OptimizerConfig`] over the parameters of a model, with an optional moving average of
-/// the weights.
+/// The optimizer of a run for the parameters of a model. [`OptimizerConfig`] selects the optimizer. It can also
+/// maintain a moving average of the weights.
 ///
 /// ```
 /// use burn::nn::LinearConfig;
@@ -58,8 +58,8 @@ impl ParallelOptimizer {
     ///
     /// # Errors
     ///
-    /// [`OptimizerError`] for an invalid setting or group, or a group that matches no parameter of the model.
-    /// Moments in bf16 and optimizer state on the host are errors unless the optimizer is the fused AdamW.
+    /// [`OptimizerError`] for an invalid setting or group, or a group that matches no parameter of the model. Moments
+    /// in bf16 and optimizer state in host memory are errors unless the optimizer is the fused AdamW.
     pub fn new<M: Module>(
         config: &OptimizerConfig,
         ddp: &DistributedDataParallel<M>,
@@ -88,7 +88,7 @@ impl ParallelOptimizer {
         })
     }
 
-    /// Starts an average of the weights, which is updated through [`average`](Self::average).
+    /// Starts a moving average of the weights. The caller updates it through [`average`](Self::average).
     pub fn average_with<M: Module>(
         &mut self,
         config: &EmaConfig,
@@ -97,12 +97,12 @@ impl ParallelOptimizer {
         self.average = Some(WeightAverage::new(config, ddp));
     }
 
-    /// Drops the average of the weights.
+    /// Removes the moving average of the weights.
     pub fn drop_average(&mut self) {
         self.average = None;
     }
 
-    /// Returns the average of the weights, or `None` without weight averaging.
+    /// Returns the moving average of the weights, or `None` if there is no average.
     pub fn average(&mut self) -> Option<&mut WeightAverage> {
         self.average.as_mut()
     }
@@ -129,12 +129,12 @@ impl ParallelOptimizer {
         }
     }
 
-    /// Updates the parameters with the fused AdamW if `outcome`, a tensor on the device, marks the step as
-    /// taken.
+    /// Updates the parameters with the fused AdamW if the step is taken. `outcome` is a tensor on the device that
+    /// contains whether the step is taken.
     ///
     /// # Panics
     ///
-    /// If the optimizer is not the fused AdamW.
+    /// Panics if the optimizer is not the fused AdamW.
     pub fn step_with_outcome<M: Module>(
         &mut self,
         outcome: &Tensor<1>,
@@ -147,7 +147,7 @@ impl ParallelOptimizer {
         adamw.step_with_outcome(outcome, ddp, gradients);
     }
 
-    /// Sets the number of taken steps, after steps that followed an outcome on the device.
+    /// Sets the number of taken steps. It is called after steps whose outcome was only on the device.
     pub fn record_taken(&mut self, taken: u64) {
         if let Implementation::AdamW(adamw) = &mut self.implementation {
             adamw.record_taken(taken);

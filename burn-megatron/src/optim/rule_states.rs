@@ -1,4 +1,4 @@
-//! The states of the element-wise optimizers of Burn as flat tensors.
+//! Converts the states of Burn's element-wise optimizers to and from flat tensors.
 
 use std::collections::BTreeMap;
 
@@ -13,16 +13,16 @@ use burn::tensor::Tensor;
 /// The tensors of an optimizer's state on a shard, keyed by their names in Burn's record of the state.
 pub type StateTensors = BTreeMap<String, Tensor<1>>;
 
-/// An element-wise optimizer whose state a checkpoint can restore in any layout. Each tensor of its state has
-/// one element per parameter element. The rest of the state follows from the number of steps.
+/// An element-wise optimizer whose state can be restored from a checkpoint in any layout. Each tensor of the state has
+/// one element for each element of the parameter. The rest of the state follows from the number of steps.
 pub trait ResumableOptimizer: Optimizer {
-    /// The name of the optimizer, used as the prefix of the keys of its state.
+    /// The name of the optimizer, which is the prefix of the keys of its state tensors.
     const NAME: &'static str;
 
-    /// The tensors of its record that are not saved, because the next step does not read them.
+    /// The names of the state tensors that are not saved, because the next step does not read them.
     const UNSAVED: &'static [&'static str] = &[];
 
-    /// Restores the state after `steps` steps from the saved tensors. Returns `None` if a tensor is missing.
+    /// Creates the optimizer state after `steps` steps from the saved tensors. Returns `None` if a tensor is missing.
     fn restored(steps: usize, tensors: StateTensors) -> Option<Self::State<1>>;
 }
 

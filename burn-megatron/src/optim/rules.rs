@@ -45,7 +45,8 @@ macro_rules! rule_config {
         #[serde(deny_unknown_fields, default)]
         pub struct $config {
             $($(#[$setting_doc])* pub $setting: $type,)*
-            /// Parameter groups with another weight decay or learning rate, selected by path patterns.
+            /// Parameter groups, which set another weight decay or learning rate for the parameters whose paths match a
+            /// pattern.
             #[serde(skip_serializing_if = "Vec::is_empty")]
             pub groups: Vec<ParameterGroup>,
         }
@@ -66,16 +67,16 @@ macro_rules! rule_config {
 }
 
 rule_config! {
-    /// Settings of stochastic gradient descent: `v = momentum v + (1 - dampening) g`, `p = p - lr v`, with `v = g` in the
-    /// first step.
+    /// Settings of stochastic gradient descent (SGD). A step computes `v = momentum v + (1 - dampening) g` and
+    /// `p = p - lr v`. In the first step `v = g`.
     SgdConfig {
-        /// The decay of the velocity; 0 disables momentum.
+        /// The momentum factor, which is the decay factor of the velocity. 0 disables momentum.
         momentum: f64 = 0.9 => beta,
-        /// The dampening of the gradient: the velocity adds `1 - dampening` times the gradient.
+        /// The dampening of the gradient: `1 - dampening` times the gradient is added to the velocity.
         dampening: f64 = 0.0 => beta,
-        /// Whether to use Nesterov momentum: the step is `g + momentum v`.
+        /// Whether to use Nesterov momentum, in which the update is `g + momentum v` instead of `v`.
         nesterov: bool = false,
-        /// The weight decay: this factor times the parameter is added to the gradient.
+        /// The weight decay (L2 regularization): the parameter times this factor is added to the gradient.
         weight_decay: f64 = 0.0 => factor,
     }
 }
@@ -99,24 +100,25 @@ impl RuleConfig for SgdConfig {
 rule_config! {
     /// Settings of AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101).
     AdamWConfig {
-        /// The decay of the first moment.
+        /// The decay factor of the first moment.
         beta1: f64 = 0.9 => beta,
-        /// The decay of the second moment.
+        /// The decay factor of the second moment.
         beta2: f64 = 0.95 => beta,
-        /// The value added to the square root of the second moment.
+        /// The value that is added to the square root of the second moment.
         epsilon: f64 = 1e-8 => above_zero,
-        /// The decoupled weight decay. It is 0 for [norms and biases](crate::nn::ParameterEntry::decay), unless
-        /// a group sets it.
+        /// The decoupled weight decay. It is 0 for [norms and biases](crate::nn::ParameterEntry::decay), unless a
+        /// parameter group sets it.
         weight_decay: f64 = 0.1 => factor,
     }
 }
 
 impl AdamWConfig {
-    /// Checks the groups and the settings, rounded to f32 as in the computation of the moments.
+    /// Checks the parameter groups and the settings. The settings are rounded to f32 before the check, because the
+    /// moments are computed with the rounded values.
     ///
     /// # Errors
     ///
-    /// [`OptimizerError::Setting`] for the first setting out of its range, [`OptimizerError::Group`] for the
+    /// [`OptimizerError::Setting`] for the first setting that is out of its range, [`OptimizerError::Group`] for the
     /// first invalid group.
     pub fn check(&self) -> Result<(), OptimizerError> {
         setting::check(self.settings())?;
@@ -142,17 +144,18 @@ impl RuleConfig for AdamWConfig {
 }
 
 rule_config! {
-    /// Settings of Adam (Kingma and Ba 2015, arXiv:1412.6980), with the weight decay added to the gradient.
+    /// Settings of Adam (Kingma and Ba 2015, arXiv:1412.6980). The weight decay is added to the gradient.
     AdamConfig {
-        /// The decay of the first moment.
+        /// The decay factor of the first moment.
         beta1: f64 = 0.9 => beta,
-        /// The decay of the second moment.
+        /// The decay factor of the second moment.
         beta2: f64 = 0.999 => beta,
-        /// The value added to the square root of the second moment.
+        /// The value that is added to the square root of the second moment.
         epsilon: f64 = 1e-8 => above_zero,
-        /// Whether to use the maximum of the second moments so far (AMSGrad, Reddi et al. 2018).
+        /// Whether to use the maximum of all second moments so far instead of the current second moment (AMSGrad, Reddi
+        /// et al. 2018).
         amsgrad: bool = false,
-        /// The weight decay: this factor times the parameter is added to the gradient.
+        /// The weight decay (L2 regularization): the parameter times this factor is added to the gradient.
         weight_decay: f64 = 0.0 => factor,
     }
 }
@@ -172,18 +175,18 @@ impl RuleConfig for AdamConfig {
 }
 
 rule_config! {
-    /// Settings of Adan (Xie et al. 2022, arXiv:2208.06677). Each beta is `1 - beta` in the notation of the
-    /// paper.
+    /// Settings of Adan (Xie et al. 2022, arXiv:2208.06677). The value of each beta is `1 - beta` in the notation of
+    /// the paper.
     AdanConfig {
-        /// The decay of the mean gradient.
+        /// The decay factor of the mean gradient.
         beta1: f64 = 0.98 => beta,
-        /// The decay of the mean difference of two gradients.
+        /// The decay factor of the mean difference of consecutive gradients.
         beta2: f64 = 0.92 => beta,
-        /// The decay of the second moment.
+        /// The decay factor of the second moment.
         beta3: f64 = 0.99 => beta,
-        /// The value added to the square root of the second moment.
+        /// The value that is added to the square root of the second moment.
         epsilon: f64 = 1e-8 => above_zero,
-        /// The decoupled weight decay `w`: the parameter is divided by `1 + lr w`.
+        /// The decoupled weight decay `w`. In each step the parameter is divided by `1 + lr w`.
         weight_decay: f64 = 0.02 => factor,
     }
 }
@@ -203,12 +206,11 @@ impl RuleConfig for AdanConfig {
 }
 
 rule_config! {
-    /// Settings of Lion (Chen et al. 2023, arXiv:2302.06675). The step is the sign of `beta1 m + (1 - beta1)
-    /// g`.
+    /// Settings of Lion (Chen et al. 2023, arXiv:2302.06675). The update is the sign of `beta1 m + (1 - beta1) g`.
     LionConfig {
-        /// The decay of the momentum in the step.
+        /// The weight of the momentum in the update.
         beta1: f64 = 0.9 => beta,
-        /// The decay of the stored momentum.
+        /// The decay factor of the stored momentum.
         beta2: f64 = 0.99 => beta,
         /// The decoupled weight decay.
         weight_decay: f64 = 0.1 => factor,
@@ -228,17 +230,17 @@ impl RuleConfig for LionConfig {
 }
 
 rule_config! {
-    /// Settings of RMSProp (Tieleman and Hinton 2012), as in PyTorch.
+    /// Settings of RMSProp (Tieleman and Hinton 2012). The settings have the same meaning as in PyTorch.
     RmsPropConfig {
-        /// The decay of the mean square.
+        /// The decay factor of the mean square.
         alpha: f64 = 0.99 => beta,
-        /// The decay of the velocity; 0 disables momentum.
+        /// The momentum factor, which is the decay factor of the velocity. 0 disables momentum.
         momentum: f64 = 0.0 => beta,
-        /// The value added to the square root of the mean square.
+        /// The value that is added to the square root of the mean square.
         epsilon: f64 = 1e-8 => above_zero,
-        /// Whether the square of the mean is subtracted from the mean square.
+        /// Whether the squared mean of the gradient is subtracted from the mean square (centered RMSProp).
         centered: bool = false,
-        /// The weight decay: this factor times the parameter is added to the gradient.
+        /// The weight decay (L2 regularization): the parameter times this factor is added to the gradient.
         weight_decay: f64 = 0.0 => factor,
     }
 }
@@ -258,14 +260,14 @@ impl RuleConfig for RmsPropConfig {
 }
 
 rule_config! {
-    /// Settings of Adagrad (Duchi et al. 2011), as in PyTorch.
+    /// Settings of Adagrad (Duchi et al. 2011). The settings have the same meaning as in PyTorch.
     AdagradConfig {
-        /// The decay of the learning rate: the rate of step `t`, counted from 1, is divided by `1 + (t - 1)
-        /// lr_decay`.
+        /// The learning rate decay: in step `t`, counted from 1, the learning rate is divided by
+        /// `1 + (t - 1) lr_decay`.
         lr_decay: f64 = 0.0 => factor,
-        /// The value added to the square root of the sum of squares.
+        /// The value that is added to the square root of the sum of squares.
         epsilon: f64 = 1e-10 => above_zero,
-        /// The weight decay: this factor times the parameter is added to the gradient.
+        /// The weight decay (L2 regularization): the parameter times this factor is added to the gradient.
         weight_decay: f64 = 0.0 => factor,
     }
 }

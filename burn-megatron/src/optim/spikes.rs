@@ -1,19 +1,19 @@
-//! Detection of steps whose loss or gradient norm is far above the values of the previous steps.
+//! Detects spikes: steps whose loss or gradient norm is far above the values of the previous steps.
 
 use std::collections::VecDeque;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Settings of the detection of spikes. A step is skipped as a spike if its loss or its gradient norm exceeds
-/// the mean of the window by more than `sigmas` standard deviations.
+/// Settings of the spike detection. A step is skipped as a spike if its loss or its gradient norm exceeds the mean of
+/// the window of previous steps by more than `sigmas` standard deviations.
 ///
-/// The rule follows `SkipStepOptimizer` of OLMo-core. No step is skipped before half of the window is filled.
-/// Skipped steps enter the window, so that a lasting change is eventually accepted.
+/// The rule follows `SkipStepOptimizer` of OLMo-core. Before half of the window is filled, no step is skipped. Skipped
+/// steps are also added to the window, so that a lasting change is eventually accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct SpikeConfig {
-    /// The threshold, in standard deviations.
+    /// The threshold above the mean, in standard deviations.
     pub sigmas: f64,
     /// The number of previous steps in the window.
     pub window: usize,
@@ -38,8 +38,8 @@ impl SpikeConfig {
     }
 }
 
-/// The losses and gradient norms of the last steps, as saved in a checkpoint. Their bits are saved, because
-/// JSON preserves integers.
+/// The window of the spike detection: the losses and gradient norms of the last steps. A checkpoint saves their bits as
+/// integers, because JSON preserves integers exactly.
 ///
 /// ```
 /// use burn_megatron::optim::{SpikeConfig, SpikeWindow};
@@ -60,7 +60,7 @@ pub struct SpikeWindow {
 }
 
 impl SpikeWindow {
-    /// Whether a step is a spike compared with the steps of the window.
+    /// Whether a step with this loss and gradient norm is a spike, compared with the steps in the window.
     pub fn is_spike(&self, config: &SpikeConfig, loss: f64, norm: f64) -> bool {
         let least = (config.window / 2).max(2);
         let exceeds = |values: &VecDeque<u64>, value: f64| {
@@ -74,7 +74,7 @@ impl SpikeWindow {
         self.losses.len() >= least && (exceeds(&self.losses, loss) || exceeds(&self.norms, norm))
     }
 
-    /// Adds a step with finite values.
+    /// Adds the loss and the gradient norm of a step to the window. Both must be finite.
     pub fn push(&mut self, config: &SpikeConfig, loss: f64, norm: f64) {
         for (values, value) in [(&mut self.losses, loss), (&mut self.norms, norm)] {
             values.push_back(value.to_bits());

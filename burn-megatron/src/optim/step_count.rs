@@ -1,14 +1,14 @@
-//! The counts of taken and skipped steps, and the limit of consecutive skips.
+//! Counts the taken and the skipped steps, and limits the number of consecutive skipped steps.
 
 use std::num::NonZeroU64;
 
 use serde::{Deserialize, Serialize};
 
-/// The number of steps of a run so far, as saved in a checkpoint.
+/// The numbers of taken and skipped steps of a run so far, which are saved in a checkpoint.
 ///
-/// The learning rate of the next step follows from [`taken`](Self::taken): a skipped step changes no weight,
-/// and does not advance the learning rate schedule. The samples of the next step follow from
-/// [`made`](Self::made): the samples of a skipped step are not used again.
+/// The learning rate of the next step depends on [`taken`](Self::taken), because a skipped step does not change the
+/// weights and does not advance the learning rate schedule. The samples of the next step depend on
+/// [`made`](Self::made), because the samples of a skipped step are not used again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StepCount {
@@ -16,14 +16,14 @@ pub struct StepCount {
     pub taken: u64,
     /// The number of steps that did not update the weights.
     pub skipped: u64,
-    /// The number of skipped steps since the last taken step. Steps without targets neither increase nor reset
-    /// it.
+    /// The number of skipped steps since the last taken step. Steps without targets do not change this number.
     pub consecutive_skips: u64,
-    /// The number of skipped steps that had no target. Older checkpoints do not contain it.
+    /// The number of steps that were skipped because no token had a target. Older checkpoints do not contain this
+    /// number.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub without_targets: u64,
-    /// The number of skipped steps whose loss or gradient norm was a spike. Older checkpoints do not contain
-    /// it.
+    /// The number of steps that were skipped because their loss or gradient norm was a spike. Older checkpoints do not
+    /// contain this number.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub spikes: u64,
 }
@@ -32,7 +32,7 @@ fn is_zero(count: &u64) -> bool {
     *count == 0
 }
 
-/// Too many consecutive steps were skipped.
+/// The error for too many consecutive skipped steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the last {} steps were all skipped, after {} that were taken, because the loss or a gradient was not finite, or a \
@@ -41,18 +41,19 @@ fn is_zero(count: &u64) -> bool {
     .count.taken
 )]
 pub struct TooManySkips {
-    /// The steps of the run.
+    /// The numbers of taken and skipped steps of the run.
     pub count: StepCount,
-    /// The number of consecutive skips that ends a run.
+    /// The number of consecutive skipped steps at which the run ends.
     pub limit: NonZeroU64,
 }
 
 impl StepCount {
-    /// The default limit of consecutive skips. It is about three times the 17 steps in which a dynamic loss
-    /// scale with the default settings falls from 2^16 to 1. A run that skips more steps does not recover.
+    /// The default limit of consecutive skipped steps. A dynamic loss scale with the default settings falls from 2^16
+    /// to 1 in 17 skipped steps. The limit is about three times this number. A run that skips more steps does not
+    /// recover.
     pub const DEFAULT_LIMIT: NonZeroU64 = NonZeroU64::new(50).unwrap();
 
-    /// Counts a step.
+    /// Counts a step. `taken` is false if the step was skipped.
     pub fn record(&mut self, taken: bool) {
         if taken {
             self.taken += 1;
@@ -63,29 +64,30 @@ impl StepCount {
         }
     }
 
-    /// Counts a step that was skipped because none of its targets has a loss. It does not count towards the
-    /// limit of consecutive skips.
+    /// Counts a step that was skipped because none of its tokens has a target with a loss. The step does not count
+    /// towards the limit of consecutive skipped steps.
     pub fn record_without_targets(&mut self) {
         self.skipped += 1;
         self.without_targets += 1;
     }
 
-    /// Counts a step that was skipped as a spike.
+    /// Counts a step that was skipped because its loss or gradient norm was a spike.
     pub fn record_spike(&mut self) {
         self.record(false);
         self.spikes += 1;
     }
 
-    /// Returns the number of all steps, taken or skipped.
+    /// Returns the total number of taken and skipped steps.
     pub fn made(&self) -> u64 {
         self.taken + self.skipped
     }
 
-    /// Checks whether the run may continue. Ranks with equal counts get the same result.
+    /// Checks that the limit of consecutive skipped steps is not reached. All ranks with equal counts get the same
+    /// result.
     ///
     /// # Errors
     ///
-    /// [`TooManySkips`] as soon as `limit` consecutive steps were skipped. With a limit of 1 the first skip
+    /// [`TooManySkips`] as soon as `limit` consecutive steps were skipped. If the limit is 1, the first skipped step
     /// ends the run.
     pub fn check(&self, limit: NonZeroU64) -> Result<(), TooManySkips> {
         if self.consecutive_skips < limit.get() {

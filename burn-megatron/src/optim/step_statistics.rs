@@ -1,5 +1,5 @@
-//! The statistics of a step: one row of numbers from each rank, gathered on the device. The device decides from
-//! them whether the step is taken, and the host reads them once.
+//! The statistics of a training step. Each rank contributes one row of numbers, and the rows are gathered on the
+//! device. From the rows, the device computes whether the step is taken. The host reads the rows once.
 
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
@@ -28,29 +28,29 @@ const FINGERPRINT_PARTS: usize = 4;
 /// The column of the first loss.
 const LOSSES: usize = FINGERPRINT + FINGERPRINT_PARTS;
 
-/// The contribution of a rank to the statistics of a step.
+/// The contribution of one rank to the statistics of a step.
 pub struct RankStatistics {
-    /// The record of the reduction of the gradients.
+    /// The measurements and fingerprints of the gradient reduction.
     pub record: ReductionRecord,
     /// The number of tokens in this rank's micro-batches.
     pub tokens: u64,
-    /// The losses of its micro-batches, as flat tensors with [`loss_count`](Self::loss_count) elements in
-    /// total. Empty on ranks without the last stage.
+    /// The losses of this rank's micro-batches, as flat tensors with [`loss_count`](Self::loss_count) elements in
+    /// total. Empty on ranks without the last pipeline stage.
     pub losses: Vec<Tensor<1>>,
-    /// The number of losses on a rank with the last stage.
+    /// The number of losses on each rank that has the last pipeline stage.
     pub loss_count: usize,
     /// Whether this rank requests to stop the run.
     pub stop: bool,
-    /// Further flat tensors by name, equal on all ranks that read them: see [`StepReading::added`].
+    /// Additional flat tensors with their names. Their values must be equal on all ranks that read them: see
+    /// [`StepReading::added`].
     pub added: Vec<(&'static str, Tensor<1>)>,
 }
 
-/// The settings that determine the outcome of a step, including its dependence on the outcome of the previous
-/// step.
+/// The settings that determine the outcome of a step. The outcome may also depend on the outcome of the previous step.
 pub struct OutcomeSettings {
-    /// The order of the sum of squares: see [`order_of_squares`].
+    /// The order in which the squares of the gradient norm are summed: see [`order_of_squares`].
     pub squares: Arc<SumOrder>,
-    /// The maximum gradient norm.
+    /// The maximum gradient norm, to which gradients are clipped.
     pub clip: f64,
     /// The loss scales: see [`OutcomeRule::loss_scales`].
     pub loss_scales: [f64; 3],
@@ -58,9 +58,9 @@ pub struct OutcomeSettings {
     pub steps: [AdamWStep; 2],
 }
 
-/// The statistics of a step, on the device until [`reading`](Self::reading) is called.
+/// The statistics of a step. They stay on the device until [`reading`](Self::reading) is called.
 pub struct StepStatistics {
-    /// The outcome: see [`step_outcome`].
+    /// The outcome of the step, on the device: see [`step_outcome`].
     pub outcome: Tensor<1>,
     /// The rows of all ranks.
     rows: Tensor<1>,
@@ -71,24 +71,24 @@ pub struct StepStatistics {
     reading: OnceCell<StepReading>,
 }
 
-/// The statistics of a step on the host.
+/// The statistics of a step in host memory.
 #[derive(Clone, Debug)]
 pub struct StepReading {
-    /// The kind of outcome, a value of [`elements`], which includes whether the step was taken.
+    /// The kind of outcome, which includes whether the step was taken. It is one of the values in [`elements`].
     pub kind: f64,
     /// The gradient norm before clipping.
     pub norm: f64,
-    /// The factor of the gradients after clipping.
+    /// The factor that is applied to the gradient sums, including the clipping factor.
     pub factor: f64,
-    /// The factor of the gradients before clipping.
+    /// The factor that would be applied to the gradient sums without clipping.
     pub unclipped: f64,
-    /// The number of tokens of all ranks.
+    /// The total number of tokens on all ranks.
     pub tokens: u64,
     /// The losses of each world rank.
     losses: Vec<Vec<f64>>,
-    /// The first rank with an invalid gradient.
+    /// The first rank that has an invalid gradient, or `None` if no rank has one.
     pub first_invalid: Option<usize>,
-    /// Whether any rank requests to stop the run.
+    /// Whether at least one rank requests to stop the run.
     pub stop: bool,
     /// The invalid gradients of this rank.
     pub invalid_gradients: Vec<InvalidGradient>,
@@ -103,19 +103,19 @@ impl StepReading {
         self.kind == elements::TAKEN
     }
 
-    /// Whether no token of the step had a loss.
+    /// Whether the step had no token with a loss.
     pub fn is_without_targets(&self) -> bool {
         self.kind == elements::NO_TARGETS
     }
 
-    /// Returns the values of an [added](RankStatistics::added) tensor, or an empty slice if no tensor has this
-    /// name.
+    /// Returns the values of the [added](RankStatistics::added) tensor with this name, or an empty slice if there is no
+    /// such tensor.
     pub fn added(&self, name: &str) -> &[f64] {
         self.added.get(name).map_or(&[], Vec::as_slice)
     }
 
-    /// Applies `of` to the losses of each rank, and returns the sums over the pipeline, context and data axes
-    /// of this rank.
+    /// Applies `of` to the losses of each rank, and sums the results over the pipeline, context and data axes of this
+    /// rank.
     pub fn losses(&self, groups: &ParallelContext, of: impl Fn(&[f64]) -> Vec<f64>) -> Vec<f64> {
         let by_rank: Vec<Vec<f64>> = self.losses.iter().map(|losses| of(losses)).collect();
         let order = order_of_losses(groups);
@@ -130,7 +130,7 @@ impl StepReading {
     ///
     /// # Errors
     ///
-    /// [`DataParallelError::OrderMismatch`] if a rank used another order.
+    /// [`DataParallelError::OrderMismatch`] if a rank used its parameters in another order.
     pub fn check_order<M: Module>(
         &self,
         ddp: &DistributedDataParallel<M>,
@@ -146,9 +146,9 @@ impl StepReading {
 }
 
 impl StepStatistics {
-    /// Gathers the statistics of a step, and decides whether it is taken. `before` is the outcome of the
-    /// previous step, if the host has not read it yet. Nothing is read from the device. Collective: call on all
-    /// ranks of the world.
+    /// Gathers the statistics of a step and computes whether the step is taken. `before` is the outcome of the previous
+    /// step, if the host has not read it yet. All values stay on the device. Collective: call on all ranks of the
+    /// world.
     ///
     /// Unwinds with [`raise`](crate::comm::raise) if the collective fails.
     pub fn gather<M: Module>(
@@ -192,20 +192,21 @@ impl StepStatistics {
         }
     }
 
-    /// Returns an [added](RankStatistics::added) tensor, or `None` if none has this name.
+    /// Returns the [added](RankStatistics::added) tensor with this name, or `None` if there is no such tensor.
     pub fn added(&self, name: &str) -> Option<&Tensor<1>> {
         let found = self.added.iter().find(|(added, _)| *added == name);
         found.map(|(_, tensor)| tensor)
     }
 
-    /// Returns a tensor `[1]` that is 1 if the step is taken, otherwise 0.
+    /// Returns a tensor `[1]` on the device that is 1 if the step is taken, otherwise 0.
     pub fn taken(&self) -> Tensor<1> {
         let kind = self.outcome.clone().narrow(0, 0, 1);
         let dtype = kind.dtype();
         kind.equal_elem(elements::TAKEN).float().cast(dtype)
     }
 
-    /// Returns the statistics on the host. The first call waits for the device and copies them in one transfer.
+    /// Returns the statistics in host memory. The first call waits for the device and copies the statistics in one
+    /// transfer.
     pub fn reading<M: Module>(&self, ddp: &DistributedDataParallel<M>) -> &StepReading {
         self.reading.get_or_init(|| self.read(ddp))
     }
@@ -329,9 +330,9 @@ fn order_of_losses(groups: &ParallelContext) -> SumOrder {
     SumOrder::Pairwise(data.map(pipeline).collect())
 }
 
-/// Returns the order in which the CPU sums the squares in the statistics of all ranks: the partitions of a
-/// data-parallel group, the model-parallel ranks, the grids, and the pipeline stages. Therefore the bits of the
-/// sum do not depend on how the gradients are sharded. Other devices use another order.
+/// Returns the order in which the CPU sums the squares of all ranks for the gradient norm. The sum runs first over the
+/// partitions of a data-parallel group, then over the model-parallel ranks, the grids and the pipeline stages. With
+/// this order, the bits of the sum do not depend on how the gradients are sharded. Other devices use another order.
 pub fn order_of_squares<M: Module>(
     ddp: &DistributedDataParallel<M>,
     loss_count: usize,

@@ -1,4 +1,4 @@
-//! AdamW against its formula, and independence of how parameters are split.
+//! Compares AdamW with its formula, and checks that the result does not depend on the split of the parameters.
 
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Tensor, TensorData};
@@ -24,7 +24,7 @@ struct Mixed {
     attention: ParallelAttention,
 }
 
-/// Its 5 tokens are padded. Its 2 KV groups are replicated over 4 ranks.
+/// The embedding of 5 tokens is padded. The 2 KV groups are replicated over 4 ranks.
 fn mixed(groups: &ParallelContext) -> Result<DistributedDataParallel<Mixed>, RankError> {
     mixed_with(groups, &KernelChoices::default())
 }

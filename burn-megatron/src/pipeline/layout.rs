@@ -1,4 +1,4 @@
-//! The schedule and the stages of a parallel layout.
+//! Creates the schedule and the pipeline stages of a parallel layout.
 
 use super::schedule::{
     InvalidSchedule, Schedule, ScheduleConfig, ScheduleError, generate, validate,
@@ -7,10 +7,10 @@ use super::split::{SplitError, StageLayout};
 use crate::mesh::{ParallelConfig, ScheduleKind, ScheduleSource};
 use crate::regular_file;
 
-/// A layout has no schedule or no stages.
+/// The error that is returned if the schedule or the stages of a layout cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum LayoutScheduleError {
-    /// The sizes are invalid for the schedule, or the file contains no schedule.
+    /// The sizes of the layout are invalid for the schedule, or the file does not contain a schedule.
     #[error(transparent)]
     Schedule(#[from] ScheduleError),
     /// The schedule in the file is invalid.
@@ -27,7 +27,7 @@ pub enum LayoutScheduleError {
         /// The cause.
         error: std::io::Error,
     },
-    /// The schedule in the file is for other sizes.
+    /// The schedule in the file is for another number of ranks or micro-batches.
     #[error(
         "the schedule {path} is for {} ranks and {} micro-batches, the run has {} and {}",
         found.0, found.1, expected.0, expected.1
@@ -40,7 +40,8 @@ pub enum LayoutScheduleError {
         /// The numbers of ranks and micro-batches of the run.
         expected: (usize, usize),
     },
-    /// The schedule in the file has no pairs to overlap.
+    /// Overlap of expert communication was requested, but the schedule in the file has no pairs of a forward and a
+    /// backward.
     #[error(
         "overlap_moe_expert_parallel_comm requires pairs of a forward and a backward (FB), and the schedule {path} has \
          none: add pairs, or remove overlap_moe_expert_parallel_comm"
@@ -59,8 +60,8 @@ pub enum LayoutScheduleError {
     },
 }
 
-/// Returns the schedule of a layout for `micro_batches` micro-batches per step and replica. It is generated, or
-/// read from its CSV file and validated.
+/// Returns the schedule of a layout. It is generated, or read from the CSV file of the layout and validated.
+/// `micro_batches` is the number of micro-batches per step on each data-parallel rank.
 ///
 /// # Errors
 ///
@@ -102,8 +103,8 @@ pub fn schedule_of(
     Ok(schedule)
 }
 
-/// Returns the content of every stage of a layout, for a model of `layers` layers. Without a pipeline there is
-/// one stage.
+/// Returns the layers and modules of every pipeline stage of a layout, for a model with `layers` layers. Without a
+/// pipeline there is one stage.
 ///
 /// # Errors
 ///
@@ -119,7 +120,7 @@ pub fn stages_of(
     Ok(layout.split.stages(layers, stages)?)
 }
 
-/// Returns the stages of one pipeline rank, each with its index and content.
+/// Returns the stages of one pipeline rank. Each stage is returned with its number and its layers and modules.
 ///
 /// ```
 /// use burn_megatron::mesh::ParallelConfig;
@@ -135,7 +136,7 @@ pub fn stages_of(
 ///
 /// # Errors
 ///
-/// See [`stages_of`].
+/// The errors of [`stages_of`].
 pub fn stages_on_rank(
     layout: &ParallelConfig,
     rank: usize,

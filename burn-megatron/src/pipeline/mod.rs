@@ -1,13 +1,12 @@
 //! Pipeline parallelism: the layers of a model are split into stages on different ranks.
 //!
-//! - [`schedule`]: the actions of each rank, in order. Schedules are pure values: generators create a schedule,
-//!   a validator checks it, and a simulator computes its time and bubble.
-//! - [`split`]: the assignment of layers to stages.
-//! - [`schedule_of`] and [`stages_on_rank`]: the schedule and the stages of a
+//! - [`schedule`]: a schedule lists the actions of each rank in order. Generators create schedules, a validator checks
+//!   them, and a simulator computes their times and bubbles. None of them runs a model.
+//! - [`split`]: assigns layers to stages.
+//! - [`schedule_of`] and [`stages_on_rank`]: create the schedule and the stages of a
 //!   [`ParallelConfig`](crate::mesh::ParallelConfig).
-//! - [`engine`]: runs any valid schedule with Burn's autodiff, for any model that implements
-//!   [`Stage`](engine::Stage).
-//! - [`trace`]: timelines in the Chrome trace format.
+//! - [`engine`]: runs a valid schedule with Burn's autodiff, for any model that implements [`Stage`](engine::Stage).
+//! - [`trace`]: writes timelines in the Chrome trace format.
 
 pub mod engine;
 mod layout;

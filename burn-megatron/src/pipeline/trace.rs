@@ -1,4 +1,4 @@
-//! Timelines of a run, written in the Chrome trace format (chrome://tracing, Perfetto).
+//! Writes timelines of a run in the Chrome trace format, which chrome://tracing and Perfetto display.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -7,36 +7,35 @@ use serde::{Deserialize, Serialize};
 
 use super::schedule::{Action, Simulation, idle_fraction};
 
-/// The activity of a rank.
+/// The kind of activity in a [`TraceEvent`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TraceKind {
-    /// A computation of the schedule. All other time is bubble.
+    /// A computation of the schedule. Time without a computation counts as bubble.
     Compute,
-    /// Another action of the schedule.
+    /// An action of the schedule that is not a computation.
     Other,
-    /// A call of a communicator, from its start until its result is taken. Calls run in parallel with the
-    /// actions.
+    /// A communication call, from its start until its result is taken. Calls run concurrently with the actions.
     Call,
 }
 
-/// One event of a rank.
+/// One event in the timeline of a rank.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TraceEvent {
     /// The rank.
     pub rank: usize,
-    /// The name, such as `F 2 5` or `all_gather of 4096 f32 over context`.
+    /// The name of the event, such as `F 2 5` or `all_gather of 4096 f32 over context`.
     pub name: String,
-    /// The activity of the rank.
+    /// The kind of activity.
     pub kind: TraceKind,
-    /// The start, in seconds from a common origin of all ranks.
+    /// The start time in seconds. Time 0 is the same for all ranks.
     pub start: f64,
-    /// The end, in seconds from the same origin.
+    /// The end time in seconds. Time 0 is the same for all ranks.
     pub end: f64,
 }
 
 impl TraceEvent {
-    /// Creates the event of an action of a schedule.
+    /// Creates the event for an action of a schedule.
     pub fn action(rank: usize, action: &Action, start: f64, end: f64) -> Self {
         TraceEvent {
             rank,
@@ -53,7 +52,7 @@ impl TraceEvent {
 }
 
 impl Simulation {
-    /// Returns the simulated timeline as events, with times in seconds.
+    /// Returns the simulated timelines of all ranks as events. The times of the simulation are interpreted as seconds.
     pub fn trace(&self) -> Vec<TraceEvent> {
         let of_rank = |rank| {
             self.timeline(rank)
@@ -64,11 +63,11 @@ impl Simulation {
     }
 }
 
-/// Returns the measured bubble: the fraction of the time of `ranks` ranks in which they do not compute, from 0
-/// to 1. The time runs from the start of the first computation on any rank to the end of the last.
+/// Returns the measured bubble of a run on `ranks` ranks: the fraction of the time in which the ranks do not compute,
+/// from 0 to 1. The time begins with the first computation on any rank and ends with the last computation on any rank.
 ///
-/// The result is comparable with [`Simulation::bubble`]. Computations of one rank must not overlap. A rank
-/// without computations counts as idle throughout. Without any computation the result is 0.
+/// The result can be compared with [`Simulation::bubble`]. Computations of one rank must not overlap. A rank without
+/// computations counts as idle for the complete time. If no rank has a computation, the result is 0.
 pub fn trace_bubble(ranks: usize, events: &[TraceEvent]) -> f64 {
     let computed = || {
         events
@@ -86,8 +85,8 @@ pub fn trace_bubble(ranks: usize, events: &[TraceEvent]) -> f64 {
     idle_fraction(busy, ranks as f64 * (last - first))
 }
 
-/// Writes events in the Chrome trace format (JSON). Each rank has a row with its actions, and further rows with
-/// its calls, one per concurrent call.
+/// Writes events in the Chrome trace format (JSON). Each rank has one row for its actions and additional rows for its
+/// communication calls. Calls that overlap are in different rows.
 ///
 /// # Errors
 ///

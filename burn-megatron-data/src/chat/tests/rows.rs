@@ -5,7 +5,7 @@ use crate::{Batch, IGNORE};
 use burn_megatron_test_support::TestFolder;
 use insta::assert_snapshot;
 
-/// Returns a file of plain examples, of 3 to 12 tokens, after an empty line.
+/// Returns a file with an empty line and plain examples of 3 to 12 tokens.
 fn file(folder: &TestFolder, examples: usize) -> PathBuf {
     let lines = (0..examples).map(|i| {
         let prompt = "p".repeat(1 + i % 7);
@@ -118,7 +118,7 @@ fn rows_hold_whole_examples_and_every_one_once_per_epoch() {
         .collect();
     expected.sort();
     assert_eq!(all, expected);
-    // A different order of the same rows. The beginning does not depend on the length of the run.
+    // Each epoch has the same rows in a different order. The first samples do not depend on the length of the run.
     let second = epoch(&samples, 1);
     assert_ne!(first, second);
     assert_eq!(texts(&first), texts(&second));
@@ -167,7 +167,8 @@ fn long_examples_are_counted_or_refused() {
             [("p", prompt), ("a", answer)].map(|(letter, count)| letter.repeat(count));
         format!("{{\"prompt\": \"{prompt}\", \"completion\": \"{answer}\"}}\n")
     };
-    // 9 tokens, which is one more than a row, as the last is a target only; 10; a prompt of 9.
+    // An example of 9 tokens, which fits because its last token is only a target, an example of 10 tokens, and an
+    // example whose prompt has 9 tokens.
     folder.write("chat.jsonl", line(4, 4) + &line(4, 5) + &line(9, 1));
     let with = |long, held_out| {
         let config = config(path.clone(), 8);
@@ -223,7 +224,7 @@ fn long_examples_are_counted_or_refused() {
     );
     folder.write("chat.jsonl", "");
     assert_snapshot!(with(LongExamples::Drop, 0.5).err().unwrap(), @"no conversation to train on");
-    // Files of their own are held out; folders have theirs.
+    // The held-out examples are in other files or folders.
     folder.write("held/a.jsonl", line(1, 1));
     folder.write("chat.jsonl", line(2, 2) + "\n{}\n");
     let held_out = HeldOutExamples::Files(vec![folder.path().join("held")]);

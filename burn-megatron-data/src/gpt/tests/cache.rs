@@ -127,7 +127,7 @@ fn what_is_broken_is_built_again() {
 fn flip(path: &Path, at: usize) {
     let mut bytes = fs::read(path).unwrap();
     bytes[at] ^= 1;
-    // Replaced, not overwritten, as a mapped file must not change.
+    // The file was replaced and not overwritten, because a mapped file must not change.
     fs::write(path.with_extension("flipped"), bytes).unwrap();
     fs::rename(path.with_extension("flipped"), path).unwrap();
 }

@@ -32,7 +32,7 @@ fn numbers_of_more_than_32_bits_are_those_of_numpy() {
     }
     let state = &mut RandomState::new(1);
     assert_eq!(state.up_to(0), 0);
-    // Shuffling at most one value draws nothing.
+    // Shuffling zero or one value draws no random number.
     assert_eq!(state.next_u32(), RandomState::new(1).next_u32());
 }
 
@@ -125,7 +125,8 @@ fn samples_are_those_of_the_reference() {
 
 #[test]
 fn the_last_epoch_is_shuffled_alone_below_80_percent() {
-    // Epochs of 10 samples: 8 of the last epoch are enough, 7 are not.
+    // An epoch has 10 samples. If 8 samples of the last epoch are used, it is shuffled with the other epochs. If 7 are
+    // used, it is shuffled separately.
     let epochs = |wanted| Epochs::new(101, 10, 1, Some(wanted), true).unwrap();
     assert_eq!((epochs(10).count, epochs(10).before_last), (1, None));
     assert_eq!((epochs(27).count, epochs(27).before_last), (3, Some(20)));
@@ -145,7 +146,7 @@ fn all() -> Split {
     "1".parse().unwrap()
 }
 
-/// Returns a data set over documents of these lengths.
+/// Returns a data set of documents with the given lengths.
 fn over(lengths: &[usize], samples: Option<u64>, options: &GptOptions) -> GptDataset {
     let folder = TestFolder::new();
     let file = written(&folder, "x", lengths);
@@ -164,7 +165,7 @@ fn every_token_is_a_target_once_in_an_epoch() {
             seen[target as usize] += 1;
         }
     }
-    // The first token of all is no target, and neither is the rest at the end.
+    // The first token of all tokens is not a target, and neither are the remaining tokens at the end.
     assert!(seen.iter().all(|count| *count <= 1));
     assert_eq!(seen.iter().sum::<usize>(), dataset.count() as usize * 7);
 }
@@ -173,7 +174,7 @@ fn every_token_is_a_target_once_in_an_epoch() {
 fn a_sample_is_a_function_of_its_number() {
     let lengths = [13; 20];
     let whole = over(&lengths, Some(64), &options(8));
-    // Any number of ranks, from any sample on.
+    // The samples are the same for any number of ranks and any first sample.
     for ranks in [1, 2, 4] {
         for first in [0, 16, 40] {
             for rank in 0..ranks {

@@ -6,13 +6,13 @@ use std::path::PathBuf;
 
 use super::super::TokenizerError;
 
-/// An error of reading or rendering a chat template.
+/// An error that occurred while a chat template was read or rendered.
 #[derive(Debug, thiserror::Error)]
 pub enum ChatTemplateError {
-    /// The file cannot be read.
+    /// The template file cannot be read.
     #[error("cannot read '{path}': {source}")]
     Unreadable {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
         /// The cause.
         source: io::Error,
@@ -26,29 +26,29 @@ pub enum ChatTemplateError {
          \"default\""
     )]
     Config {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
     },
-    /// The template is not valid.
+    /// The template is not a valid Jinja template.
     #[error("the chat template of {name} is not valid: {source}")]
     Invalid {
-        /// The file or folder from which it was read.
+        /// The file or folder from which the template was read.
         name: String,
         /// The cause.
         source: Box<minijinja::Error>,
     },
-    /// The template asks for the date, but no date is set.
+    /// The template uses the date, but no date is set.
     #[error(
         "the chat template of {name} writes the date (strftime_now): set data.chat.date, as in \"2025-01-31\""
     )]
     Date {
-        /// The file or folder from which it was read.
+        /// The file or folder from which the template was read.
         name: String,
     },
-    /// The template does not accept the conversation.
+    /// The template fails to render the conversation.
     #[error("the chat template of {name}: {}", causes(source))]
     Render {
-        /// The file or folder from which it was read.
+        /// The file or folder from which the template was read.
         name: String,
         /// The cause.
         source: Box<minijinja::Error>,

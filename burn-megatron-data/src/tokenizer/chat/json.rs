@@ -1,4 +1,4 @@
-//! The filter `tojson`: writes JSON like Python.
+//! The template filter `tojson`, which writes JSON like Python.
 
 use std::io::{self, Write};
 

@@ -1,8 +1,8 @@
-//! Chat templates: render a conversation as text, like `transformers`.
+//! Chat templates, which render a conversation as text, like in `transformers`.
 //!
-//! A [`ChatTemplate`] is the Jinja template in a tokenizer's folder. Its environment is compatible with `transformers`
-//! 5.24 (`utils/chat_template_utils.py`): blocks are trimmed, `tojson` is Python's `json.dumps`, strings and
-//! dictionaries have Python's methods, and `{% generation %}` marks the text of the assistant.
+//! A [`ChatTemplate`] is the Jinja template in the folder of a tokenizer. Its environment is compatible with
+//! `transformers` 5.24 (`utils/chat_template_utils.py`). Blocks are trimmed, and `tojson` works like `json.dumps` in
+//! Python. Strings and dictionaries have the methods of Python, and `{% generation %}` marks the text of the assistant.
 
 mod environment;
 mod error;
@@ -25,13 +25,13 @@ pub use error::ChatTemplateError;
 use source::TemplateSource;
 pub use value::{JsonValue, ordered_map};
 
-/// A value of a conversation: a message, or another variable of a template.
+/// A value that a template reads: a message of a conversation, or another variable.
 pub type ChatValue = minijinja::Value;
 
 /// The names of the templates for conversations without and with tools.
 const NAMES: [&str; 2] = ["default", "tool_use"];
 
-/// A chat template and the special tokens that it can write.
+/// A chat template, with the special tokens that the template can write.
 pub struct ChatTemplate {
     environment: Environment<'static>,
     name: String,
@@ -41,35 +41,35 @@ pub struct ChatTemplate {
     fingerprint: u64,
 }
 
-/// A conversation, as the input of a template.
+/// A conversation that a template renders.
 #[derive(Clone, Copy, Debug)]
 pub struct Chat<'a> {
-    /// The messages: maps with a `role`, a `content` and other keys that the template reads.
+    /// The messages. Each message is a map with a `role`, a `content` and other keys that the template reads.
     pub messages: &'a [ChatValue],
-    /// The schemas of tools.
+    /// The schemas of the tools that the assistant can call.
     pub tools: Option<&'a ChatValue>,
-    /// A map of further variables, such as `enable_thinking`.
+    /// A map of additional variables of the template, such as `enable_thinking`.
     pub variables: Option<&'a ChatValue>,
 }
 
 /// A rendered conversation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RenderedChat {
-    /// The text.
+    /// The rendered text.
     pub text: String,
-    /// The byte ranges of the text that `{% generation %}` marks, ascending.
+    /// The byte ranges of the text that `{% generation %}` marks, in ascending order.
     pub answers: Vec<Range<usize>>,
 }
 
 impl ChatTemplate {
-    /// Reads the template in a tokenizer's folder: `chat_template.jinja`, or else the `chat_template` of
-    /// `tokenizer_config.json`. Returns `None` if there is neither, for example for the byte-level tokenizer. `date` is
-    /// the date that `strftime_now` returns. Without a date `strftime_now` is undefined, so the rendered text does not
-    /// depend on the current day.
+    /// Reads the chat template in the folder of a tokenizer. It is read from `chat_template.jinja`, or if this file
+    /// does not exist from `chat_template` in `tokenizer_config.json`. Returns `None` if there is no template, for
+    /// example for the byte-level tokenizer. `date` is the date that `strftime_now` returns in the template. Without a
+    /// date `strftime_now` is undefined, so the rendered text does not depend on the current day.
     ///
     /// # Errors
     ///
-    /// [`ChatTemplateError`] for a file that cannot be read, and for a template that is not valid.
+    /// [`ChatTemplateError`] if a file cannot be read, or if the template is invalid.
     pub fn of(
         tokenizer: &Tokenizer,
         date: Option<NaiveDate>,
@@ -80,11 +80,11 @@ impl ChatTemplate {
             .transpose()
     }
 
-    /// Reads the template in a file, with the special tokens of a tokenizer.
+    /// Reads the chat template in a file. The special tokens are taken from a tokenizer.
     ///
     /// # Errors
     ///
-    /// See [`of`](Self::of).
+    /// The errors of [`of`](Self::of).
     pub fn read(
         file: &Path,
         tokenizer: &Tokenizer,
@@ -128,27 +128,27 @@ impl ChatTemplate {
         })
     }
 
-    /// Returns the path from which the template was read.
+    /// Returns the name of the template: the path from which it was read.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Returns a hash of everything that affects the rendered text.
+    /// Returns a hash of the template and of all other inputs that affect the rendered text.
     pub fn fingerprint(&self) -> u64 {
         self.fingerprint
     }
 
-    /// Returns whether the template has `{% generation %}` blocks.
+    /// Whether the template marks answers with `{% generation %}` blocks.
     pub fn marks_answers(&self) -> bool {
         self.marks_answers
     }
 
-    /// Renders a conversation as text. `add_generation_prompt` adds the header of an answer at the end.
+    /// Renders a conversation as text. If `add_generation_prompt` is true, the text ends with the header of an answer.
     ///
     /// # Errors
     ///
-    /// [`ChatTemplateError::Render`] if the template rejects the conversation; [`ChatTemplateError::Date`] if it needs
-    /// a date.
+    /// [`ChatTemplateError::Render`] if the template fails to render the conversation; [`ChatTemplateError::Date`] if
+    /// the template uses the date, but no date is set.
     pub fn render(
         &self,
         chat: &Chat<'_>,

@@ -15,7 +15,7 @@ fn tokenizer() -> Tokenizer {
     Tokenizer::open(format!("{FIXTURES}/tokenizer/byte_bpe").as_ref()).unwrap()
 }
 
-/// Keys stay in the order of the file.
+/// The keys keep the order in the file.
 #[derive(Deserialize)]
 struct Chats {
     chats: JsonValue,
@@ -27,7 +27,7 @@ fn ordered() -> Chats {
     serde_json::from_slice(&text).unwrap()
 }
 
-/// Returns a value, unless it is not there.
+/// Returns the value of a key, or `None` if the key does not exist.
 fn of(value: &ChatValue, key: &str) -> Option<ChatValue> {
     Some(value.get_attr(key).unwrap()).filter(|value| !value.is_undefined())
 }
@@ -54,7 +54,7 @@ fn texts_and_marks_are_those_of_transformers() {
             let rendered = template.render(&chat, false);
             if let Some(error) = case["error"].as_str() {
                 let found = rendered.expect_err(&what).to_string();
-                // The templates' own errors are passed on.
+                // Errors that a template raises are returned.
                 let own = ["System role", "roles must"]
                     .iter()
                     .any(|own| error.starts_with(own));
@@ -177,7 +177,7 @@ fn a_template_is_found_and_its_date_is_set() {
             .unwrap_err()
             .contains("expected a string")
     );
-    // The file comes first.
+    // The template file has precedence.
     write("chat_template.jinja", "{{ strftime_now('%d %B %Y') }}");
     let date = NaiveDate::from_ymd_opt(2025, 1, 31);
     assert_eq!(rendered(date, None).unwrap(), "31 January 2025");

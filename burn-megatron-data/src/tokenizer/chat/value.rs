@@ -1,4 +1,4 @@
-//! JSON values whose keys keep their order, as in Python.
+//! JSON values whose objects keep the order of their keys, as in Python.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor}
 
 use super::ChatValue;
 
-/// A JSON value.
+/// A JSON value whose objects keep the order of their keys.
 #[derive(Clone, Debug)]
 pub struct JsonValue(pub ChatValue);
 
@@ -40,7 +40,7 @@ impl Object for OrderedMap {
     }
 }
 
-/// Returns a map of these keys. The last value of each key is used.
+/// Creates a map that keeps the order of its keys. If a key is repeated, its last value is used.
 pub fn ordered_map<K: Into<String>>(pairs: impl IntoIterator<Item = (K, ChatValue)>) -> ChatValue {
     let mut map = OrderedMap::default();
     for (key, value) in pairs {

@@ -12,19 +12,21 @@ pub(super) use hook::BatchWarmupHook;
 /// The name of the hook.
 pub(super) const NAME: &str = "batch_warmup";
 
-/// The global batch size of the first steps of a run (batch size warm-up, as in GPT-3, arXiv:2005.14165).
+/// A part of the batch size warm-up, which sets the global batch size of the first steps of a run (as in GPT-3,
+/// arXiv:2005.14165).
 ///
-/// The micro-batch size stays the same: a step has fewer micro-batches. The order of the samples is the same.
+/// The micro-batch size does not change, so these steps have fewer micro-batches. The order of the samples does not
+/// change either.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BatchWarmup {
-    /// The first step after this part, counted from 0.
+    /// The first step, counted from 0, to which this part no longer applies.
     pub until_step: usize,
-    /// The number of samples per step, over all ranks of the data axis and all micro-batches.
+    /// The number of samples per step, summed over all ranks of the data axis and all micro-batches.
     pub global_batch_size: usize,
 }
 
-/// A part of the batch size warm-up that does not fit the run.
+/// The error for a part of the batch size warm-up that is invalid for the run.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error(
     "invalid batch_warmup of {} samples until_step {}: expected {expected}",
@@ -33,7 +35,7 @@ pub struct BatchWarmup {
 pub struct BatchWarmupError {
     /// The invalid part.
     pub part: BatchWarmup,
-    /// The expected values.
+    /// The expected values, as text for the message.
     pub expected: String,
 }
 

@@ -1,18 +1,18 @@
-//! Runs micro-batches as CUDA graphs: forward and backward are captured once per shape of rows, and replayed with one
-//! call.
+//! Runs micro-batches as CUDA graphs: the forward and backward are captured once for each input shape, and replayed
+//! with one call.
 //!
 //! The tensors that a replay reads and writes keep their addresses. Ids and targets are written into the same tensors,
 //! gradients are added to static buffers, and the optimizer changes the parameters in place. Three operations depend on
 //! the micro-batch and run outside of the graph:
 //!
 //! - The gradient of the embedding is added to the rows of its tokens.
-//! - Gradients are counted.
-//! - Reductions start: after each micro-batch with ZeRO-2, and after the last micro-batch otherwise.
+//! - The accumulated gradients are counted.
+//! - Reductions are started. With ZeRO-2 they start after each micro-batch, otherwise after the last micro-batch.
 //!
-//! So a graph has no collective, and the deadlines of collectives hold as without graphs.
+//! A graph therefore contains no collective, and collectives have the same deadlines as without graphs.
 //!
-//! `verify` runs on the CPU, which has no graphs. The host then runs the body of the graph for each micro-batch, and
-//! runs the other operations outside of the body.
+//! `verify` runs on the CPU, which has no CUDA graphs. The host then runs the operations of the graph for each
+//! micro-batch, and runs the operations outside of the graph separately.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -281,8 +281,8 @@ fn forward_backward<M: LanguageModel>(
     (loss.inner(), [start, forward, Instant::now()])
 }
 
-/// Captures on one rank at a time. If ranks are threads of one process, a capture on one rank forbids device calls of
-/// the others. All ranks capture the same micro-batch.
+/// Captures a graph on one rank at a time. If ranks are threads of one process, the other ranks must not call the
+/// device during a capture. All ranks capture the same micro-batch.
 fn in_turn<M: LanguageModel>(
     stages: &TrainStages<'_, M>,
     capture: impl FnOnce() -> Result<CapturedMicroBatch, TrainError>,

@@ -2,15 +2,15 @@
 
 use std::fmt;
 
-/// The numbers of captured, replayed and eager micro-batches of a rank.
+/// The number of captured graphs, and the numbers of replayed and eager micro-batches of a rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CudaGraphStats {
-    /// The number of captured graphs: one per shape of rows, and another each time a loaded checkpoint moves the
-    /// parameters.
+    /// The number of captured graphs. One graph is captured for each input shape. Another graph is captured each time
+    /// the parameters move in memory because a checkpoint is loaded.
     pub captured: u64,
-    /// The number of micro-batches that a graph ran.
+    /// The number of micro-batches that ran as the replay of a graph.
     pub replayed: u64,
-    /// The number of micro-batches without a graph: the first three of each shape.
+    /// The number of micro-batches that ran without a graph: the first three micro-batches of each input shape.
     pub eager: u64,
 }
 

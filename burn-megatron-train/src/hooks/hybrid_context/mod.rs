@@ -1,4 +1,5 @@
-//! Hybrid context parallelism: assigns the documents of a global batch to micro-batches of the context x data ranks.
+//! Hybrid context parallelism: assigns the documents of a global batch to the micro-batches of the ranks of the context
+//! and data axes.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Finds the cause of a bad loss: the step is computed again on the same rank, and then on another rank of the data
-//! axis.
+//! Finds the cause of an invalid loss. The step is computed again on the same rank, and then on another rank of the
+//! data axis.
 
 use std::collections::BTreeMap;
 

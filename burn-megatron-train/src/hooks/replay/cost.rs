@@ -1,20 +1,20 @@
-//! The time that the replay checks of a run take.
+//! Measures the time that the replay checks of a run take.
 
 use std::fmt;
 use std::time::Instant;
 
-/// The wall time that the replay checks take on a rank.
+/// The wall time of the replay checks on a rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ReplayCost {
-    /// The forward, backward and reduction of the steps that were computed twice.
+    /// The time of the forward, backward and reduction of the steps that were computed twice.
     pub checked: MeanTime,
-    /// The forward, backward and reduction of the other steps.
+    /// The time of the forward, backward and reduction of the other steps.
     pub plain: MeanTime,
-    /// The comparisons of weights and optimizer state in each step.
+    /// The time to compare the weights and the optimizer state in each step.
     pub state: MeanTime,
 }
 
-/// The mean of a number of times.
+/// The number and the sum of time measurements, from which the mean is computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct MeanTime {
     /// The number of measurements.
@@ -29,7 +29,7 @@ impl MeanTime {
         self.seconds += began.elapsed().as_secs_f64();
     }
 
-    /// Returns the mean, in seconds; 0 without measurements.
+    /// Returns the mean time in seconds. It is 0 if there are no measurements.
     pub fn mean(self) -> f64 {
         self.seconds / self.count.max(1) as f64
     }

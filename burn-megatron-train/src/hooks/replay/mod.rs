@@ -1,12 +1,13 @@
-//! Checks steps by computing them again.
+//! Replay checks, which check a step by computing it again.
 //!
 //! Every [`check_replay_every`](crate::TrainConfig::check_replay_every) steps, the forward, backward and reduction of a
-//! step run twice from the same state. Random numbers are counter-based, and the FP8 magnitudes that a forward changes
-//! are restored. So both runs compute the same bits, and [fingerprints](burn_megatron::fingerprint) find the results
-//! that differ. A third run distinguishes a transient fault from a program that is not deterministic.
+//! step run twice from the same state. Random numbers are counter-based, and the FP8 amax values that a forward changes
+//! are restored. Therefore both runs compute the same bits unless a fault occurs.
+//! [Fingerprints](burn_megatron::fingerprint) find the results that differ. A third run distinguishes a transient fault
+//! from a program that is not deterministic.
 //!
-//! A change before both runs, such as a flipped bit of a weight, affects both. Such changes are found by comparing
-//! fingerprints of the state between steps and between ranks that hold the same state.
+//! A fault before both runs, such as a flipped bit in a weight, affects both runs in the same way. Such faults are
+//! found by comparing fingerprints of the state between steps, and between ranks that hold the same state.
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -125,7 +125,7 @@ fn other_replicas<M: LanguageModel>(
         let (copies, weights): (Vec<_>, Vec<_>) = own
             .into_iter()
             .partition(|(part, _)| matches!(part, StatePart::Copy(_)));
-        // Copies are equal on all data-parallel ranks. Masters are equal on ranks with the same shard.
+        // Copies are equal on all data-parallel ranks. Master weights are equal on ranks with the same shard.
         for (parts, comm) in [(copies, &groups.data), (weights, &groups.replicas)] {
             let sums: Vec<_> = parts.iter().map(|(_, sum)| *sum).collect();
             if let Some((number, ranks)) = replicas::differing(&sums, comm)? {

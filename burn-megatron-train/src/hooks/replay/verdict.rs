@@ -2,31 +2,31 @@
 
 use std::fmt;
 
-/// A replay check found a wrong result. All ranks return the same error.
+/// The error of a replay check that found a wrong result. All ranks return the same error.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("step {step}: {verdict}: {message}")]
 pub struct ReplayError {
-    /// The step, from 1.
+    /// The step, counted from 1.
     pub step: usize,
-    /// The verdict.
+    /// The probable cause of the wrong result.
     pub verdict: Verdict,
-    /// The difference, with its rank, layer and tensor.
+    /// A description of the difference, with the rank, the layer and the tensor.
     pub message: String,
 }
 
-/// The cause of a wrong result, as far as repeated computations can tell. Each verdict has an exit code, from which a
-/// launcher decides whether to restart the run.
+/// The probable cause of a wrong result, which follows from repeated computations. Each verdict has an exit code, with
+/// which a launcher can decide whether to restart the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// A single one of several equal computations gave a different result.
+    /// A transient fault: one of several identical computations gave a different result.
     Transient,
-    /// Weights or optimizer state changed between two steps, or differ on ranks that hold the same state.
+    /// Weights or optimizer state changed between two steps, or differ between ranks that hold the same state.
     StateChanged,
-    /// The device of a rank computes a different result than the device of another rank.
+    /// The device of one rank computes a different result than the device of another rank.
     Device,
-    /// Equal computations give different results: the program or a library is not deterministic.
+    /// The program or a library is not deterministic: identical computations repeatedly give different results.
     NotDeterministic,
-    /// The result is the same on another device, so its cause is the data, the settings or the program.
+    /// Another device computes the same result, so the cause is the data, the settings or the program.
     DataOrSoftware,
 }
 
@@ -51,12 +51,12 @@ impl Verdict {
         }
     }
 
-    /// Returns the verdict with this exit code.
+    /// Returns the verdict that has this exit code, or `None` if no verdict has it.
     pub fn from_exit_code(code: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|it| it.exit_code() == code)
     }
 
-    /// Returns whether a run that is resumed from its last checkpoint on the same devices may succeed.
+    /// Whether the run may succeed if it is resumed from its last checkpoint on the same devices.
     pub const fn may_pass_after_restart(self) -> bool {
         matches!(self, Self::Transient | Self::StateChanged)
     }

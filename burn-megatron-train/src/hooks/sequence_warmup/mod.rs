@@ -1,4 +1,4 @@
-//! Sequence length warm-up: shorter rows in the first steps of a run.
+//! Sequence length warm-up: shorter sequences in the first steps of a run.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -10,21 +10,22 @@ pub(super) use hook::SequenceWarmupHook;
 /// The name of the hook.
 pub(super) const NAME: &str = "sequence_warmup";
 
-/// The row length of the first steps of a run (sequence length warm-up: Li et al. 2021, arXiv:2108.06084).
+/// A part of the sequence length warm-up, which sets the sequence length of the first steps of a run (Li et al. 2021,
+/// arXiv:2108.06084).
 ///
-/// A sample of `sequence_length` tokens is cut into rows of `length` tokens. Each token is read once, in the same
-/// order, and a step has the same number of tokens. Positions start at 0 in each row, and attention does not cross
-/// rows.
+/// A sample of `sequence_length` tokens is cut into sequences of `length` tokens. Each token is read once, in the same
+/// order, and a step has the same number of tokens. In each of these sequences, positions start at 0, and attention is
+/// limited to the sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SequenceWarmup {
-    /// The first step after this part, counted from 0.
+    /// The first step, counted from 0, to which this part no longer applies.
     pub until_step: usize,
-    /// The number of tokens per row.
+    /// The number of tokens per sequence.
     pub length: usize,
 }
 
-/// A part of the sequence length warm-up that does not fit the run.
+/// The error for a part of the sequence length warm-up that is invalid for the run.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error(
     "invalid sequence_warmup of {} tokens until_step {}, for sequences of {whole}: expected {expected}",
@@ -35,7 +36,7 @@ pub struct SequenceWarmupError {
     pub part: SequenceWarmup,
     /// The number of tokens per sample.
     pub whole: usize,
-    /// The expected values.
+    /// The expected values, as text for the message.
     pub expected: String,
 }
 

@@ -1,4 +1,4 @@
-//! Heat map of the expert load of a step: one column per expert, one row per layer.
+//! A heat map of the expert load of a step, with one column per expert and one row per layer.
 
 mod svg;
 mod terminal;
@@ -11,10 +11,11 @@ use crate::expert_metrics::{ExpertLoad, even_shares};
 use crate::metrics::MetricsRecord;
 use burn_megatron_plot::{PlotError, write};
 
-/// Heat map of the expert load of a step. Each load is a multiple of the even share of its layer.
+/// A heat map of the expert load of a step. Each load is divided by the even share, which is the load of each expert of
+/// the layer if all loads are equal.
 ///
-/// If there are too many experts, a cell is the mean of several neighbours, and the axis shows their number. A layer
-/// without tokens is empty.
+/// If there are too many experts, a cell shows the mean of several adjacent experts, and the label of the axis shows
+/// the number of experts per cell. The row of a layer without tokens is empty.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ExpertHeatMap {
     step: usize,
@@ -39,7 +40,7 @@ struct HeatCells {
 }
 
 impl ExpertHeatMap {
-    /// Creates the heat map of a step.
+    /// Creates the heat map from the expert load of a step.
     pub fn new(load: &ExpertLoad) -> Self {
         let rows = load.layers.iter().map(|layer| LayerRow {
             layer: layer.layer.clone(),
@@ -51,8 +52,8 @@ impl ExpertHeatMap {
         }
     }
 
-    /// Creates the heat map of the last load in the records of a metrics file, from
-    /// [`read_metrics`](crate::metrics::read_metrics). `None` if there is no load.
+    /// Creates the heat map from the last expert load in the records of a metrics file, which
+    /// [`read_metrics`](crate::metrics::read_metrics) returns. Returns `None` if there is no expert load.
     pub fn from_records(records: &[MetricsRecord]) -> Option<Self> {
         records.iter().rev().find_map(|record| match record {
             MetricsRecord::ExpertLoad(load) => Some(Self::new(load)),
@@ -60,26 +61,26 @@ impl ExpertHeatMap {
         })
     }
 
-    /// Returns the heat map as an SVG, 960 pixels wide. Cells show their numbers if they fit.
+    /// Returns the heat map as an SVG that is 960 pixels wide. Cells contain their values if they are large enough.
     ///
     /// # Errors
     ///
-    /// [`PlotError::Draw`].
+    /// [`PlotError::Draw`] if the heat map cannot be drawn.
     pub fn svg(&self) -> Result<String, PlotError> {
         svg::draw(self)
     }
 
-    /// Writes [`ExpertHeatMap::svg`] to a file.
+    /// Writes the SVG of the heat map to a file: see [`svg`](Self::svg).
     ///
     /// # Errors
     ///
-    /// [`PlotError::Draw`] or [`PlotError::Io`].
+    /// [`PlotError::Draw`] if the heat map cannot be drawn, and [`PlotError::Io`] if the file cannot be written.
     pub fn write_svg(&self, path: &Path) -> Result<(), PlotError> {
         write(path, &self.svg()?)
     }
 
-    /// Returns the heat map as text with shaded cells: four lines plus one line per layer, with at most `columns` (and
-    /// at least 40) characters per line.
+    /// Returns the heat map as text with shaded cells. It has one line per layer and four more lines. A line has at
+    /// most `columns` characters, but at least 40.
     pub fn terminal(&self, columns: usize) -> String {
         terminal::draw(self, columns)
     }

@@ -1,5 +1,6 @@
-//! Tensors of a model that are not parameters: the biases of routers. All ranks of a stage have equal biases.
-//! The first rank writes them, and each rank reads all biases of its stage.
+//! Saves and loads the biases of expert routers, which are tensors of a model but not parameters. All ranks of a
+//! pipeline stage have equal biases. The first rank of the stage writes the biases, and each rank reads all biases of
+//! its stage.
 
 use burn::module::Module;
 use burn::tensor::{DType, Tensor};
@@ -31,7 +32,7 @@ pub(super) fn write<M: Module>(
     biases.map(write).collect()
 }
 
-/// Checks that a source has all biases of this rank, with their shapes.
+/// Checks that a source has all router biases of this rank, with the expected shapes.
 pub fn check<M: Module>(
     ddp: &DistributedDataParallel<M>,
     source: &dyn TensorSource,
@@ -47,7 +48,7 @@ pub fn check<M: Module>(
     check_missing(missing, source, leniency)
 }
 
-/// Reads this rank's biases from a [checked](check) source. Biases that the source does not have keep their
+/// Reads this rank's router biases from a [checked](check) source. Biases that the source does not have keep their
 /// values.
 pub fn read<M: Module>(
     ddp: &DistributedDataParallel<M>,
@@ -67,7 +68,7 @@ pub fn read<M: Module>(
     Ok(read)
 }
 
-/// Replaces the biases by the values that were read.
+/// Sets the router biases to the values that were read.
 pub fn replace(read: Vec<(ExpertBias, Tensor<1>)>) {
     for (bias, value) in read {
         bias.set(value);

@@ -12,16 +12,18 @@ use crate::data_parallel::DistributedDataParallel;
 use crate::nn::{ParameterEntry, ParameterTable};
 use crate::optim::StateKind;
 
-/// The paths of the parameters, 8-bit layers and expert biases of the complete model, over all stages.
+/// The paths of the parameters, FP8 layers and router biases of the complete model, gathered from all pipeline stages.
 pub struct ModelKeys(BTreeSet<String>);
 
 impl ModelKeys {
-    /// Gathers the paths of all stages. Collective: call on all ranks of the pipeline group.
+    /// Gathers the paths of the trained parameters, FP8 layers and router biases of all pipeline stages. Collective:
+    /// call on all ranks of the pipeline group.
     pub fn gather<M: Module>(ddp: &DistributedDataParallel<M>) -> Result<Self, StateError> {
         Self::of_table(ddp, ddp.table())
     }
 
-    /// Gathers the paths of all stages, including frozen parameters. Collective: call on all ranks.
+    /// Gathers the paths like [`Self::gather`], including the paths of frozen parameters. Collective: call on all
+    /// ranks.
     pub fn gather_all<M: Module>(ddp: &DistributedDataParallel<M>) -> Result<Self, StateError> {
         Self::of_table(ddp, ddp.whole_table())
     }
@@ -55,7 +57,7 @@ impl ModelKeys {
         keys.into_iter().filter(|key| !known(key)).collect()
     }
 
-    /// Returns the objects that belong to no 8-bit layer of the model.
+    /// Returns the keys of objects that do not belong to an FP8 layer of the model.
     pub fn unexpected_objects(&self, keys: Vec<String>) -> Vec<String> {
         keys.into_iter()
             .filter(|key| !self.0.contains(key))
@@ -63,7 +65,7 @@ impl ModelKeys {
     }
 }
 
-/// Checks the names, shapes and types of the tensors in `keys`.
+/// Checks the names, shapes and types of the tensors in `keys` against the model.
 pub fn check(
     entries: &[ParameterEntry],
     wanted: &[StateKind],
@@ -154,8 +156,8 @@ pub(super) fn fits(from: ElementType, to: DType, rounding: bool) -> bool {
     }
 }
 
-/// Returns this rank's result if no rank failed. If a rank failed, all ranks fail: with its error if there is
-/// only one distinct error, otherwise with all distinct errors. Collective: call on all ranks of `comm`.
+/// Returns this rank's result if no rank failed. If any rank failed, every rank returns an error: the only distinct
+/// error, or a list of the distinct errors if there are several. Collective: call on all ranks of `comm`.
 pub fn agree<T>(result: Result<T, StateError>, comm: &dyn Communicator) -> Result<T, StateError> {
     let own = match &result {
         Ok(_) => String::new(),

@@ -1,4 +1,4 @@
-//! Errors of saving and resuming a run.
+//! Errors of saving the state of a run and of resuming a run.
 
 use burn::tensor::DType;
 
@@ -7,10 +7,10 @@ use crate::comm::CommError;
 use crate::nn::fp8::Fp8Error;
 use crate::optim::LossScaleError;
 
-/// An error of saving or resuming a run.
+/// An error that occurred while the state of a run was saved or loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
-    /// Reading or writing the files failed.
+    /// Reading or writing the checkpoint failed.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
     /// A tensor has a type whose values this run cannot represent exactly.
@@ -19,13 +19,13 @@ pub enum StateError {
          by name, or save the tensor in another type"
     )]
     Type {
-        /// The name of the source.
+        /// The name of the tensor source.
         of: String,
         /// The key of the tensor.
         key: String,
-        /// The type in the source.
+        /// The element type of the tensor in the source.
         found: ElementType,
-        /// The type in this run.
+        /// The element type of the tensor in this run.
         wanted: DType,
     },
     /// A tensor has a type that checkpoints do not support.
@@ -35,7 +35,7 @@ pub enum StateError {
     UnsupportedType {
         /// The key of the tensor.
         key: String,
-        /// Its type.
+        /// The type of the tensor.
         found: DType,
     },
     /// A tensor could not be read from its device, or the source has too few bytes.
@@ -76,13 +76,13 @@ pub enum StateError {
     /// The loss scale is invalid.
     #[error(transparent)]
     LossScale(#[from] LossScaleError),
-    /// The scales of 8-bit layers are invalid.
+    /// The scales of the FP8 layers are invalid.
     #[error(transparent)]
     Fp8(#[from] Fp8Error),
-    /// The trainer has no saver.
+    /// The trainer has no saver for checkpoints.
     #[error("the trainer has no saver: configure where and when it saves")]
     NoSaver,
-    /// Other ranks had an error, or several ranks had different errors.
+    /// Another rank had an error, or several ranks had different errors.
     #[error("{}", reasons.iter().map(|(rank, reason)| format!("rank {rank}: {reason}")).collect::<Vec<_>>().join("; "))]
     Ranks {
         /// The ranks and their errors.
@@ -91,7 +91,7 @@ pub enum StateError {
     /// The background thread that writes a checkpoint panicked.
     #[error("the thread that writes step {step} panicked")]
     WriterPanicked {
-        /// The step.
+        /// The step of the checkpoint.
         step: u64,
     },
     /// A collective failed.

@@ -1,9 +1,9 @@
 //! The state of a run that a checkpoint saves and from which the run resumes.
 //!
-//! Over all ranks, each element of the optimized weights and of the optimizer state is written once: every rank
-//! writes some slices ([`write_items`]). The bias of each router is also a tensor. Each 8-bit layer with
-//! delayed scaling writes an object, and the rest is a [`RunState`]. To resume, a rank reads the slices that it
-//! optimizes. It gathers the weights that it computes with from the ranks that optimize them.
+//! Each rank writes some slices of the optimized weights and of the optimizer state ([`write_items`]), so that each
+//! element is written once. The bias of each router is also written as a tensor. For each FP8 layer with delayed
+//! scaling an object is written. The rest of the state is a [`RunState`]. To resume, a rank reads the slices that it
+//! optimizes. The complete weights are then gathered from the ranks that optimize them.
 
 pub mod buffers;
 mod check;
@@ -30,33 +30,34 @@ pub use snapshot::Snapshot;
 /// The prefix of a weight's path in the key of its tensor.
 pub const MODEL: &str = "model/";
 
-/// The prefix of an 8-bit layer's path in the key of the object with its scales.
+/// The prefix of an FP8 layer's path in the key of the object with its scales.
 pub const FP8: &str = "fp8/";
 
-/// The state of a run, except the tensors and the scales of 8-bit layers.
+/// The state of a run, except the tensors and the scales of FP8 layers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RunState {
-    /// The number of steps so far. `taken` is also the step of the optimizer and of the learning rate schedule.
+    /// The number of steps that were run so far. `taken` is also the step of the optimizer and of the learning rate
+    /// schedule.
     pub count: StepCount,
-    /// The number of samples consumed so far, including skipped steps. It is also the number of the next
+    /// The number of samples consumed so far, including the samples of skipped steps. It is also the index of the next
     /// sample.
     pub samples: u64,
     /// The seed of the run, which determines dropout and the order of samples.
     pub seed: u64,
-    /// The state of the dynamic loss scale, or `None` without one.
+    /// The state of the dynamic loss scale, or `None` if the run has no dynamic loss scale.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_scaler: Option<LossScalerState>,
-    /// The last losses and gradient norms, if spikes are skipped.
+    /// The last losses and gradient norms, if the run skips steps with loss spikes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spikes: Option<SpikeWindow>,
-    /// The states of hooks that a program has added to the `Trainer`, keyed by name.
+    /// The states of the hooks that a program has added to the `Trainer`, keyed by the name of the hook.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub hooks: BTreeMap<String, serde_json::Value>,
 }
 
 impl RunState {
-    /// Returns the run state in a checkpoint.
+    /// Reads the run state from a checkpoint.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Reading of a rank's shard of a bucket from the tensors of a complete model.
+//! Reads a rank's shard of a bucket from the tensors of a complete model.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
@@ -9,7 +9,7 @@ use crate::data_parallel::layout::ParameterSlice;
 use crate::data_parallel::layout::chunks;
 use crate::nn::{MeshRank, ParameterEntry};
 
-/// Reads the shards of one rank.
+/// Reads the bucket shards of one rank from a tensor source.
 pub struct BucketReader<'a> {
     /// The source of the tensors.
     pub source: &'a dyn TensorSource,
@@ -20,9 +20,9 @@ pub struct BucketReader<'a> {
 }
 
 impl BucketReader<'_> {
-    /// Reads the rank's shard of a bucket, in the type of `now`. `slices` are the parameters in the shard, and
-    /// the keys of their tensors begin with `prefix`. Tensors that the source does not have keep the values of
-    /// `now`. Padding is zero.
+    /// Reads the rank's shard of a bucket, in the dtype of `now`, which holds the current values. `slices` are the
+    /// parameters in the shard. The keys of their tensors begin with `prefix`. Tensors that the source does not have
+    /// keep the values in `now`. Padding is filled with zeros.
     ///
     /// The tensors must have been [checked](super::check).
     pub fn bucket(

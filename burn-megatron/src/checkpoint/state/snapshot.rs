@@ -1,4 +1,4 @@
-//! A snapshot of a rank's tensors, which is read slice by slice.
+//! A snapshot of a rank's tensors for a checkpoint. The snapshot is read slice by slice.
 
 use std::ops::Range;
 
@@ -18,7 +18,7 @@ const READ_BYTES: usize = if cfg!(test) { 56 } else { 1 << 20 };
 /// Receives the bytes of a shard, in one or more calls.
 type ByteSink<'a> = dyn FnMut(&[u8]) -> Result<(), CheckpointError> + 'a;
 
-/// The state that a rank writes, at the time this value was created.
+/// A snapshot of the state that a rank writes to a checkpoint.
 pub struct Snapshot {
     shards: Vec<TensorShard>,
     bytes: SnapshotData,
@@ -60,9 +60,9 @@ struct ShardSource {
 }
 
 impl Snapshot {
-    /// Takes a snapshot of the weights and the optimizer state on this rank. On a CPU device they are not
-    /// copied: an operation that changes them while this value exists makes the copy. Collective: call on all
-    /// ranks of the data axis.
+    /// Takes a snapshot of the weights and the optimizer state on this rank. On a CPU device the tensors are not copied
+    /// immediately: an operation that changes a tensor while the snapshot exists copies the tensor. Collective: call on
+    /// all ranks of the data axis.
     pub fn new<M: Module>(
         ddp: &DistributedDataParallel<M>,
         optimizer: &dyn OptimizerState,
@@ -114,13 +114,13 @@ impl Snapshot {
         })
     }
 
-    /// Returns the shards to write.
+    /// Returns the shards that this rank writes.
     pub fn shards(&self) -> Vec<TensorShard> {
         let buffers = self.buffers.iter().map(|(shard, _)| shard.clone());
         self.shards.iter().cloned().chain(buffers).collect()
     }
 
-    /// Copies tensors of devices that change memory in place.
+    /// Copies the tensors of the snapshot that are on devices that change memory in place.
     pub fn keep(&mut self) -> Result<(), StateError> {
         let SnapshotData::Live(tensors) = &mut self.bytes else {
             return Ok(());

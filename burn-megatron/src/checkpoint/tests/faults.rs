@@ -1,4 +1,4 @@
-//! Damaged files and inconsistent parts.
+//! Tests of damaged files and inconsistent parts.
 
 use insta::assert_snapshot;
 

@@ -239,7 +239,7 @@ fn bytes_reach_the_disk_before_names() {
         DiskOperation::Remove,
     ];
     assert!(is_synced(pending, DiskOperation::SyncFolder, &changes, at));
-    // The pointer changes after the folder's name is durable, and is synced as well.
+    // The file `latest` changes after the name of the folder is durable, and is synced as well.
     let pointer = log
         .iter()
         .position(|(operation, path)| {

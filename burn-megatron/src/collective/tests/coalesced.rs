@@ -1,4 +1,4 @@
-//! Several flat tensors in one call.
+//! Tests of collectives on several flat tensors in one call.
 
 use std::sync::{Arc, Mutex};
 

@@ -1,4 +1,5 @@
-//! Every collective against a plain reference, forward and backward, with exact equality.
+//! Compares the forward and the backward of every collective with a simple reference. The results must be exactly
+//! equal.
 //!
 //! Values are small integers times `2^rank`: each type represents their sums exactly, and different sets of
 //! ranks have different sums.

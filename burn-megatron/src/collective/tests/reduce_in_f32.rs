@@ -1,4 +1,4 @@
-//! 16-bit gradients that are summed in 32 bits.
+//! Tests of 16-bit gradients that are summed in f32.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

@@ -1,4 +1,4 @@
-//! Construction of the wrapper, which moves the parameters of a module into the buffers.
+//! Constructs the wrapper and moves the parameters of a module into its buffers.
 
 use std::sync::Arc;
 
@@ -32,18 +32,18 @@ impl<M: Module> DistributedDataParallel<M> {
         Self::with(model, groups, &DataParallelConfig::default())
     }
 
-    /// Wraps a module. The ZeRO stage and `hsdp` are taken from the layout of `groups` or from `config`.
-    /// Collective: call on all ranks.
+    /// Wraps a module. The ZeRO stage and `hsdp` can be set in the layout of `groups` or in `config`. Collective: call
+    /// on all ranks.
     ///
-    /// Parameters are broadcast from the first rank that holds them, so the ranks do not need equal initial
-    /// values. Only sections that are replicated over some ranks of an axis must already be equal, as
-    /// [`ModelBuilder`](crate::nn::ModelBuilder) builds them.
+    /// Each parameter is broadcast from the first rank that holds it, so the initial values on the ranks may differ. An
+    /// exception are sections of a parameter that only some ranks of an axis replicate. These sections must already be
+    /// equal, which [`ModelBuilder`](crate::nn::ModelBuilder) ensures.
     ///
     /// # Errors
     ///
     /// - [`DataParallelError::Config`] for settings that are invalid for the ranks or the model.
-    /// - [`DataParallelError::ModelMismatch`] if the tables of the ranks differ.
-    /// - [`DataParallelError::NoExperts`] for a layout that splits experts if the model has none.
+    /// - [`DataParallelError::ModelMismatch`] if the parameter tables of the ranks differ.
+    /// - [`DataParallelError::NoExperts`] if the layout splits experts, but the model has no experts.
     pub fn with(
         model: ParallelModule<M>,
         groups: &ParallelContext,

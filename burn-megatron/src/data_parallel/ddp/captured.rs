@@ -7,16 +7,16 @@ use crate::data_parallel::gradient_buckets::MicroBatchUses;
 use crate::nn::hook::DeferringSink;
 
 impl<M: Module> DistributedDataParallel<M> {
-    /// Waits for the parameters, and assigns the [static
-    /// buffers](crate::data_parallel::DataParallelConfig::static_buffers) of the gradients. No reduction starts
-    /// during the micro-batch that follows.
+    /// Holds back gradient reductions, so that no reduction starts during the next micro-batch. It also waits for the
+    /// parameters, and assigns the [static buffers](crate::data_parallel::DataParallelConfig::static_buffers) of the
+    /// gradients.
     pub fn hold_reductions(&self) {
         self.buffers.parameters().wait();
         self.buffers.gradients().hold();
     }
 
-    /// Starts the reductions that are ready after the micro-batches so far. `is_last` is true after the last
-    /// micro-batch of the step.
+    /// Starts the reductions of the buckets that are ready after the micro-batches so far. They were held back by
+    /// [`hold_reductions`](Self::hold_reductions). `is_last` is true after the last micro-batch of the step.
     pub fn release_reductions(&self, is_last: bool) {
         self.buffers.gradients().release();
         if is_last {
@@ -24,7 +24,8 @@ impl<M: Module> DistributedDataParallel<M> {
         }
     }
 
-    /// Runs a micro-batch whose launches are captured. It does not count as a micro-batch of the step.
+    /// Runs a micro-batch whose kernel launches are captured in a CUDA graph. It does not count as a micro-batch of the
+    /// step.
     pub fn capture_micro_batch<T>(&self, body: impl FnOnce() -> T) -> (T, MicroBatchUses) {
         let before = self.buffers.gradients().counted();
         let result = body();
@@ -32,14 +33,14 @@ impl<M: Module> DistributedDataParallel<M> {
         (result, uses)
     }
 
-    /// Counts a replayed micro-batch.
+    /// Counts a micro-batch that ran as the replay of a CUDA graph.
     pub fn count_micro_batch(&self, uses: &MicroBatchUses) {
         self.buffers.begin_stage(0);
         self.buffers.gradients().count(uses);
     }
 
-    /// Returns the memory identifiers of the parameters and the gradient buffers, while reductions are
-    /// [held](Self::hold_reductions).
+    /// Returns the memory identifiers of the parameters and of the gradient buffers. It must be called while reductions
+    /// are [held back](Self::hold_reductions).
     pub fn memory_ids(&self) -> Vec<Option<usize>> {
         let mut ids = self.buffers.parameters().memory_ids();
         if let Some(frozen) = &self.buffers.frozen {

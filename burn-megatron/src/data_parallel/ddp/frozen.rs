@@ -12,20 +12,21 @@ use crate::data_parallel::sharding_plan::main_dtype;
 use crate::nn::ParameterTable;
 
 impl<M: Module> DistributedDataParallel<M> {
-    /// Returns all parameters of the module in its order: the trained parameters of [`table`](Self::table) and
-    /// the frozen parameters.
+    /// Returns all parameters in the order of the module: the trained parameters, which [`table`](Self::table)
+    /// contains, and the frozen parameters.
     pub fn whole_table(&self) -> &ParameterTable {
         &self.whole
     }
 
-    /// Returns the parameters that are not trained, if there are any.
+    /// Returns the table of the frozen parameters, which are not trained. Returns `None` if no parameter is frozen.
     pub fn frozen_table(&self) -> Option<&ParameterTable> {
         self.buffers.frozen.as_ref().map(|frozen| &frozen.table)
     }
 
-    /// Returns the value of each frozen parameter, gathered over the data axis: `[elements]` of this
-    /// model-parallel rank's part, in the order of [`frozen_table`](Self::frozen_table). Running states are
-    /// averaged first. Collective: call on all ranks of the data axis.
+    /// Returns the value of each frozen parameter, gathered over the data axis. Each tensor has the shape `[elements]`
+    /// and contains the part of the parameter on this model-parallel rank. The order is the order of
+    /// [`frozen_table`](Self::frozen_table). Running states are averaged first. Collective: call on all ranks of the
+    /// data axis.
     pub fn frozen_parameters(&self) -> Vec<Tensor<1>> {
         self.average_running_states();
         self.gathered_frozen_parameters()
@@ -39,15 +40,16 @@ impl<M: Module> DistributedDataParallel<M> {
         }
     }
 
-    /// Returns the layout of the frozen parameters that checkpoints contain, if there are any. Checkpoints do
-    /// not contain the frozen parameters of a model with adapters, which are loaded from another file.
+    /// Returns the layout of the frozen parameters that are saved in checkpoints. Returns `None` if no frozen
+    /// parameters are saved. The frozen parameters of a model with adapters are not saved in checkpoints, because they
+    /// are loaded from another file.
     pub fn saved_frozen(&self) -> Option<&BufferLayout> {
         let frozen = self.buffers.frozen.as_ref();
         let frozen = frozen.filter(|_| self.saves_frozen);
         frozen.map(|frozen| &frozen.plan.layout)
     }
 
-    /// Returns this rank's shard of each bucket of frozen parameters, with its values in the dtype of
+    /// Returns this rank's shard of each bucket of frozen parameters, with the values of the shard in the dtype of
     /// checkpoints.
     pub fn frozen_shards(&self) -> Vec<(BucketShard, Tensor<1>)> {
         let Some(frozen) = &self.buffers.frozen else {
@@ -61,7 +63,7 @@ impl<M: Module> DistributedDataParallel<M> {
         shards.zip(frozen.shards()).map(value).collect()
     }
 
-    /// Returns the dtype of each frozen parameter in checkpoints, which is the dtype of a master.
+    /// Returns the dtype of each frozen parameter in checkpoints, which is the dtype of a master weight.
     pub(crate) fn frozen_dtypes(&self) -> Vec<DType> {
         let frozen = self.buffers.frozen.iter();
         let parameters = frozen.flat_map(|frozen| &frozen.plan.parameters);
@@ -69,8 +71,8 @@ impl<M: Module> DistributedDataParallel<M> {
         dtypes.collect()
     }
 
-    /// Replaces the values of [`frozen_shards`](Self::frozen_shards), rounded to the dtype of the model.
-    /// Collective: call on all ranks.
+    /// Replaces the values of the frozen parameters, given this rank's [shards](Self::frozen_shards). The values are
+    /// rounded to the dtype of the model. Collective: call on all ranks.
     pub fn replace_frozen(&mut self, shards: Vec<Tensor<1>>) {
         if let Some(frozen) = &self.buffers.frozen {
             let rounded = |(number, shard): (usize, Tensor<1>)| {

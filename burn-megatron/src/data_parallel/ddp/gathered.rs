@@ -10,8 +10,9 @@ use crate::data_parallel::gradients::Gradients;
 use crate::data_parallel::memory_usage::MemoryCategory;
 
 impl<M: Module> DistributedDataParallel<M> {
-    /// Creates gradients from given values, instead of a [`backward`](Self::backward). `parts` are this rank's
-    /// parts of the gradients, `[elements]` in the order of the table, as sums over `tokens`.
+    /// Creates gradients from given values instead of a [`backward`](Self::backward). `parts` are this rank's parts of
+    /// the gradients, in the order of the table. Each part has the shape `[elements]` and is a sum over `tokens`
+    /// tokens.
     ///
     /// # Errors
     ///
@@ -56,13 +57,14 @@ impl<M: Module> DistributedDataParallel<M> {
         Ok(gradients)
     }
 
-    /// Returns the gradient of each parameter, gathered over the data axis: `[elements]` of this model-parallel
-    /// rank's part, in the order of the table. Collective: call on all ranks of the data axis.
+    /// Returns the gradient of each parameter, gathered over the data axis, in the order of the table. Each tensor has
+    /// the shape `[elements]` and belongs to the part of the parameter on this model-parallel rank. Collective: call on
+    /// all ranks of the data axis.
     pub fn full_gradients(&self, gradients: &Gradients) -> Vec<Tensor<1>> {
         self.full_gradients_times(gradients, gradients.factor())
     }
 
-    /// Returns the sums of each parameter's gradient times `factor`, gathered as in [`Self::full_gradients`].
+    /// Returns the gradient sum of each parameter times `factor`, gathered like in [`Self::full_gradients`].
     pub fn full_gradients_times(&self, gradients: &Gradients, factor: f64) -> Vec<Tensor<1>> {
         let sums = self
             .buffers
@@ -71,8 +73,9 @@ impl<M: Module> DistributedDataParallel<M> {
         sums.into_iter().map(|sum| sum.mul_scalar(factor)).collect()
     }
 
-    /// Returns the master of each parameter, gathered over the data axis: `[elements]` of this model-parallel
-    /// rank's part, in the order of the table. Collective: call on all ranks of the data axis.
+    /// Returns the master weights of each parameter, gathered over the data axis, in the order of the table. Each
+    /// tensor has the shape `[elements]` and contains the part of the parameter on this model-parallel rank.
+    /// Collective: call on all ranks of the data axis.
     pub fn parameters(&self) -> Vec<Tensor<1>> {
         let plan = &self.buffers.plan;
         let masters = (0..plan.buckets()).map(|number| self.buffers.master_on_device(number));

@@ -1,4 +1,4 @@
-//! The wrapper of a module: see [`DistributedDataParallel`].
+//! The wrapper that trains a module with data parallelism: see [`DistributedDataParallel`].
 
 use std::sync::Arc;
 
@@ -36,10 +36,11 @@ mod reduce;
 mod running_states;
 mod step;
 
-/// A module whose parameters and gradients are replicated or sharded over the data axis.
+/// The wrapper for data-parallel training: a module whose parameters and gradients are replicated or sharded over the
+/// data axis.
 ///
-/// The module itself holds placeholders. Its layers get the parameters through their hooks, by calling
-/// [`Param::val`](burn::module::Param::val). [`to_module`](Self::to_module) returns a module that holds the
+/// The parameters of the wrapped module are placeholders. When a layer calls [`Param::val`](burn::module::Param::val),
+/// a hook returns the value of the parameter. [`to_module`](Self::to_module) returns a module that holds the
 /// parameters.
 ///
 /// ```
@@ -94,26 +95,27 @@ pub struct DistributedDataParallel<M> {
 }
 
 impl<M: Module> DistributedDataParallel<M> {
-    /// Returns the module. Outside of [`forward`](Self::forward) it evaluates without recording gradients.
+    /// Returns the wrapped module. Outside of [`forward`](Self::forward) the module runs without recording gradients.
     ///
-    /// Only `Param::val` returns its parameters. Module visitors bypass the hooks and read placeholders of NaN.
-    /// Use [`to_module`](Self::to_module) for visitors.
+    /// Only `Param::val` returns the parameters of this module. Module visitors bypass the hooks and read placeholders,
+    /// which are NaN. Use [`to_module`](Self::to_module) for visitors.
     pub fn module(&self) -> &M {
         &self.module
     }
 
-    /// Returns the trained parameters and their placement on the ranks: all parameters, unless some are
-    /// [frozen](Self::frozen_table). Gradients and other values per parameter are in the order of this table.
+    /// Returns the table of the trained parameters and their placement on the ranks. It contains all parameters except
+    /// the [frozen](Self::frozen_table) parameters. Lists with one value per parameter, such as gradients, are in the
+    /// order of this table.
     pub fn table(&self) -> &Arc<ParameterTable> {
         &self.table
     }
 
-    /// Returns the selection of fused operations.
+    /// Returns the kernel selection: the fused operations that the model uses.
     pub fn kernels(&self) -> &KernelSelection {
         &self.kernels
     }
 
-    /// Returns the FP8 layers.
+    /// Returns the FP8 layers of the model.
     pub fn fp8(&self) -> &Fp8 {
         &self.fp8
     }
@@ -123,59 +125,59 @@ impl<M: Module> DistributedDataParallel<M> {
         &self.recompute
     }
 
-    /// Returns the routers of experts.
+    /// Returns the expert routers of the model.
     pub fn routers(&self) -> &Routers {
         &self.routers
     }
 
-    /// Returns the layers with attention, and their largest logits.
+    /// Returns the attention layers of the model and their largest logits.
     pub fn attention_logits(&self) -> &AttentionLogits {
         &self.attention_logits
     }
 
-    /// Returns the process groups.
+    /// Returns the process groups of this rank.
     pub fn groups(&self) -> &ParallelContext {
         &self.groups
     }
 
-    /// Returns the settings.
+    /// Returns the settings of data parallelism.
     pub fn config(&self) -> &DataParallelConfig {
         &self.buffers.plan.config
     }
 
-    /// Returns the layout of parameters and gradients in buckets.
+    /// Returns the layout of the parameters and gradients in buckets.
     pub fn layout(&self) -> &BufferLayout {
         &self.buffers.plan.layout
     }
 
-    /// Returns the sink of gradients, for code that runs the backward itself.
+    /// Returns the gradient sink, which accumulates gradients. It is for code that runs the backward itself.
     pub fn sink(&self) -> Arc<dyn DeferringSink> {
         self.buffers.clone()
     }
 
-    /// Returns the position of the module's random streams.
+    /// Returns the position of the random number streams of the module's dropout layers.
     pub fn position(&self) -> &DropoutPosition {
         &self.position
     }
 
-    /// Returns the measured memory of this rank.
+    /// Returns the measured memory usage of this rank.
     pub fn usage(&self) -> &MemoryUsage {
         &self.buffers.plan.usage
     }
 
-    /// Returns the memory of this rank, as computed from the layout.
+    /// Returns the planned memory of this rank, which is computed from the layout.
     ///
     /// # Errors
     ///
-    /// [`DataParallelError::Memory`] if the bytes overflow.
+    /// [`DataParallelError::Memory`] if the number of bytes overflows.
     pub fn memory_plan(&self) -> Result<MemoryPlan, DataParallelError> {
         let trained = self.buffers.plan.memory()?;
         Ok(trained.plus(&self.frozen_memory()?))
     }
 
-    /// Runs a forward that records gradients of the parameters.
+    /// Runs a forward with autodiff for the parameters of the module.
     ///
-    /// `device` is the device of the inputs, with or without autodiff.
+    /// `device` is the device of the inputs. It may be given with or without autodiff.
     pub fn forward<T>(&self, device: &Device, body: impl FnOnce(&M) -> T) -> T {
         self.buffers.begin_forward(None);
         let device = device.clone().inner().autodiff();
@@ -185,7 +187,7 @@ impl<M: Module> DistributedDataParallel<M> {
 
     /// Runs the backward of `loss`, which must be a sum over tokens, and accumulates its gradients.
     ///
-    /// Returns Burn's gradients of other leaves, such as inputs.
+    /// Returns Burn's gradients of the other leaf tensors, such as inputs.
     pub fn backward(&self, loss: Tensor<1>) -> burn::tensor::Gradients {
         let _span = tracing::debug_span!("backward").entered();
         let leaves = loss.backward();
@@ -193,16 +195,16 @@ impl<M: Module> DistributedDataParallel<M> {
         leaves
     }
 
-    /// Runs the backward of the last micro-batch of a step. No forward follows, so each bucket is reduced as
-    /// soon as its gradients are final, while backward continues.
+    /// Runs the backward of the last micro-batch of a step. Since no forward follows, each bucket is reduced as soon as
+    /// its gradients are final, while the backward continues.
     pub fn backward_last(&self, loss: Tensor<1>) -> burn::tensor::Gradients {
         self.buffers.gradients().end_forwards(None);
         self.backward(loss)
     }
 
-    /// Returns a module without hooks that holds the [masters](Self::parameters). Running states, such as the
-    /// mean of a batch norm, are averaged over the data axis, also in this wrapper. Collective: call on all
-    /// ranks of the data axis.
+    /// Returns a module without hooks that holds the [master weights](Self::parameters). Running states, such as the
+    /// running mean of a batch norm, are averaged over the data axis. The averages also replace the running states in
+    /// this wrapper. Collective: call on all ranks of the data axis.
     pub fn to_module(&self) -> M {
         let (mut trained, mut frozen) = (
             self.parameters().into_iter(),
@@ -224,21 +226,21 @@ impl<M: Module> DistributedDataParallel<M> {
         }
     }
 
-    /// Replaces the parameters by the parameters that `change` returns. FP8 weights are quantized again with
-    /// the current scales of their layers. Collective: call on all ranks of the data axis, with the same
-    /// change; with `fp8_param_gather` also on all ranks of the tensor axis.
+    /// Replaces the parameters by the parameters of the module that `change` returns. FP8 weights are quantized again
+    /// with the current scales of their layers. Collective: call on all ranks of the data axis, with the same change;
+    /// with `fp8_param_gather` also on all ranks of the tensor axis.
     pub fn update(&mut self, change: impl FnOnce(M) -> M) {
         let module = change(self.to_module());
         self.set_running_states(self.running_states_of(&module));
         self.set_parameters(&module);
     }
 
-    /// Checks that all replicas of a parameter have the same bits, on the data, tensor and pipeline axes.
+    /// Checks that all replicas of each parameter are bitwise equal, over the data, tensor and pipeline axes.
     /// Collective: call on all ranks.
     ///
     /// # Errors
     ///
-    /// [`DataParallelError::ReplicaMismatch`] with a parameter that differs and two ranks.
+    /// [`DataParallelError::ReplicaMismatch`] with a parameter that differs, and two ranks whose replicas differ.
     pub fn check_replicas(&self) -> Result<(), DataParallelError> {
         replicas::check(&self.buffers, &self.table, &self.groups)
     }

@@ -1,4 +1,4 @@
-//! The optimizer state of a wrapped module that is on the host.
+//! Offloading: the optimizer state of a wrapped module that is stored in host memory.
 
 use std::time::Duration;
 
@@ -9,19 +9,19 @@ use crate::data_parallel::offload::OffloadPlan;
 use crate::host_link::{HostTraffic, OffloadRecord, SimulatedHostLink};
 
 impl<M: Module> DistributedDataParallel<M> {
-    /// Returns the buckets whose optimizer state is on the host, and their transfers in a step.
+    /// Returns the buckets whose optimizer state is in host memory, and their transfers in a step.
     pub fn offload(&self) -> &OffloadPlan {
         &self.buffers.plan.offload
     }
 
-    /// Returns the bytes that were copied between this rank's device and its host in all steps so far.
+    /// Returns the number of bytes that were copied between this rank's device and host memory in all steps so far.
     pub fn host_traffic(&self) -> HostTraffic {
         let host = self.host.as_ref();
         host.map_or_else(HostTraffic::default, |host| host.timeline().traffic())
     }
 
-    /// Records the transfers of the next steps over a simulated link between device and host. `host_step` and
-    /// `device_step` are the times to step a bucket. Without offloaded buckets nothing is recorded.
+    /// Simulates the link between device and host in the next steps and records the transfers. `host_step` and
+    /// `device_step` are the times of the optimizer step of a bucket. Without offloaded buckets nothing is recorded.
     pub fn simulate_host_link(
         &self,
         link: SimulatedHostLink,
@@ -33,7 +33,8 @@ impl<M: Module> DistributedDataParallel<M> {
         }
     }
 
-    /// Takes the record since the last call. It is empty without a [simulated link](Self::simulate_host_link).
+    /// Returns the transfers that were recorded since the last call. The record is empty without a [simulated
+    /// link](Self::simulate_host_link).
     pub fn take_offload_record(&self) -> OffloadRecord {
         let host = self.host.as_ref();
         host.map_or_else(OffloadRecord::default, |host| host.timeline().take_record())

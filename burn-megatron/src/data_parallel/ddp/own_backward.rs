@@ -1,4 +1,4 @@
-//! Micro-batches in which one function runs both the forward and the backward.
+//! Micro-batches in which a single function runs both the forward and the backward.
 
 use burn::module::Module;
 use burn::tensor::Device;
@@ -8,13 +8,12 @@ use crate::data_parallel::own_backward::MicroBatch;
 use crate::data_parallel::stores::{ParameterLoader, Stores};
 
 impl<M: Module> DistributedDataParallel<M> {
-    /// Runs a micro-batch with a function that calls the backward itself. It replaces
-    /// [`forward`](Self::forward) and [`backward`](Self::backward) if the loss is not accessible. Gradients are
-    /// multiplied by `weight`, because the loss of one micro-batch is often a mean. A micro-batch with weight 0
-    /// does not update running states.
+    /// Runs a micro-batch with a function that calls the backward itself. Use it in place of [`forward`](Self::forward)
+    /// and [`backward`](Self::backward) if the loss is not accessible. The loss of a micro-batch is often a mean. Its
+    /// gradients are therefore multiplied by `weight`. A micro-batch with weight 0 does not update running states.
     ///
-    /// With `is_last` no further micro-batch follows in the step. The first gradient ends its forwards, and
-    /// each bucket is reduced as soon as its gradients are final, while backward continues.
+    /// If `is_last` is true, no further micro-batch follows in the step. After the first gradient no further forward is
+    /// expected, and each bucket is reduced as soon as its gradients are final, while the backward continues.
     pub fn forward_and_backward<T>(
         &self,
         device: &Device,
@@ -36,7 +35,7 @@ impl<M: Module> DistributedDataParallel<M> {
         output
     }
 
-    /// Sets the parameters to the parameters of `module`, which has no hooks. Running states keep their values.
+    /// Sets the parameters to the parameters of `module`, which must not have hooks. Running states keep their values.
     /// Collective: call on all ranks, with equal values.
     pub fn set_parameters(&mut self, module: &M) {
         let stores = Stores::new(&self.whole, &self.running, &self.buffers);

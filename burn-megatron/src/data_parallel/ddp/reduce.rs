@@ -1,4 +1,4 @@
-//! The end of a step, in which gradients are summed over the ranks and checked.
+//! Ends a step: sums the gradients over the ranks and checks them.
 
 use burn::module::Module;
 use burn::tensor::Tensor;
@@ -11,17 +11,19 @@ use crate::data_parallel::gradients::{Gradients, ReductionRecord};
 use crate::mesh::{Grid, ZeroStage};
 
 impl<M: Module> DistributedDataParallel<M> {
-    /// Ends the step: sums the gradients over the ranks and divides them by the number of tokens on all ranks.
+    /// Ends the step: sums the gradients over the ranks and divides them by the total number of tokens on all ranks.
     ///
-    /// `tokens` is the number of tokens in the micro-batches of *this* rank, so ranks with more tokens have a
-    /// larger weight. A rank that ran no micro-batch passes 0 and contributes zeros. A parameter that the loss
-    /// does not depend on has a zero gradient, and one warning names it. Collective: call on all ranks.
+    /// `tokens` is the number of tokens in the micro-batches of *this* rank, so ranks with more tokens have a larger
+    /// weight. A rank that ran no micro-batch passes 0 and contributes zeros. A parameter on which the loss does not
+    /// depend has a zero gradient. A warning that names the parameter is logged once. Collective: call on all ranks.
     ///
-    /// A failed step also ends: its gradients are discarded, and later gradients of the step are ignored.
+    /// If an error is returned, the step also ends: its gradients are discarded, and later gradients of the step are
+    /// ignored.
     ///
     /// # Errors
     ///
-    /// [`DataParallelError`] if a backward is missing, the ranks ran differently, or a collective fails.
+    /// [`DataParallelError`] if a backward is missing, if the ranks used the parameters in different orders, or if a
+    /// collective fails.
     pub fn reduce(&mut self, tokens: u64) -> Result<Gradients, DataParallelError> {
         let (mut gradients, record) = self.reduce_unscaled()?;
         gradients.tokens = self.total_tokens(tokens, record.fingerprints)?;
@@ -32,8 +34,9 @@ impl<M: Module> DistributedDataParallel<M> {
         Ok(gradients)
     }
 
-    /// Ends the step like [`reduce`](Self::reduce), without exchanging the tokens or reading from the device.
-    /// The gradients have the factor 1, no tokens and no invalid gradients.
+    /// Ends the step like [`reduce`](Self::reduce), but does not sum the number of tokens over the ranks and does not
+    /// read from the device. In the returned gradients the factor is 1, the number of tokens is 0, and the list of
+    /// invalid gradients is empty.
     pub fn reduce_unscaled(&mut self) -> Result<(Gradients, ReductionRecord), DataParallelError> {
         let _span = tracing::debug_span!("reduce_gradients").entered();
         let prefetches = self.buffers.parameters().end_step();
@@ -49,7 +52,7 @@ impl<M: Module> DistributedDataParallel<M> {
         Ok((Gradients::unscaled(reduced.shards), record))
     }
 
-    /// Returns the number of tokens on all ranks. From ZeRO-2 on, `fingerprints` must be equal on all ranks.
+    /// Returns the number of tokens on all ranks. With ZeRO-2 and ZeRO-3, `fingerprints` must be equal on all ranks.
     fn total_tokens(&self, tokens: u64, fingerprints: [u64; 2]) -> Result<u64, DataParallelError> {
         let data = &self.buffers.plan.dense.data;
         let own = [tokens, fingerprints[0], fingerprints[1]].map(|x| x as i64);

@@ -30,7 +30,8 @@ impl<M: Module> DistributedDataParallel<M> {
         self.set_running_states(states.into_iter().map(mean).collect());
     }
 
-    /// Returns the running states of this rank as flat tensors, in the order of the module.
+    /// Returns the running states of this rank, such as the running means of batch norms, as flat tensors in the order
+    /// of the module.
     pub fn running_states(&self) -> Vec<Tensor<1>> {
         if !self.has_running_states() {
             return vec![];

@@ -1,4 +1,4 @@
-//! The interface of the buckets for the optimizer and the checkpoint: this rank's shard of each bucket.
+//! The interface between the buckets and the optimizer or a checkpoint: this rank's shard of each bucket.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,12 +18,12 @@ use crate::data_parallel::sharding_groups::ShardingGroups;
 use crate::mesh::Grid;
 
 impl<M: Module> DistributedDataParallel<M> {
-    /// Sets a change of the masters that is applied after the next optimizer step.
+    /// Sets a function that changes the master weights after the next optimizer step.
     pub fn after_next_step(&mut self, change: AfterStep) {
         self.after_step = Some(change);
     }
 
-    /// Returns this rank's shard of each bucket.
+    /// Returns the ranges of this rank's shard of each bucket.
     pub fn shards(&self) -> &[BucketShard] {
         &self.shards
     }
@@ -33,25 +33,25 @@ impl<M: Module> DistributedDataParallel<M> {
         &self.buffers.plan.device
     }
 
-    /// Returns the dtype of the master of each parameter, in the order of the table.
+    /// Returns the dtype of the master weights of each parameter, in the order of the table.
     pub fn master_dtypes(&self) -> impl Iterator<Item = DType> {
         let parameters = self.buffers.plan.parameters.iter();
         parameters.map(|parameter| parameter.main_dtype)
     }
 
-    /// Returns the masters of this rank's shard of a bucket. They are on the host if the bucket is offloaded.
+    /// Returns the master weights of this rank's shard of a bucket. They are in host memory if the bucket is offloaded.
     pub fn master_shard(&self, bucket: usize) -> Tensor<1> {
         self.buffers.master_shard(bucket)
     }
 
-    /// Replaces the masters of this rank's shard of a bucket, only on this rank. The copy in the model dtype is
-    /// not changed.
+    /// Replaces the master weights of this rank's shard of a bucket, on this rank only. The parameters in the dtype of
+    /// the model are not changed.
     pub fn change_master(&mut self, bucket: usize, change: impl FnOnce(Tensor<1>) -> Tensor<1>) {
         self.buffers.parameters().change_master(bucket, change);
     }
 
-    /// Returns parameter indices with the gathered copies that the model computes with. Copies that are part of
-    /// this rank's masters, and copies that are still being gathered, are left out.
+    /// Returns the index and the gathered value of each parameter, with which the model computes. Parameters whose
+    /// value is part of this rank's master weights, and parameters that are still being gathered, are left out.
     pub fn model_copies(&self) -> impl Iterator<Item = (usize, Tensor<1>)> {
         let plan = &self.buffers.plan;
         (0..plan.buckets()).flat_map(move |number| {
@@ -65,7 +65,7 @@ impl<M: Module> DistributedDataParallel<M> {
         })
     }
 
-    /// Frees gathered parameters, as at the end of a step. It has an effect only with ZeRO-3.
+    /// Frees gathered parameters, as at the end of a step. This method has an effect only with ZeRO-3.
     pub fn reshard(&self) {
         self.buffers.parameters().reshard();
         if let Some(frozen) = &self.buffers.frozen {
@@ -78,14 +78,14 @@ impl<M: Module> DistributedDataParallel<M> {
         &self.unique_segments
     }
 
-    /// Returns the groups over which the buckets of each grid are reduced and sharded.
+    /// Returns the process groups over which the buckets of each grid are reduced and sharded.
     pub fn sharding_groups(&self) -> impl Iterator<Item = (Grid, &ShardingGroups)> {
         self.buffers.plan.all_groups()
     }
 
-    /// Replaces the masters of this rank's shards with the result of `step`. The host steps offloaded buckets
-    /// while the device steps the other buckets. Each bucket on the device is gathered, and its gradient freed,
-    /// before the next bucket is stepped. Collective: call on all ranks.
+    /// Replaces the master weights of this rank's shards with the result of `step`. The host steps offloaded buckets
+    /// while the device steps the other buckets. Each bucket on the device is gathered, and its gradient freed, before
+    /// the next bucket is stepped. Collective: call on all ranks.
     ///
     /// Unwinds with [`raise`](crate::comm::raise) if a step on the host fails.
     pub(crate) fn step_buckets(
@@ -130,7 +130,7 @@ impl<M: Module> DistributedDataParallel<M> {
         self.finish_step();
     }
 
-    /// Replaces the masters of this rank's shards with the result of `step`, if no bucket is offloaded.
+    /// Replaces the master weights of this rank's shards with the result of `step`, if no bucket is offloaded.
     pub(crate) fn step_device_buckets(
         &mut self,
         gradients: Gradients,
@@ -180,23 +180,23 @@ impl<M: Module> DistributedDataParallel<M> {
         }
     }
 
-    /// Replaces the masters of this rank's shards and gathers the parameters, as a step does. Collective: call
-    /// on all ranks.
+    /// Replaces the master weights of this rank's shards and gathers the parameters, like an optimizer step.
+    /// Collective: call on all ranks.
     pub fn replace_masters(&mut self, masters: Vec<Tensor<1>>) {
         self.buffers.parameters().replace(masters);
         self.finish_step();
     }
 
-    /// Finishes a step that all ranks skip. FP8 weights are quantized again, because the scales may have
-    /// changed. They then depend only on masters and scales, as after loading a checkpoint.
+    /// Finishes a step that all ranks skip. FP8 weights are quantized again, because the scales may have changed. The
+    /// FP8 weights then depend only on master weights and scales, as after a checkpoint is loaded.
     pub fn finish_skipped_step(&mut self) {
         if self.config().fp8_param_gather {
             self.finish_step();
         }
     }
 
-    /// Finishes a step after all masters have changed and the gradients are freed. Collective: call on all
-    /// ranks of the stage.
+    /// Finishes a step after all master weights have changed and the gradients are freed. Collective: call on all ranks
+    /// of the stage.
     pub(super) fn finish_step(&mut self) {
         self.fp8.invalidate_weights();
         self.buffers.finish_gathers();

@@ -1,11 +1,12 @@
-//! The counts of micro-batches whose host code does not run because a CUDA graph is replayed.
+//! Counts the parameter uses and gradients of micro-batches that replay a CUDA graph, because their host code does not
+//! run.
 
 use burn_megatron_kernels::cuda_graph::memory_id;
 
 use super::super::gradient_tracker::GradientTracker;
 use super::GradientBuckets;
 
-/// For each parameter, the number of uses in one micro-batch and the number of accumulated gradients.
+/// The number of uses and the number of accumulated gradients of each parameter in one micro-batch.
 #[derive(Clone, Debug)]
 pub struct MicroBatchUses(Vec<(usize, usize)>);
 

@@ -1,57 +1,58 @@
-//! Buckets, and the parameter slices in a range of a bucket.
+//! The buckets of a buffer, and the parameter slices in a range of a bucket.
 
 use std::cmp::Reverse;
 use std::ops::Range;
 
-/// A range of a buffer that is reduced and gathered by one collective.
+/// A bucket: a range of a buffer that one collective reduces or gathers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bucket {
-    /// The unit of the model that contains all of its parameters.
+    /// The unit of the model (a pipeline stage or FSDP unit) that contains all parameters of the bucket.
     pub unit: usize,
-    /// Whether it has a single parameter, which the first and the last stage share.
+    /// Whether the bucket has a single parameter that the first and the last pipeline stage share.
     pub shared: bool,
-    /// The number of ranks over which it is sharded.
+    /// The number of ranks over which the bucket is sharded.
     pub shards: usize,
-    /// Its elements in the buffer, including padding. If all of its parameters are empty, the range is empty
-    /// and nothing is communicated.
+    /// The range of the bucket in the buffer, in elements, including padding. If all parameters of the bucket are
+    /// empty, the range is empty and nothing is communicated.
     pub range: Range<usize>,
-    /// Its parameters, in reverse order of the table.
+    /// The parameters of the bucket, in reverse order of the parameter table.
     pub parameters: Vec<BucketParameter>,
 }
 
 /// A parameter in a bucket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BucketParameter {
-    /// Its index in the table.
+    /// The index of the parameter in the parameter table.
     pub index: usize,
-    /// Its elements, relative to the start of the bucket.
+    /// The range of the parameter in the bucket, in elements.
     pub range: Range<usize>,
 }
 
-/// The slice of one parameter in a range of a bucket. It has at least one element.
+/// A slice of one parameter that lies in a range of a bucket. It has at least one element.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParameterSlice {
-    /// The index of the parameter in the table.
+    /// The index of the parameter in the parameter table.
     pub index: usize,
-    /// Its elements, relative to the start of the flattened parameter.
+    /// The elements of the slice, relative to the start of the flattened parameter.
     pub parameter_range: Range<usize>,
-    /// The same elements, relative to the start of the range.
+    /// The elements of the slice, relative to the start of the range of the bucket.
     pub local_range: Range<usize>,
 }
 
 impl Bucket {
-    /// Returns the number of elements, including padding.
+    /// Returns the number of elements of the bucket, including padding.
     pub fn padded(&self) -> usize {
         self.range.len()
     }
 
-    /// Returns the number of elements up to the end of the last parameter. It excludes the padding at the end,
-    /// and includes the alignment padding between parameters.
+    /// Returns the number of elements up to the end of the last parameter of the bucket. The number includes the
+    /// alignment padding between parameters, but not the padding at the end.
     pub fn used(&self) -> usize {
         self.parameters.last().map_or(0, |last| last.range.end)
     }
 
-    /// Returns the ranges of elements that belong to no parameter: alignment and padding.
+    /// Returns the ranges of the bucket that do not belong to a parameter: the alignment padding between parameters and
+    /// the padding at the end.
     pub fn gaps(&self) -> Vec<Range<usize>> {
         let ends = self.parameters.iter().map(|parameter| parameter.range.end);
         let starts = self
@@ -65,7 +66,7 @@ impl Bucket {
             .collect()
     }
 
-    /// Returns the number of elements of its parameters, without any padding.
+    /// Returns the number of elements of all parameters in the bucket, without any padding.
     pub fn parameter_elements(&self) -> usize {
         self.parameters
             .iter()
@@ -80,17 +81,17 @@ impl Bucket {
         (self.shared, Reverse(last))
     }
 
-    /// Returns the number of elements of each shard, including padding.
+    /// Returns the number of elements of one shard of the bucket, including padding.
     pub fn shard_elements(&self) -> usize {
         self.padded() / self.shards
     }
 
-    /// Returns the parameter slices in `range`, which is relative to the start of the bucket. Padding is in no
-    /// slice.
+    /// Returns the parameter slices that lie in `range`, which is relative to the start of the bucket. Padding does not
+    /// belong to a slice.
     ///
     /// # Panics
     ///
-    /// If the range exceeds the bucket.
+    /// Panics if the range exceeds the bucket.
     pub fn slices(&self, range: Range<usize>) -> Vec<ParameterSlice> {
         let padded = self.padded();
         assert!(range.end <= padded, "{range:?} of a bucket of {padded}");

@@ -1,8 +1,9 @@
 //! The layout of a rank's parameters in flat buffers, which are divided into buckets.
 //!
-//! The layout is a pure computation from sizes to ranges, without allocation. Parameters are laid out in
-//! reverse order of the table, which is roughly the order in which backward finishes them. Parameters of the
-//! same dtypes share a buffer. A buffer is a sequence of buckets, the units of communication:
+//! The layout is computed from the sizes of the parameters, without allocating memory. Parameters are laid out in
+//! reverse order of the parameter table, which is roughly the order in which the backward finishes their gradients.
+//! Parameters with the same dtypes share a buffer. A buffer is a sequence of buckets, which are the units of
+//! communication:
 //!
 //! ```text
 //! buffer bf16/f32   |------------ bucket 0 ------------|------ bucket 1 ------|-- bucket 2 --|
@@ -10,12 +11,12 @@
 //! shards            |  rank 0  |  rank 1  |  rank 2    | ...
 //! ```
 //!
-//! Every bucket is sharded evenly over the ranks, regardless of the boundaries of parameters. A parameter may
-//! span several shards.
+//! Every bucket is sharded evenly over the ranks. The boundaries of shards are independent of the boundaries of
+//! parameters, so a parameter may span several shards.
 //!
-//! The rules follow `_ParamAndGradBuffer` and `compute_full_param_layout` of Megatron-LM, with two differences.
-//! Buckets of shared parameters always come last, even if buckets are not sharded. A bucket ends at the end of
-//! a unit of the model (a pipeline stage or FSDP unit).
+//! The layout follows the rules of `_ParamAndGradBuffer` and `compute_full_param_layout` in Megatron-LM, with two
+//! differences. Buckets of shared parameters always come last, even if buckets are not sharded. A bucket never extends
+//! beyond a unit of the model (a pipeline stage or FSDP unit).
 
 use std::fmt;
 use std::ops::Range;
@@ -42,7 +43,7 @@ pub use write_items::{WriteItem, write_items};
 /// The flat buffers of one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BufferLayout {
-    /// One buffer per key, in the order of the first parameters.
+    /// The buffers, one for each [`BufferKey`]. They are in the order of their first parameters.
     pub buffers: Vec<FlatBuffer>,
     /// The buffer of each bucket number, and the bucket's index in that buffer.
     bucket_positions: Vec<(usize, usize)>,
@@ -50,48 +51,49 @@ pub struct BufferLayout {
     locations: Vec<ParameterLocation>,
 }
 
-/// The properties that the parameters of one buffer share.
+/// The key of a buffer: the properties that all parameters of the buffer share.
 ///
-/// Displayed as the dtypes of parameters and gradients, and the kind: `bf16/f32 dense`, or `u8/f32 dense fp8`
-/// for FP8 weights.
+/// A key is displayed as the dtype of the parameters, the dtype of the gradients and the kind of the parameters.
+/// Examples are `bf16/f32 dense`, and `u8/f32 dense fp8` for FP8 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BufferKey {
     /// The dtype in which the parameters are gathered. It is also the storage dtype, except for FP8 weights.
     pub parameter: DType,
     /// The dtype in which the gradients are summed.
     pub gradient: DType,
-    /// The grid of the parameters.
+    /// The grid of ranks of the parameters: dense or expert.
     pub grid: Grid,
-    /// Whether the parameters are FP8 weights, stored as two copies with their scales. If
-    /// [`parameter`](Self::parameter) is [`DType::U8`], FP8 codes are gathered. If it is a float, values are
-    /// gathered and then quantized.
+    /// Whether the parameters are FP8 weights, which are stored as two copies with their scales. If
+    /// [`parameter`](Self::parameter) is [`DType::U8`], FP8 codes are gathered. If it is a floating-point type, values
+    /// are gathered and then quantized.
     pub quantized: bool,
 }
 
-/// A sequence of contiguous buckets.
+/// A flat buffer, which is a sequence of contiguous buckets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlatBuffer {
-    /// The properties that its parameters share.
+    /// The properties that all parameters of the buffer share.
     pub key: BufferKey,
-    /// The number of its elements, including padding.
+    /// The number of elements of the buffer, including padding.
     pub elements: usize,
-    /// The number of bytes of its FP8 weights: both copies and their scales. 0 for other parameters.
+    /// The number of bytes of the FP8 weights in the buffer, including both copies and their scales. It is 0 for other
+    /// parameters.
     pub quantized_bytes: usize,
-    /// Its buckets, in the order in which they are reduced.
+    /// The buckets of the buffer, in the order in which they are reduced.
     pub buckets: Vec<Bucket>,
 }
 
-/// The location of a parameter.
+/// The location of a parameter in the buckets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParameterLocation {
     /// The number of the bucket.
     pub bucket: usize,
-    /// Its elements, relative to the start of the bucket.
+    /// The elements of the parameter, relative to the start of the bucket.
     pub range: Range<usize>,
 }
 
 impl BufferLayout {
-    /// Lays out the parameters of a table.
+    /// Computes the layout of the parameters of a table.
     ///
     /// All ranks of a data-parallel group must have the same layout and therefore pass the same sizes.
     ///
@@ -153,12 +155,12 @@ impl BufferLayout {
         }
     }
 
-    /// Returns the number of elements of all buffers, including padding.
+    /// Returns the total number of elements of all buffers, including padding.
     pub fn elements(&self) -> usize {
         self.buffers.iter().map(|buffer| buffer.elements).sum()
     }
 
-    /// Returns the number of elements of all parameters, without padding.
+    /// Returns the total number of elements of all parameters, without padding.
     pub fn parameter_elements(&self) -> usize {
         self.locations
             .iter()
@@ -171,8 +173,8 @@ impl BufferLayout {
         self.bucket_positions.len()
     }
 
-    /// Returns all buckets with their numbers and buffers, in the order of reduction. This is the order in
-    /// which backward finishes them, across buffers, with the buckets of shared parameters last.
+    /// Returns all buckets with their numbers and buffers, in the order in which they are reduced. Across all buffers,
+    /// this is the order in which the backward finishes the buckets. The buckets of shared parameters come last.
     pub fn buckets(&self) -> impl Iterator<Item = (usize, &FlatBuffer, &Bucket)> {
         let number = |number| (number, self.buffer_of(number), self.bucket(number));
         (0..self.bucket_count()).map(number)
@@ -182,22 +184,23 @@ impl BufferLayout {
     ///
     /// # Panics
     ///
-    /// If `number` is out of range.
+    /// Panics if `number` is out of range.
     pub fn bucket(&self, number: usize) -> &Bucket {
         let (buffer, bucket) = self.bucket_positions[number];
         &self.buffers[buffer].buckets[bucket]
     }
 
-    /// Returns the buffer of a bucket.
+    /// Returns the buffer that contains a bucket.
     ///
     /// # Panics
     ///
-    /// If `number` is out of range.
+    /// Panics if `number` is out of range.
     pub fn buffer_of(&self, number: usize) -> &FlatBuffer {
         &self.buffers[self.bucket_positions[number].0]
     }
 
-    /// Returns the location of the parameter at `index` of the table, or `None` if `index` is out of range.
+    /// Returns the location of the parameter with this index in the parameter table, or `None` if `index` is out of
+    /// range.
     pub fn find(&self, index: usize) -> Option<&ParameterLocation> {
         self.locations.get(index)
     }
@@ -222,7 +225,7 @@ impl fmt::Display for BufferKey {
 }
 
 impl FlatBuffer {
-    /// Returns the number of elements of the shards of one rank, including padding.
+    /// Returns the total number of elements of all shards of one rank, including padding.
     pub fn shard_elements(&self) -> usize {
         let shards = self.buckets.iter().map(Bucket::shard_elements);
         shards.sum()

@@ -4,60 +4,61 @@ use super::BufferKey;
 use crate::comm::DType;
 use crate::mesh::Grid;
 
-/// The number of elements to whose multiple bucket sizes are padded. A bucket of 16-bit elements then starts at
-/// a multiple of 256 bytes, as GEMMs require.
+/// Bucket sizes are padded to multiples of this number of elements. A bucket of 16-bit elements then starts at a
+/// multiple of 256 bytes, as GEMMs require.
 const BUCKET_MULTIPLE: usize = 128;
 
-/// The number of elements at whose multiples ring collectives reach full bandwidth.
+/// Ring collectives reach full bandwidth if the number of elements is a multiple of this number.
 const BANDWIDTH_MULTIPLE: usize = 1 << 16;
 
-/// The number of FP8 codes at whose multiples shards start: four codes are packed in a word, and devices move
+/// Shards of FP8 codes start at multiples of this number of codes: four codes are packed in a word, and devices move
 /// four words at once.
 const FP8_CODES_MULTIPLE: usize = 16;
 
-/// The number of elements at whose multiples the parameters of sharded buckets start: 128 bytes in 16 bits.
+/// The parameters of sharded buckets start at multiples of this number of elements. With 16-bit elements, this is 128
+/// bytes.
 const PARAMETER_MULTIPLE: usize = 64;
 
-/// One parameter of a rank, in the order of the table.
+/// The size and the dtypes of one parameter of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ParameterSize {
-    /// The number of elements of the rank's part; 0 is valid.
+    /// The number of elements of the rank's part of the parameter, which may be 0.
     pub elements: usize,
-    /// The dtype in which the parameter is gathered. It is also the storage dtype, except for FP8 weights.
+    /// The dtype in which the parameter is gathered. It is also the storage dtype, except for FP8 weights. It is
     /// [`DType::U8`] for a weight whose FP8 codes are gathered.
     pub parameter: DType,
-    /// The dtype in which its gradient is summed.
+    /// The dtype in which the gradient of the parameter is summed.
     pub gradient: DType,
-    /// Its grid, which determines the ranks over which its gradient is summed.
+    /// The grid of the parameter, which determines the ranks over which its gradient is summed.
     pub grid: Grid,
-    /// Whether the first and the last stage share the parameter. A shared parameter gets its own bucket.
+    /// Whether the first and the last pipeline stage share the parameter. A shared parameter gets its own bucket.
     pub shared: bool,
-    /// The unit of the model whose parameters may share a bucket: a pipeline stage, or with ZeRO-3 an FSDP
-    /// unit.
+    /// The unit of the model that contains the parameter: a pipeline stage, or with ZeRO-3 an FSDP unit. Only
+    /// parameters of the same unit may share a bucket.
     pub unit: usize,
-    /// The number of bytes of both copies of an FP8 weight and their scales; `None` for other parameters.
+    /// The number of bytes of both copies of an FP8 weight and their scales. `None` for other parameters.
     pub quantized_bytes: Option<usize>,
 }
 
-/// The rules that determine the end of a bucket, and the padding of parameters and buckets.
+/// The rules for dividing parameters into buckets and for padding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BucketRules {
-    /// The number of elements at which a bucket is closed. It is checked after each parameter, so a bucket may
-    /// be larger. `None`: no limit.
+    /// The number of elements at which a bucket is closed. The number is checked after each parameter, so a bucket may
+    /// be larger. `None`: the size is not limited.
     pub size: Option<usize>,
     /// The number of ranks over which a bucket of dense parameters is sharded.
     pub ranks: usize,
-    /// The number of ranks over which a bucket of expert parameters is sharded. `None`: `ranks`.
+    /// The number of ranks over which a bucket of expert parameters is sharded. `None`: the same number as in `ranks`.
     pub expert_ranks: Option<usize>,
     /// Whether bucket sizes are also padded to multiples of 65,536 elements.
     pub pad_for_bandwidth: bool,
-    /// The number of elements at whose multiples parameters and buckets start. 1: packed.
+    /// The alignment of parameters and buckets, in elements. With 1, parameters are packed without gaps.
     pub align: usize,
 }
 
 impl BucketRules {
-    /// Returns rules for buckets of the default size, sharded over the ranks. Parameters start at multiples of
-    /// 64 elements.
+    /// Returns the rules for buckets that have the default size and are sharded over `ranks` ranks. Parameters start at
+    /// multiples of 64 elements.
     pub fn sharded(ranks: usize) -> Self {
         Self {
             size: Some(Self::default_size(ranks)),
@@ -68,21 +69,22 @@ impl BucketRules {
         }
     }
 
-    /// Returns the default size of buckets: `max(40,000,000, 1,000,000 x ranks)` elements. The shards of a
-    /// large group are then large enough for efficient messages.
+    /// Returns the default size of buckets, in elements: `max(40,000,000, 1,000,000 x ranks)`. Each shard is then large
+    /// enough for efficient communication, even in a large group.
     pub fn default_size(ranks: usize) -> usize {
         ranks.saturating_mul(1_000_000).max(40_000_000)
     }
 
-    /// Returns `align`, in elements of `dtype`, for sharded buckets on a device whose views must start at
-    /// multiples of `bytes`. It is the least common multiple of 64 and the device's alignment. For powers of
-    /// two this is `max(64, bytes / size)`.
+    /// Returns the value of [`align`](Self::align) for sharded buckets on a device whose tensor views must start at
+    /// multiples of `bytes`. The result is in elements of `dtype`. It is the least common multiple of 64 and the
+    /// alignment of the device. If both are powers of two, the result is `max(64, bytes / size)`, where `size` is the
+    /// number of bytes of an element.
     ///
-    /// Parameters and gradients have the same layout, so pass the smaller of their dtypes.
+    /// Parameters and gradients have the same layout. Therefore `dtype` must be the smaller of their two dtypes.
     ///
     /// # Errors
     ///
-    /// [`LayoutError::ZeroAlign`] for 0 bytes, [`LayoutError::PaddingOverflow`] if the result overflows.
+    /// [`LayoutError::ZeroAlign`] if `bytes` is 0, [`LayoutError::PaddingOverflow`] if the result overflows.
     pub fn alignment(bytes: usize, dtype: DType) -> Result<usize, LayoutError> {
         if bytes == 0 {
             return Err(LayoutError::ZeroAlign);
@@ -115,7 +117,7 @@ impl BucketRules {
         }
     }
 
-    /// Returns the number of elements to whose multiple bucket sizes are padded.
+    /// Returns the number of elements for which bucket sizes are padded to a multiple.
     pub(super) fn bucket_multiple(&self, key: &BufferKey) -> Result<usize, LayoutError> {
         let ranks = self.shards(key.grid);
         let codes = match (key.quantized, key.parameter) {
@@ -138,13 +140,13 @@ impl BucketRules {
     }
 }
 
-/// A layout cannot be computed.
+/// The error that is returned if a layout cannot be computed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LayoutError {
     /// The number of ranks is 0.
     #[error("invalid number of ranks for buckets of {of} parameters: 0, expected at least 1")]
     NoRanks {
-        /// `dense` or `expert`.
+        /// The kind of parameters: `dense` or `expert`.
         of: &'static str,
     },
     /// The bucket size is 0.
@@ -153,13 +155,13 @@ pub enum LayoutError {
          one bucket"
     )]
     ZeroSize {
-        /// The default size.
+        /// The default bucket size, in elements.
         default: usize,
     },
     /// The alignment is 0.
     #[error("invalid alignment: 0 elements, expected at least 1 (packed)")]
     ZeroAlign,
-    /// The padding overflows.
+    /// Buckets are padded to a common multiple of the number of ranks and the alignment, and this multiple overflows.
     #[error(
         "the least common multiple of {ranks} ranks and {align} elements overflows {} bits; use fewer ranks or a \
          smaller alignment",
@@ -168,7 +170,7 @@ pub enum LayoutError {
     PaddingOverflow {
         /// The number of ranks over which a bucket is sharded.
         ranks: usize,
-        /// The alignment of parameters.
+        /// The alignment of parameters, in elements.
         align: usize,
     },
     /// A buffer is too large to allocate.

@@ -1,12 +1,13 @@
-//! The display of a layout as a table.
+//! Displays a layout as a table.
 
 use std::fmt;
 
 use super::BufferLayout;
 use crate::text_table::Table;
 
-/// Formats one line per bucket and a line of totals. The columns are the number, the dtypes and kind, the unit
-/// of the model, the number of parameters, and the number of elements without and with padding.
+/// Formats the layout as a table with one line per bucket and a line of totals. The columns are the number of the
+/// bucket, the dtypes and the kind of its parameters, the unit of the model, the number of parameters, and the number
+/// of elements without and with padding.
 impl fmt::Display for BufferLayout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let head = [

@@ -1,4 +1,4 @@
-//! The assignment of slices to the ranks that write them, so that each element of the model is written once.
+//! Assigns slices of the model to the ranks that write a checkpoint, so that each element is written once.
 
 use std::ops::Range;
 
@@ -12,29 +12,30 @@ pub(crate) const MAX_ELEMENTS: usize = if cfg!(test) { 40 } else { 1 << 24 };
 /// The minimum number of elements per rank for dividing a replicated parameter over the ranks that hold it.
 const MIN_SHARE: usize = 1 << 12;
 
-/// A slice that a rank writes.
+/// A slice of a parameter that a rank writes to a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WriteItem {
     /// The index of the parameter in the table.
     pub index: usize,
     /// The number of the bucket.
     pub bucket: usize,
-    /// The range of elements that contains the slice, relative to the start of the rank's shard of the bucket.
-    /// Items of one range are adjacent.
+    /// The range of elements that contains the slice, relative to the start of the rank's shard of the bucket. Items
+    /// with the same range are adjacent in the list of items.
     pub source: Range<usize>,
     /// The flat index of the start of `source` in the rank's local tensor.
     pub local_start: usize,
-    /// The slice.
+    /// The slice of the local tensor, and its position in the complete tensor.
     pub shard: LocalShard,
 }
 
-/// Returns the slices that `rank` writes. For each bucket, `ranges` returns the range that the rank optimizes,
-/// and the range within it that the rank writes among the ranks of the data axis. Both are relative to the
-/// start of the bucket.
+/// Returns the slices that `rank` writes to a checkpoint. For each bucket, `ranges` returns two ranges: the range that
+/// the rank optimizes, and the part of this range that the rank writes. The other ranks of the data axis write the
+/// other parts. Both ranges are relative to the start of the bucket.
 ///
-/// A bucket is always divided over the data axis, whether or not it is sharded. A parameter that is replicated
-/// over model axes is divided over them or, if it is small, assigned to one rank round-robin. A section that
-/// several ranks replicate is written by the first of them. The first of the pipeline's copies is written.
+/// A bucket is always divided over the data axis, whether or not it is sharded. A parameter that is replicated over
+/// model axes is divided over the ranks of these axes. If the parameter is small, it is assigned to one rank in
+/// round-robin order. A section of a parameter that several ranks replicate is written by the first of these ranks. If
+/// several pipeline stages have a copy of a parameter, the first copy is written.
 pub fn write_items(
     layout: &BufferLayout,
     entries: &[ParameterEntry],

@@ -1,33 +1,34 @@
-//! The memory that is available to the processes of this machine, and a check whether a run fits.
+//! Checks whether a run fits into the memory that is available to the processes of this machine.
 //!
-//! The check uses a lower bound: parameters, gradients, optimizer state, and the logits of one micro-batch or
-//! chunk. Activations are not included. A run that passes the check may still be too large, but a run that
-//! fails is certainly too large.
+//! The check uses a lower bound of the required memory. It consists of parameters, gradients, optimizer state, and the
+//! logits of one micro-batch or chunk. Activations are not included. A run that passes the check may still need too
+//! much memory, but a run that fails the check certainly needs too much memory.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::{MemoryPlan, format_bytes};
 
-/// A lower bound of the memory that ranks need at once, in bytes by category.
+/// A lower bound of the memory that ranks need at the same time, in bytes by category.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RequiredMemory {
-    /// Parameters and position tables.
+    /// The bytes of parameters and position tables.
     pub parameters: u128,
-    /// Gradient sums.
+    /// The bytes of gradient sums.
     pub gradients: u128,
-    /// Master weights and moments, including those on the host.
+    /// The bytes of master weights and moments, including master weights and moments in host memory.
     pub optimizer: u128,
-    /// The logits of one micro-batch, or of a chunk of a micro-batch.
+    /// The bytes of the logits of one micro-batch, or of a chunk of a micro-batch.
     pub logits: u128,
 }
 
 impl RequiredMemory {
-    /// Computes the host memory that one rank on its CPU needs at once. It is the maximum of the memory at the
-    /// end of a backward and the memory with the logits of a micro-batch.
+    /// Computes the host memory that one rank on a CPU device needs at the same time. It is the maximum of two amounts:
+    /// the memory at the end of a backward, and the memory while the logits of a micro-batch exist.
     ///
-    /// `is_first`: a step has a single micro-batch, so there are no gradients yet when there are logits.
-    /// `is_only`: the run has a single step, so the optimizer has no state yet when there are logits.
+    /// `is_first` is true if a step has a single micro-batch. Gradients then do not exist yet while the logits exist.
+    /// `is_only` is true if the run has a single step. The optimizer state then does not exist yet while the logits
+    /// exist.
     pub fn new(state: &MemoryPlan, logits: u128, is_first: bool, is_only: bool) -> Self {
         let stepping = Self {
             parameters: state.parameters.into(),
@@ -49,13 +50,13 @@ impl RequiredMemory {
         }
     }
 
-    /// Returns the sum of all categories.
+    /// Returns the required memory as the sum of all categories, in bytes.
     pub fn total(&self) -> u128 {
         let kinds = [self.parameters, self.gradients, self.optimizer, self.logits];
         kinds.into_iter().fold(0, u128::saturating_add)
     }
 
-    /// Returns the sum over several ranks.
+    /// Returns the sum of the required memory of several ranks, by category.
     pub fn sum(needs: impl IntoIterator<Item = Self>) -> Self {
         needs.into_iter().fold(Self::default(), |sum, need| Self {
             parameters: sum.parameters.saturating_add(need.parameters),
@@ -65,11 +66,12 @@ impl RequiredMemory {
         })
     }
 
-    /// Checks that the total is within `limit`.
+    /// Checks that the required memory does not exceed `limit`.
     ///
     /// # Errors
     ///
-    /// [`InsufficientMemory`] if the total exceeds `limit`. An unknown limit is never an error.
+    /// [`InsufficientMemory`] if the required memory exceeds `limit`. If the limit is unknown (`None`), the check
+    /// succeeds.
     pub fn check(&self, limit: Option<MemoryLimit>) -> Result<(), InsufficientMemory> {
         match limit {
             Some(limit) if self.total() > limit.bytes.into() => {
@@ -80,12 +82,12 @@ impl RequiredMemory {
     }
 }
 
-/// A memory limit of processes, including swap.
+/// A limit of the memory of one or more processes, including swap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryLimit {
     /// The limit in bytes.
     pub bytes: u64,
-    /// The name of the limited unit, such as `this machine`.
+    /// The name of the thing to which the limit applies, such as `this machine`.
     pub of: &'static str,
 }
 
@@ -113,18 +115,17 @@ fn bytes(bytes: u128) -> String {
     format_bytes(u64::try_from(bytes).unwrap_or(u64::MAX))
 }
 
-/// The memory limits of this machine and of the cgroup of this process, as reported by Linux; `None` if
-/// unknown.
+/// The memory limits of this machine and of the cgroup of this process, as reported by Linux.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostMemory {
-    /// The limit of all processes of the machine.
+    /// The limit of all processes of the machine, or `None` if it is unknown.
     pub machine: Option<MemoryLimit>,
-    /// The limit of this process and the other processes in its cgroup.
+    /// The limit of this process and the other processes in its cgroup, or `None` if it is unknown.
     pub cgroup: Option<MemoryLimit>,
 }
 
 impl HostMemory {
-    /// Reads the limits of this system.
+    /// Reads the memory limits of this machine and of the cgroup of this process.
     pub fn read() -> Self {
         Self::read_under(Path::new("/"))
     }

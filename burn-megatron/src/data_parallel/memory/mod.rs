@@ -1,8 +1,9 @@
-//! The memory of a rank's training state, computed before it is allocated.
+//! Computes the memory of a rank's training state before the memory is allocated.
 //!
-//! Let `p` and `g` be the bytes per element of the parameters and the gradients, and `s` the bytes of the
-//! optimizer state. The optimizer state consists of the moments, and of a 4-byte master unless the parameter is
-//! its own master. With buckets sharded over `d` ranks, a parameter needs
+//! Let `p` and `g` be the bytes per element of the parameters and the gradients, and let `s` be the bytes per element
+//! of the optimizer state. The optimizer state consists of the moments, and of a 4-byte master weight unless the
+//! parameter is its own master weight. If buckets are sharded over `d` ranks, an element of a parameter needs the
+//! following number of bytes on each rank:
 //!
 //! | stage | bytes | 16-bit, f32 gradients, Adam | f32, Adam |
 //! |---|---|---|---|
@@ -11,8 +12,9 @@
 //! | 2 | `p + (g + s) / d` | `2 + 16 / d` | `4 + 12 / d` |
 //! | 3 | `(p + g + s) / d` | `18 / d` | `16 / d` |
 //!
-//! An FP8 weight has two copies, rowwise and columnwise, with their scales, instead of the `p` bytes. It always
-//! has a master: stage 1 needs `2 + g + (4 + 2 * 4) / d` bytes, stage 2 `2 + (g + 12) / d`.
+//! An FP8 weight is stored as a rowwise and a columnwise copy with their scales, instead of `p` bytes per element. It
+//! always has a master weight. Stage 1 needs `2 + g + (4 + 2 * 4) / d` bytes, and stage 2 needs `2 + (g + 12) / d`
+//! bytes.
 //!
 //! Source: ZeRO (Rajbhandari et al., 2020, section 3 and figure 1). The number of elements is taken from a
 //! [`BufferLayout`], including padding. Activations are not included.
@@ -39,44 +41,48 @@ fn is_zero(bytes: &u64) -> bool {
     *bytes == 0
 }
 
-/// Bytes of one rank by category, computed or measured.
+/// The memory of one rank in bytes, by category. The memory is either computed or measured.
 ///
-/// Displayed as a table with a row per category and a total.
+/// A plan is displayed as a table with a row for each category and a row for the total.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryPlan {
-    /// Parameters in the dtype of the model: all parameters, or the rank's shard in stage 3. f32 parameters are
-    /// their own masters and count only here. FP8 weights count with both copies and their scales.
+    /// The bytes of the parameters in the dtype of the model: all parameters, or the rank's shard with ZeRO stage 3.
+    /// f32 parameters are their own master weights and are only counted here. FP8 weights are counted with both copies
+    /// and their scales.
     pub parameters: u64,
-    /// Gradients: all gradients, or the rank's shard from stage 2 on. With static buffers the full gradients
-    /// count. Over several ranks their sums count as well: all sums, or the rank's shard from stage 1 on.
+    /// The bytes of the gradients: all gradients, or the rank's shard with ZeRO stages 2 and 3. With static buffers,
+    /// all gradients are counted. If gradients are also summed over several ranks, the sums are counted in addition:
+    /// all sums, or the rank's shard with ZeRO stages 1 to 3.
     pub gradients: u64,
-    /// Masters of 16-bit parameters and moments: all of them, or the rank's shard from stage 1 on.
+    /// The bytes of the optimizer state: the master weights of 16-bit parameters, and the moments. With ZeRO stages 1
+    /// to 3, only the rank's shard is counted.
     pub optimizer: u64,
-    /// Masters and moments of offloaded buckets, in host memory. There, f32 parameters also have a master. Not
-    /// included in the [total](Self::total).
+    /// The bytes of the master weights and moments of offloaded buckets, which are in host memory. In offloaded
+    /// buckets, f32 parameters also have a master weight. Not included in the [total](Self::total).
     #[serde(default, skip_serializing_if = "is_zero")]
     pub host_optimizer: u64,
-    /// Temporary buffers: the peak memory that collectives and unsharded units need at once.
+    /// The bytes of temporary buffers: the peak memory that collectives and unsharded FSDP units need at the same time.
     ///
     /// - Stage 0: none, because gradients are reduced in place.
-    /// - Stage 1: the maximum of two sizes. One is the rank's shard of the largest bucket, while it is stepped.
-    ///   The other is the FP8 codes of all weights, until the copies are made from them. Values that are
-    ///   gathered to be quantized are not included: they are gathered one bucket at a time and reuse the memory
-    ///   of the bucket's gradients.
-    /// - Stage 2: the maximum of the buffers of stage 1 and the gradients in flight. The gradients in flight
-    ///   are the full gradients of two adjacent buckets of each buffer, one being filled and one being reduced,
-    ///   and of all shared buckets, which are filled throughout backward. With hybrid sharding they include the
-    ///   rank's shard of the previous bucket, which is summed over the replicas. The step follows backward, so
-    ///   the two sizes do not add up.
-    /// - Stage 3: the gradients in flight, and the unsharded parameters of the two largest adjacent units of
-    ///   the model, the current and the prefetched unit. Backward needs both at once.
+    /// - Stage 1: the maximum of two sizes. The first size is the rank's shard of the largest bucket, which exists
+    ///   during the optimizer step of the bucket. The second size is the FP8 codes of all weights, which exist until
+    ///   both copies of the weights are computed from the codes. Values that are gathered to be quantized are not
+    ///   included: they are gathered one bucket at a time and reuse the memory of the gradients of the bucket.
+    /// - Stage 2: the maximum of the buffers of stage 1 and the gradients in flight. The gradients in flight are the
+    ///   full gradients of two adjacent buckets of each buffer: one bucket is filled while the other is reduced. They
+    ///   include the full gradients of all shared buckets, which are filled throughout the backward. With hybrid
+    ///   sharding they also include the rank's shard of the previous bucket, which is summed over the replicas. The
+    ///   optimizer step follows the backward, so the two sizes are not added.
+    /// - Stage 3: the sum of the gradients in flight and of the unsharded parameters of two adjacent FSDP units, the
+    ///   current unit and the prefetched unit. The largest pair of adjacent units is counted. The backward needs the
+    ///   gradients and the parameters at the same time.
     /// - Stages 1 and 2 with static buffers: the maximum of the buffers of stage 1 and all parameters, which
     ///   are gathered and then copied to their static address.
     pub buffers: u64,
 }
 
 impl MemoryPlan {
-    /// Computes the memory of one rank of `layout`.
+    /// Computes the memory of one rank from the layout of its buffers.
     ///
     /// # Errors
     ///
@@ -138,8 +144,8 @@ impl MemoryPlan {
         })
     }
 
-    /// Computes the memory of frozen parameters: the parameters or their shards, and in stage 3 the units that
-    /// are gathered at once.
+    /// Computes the memory of frozen parameters. It consists of the parameters, or with ZeRO stage 3 of their shards
+    /// and of the FSDP units that are gathered at the same time.
     ///
     /// # Errors
     ///
@@ -172,7 +178,7 @@ impl MemoryPlan {
         }
     }
 
-    /// Returns the sum of both plans, by category.
+    /// Returns the sum of this plan and another plan, by category.
     pub fn plus(&self, other: &Self) -> Self {
         Self {
             parameters: self.parameters.saturating_add(other.parameters),
@@ -183,7 +189,7 @@ impl MemoryPlan {
         }
     }
 
-    /// Returns the sum of all categories on the device.
+    /// Returns the total memory on the device, in bytes: the sum of all categories except `host_optimizer`.
     pub fn total(&self) -> u64 {
         let rows = [
             self.parameters,

@@ -6,12 +6,13 @@ use crate::data_parallel::layout::{Bucket, BufferKey, FlatBuffer};
 use crate::data_parallel::precision::Moments;
 use crate::mesh::ZeroStage;
 
-/// The training state per parameter, and the part of the state that is sharded.
+/// The rules for computing the memory of a rank: the training state per parameter, and the part of the state that is
+/// sharded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryRules {
-    /// The sharded state.
+    /// The ZeRO stage, which selects the sharded state.
     pub stage: ZeroStage,
-    /// Hybrid sharding: the number of ranks over which a copy is sharded. `None`: the ranks over which the
+    /// The number of ranks in a shard group, with hybrid sharding (HSDP). `None`: the number of ranks over which the
     /// layout shards buckets.
     pub shards: Option<usize>,
     /// The number of moments of the optimizer: 2 for Adam.
@@ -20,15 +21,15 @@ pub struct MemoryRules {
     pub moment: DType,
     /// Whether gradients and gathered parameters have [static buffers](DataParallelConfig::static_buffers).
     pub static_buffers: bool,
-    /// Whether gradients are summed over several ranks.
+    /// Whether the gradients are summed over several ranks.
     pub summed: bool,
-    /// The number of buckets, from bucket 0 on, whose masters and moments are on the host: see
+    /// The number of buckets, counted from bucket 0, whose master weights and moments are in host memory. See
     /// [`OffloadPlan`](crate::data_parallel::OffloadPlan).
     pub offloaded: usize,
 }
 
 impl MemoryRules {
-    /// Returns the rules for Adam with f32 moments.
+    /// Returns the memory rules for Adam with `f32` moments.
     pub fn adam(stage: ZeroStage) -> Self {
         Self {
             stage,
@@ -41,7 +42,7 @@ impl MemoryRules {
         }
     }
 
-    /// Returns the rules for `config`.
+    /// Returns the memory rules for the settings `config`.
     pub fn of(config: &DataParallelConfig) -> Self {
         Self {
             shards: config.hsdp,
@@ -77,7 +78,7 @@ impl MemoryRules {
         self.stepped_elements(bucket) as u128 * self.state_bytes(buffer.key)
     }
 
-    /// Returns the bytes of a bucket's optimizer state on the host, which always includes a master.
+    /// Returns the bytes of a bucket's optimizer state on the host, which always includes a master weight.
     pub(super) fn host_state_of(&self, buffer: &FlatBuffer, bucket: &Bucket) -> u128 {
         let moments = u128::from(self.moments) * self.moment_bytes(buffer.key);
         let per_element = element_bytes(buffer.key.gradient) + moments;
@@ -96,12 +97,12 @@ impl MemoryRules {
     fn state_bytes(&self, key: BufferKey) -> u128 {
         let f32_bytes = element_bytes(DType::F32);
         let master = if key.quantized {
-            // Neither codes nor temporary gathered values can be the master.
+            // Neither codes nor temporary gathered values can be the master weights.
             element_bytes(key.gradient)
         } else if element_bytes(key.parameter) < f32_bytes {
             f32_bytes
         } else {
-            // The parameter is its own master.
+            // The parameter is its own master weight.
             0
         };
         master + u128::from(self.moments) * self.moment_bytes(key)

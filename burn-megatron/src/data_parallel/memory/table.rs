@@ -1,4 +1,4 @@
-//! The display of a memory plan as a table.
+//! Displays a memory plan as a table.
 
 use std::fmt;
 
@@ -6,8 +6,8 @@ use super::MemoryPlan;
 use crate::text_table::Table;
 
 impl MemoryPlan {
-    /// Formats the plan as a table. If `measured` is given, adds columns for the measured memory and its
-    /// relative difference.
+    /// Formats the plan as a table. If `measured` is given, the table has two more columns: the measured memory, and
+    /// its relative difference from the plan.
     pub fn table(&self, measured: Option<&MemoryPlan>) -> String {
         let mut head = vec!["per rank".to_string(), "computed".into()];
         if measured.is_some() {
@@ -52,7 +52,7 @@ impl fmt::Display for MemoryPlan {
     }
 }
 
-/// Formats a number of bytes: `512 B`, `1.50 GiB`.
+/// Formats a number of bytes with a binary unit, for example `512 B` or `1.50 GiB`.
 pub fn format_bytes(bytes: u64) -> String {
     let units = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     let power = bytes.max(1).ilog2() / 10;

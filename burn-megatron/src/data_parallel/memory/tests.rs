@@ -1,4 +1,4 @@
-//! Bytes computed by hand, and the table.
+//! Compares planned memory with numbers that were computed by hand, and tests the table.
 
 use insta::assert_snapshot;
 
@@ -115,8 +115,8 @@ fn categories_of_a_stage() {
     assert_eq!(shares(Parameters), [2, 4, 12]);
 }
 
-/// FP8 weights have two copies of one byte, f32 gradients, a master and two moments, whether codes or values
-/// are gathered.
+/// FP8 weights have two copies of one byte, f32 gradients, a master weight and two moments, whether codes or values are
+/// gathered.
 #[test]
 fn fp8_weights() {
     let layer = LAYER as u64;

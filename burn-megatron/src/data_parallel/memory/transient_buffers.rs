@@ -40,7 +40,7 @@ fn codes_in_flight(layout: &BufferLayout) -> u128 {
     codes.map(|buffer| buffer.elements as u128).sum()
 }
 
-/// Returns the size of the rank's shard of the largest bucket. FP8 buckets do not count, because their masters
+/// Returns the size of the rank's shard of the largest bucket. FP8 buckets do not count, because their master weights
 /// are stepped in place.
 fn largest_shard(layout: &BufferLayout, rules: &MemoryRules) -> u128 {
     let bytes = |(_, buffer, bucket): (usize, &FlatBuffer, &Bucket)| {

@@ -18,7 +18,8 @@ use crate::collective::{or_raise, to_host};
 use crate::comm::{CommError, raise};
 use crate::host_link::caught;
 
-/// The maximum wait for one bucket. It equals the time that processes wait for the first call of a group.
+/// The maximum time to wait for one bucket. It is equal to the time for which processes wait for the first call of a
+/// group.
 const DEADLINE: Duration = Duration::from_secs(300);
 
 /// A bucket to step on the host.
@@ -26,7 +27,7 @@ pub(crate) struct HostBucket {
     pub number: usize,
     /// The gradient, on the device.
     pub gradient: TrackedTensor,
-    /// The master, on the host.
+    /// The master weights, on the host.
     pub master: TrackedTensor,
     /// The tensor for the copy in the model dtype, on the host: see [`BucketStep::model`].
     pub model: Option<Tensor<1>>,

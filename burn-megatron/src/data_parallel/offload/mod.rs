@@ -1,16 +1,16 @@
-//! Optimizer state in host memory, for a fraction of the buckets.
+//! Offloading: the optimizer state of a fraction of the buckets is stored in host memory.
 //!
-//! The host stores f32 masters and moments of the offloaded buckets. It steps them with the same function as
-//! the buckets on the device. In every optimizer step:
+//! Host memory holds the f32 master weights and the moments of the offloaded buckets. The host runs the optimizer step
+//! of these buckets with the same function that steps the other buckets on the device. Every optimizer step has these
+//! parts:
 //!
-//! 1. The gradients of all offloaded buckets are passed to a thread, which copies them to the host one after
-//!    the other.
-//! 2. Meanwhile the device steps its own buckets.
-//! 3. A second thread steps each offloaded bucket as soon as its gradient has arrived. It uses the same factors
-//!    of clipping and loss scale as the device. Then it copies the new parameters to the device.
-//! 4. The rank waits for each bucket, and gathers it like the other buckets.
+//! 1. A thread copies the gradients of all offloaded buckets to the host, one bucket after the other.
+//! 2. Meanwhile the device runs the optimizer step of the other buckets.
+//! 3. A second thread steps each offloaded bucket as soon as its gradient has arrived. It uses the same clipping factor
+//!    and loss scale as the device. Then it copies the updated parameters to the device.
+//! 4. The rank waits for each offloaded bucket, and gathers the bucket like the other buckets.
 //!
-//! Rajbhandari et al. 2021, arXiv:2104.07857 (ZeRO-Offload and ZeRO-Infinity).
+//! Source: Rajbhandari et al. 2021, arXiv:2104.07857 (ZeRO-Offload and ZeRO-Infinity).
 
 use super::layout::BufferLayout;
 use super::memory::MemoryRules;
@@ -22,15 +22,16 @@ mod timeline;
 
 /// The offloaded buckets of one rank, and their transfers in a step.
 ///
-/// Buckets are offloaded from number 0 on, until the given fraction of the optimizer state in bytes is reached.
-/// Bucket 0 contains the last layers, whose parameters the next forward needs last.
+/// Buckets are offloaded in the order of their numbers, beginning with bucket 0, until the requested fraction of the
+/// bytes of the optimizer state is reached. Bucket 0 contains the last layers, whose parameters the next forward needs
+/// last.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OffloadPlan {
     /// The number of offloaded buckets.
     pub buckets: usize,
-    /// The bytes of the gradients that are copied to the host in a step.
+    /// The number of bytes of gradients that are copied from the device to the host in a step.
     pub up: u64,
-    /// The bytes of the parameters that are copied to the device in a step.
+    /// The number of bytes of parameters that are copied from the host to the device in a step.
     pub down: u64,
 }
 

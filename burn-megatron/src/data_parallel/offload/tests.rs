@@ -191,7 +191,7 @@ fn links_without_bandwidth_are_refused() {
     }
 }
 
-/// Buckets of 256, 128, 128 and 512 elements, in 16 bits with masters.
+/// Buckets of 256, 128, 128 and 512 elements, in 16 bits with master weights.
 fn layout() -> BufferLayout {
     let size = |elements| ParameterSize {
         elements,

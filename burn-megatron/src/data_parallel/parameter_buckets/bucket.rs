@@ -89,9 +89,9 @@ impl ParameterBucket {
         }
     }
 
-    /// Returns a tensor for the new copy of the master shard in the dtype of the model. It is the old copy, so
-    /// that its address stays the same, or a new tensor if the old copy is gathered. It is on the host if the
-    /// bucket is offloaded. Returns `None` if the model uses the dtype of the masters.
+    /// Returns a tensor for the new copy of the master shard in the dtype of the model. It is the old copy, so that its
+    /// address stays the same, or a new tensor if the old copy is gathered. It is on the host if the bucket is
+    /// offloaded. Returns `None` if the model uses the dtype of the master weights.
     pub fn take_copy(&mut self, number: usize, plan: &ShardingPlan) -> Option<Tensor<1>> {
         let (model, main) = plan.model_and_main_dtypes(number);
         if model == main {

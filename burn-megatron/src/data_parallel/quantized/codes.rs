@@ -1,5 +1,5 @@
-//! Weights with a per-tensor scale: masters are encoded, codes are gathered, and both copies are made from the
-//! codes.
+//! FP8 weights with a per-tensor scale: the master weights are encoded, the codes are gathered, and both copies of the
+//! weights are computed from the codes.
 
 use burn::tensor::{DType, FloatDType, Int, Tensor};
 use burn_megatron_kernels::fp8::{self, Fp8Matrix};

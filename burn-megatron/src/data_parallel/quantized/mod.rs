@@ -1,4 +1,4 @@
-//! FP8 weights: the path from the sharded masters to both copies of every weight on every rank.
+//! FP8 weights: computes both copies of every weight on every rank from the sharded master weights.
 //!
 //! A weight with a per-tensor scale (delayed, current) is gathered as FP8 codes, one byte per element:
 //!
@@ -15,11 +15,11 @@
 //! shards do not end at block boundaries. Its values are gathered in the dtype of the model and quantized on
 //! every rank.
 //!
-//! In Megatron-LM (`reuse_grad_buf_for_mxfp8_param_ag`) the gathered values reuse the gradient buffer. Here
-//! buffers are tensors, and their lifetimes do not overlap. The step frees all gradients before the first
-//! bucket is gathered. The values of a bucket are freed before the next bucket is gathered, and the last values
-//! are quantized before a gradient is allocated. Therefore values are counted as the gradients of their bucket,
-//! and never add to them. Gradients need no zeroing: the first gradient of a parameter is written, not added.
+//! In Megatron-LM (`reuse_grad_buf_for_mxfp8_param_ag`) the gathered values reuse the gradient buffer. Here buffers are
+//! tensors, and their lifetimes do not overlap. The step frees all gradients before the first bucket is gathered. The
+//! values of a bucket are freed before the next bucket is gathered, and the last values are quantized before a gradient
+//! is allocated. Therefore gathered values are counted in the memory category of gradients, and do not increase its
+//! peak. Gradient buffers are not filled with zeros: the first gradient of a parameter is written, not added.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! The memory of FP8 weights, computed before they are allocated.
+//! Computes the memory of FP8 weights before they are allocated.
 
 use burn::tensor::{DType, Device, Tensor};
 use burn_megatron_kernels::fp8::{BLOCK, MX_BLOCK, ROW_BYTES, Scales};

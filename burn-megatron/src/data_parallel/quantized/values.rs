@@ -1,4 +1,4 @@
-//! Weights with block scales: their values are gathered and quantized on every rank.
+//! FP8 weights with block scales: their values are gathered and quantized on every rank.
 
 use burn::tensor::{FloatDType, Tensor};
 

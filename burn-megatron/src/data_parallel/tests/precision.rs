@@ -1,4 +1,4 @@
-//! Models that compute in 16 bits, with f32 masters.
+//! Models that compute in 16 bits, with f32 master weights.
 
 use burn::tensor::{DType, Int};
 
@@ -148,7 +148,7 @@ fn moments_in_16_bits_take_half_the_memory() {
         );
         ddp.usage().now().optimizer
     };
-    // One bucket of 128 elements: masters of 4 bytes, and two moments.
+    // One bucket of 128 elements: master weights of 4 bytes, and two moments.
     assert_eq!(bytes(Moments::F32), 128 * 12);
     assert_eq!(bytes(Moments::Bf16), 128 * 8);
 }

@@ -1,5 +1,5 @@
-//! Static buffers, and micro-batches that are counted like replayed micro-batches of a graph. Results are
-//! bit-equal.
+//! Tests of static buffers, and of micro-batches that are counted like micro-batches that replay a graph. The results
+//! must be bitwise equal.
 
 use super::*;
 use crate::optim::{AdamWConfig, ParallelAdamW};

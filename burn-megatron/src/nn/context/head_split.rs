@@ -6,9 +6,9 @@ use burn_megatron_kernels::attention::Heads;
 
 use crate::nn::unsaved::unsaved;
 
-/// Splits a projection `[tokens, heads + 2 groups, width]` into parts for several ranks, concatenated to `[ranks *
-/// tokens, own units, width]`. If there are more ranks than key-value heads, several ranks get a copy of the same
-/// key-value head. The gradients of the copies are summed in rank order.
+/// Splits a projection `[tokens, heads + 2 groups, width]` into parts for several ranks, concatenated to
+/// `[ranks * tokens, own units, width]`. If there are more ranks than key-value heads, several ranks get a copy of the
+/// same key-value head. The gradients of the copies are summed in rank order.
 ///
 /// This is a single operation, because separate gradients of the parts would each be as large as the projection.
 #[derive(Clone, Copy, Debug)]

@@ -57,9 +57,9 @@ pub struct MultiLatentAttentionConfig {
     /// The epsilon of the norms of the latents.
     #[config(default = 1e-6)]
     pub norm_epsilon: f64,
-    /// The scale of the attention scores (`scale` in PyTorch's `scaled_dot_product_attention`). `None` uses `1 /
-    /// sqrt(nope_width + rope_width)`. YaRN multiplies this default by the square of `0.1 mscale_all_dim ln(factor) +
-    /// 1`.
+    /// The scale of the attention scores (`scale` in PyTorch's `scaled_dot_product_attention`). `None` uses
+    /// `1 / sqrt(nope_width + rope_width)`. YaRN multiplies this default by the square of
+    /// `0.1 mscale_all_dim ln(factor) + 1`.
     pub scale: Option<f64>,
     /// The probability of dropout on the attention probabilities.
     #[config(default = 0.0)]

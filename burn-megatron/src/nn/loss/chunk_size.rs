@@ -4,10 +4,10 @@ use burn_megatron_kernels::MAX_ELEMENTS;
 
 /// The maximum size of a default chunk of logits, in bytes.
 ///
-/// Each chunk reads and writes the f32 weight gradient of the output layer. For a chunk of `T` tokens this takes `290 /
-/// T` of the time of the three matmuls of the chunk. The estimate assumes 8 bytes and 6 `T` floating-point operations
-/// per weight, and 2.85 TB/s and 620 TFLOP/s in bf16 on an H100. 1 GiB holds the 16-bit logits of 10,672 tokens of
-/// GPT-2 (2.7 % of the time), or of 3,533 tokens with a vocabulary of 151,936 (8.2 %).
+/// Each chunk reads and writes the f32 weight gradient of the output layer. For a chunk of `T` tokens this takes
+/// `290 / T` of the time of the three matmuls of the chunk. The estimate assumes 8 bytes and 6 `T` floating-point
+/// operations per weight, and 2.85 TB/s and 620 TFLOP/s in bf16 on an H100. 1 GiB holds the 16-bit logits of 10,672
+/// tokens of GPT-2 (2.7 % of the time), or of 3,533 tokens with a vocabulary of 151,936 (8.2 %).
 const DEFAULT_BYTES: usize = 1 << 30;
 
 /// The alignment of the chunk size in tokens, for the tiles of a matmul.

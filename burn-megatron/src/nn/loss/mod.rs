@@ -124,8 +124,9 @@ impl VocabParallelCrossEntropy {
         self.options.label_smoothing != 0.0 && self.vocabulary.tokens > 1
     }
 
-    /// Returns the loss of each token, `[batch, seq]`. `logits` are this rank's logits `[batch, seq, padded vocabulary
-    /// / tensor]`, and `targets` is `[batch, seq]`. The result is the same on every rank.
+    /// Returns the loss of each token, `[batch, seq]`. `logits` are this rank's logits
+    /// `[batch, seq, padded vocabulary / tensor]`, and `targets` is `[batch, seq]`. The result is the same on every
+    /// rank.
     pub fn forward(&self, logits: Tensor<3>, targets: Tensor<2, Int>) -> Tensor<2> {
         self.losses(logits, targets).objective
     }

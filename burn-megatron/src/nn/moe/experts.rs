@@ -165,8 +165,8 @@ impl ExpertsConfig {
 }
 
 impl Experts {
-    /// Applies the expert of each row to the row, and multiplies the result by the weight of the row. Returns `[rows,
-    /// hidden]`, which is a partial sum over the expert-tensor axis.
+    /// Applies the expert of each row to the row, and multiplies the result by the weight of the row. Returns
+    /// `[rows, hidden]`, which is a partial sum over the expert-tensor axis.
     ///
     /// With FP8 and current scaling this call is collective: make it on all ranks of the expert-tensor axis, with the
     /// same rows.

@@ -14,10 +14,10 @@
 //! [`RoutedTokens`] marks padding, which routers ignore. A training step passes a [`RouterStep`] to each forward pass.
 //! [`Routers`] ends the step.
 //!
-//! With the experts `E_i` and the weights `p` of the chosen experts, the output of a token is `sum over i of p_i
-//! E_i(x)`. Gradients of experts are summed only over the data axis of the expert grid, because an expert has already
-//! processed the tokens of all expert ranks. Gradients of the router are summed over the same axes as the gradients of
-//! a norm.
+//! With the experts `E_i` and the weights `p` of the chosen experts, the output of a token is
+//! `sum over i of p_i E_i(x)`. Gradients of experts are summed only over the data axis of the expert grid, because an
+//! expert has already processed the tokens of all expert ranks. Gradients of the router are summed over the same axes
+//! as the gradients of a norm.
 //!
 //! The formulas follow Megatron-LM, Mixtral (arXiv:2401.04088) and DeepSeek-V3 (arXiv:2412.19437).
 

@@ -33,9 +33,9 @@ pub struct NumSplitsError {
 /// Returns the number of chunks into which a sequence is split. Each of `ranks` ranks holds `tokens` tokens of the
 /// sequence and sends `bytes` bytes. The result is `given`, if it is set. Otherwise the result depends on the method:
 ///
-/// - Bulk: the divisor `c` of `tokens`, between 4 and 16, with the least exposed time. This time is `bytes / c /
-///   bandwidth + c * latency`. If there is no such divisor, the result is 3 or 2. The bandwidth and the latency are the
-///   values of an H100 with NVLink.
+/// - Bulk: the divisor `c` of `tokens`, between 4 and 16, with the least exposed time. This time is
+///   `bytes / c / bandwidth + c * latency`. If there is no such divisor, the result is 3 or 2. The bandwidth and the
+///   latency are the values of an H100 with NVLink.
 /// - Ring: a ring already has one chunk per rank, and the result is the number of chunks of each rank's part. It is the
 ///   smallest number that gives at least 4 chunks in total, or 1 if the tokens cannot be split.
 ///

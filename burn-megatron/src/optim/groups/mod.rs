@@ -1,4 +1,4 @@
-//! Parameter groups: optimizer settings for the parameters that a path pattern matches.
+//! Parameter groups: optimizer settings for the parameters whose paths match a pattern.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -9,9 +9,9 @@ mod tests;
 pub use crate::glob::GlobError;
 use crate::glob::{Glob, listed, nearest};
 
-/// Multipliers for the parameters whose path matches a pattern.
+/// A parameter group: optimizer settings for the parameters whose path matches a pattern.
 ///
-/// In a recipe, later groups override earlier groups, setting by setting:
+/// If several groups match a parameter, each setting is taken from the last group that sets it. In a recipe:
 ///
 /// ```toml
 /// [[groups]]
@@ -29,17 +29,17 @@ use crate::glob::{Glob, listed, nearest};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ParameterGroup {
-    /// The pattern of the paths.
+    /// The glob pattern that the parameter paths must match.
     pub pattern: String,
-    /// The multiplier of the optimizer's weight decay, at least 0. It replaces the default, so 1 also applies
-    /// weight decay to a norm or a bias.
+    /// The multiplier of the optimizer's weight decay, at least 0. It replaces the default multiplier, which is 0 for
+    /// norms and biases. With 1, weight decay is also applied to norms and biases.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight_decay: Option<f64>,
-    /// The multiplier of the learning rate, at least 0; 0 freezes the values.
+    /// The multiplier of the learning rate, at least 0. With 0, the parameters keep their values.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub learning_rate: Option<f64>,
-    /// The optimizer of these parameters, in a run with Muon. By default Muon updates hidden matrices, and
-    /// AdamW updates all other parameters.
+    /// The optimizer of the matching parameters, in a run with Muon. By default Muon updates hidden matrices, and AdamW
+    /// updates all other parameters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub optimizer: Option<GroupOptimizer>,
 }
@@ -48,13 +48,13 @@ pub struct ParameterGroup {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum GroupOptimizer {
-    /// Muon, for matrices and for stacks of matrices (three dimensions).
+    /// Muon. The parameters must be matrices or stacks of matrices (three dimensions).
     Muon,
     /// AdamW.
     AdamW,
 }
 
-/// The multipliers of the optimizer's settings for one parameter.
+/// The optimizer settings of one parameter, which follow from all parameter groups.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Multipliers {
     /// The multiplier of the weight decay.
@@ -76,7 +76,7 @@ pub enum GroupError {
         /// The syntax error of the pattern.
         fault: GlobError,
     },
-    /// A multiplier that is negative, infinite or not a number.
+    /// A multiplier is negative, infinite or NaN.
     #[error(
         "invalid parameter group `{pattern}`: {name} = {value}, expected a finite multiplier of at \
          least 0"
@@ -86,10 +86,10 @@ pub enum GroupError {
         pattern: String,
         /// The name of the setting.
         name: &'static str,
-        /// Its value.
+        /// The value of the multiplier.
         value: f64,
     },
-    /// A group selects an optimizer in a run without Muon.
+    /// A group selects an optimizer, but the optimizer of the run is not Muon.
     #[error(
         "the parameter group `{pattern}` chooses an optimizer, which requires the optimizer muon, but this run has {name}"
     )]
@@ -123,10 +123,10 @@ pub enum GroupError {
     NotMatrix {
         /// The path of the parameter.
         path: String,
-        /// Its shape.
+        /// The shape of the parameter.
         shape: Vec<usize>,
     },
-    /// A group sets nothing.
+    /// A group does not set anything.
     #[error(
         "the parameter group `{pattern}` sets nothing: give weight_decay, learning_rate or both"
     )]
@@ -139,7 +139,7 @@ pub enum GroupError {
     Unmatched {
         /// The pattern.
         pattern: String,
-        /// The paths nearest to the pattern by edit distance, nearest first.
+        /// The parameter paths that are most similar to the pattern, most similar first.
         nearest: Vec<String>,
     },
 }
@@ -171,7 +171,7 @@ impl ParameterGroup {
     }
 }
 
-/// Checks the groups without reading any parameter.
+/// Checks the groups without comparing them with parameters.
 ///
 /// # Errors
 ///
@@ -180,12 +180,13 @@ pub fn check(groups: &[ParameterGroup]) -> Result<(), GroupError> {
     groups.iter().try_for_each(|group| group.glob().map(drop))
 }
 
-/// Returns the multipliers of each of `parameters`, in their order. A parameter is given by its path and its
-/// default weight decay ([`ParameterEntry::decay`](crate::nn::ParameterEntry::decay)).
+/// Returns the multipliers of each parameter, in the order of `parameters`. A parameter is given by its path and by
+/// whether weight decay applies by default ([`ParameterEntry::decay`](crate::nn::ParameterEntry::decay)).
 ///
-/// Without a group the multipliers are 1 for the rate, and 1 or 0 for the decay. They depend only on the path,
-/// so ranks that replicate a parameter agree. A pattern that matches none of `parameters` is not an error,
-/// because they may be the parameters of only one pipeline stage: see [`unmatched`].
+/// If no group matches, the multiplier of the learning rate is 1, and the multiplier of the weight decay is 1 or 0. The
+/// multipliers depend only on the path of the parameter, so they are equal on all ranks that replicate the parameter. A
+/// pattern that matches none of `parameters` is not an error, because `parameters` may contain only one pipeline stage:
+/// see [`unmatched`].
 ///
 /// ```
 /// use burn_megatron::optim::ParameterGroup;
@@ -204,7 +205,7 @@ pub fn check(groups: &[ParameterGroup]) -> Result<(), GroupError> {
 ///
 /// # Errors
 ///
-/// See [`check`].
+/// The errors of [`check`].
 pub fn resolve<'a>(
     groups: &[ParameterGroup],
     parameters: impl IntoIterator<Item = (&'a str, bool)>,
@@ -228,11 +229,11 @@ pub fn resolve<'a>(
 
 /// Returns the indices of the groups that match none of `paths`, in ascending order.
 ///
-/// With a pipeline, a group is an error if it is unmatched on *every* rank: see [`unmatched_error`].
+/// With pipeline parallelism, it is an error if a group matches no parameter on *any* rank: see [`unmatched_error`].
 ///
 /// # Errors
 ///
-/// See [`check`].
+/// The errors of [`check`].
 pub fn unmatched<'a>(
     groups: &[ParameterGroup],
     paths: impl IntoIterator<Item = &'a str>,
@@ -244,8 +245,8 @@ pub fn unmatched<'a>(
     Ok(remaining.into_iter().map(|(index, _)| index).collect())
 }
 
-/// Returns the error for a group that matches no parameter of the complete model, with the nearest of `paths`.
-/// If the group itself is invalid, returns the error of [`check`].
+/// Returns the error for a group that matches no parameter of the complete model. The error lists the paths in `paths`
+/// that are most similar to the pattern. If the group itself is invalid, returns the error of [`check`].
 pub fn unmatched_error<'a>(
     group: &ParameterGroup,
     paths: impl IntoIterator<Item = &'a str>,

@@ -22,12 +22,12 @@ use super::{MAX_SCALE, MIN_SCALE};
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum LossScale {
-    /// No scaling, as for bf16 and f32.
+    /// The loss is not scaled, which is usual for bf16 and f32.
     #[default]
     None,
-    /// The same factor in every step.
+    /// The loss is multiplied by the same factor in every step.
     Constant(f64),
-    /// A factor that is adjusted after overflows.
+    /// The factor is reduced after overflows, and increased after steps without overflows.
     Dynamic(LossScaleConfig),
 }
 
@@ -35,18 +35,18 @@ pub enum LossScale {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct LossScaleConfig {
-    /// The initial scale, from `min` to 2^126.
+    /// The initial scale, at least `min` and at most 2^126.
     pub initial: f64,
-    /// The lower bound of the scale, from 2^-126 to `initial`.
+    /// The lower bound of the scale, at least 2^-126 and at most `initial`.
     pub min: f64,
-    /// The growth factor of the scale, above 1.
+    /// The growth factor of the scale. It must be above 1.
     pub growth: f64,
-    /// The factor that is applied to the scale after an overflow, between 0 and 1.
+    /// The factor that reduces the scale after an overflow. It must be between 0 and 1.
     pub backoff: f64,
-    /// The number of consecutive steps without an overflow after which the scale grows, at least 1.
+    /// The number of consecutive steps without an overflow after which the scale grows. It must be at least 1.
     pub growth_interval: u32,
-    /// The number of overflows since the last growth from which on the scale is reduced. 1 reduces it at every
-    /// overflow.
+    /// The number of the first overflow that reduces the scale, counted since the scale last grew. Later overflows also
+    /// reduce the scale. With 1, every overflow reduces the scale.
     pub hysteresis: u32,
 }
 
@@ -63,37 +63,37 @@ impl Default for LossScaleConfig {
     }
 }
 
-/// An invalid loss scale.
+/// An error because of an invalid loss scale.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum LossScaleError {
-    /// A setting out of its range.
+    /// A setting is out of its valid range.
     #[error("invalid loss_scale: {name} = {value} must {fits}")]
     Setting {
         /// The name of the setting.
         name: &'static str,
-        /// Its value.
+        /// The value of the setting.
         value: f64,
         /// The valid range.
         fits: String,
     },
-    /// The scale of a checkpoint is out of the range of this run.
+    /// The loss scale in a checkpoint is out of the range that the settings of this run allow.
     #[error(
         "loss_scale: the checkpoint has a scale of {scale}, expected one between min = {min} and 2^126: \
          change min, or start with the initial scale"
     )]
     Saved {
-        /// The scale of the checkpoint.
+        /// The loss scale in the checkpoint.
         scale: f64,
-        /// The lower bound of the run.
+        /// The lower bound of the loss scale in this run.
         min: f64,
     },
-    /// The checkpoint has a dynamic scale, but the run does not.
+    /// The checkpoint has a dynamic loss scale, but the run does not use a dynamic loss scale.
     #[error(
         "loss_scale: the checkpoint has a dynamic scale ({scale}), but the scale of this run is not dynamic: \
          set loss_scale = \"dynamic\", or do not load the saved scale"
     )]
     NotDynamic {
-        /// The scale of the checkpoint.
+        /// The loss scale in the checkpoint.
         scale: f64,
     },
 }
@@ -103,7 +103,7 @@ impl LossScale {
     ///
     /// # Errors
     ///
-    /// [`LossScaleError::Setting`] for the first setting out of its range.
+    /// [`LossScaleError::Setting`] for the first setting that is out of its range.
     pub fn check(&self) -> Result<(), LossScaleError> {
         match self {
             Self::None => Ok(()),
@@ -122,7 +122,7 @@ impl LossScaleConfig {
     ///
     /// # Errors
     ///
-    /// [`LossScaleError::Setting`] for the first setting out of its range.
+    /// [`LossScaleError::Setting`] for the first setting that is out of its range.
     pub fn check(&self) -> Result<(), LossScaleError> {
         check_that(
             (MIN_SCALE..=MAX_SCALE).contains(&self.min),

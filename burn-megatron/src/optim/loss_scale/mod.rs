@@ -1,9 +1,10 @@
-//! Loss scaling: a factor on the loss that prevents gradients from underflowing to 0 in f16.
+//! Loss scaling: the loss is multiplied by a factor, so that f16 gradients do not underflow to 0.
 //!
-//! The smallest positive f16 is 2^-24, and many gradients of a large model are smaller. Multiplying the loss by
-//! `s` multiplies every gradient by `s`. The f32 sums of gradients are divided by `s` before norm, clipping and
-//! optimizer step (Micikevicius et al. 2018, arXiv:1710.03740, section 3.2). If `s` is a power of two, this
-//! does not round. The range of bf16 and f32 reaches down to 2^-126, so they need no scale.
+//! The smallest positive f16 number is 2^-24, and many gradients of a large model are smaller. If the loss is
+//! multiplied by a scale `s`, every gradient is also multiplied by `s`. The f32 sums of the gradients are divided by
+//! `s` before the gradient norm, clipping and the optimizer step (Micikevicius et al. 2018, arXiv:1710.03740, section
+//! 3.2). If `s` is a power of two, the multiplication and the division do not round. The range of bf16 and f32 reaches
+//! down to 2^-126, so they do not need a loss scale.
 
 use serde::{Deserialize, Serialize};
 
@@ -23,37 +24,37 @@ const MIN_SCALE: f64 = 1.0 / MAX_SCALE;
 /// The effect of a step on the loss scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScaleChange {
-    /// The scale is unchanged. This includes overflows within the hysteresis, and all steps without a dynamic
+    /// The scale is unchanged. This includes overflows that the hysteresis tolerates, and all steps without a dynamic
     /// scale.
     Unchanged,
     /// The scale was increased for the next step.
     Grown,
     /// The scale was reduced for the next step.
     BackedOff,
-    /// The scale could not be reduced: it is at [`LossScaleConfig::min`].
+    /// The scale could not be reduced, because it is already [`LossScaleConfig::min`].
     AtMinimum,
 }
 
-/// The state of a dynamic loss scale, as saved in a checkpoint.
+/// The state of a dynamic loss scale, which is saved in a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LossScalerState {
-    /// The factor on the loss of the next step. It is saved as text, because not every JSON reader preserves
-    /// the bits of a number.
+    /// The loss scale of the next step. It is saved as text, because some JSON parsers do not preserve the bits of a
+    /// number.
     #[serde(with = "f64_as_text")]
     pub scale: f64,
     /// The number of steps without an overflow since the last overflow or growth.
     pub good_steps: u32,
-    /// The number of overflows since the last growth. From [`LossScaleConfig::hysteresis`] on, each overflow
-    /// reduces the scale.
+    /// The number of overflows since the scale last grew. When the number has reached [`LossScaleConfig::hysteresis`],
+    /// each overflow reduces the scale.
     pub overflows: u32,
 }
 
 /// The loss scale of a run: constant or dynamic.
 ///
-/// A dynamic scale grows after a complete interval of steps without an overflow, and is reduced at an overflow.
-/// The hysteresis tolerates the first overflows, so that a single bad batch skips a step without reducing the
-/// scale. As in Megatron-LM, only a complete interval resets the hysteresis.
+/// A dynamic scale grows after a complete interval of steps without an overflow, and is reduced after an overflow.
+/// Because of the hysteresis, the first overflows do not reduce the scale. A single bad batch then causes a skipped
+/// step, but does not change the scale. As in Megatron-LM, only a complete interval resets the hysteresis.
 ///
 /// ```text
 /// overflow     good_steps = 0,  overflows += 1
@@ -63,7 +64,7 @@ pub struct LossScalerState {
 ///                                             good_steps = 0,  overflows = 0
 /// ```
 ///
-/// The scaler does not communicate: ranks that record the same overflows have the same scale.
+/// The scaler does not communicate. All ranks must record the same overflows, so that they have the same scale.
 ///
 /// ```
 /// use burn_megatron::optim::{LossScale, LossScaleConfig, LossScaler, ScaleChange};
@@ -89,11 +90,11 @@ pub struct LossScaler {
 }
 
 impl LossScaler {
-    /// Creates the scaler with its initial scale.
+    /// Creates a loss scaler with the initial scale.
     ///
     /// # Errors
     ///
-    /// [`LossScaleError::Setting`] for a setting out of its range.
+    /// [`LossScaleError::Setting`] if a setting is out of its range.
     pub fn new(setting: &LossScale) -> Result<Self, LossScaleError> {
         setting.check()?;
         let scale = match setting {
@@ -111,15 +112,16 @@ impl LossScaler {
         })
     }
 
-    /// Returns the factor on the loss of the next step. The gradients of that step are divided by it.
+    /// Returns the scale of the next step. The loss is multiplied by the scale, and the gradients are divided by the
+    /// scale.
     pub fn scale(&self) -> f64 {
         self.state.scale
     }
 
-    /// Records a step. `overflow` is true if a gradient was not finite on any rank. It must be the same on all
+    /// Records a step. `overflow` is true if a gradient was not finite on at least one rank. It must be the same on all
     /// ranks.
     ///
-    /// A step with an overflow must be skipped, regardless of the returned value.
+    /// If `overflow` is true, the caller must skip the step, regardless of the returned value.
     pub fn update(&mut self, overflow: bool) -> ScaleChange {
         match (&self.setting, overflow) {
             (LossScale::Dynamic(config), true) => self.state.record_overflow(config),
@@ -128,17 +130,17 @@ impl LossScaler {
         }
     }
 
-    /// Returns the state to save in a checkpoint, or `None` if the scale is not dynamic.
+    /// Returns the state for a checkpoint, or `None` if the scale is not dynamic.
     pub fn state(&self) -> Option<LossScalerState> {
         matches!(self.setting, LossScale::Dynamic(_)).then_some(self.state)
     }
 
-    /// Restores the state of a checkpoint, with the settings of this run. If the new interval is shorter than
-    /// the number of good steps so far, it ends at the next good step.
+    /// Restores the state of a checkpoint. The settings of this run still apply. If the saved number of good steps has
+    /// already reached the growth interval of this run, the scale grows at the next step without an overflow.
     ///
     /// # Errors
     ///
-    /// [`LossScaleError::Saved`] for a scale out of the range of this run, and [`LossScaleError::NotDynamic`]
+    /// [`LossScaleError::Saved`] if the saved scale is out of the range of this run, and [`LossScaleError::NotDynamic`]
     /// if the scale of this run is not dynamic. After an error the scaler is unchanged.
     pub fn restore(&mut self, state: LossScalerState) -> Result<(), LossScaleError> {
         let LossScale::Dynamic(config) = &self.setting else {

@@ -2,7 +2,8 @@ use insta::assert_snapshot;
 
 use super::*;
 
-/// Small numbers: grows after 3 good steps, backs off from the 2nd overflow on.
+/// Settings with small numbers. The scale grows after 3 good steps, and is reduced at the second and each later
+/// overflow.
 const SMALL: LossScaleConfig = LossScaleConfig {
     initial: 16.0,
     min: 1.0,

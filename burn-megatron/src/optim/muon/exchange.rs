@@ -1,4 +1,5 @@
-//! Gathers each matrix on one rank, which changes it and returns the parts to all ranks that step them.
+//! Exchanges the matrices of Muon between ranks. Each matrix is gathered on one rank, which changes the matrix and
+//! returns its parts to the ranks that update them.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

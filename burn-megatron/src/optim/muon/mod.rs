@@ -1,11 +1,11 @@
-//! Muon (Jordan et al. 2024, <https://kellerjordan.github.io/posts/muon>): the momentum of a matrix is
-//! orthogonalized, so that its update has equal singular values. AdamW updates all parameters that are not
-//! hidden matrices.
+//! The Muon optimizer (Jordan et al. 2024, <https://kellerjordan.github.io/posts/muon>). It orthogonalizes the momentum
+//! of each hidden weight matrix, so that the singular values of the update are about equal. AdamW updates all other
+//! parameters.
 //!
-//! The momentum is stored in this rank's shards. Each step, one rank per matrix gathers the complete matrix,
-//! orthogonalizes it, and returns the parts to the other ranks ([`exchange`]). Therefore the update is the
-//! single-rank update in any layout. The parts of a fused weight (queries, keys and values; gate and up; each
-//! expert) are separate matrices. This matches Moonlight (arXiv:2502.16982), whose modules store them
+//! The momentum is sharded: each rank stores the momentum of its shards. In each step, one rank per matrix gathers the
+//! complete matrix, orthogonalizes it, and returns the parts to the other ranks ([`exchange`]). Therefore the update in
+//! any layout is the same as on a single rank. The parts of a fused weight (queries, keys and values; gate and up; each
+//! expert) are separate matrices. This matches Moonlight (arXiv:2502.16982), whose modules store these parts
 //! separately.
 
 use burn::module::Module;
@@ -37,25 +37,25 @@ pub use newton_schulz::orthogonalize;
 /// Prefix of a matrix's path in the key of its momentum.
 const MOMENTUM: &str = "muon.momentum/";
 
-/// Settings of Muon, and of AdamW for the parameters that are not hidden matrices: embeddings, the output
-/// weight, norms and biases. A parameter group can select the other optimizer. Both optimizers use the learning
-/// rate of the run.
+/// Settings of Muon. They include the settings of AdamW, which updates the parameters that are not hidden matrices:
+/// embeddings, the output weight, norms and biases. A parameter group can select either optimizer for its parameters.
+/// Both optimizers use the learning rate of the run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct MuonConfig {
-    /// The decay of the momentum, `m = momentum m + (1 - momentum) g`.
+    /// The decay factor of the momentum: `m = momentum m + (1 - momentum) g`.
     pub momentum: f64,
-    /// Whether to use Nesterov momentum: `momentum m + (1 - momentum) g` is orthogonalized instead of `m`.
+    /// Whether to use Nesterov momentum. It orthogonalizes `momentum m + (1 - momentum) g` instead of `m`.
     pub nesterov: bool,
     /// The number of Newton-Schulz iterations.
     pub ns_steps: usize,
     /// The scale factor of the update.
     pub scale: MuonScale,
-    /// The decoupled weight decay of the matrices.
+    /// The decoupled weight decay of the matrices that Muon updates.
     pub weight_decay: f64,
-    /// The settings of AdamW. It must not have groups.
+    /// The settings of AdamW, which must not contain parameter groups.
     pub adamw: AdamWConfig,
-    /// Parameter groups with another weight decay, learning rate or optimizer.
+    /// Parameter groups, which set another weight decay, learning rate or optimizer for some parameters.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub groups: Vec<ParameterGroup>,
 }
@@ -64,16 +64,16 @@ pub struct MuonConfig {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum MuonScale {
-    /// `sqrt(max(1, output / input))`.
+    /// The factor `sqrt(max(1, output / input))` of the original Muon.
     Original,
-    /// `0.2 sqrt(max(input, output))`: the updates have the RMS of AdamW updates, so that both optimizers can
-    /// use the same learning rate (Moonlight).
+    /// The factor `0.2 sqrt(max(input, output))` of Moonlight. The updates have about the same RMS as AdamW updates, so
+    /// that both optimizers can use the same learning rate.
     #[default]
     MatchRmsAdamw,
 }
 
 impl MuonScale {
-    /// Returns the factor for a matrix `[input, output]`.
+    /// Returns the scale factor of the update of a matrix `[input, output]`.
     pub fn factor(self, [input, output]: [usize; 2]) -> f64 {
         match self {
             Self::Original => (output as f64 / input as f64).max(1.0).sqrt(),
@@ -141,7 +141,7 @@ impl MuonConfig {
     }
 }
 
-/// Muon over the hidden matrices of a model, and Burn's AdamW over its other parameters.
+/// The Muon optimizer for the hidden matrices of a model, with Burn's AdamW for the other parameters.
 pub struct ParallelMuon {
     config: MuonConfig,
     rest: ElementWise<burn::optim::AdamW>,
@@ -166,8 +166,8 @@ impl ParallelMuon {
     ///
     /// # Errors
     ///
-    /// [`OptimizerError`] for an invalid setting or group, a group that matches no parameter of the model, or
-    /// optimizer state on the host.
+    /// [`OptimizerError`] for an invalid setting or group, a group that matches no parameter of the model, or optimizer
+    /// state in host memory.
     pub fn new<M: Module>(
         config: &MuonConfig,
         ddp: &DistributedDataParallel<M>,

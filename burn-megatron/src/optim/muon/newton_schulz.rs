@@ -1,4 +1,4 @@
-//! The Newton-Schulz iteration of Muon.
+//! The Newton-Schulz iteration, with which Muon orthogonalizes a matrix.
 
 use burn::tensor::Tensor;
 
@@ -9,9 +9,10 @@ const COEFFICIENTS: [f64; 3] = [3.4445, -4.775, 2.0315];
 /// The lower bound of the norm in the division.
 const EPSILON: f64 = 1e-7;
 
-/// Returns a matrix with the singular vectors of `matrix` and singular values between about 0.7 and 1.2. It
-/// starts with `x = matrix / norm` and iterates `x = a x + (b (x x^T) + c (x x^T)^2) x` `steps` times, in the
-/// type of the matrix. 5 steps are usual. A zero matrix stays zero.
+/// Orthogonalizes a matrix approximately with the Newton-Schulz iteration. The result has the singular vectors of
+/// `matrix`, and its singular values are between about 0.7 and 1.2. The iteration starts with `x = matrix / norm`. It
+/// then computes `x = a x + (b (x x^T) + c (x x^T)^2) x` in each of the `steps` iterations, in the dtype of the matrix.
+/// 5 iterations are usual. A zero matrix stays zero.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};

@@ -1,4 +1,4 @@
-//! Evaluation: one forward of a batch through all stages, without autodiff.
+//! Evaluation with pipeline parallelism: the forward of one batch through all stages, without autodiff.
 
 use burn::tensor::{Device, Tensor};
 
@@ -10,20 +10,20 @@ use crate::comm::CommError;
 /// The options of [`forward_only`].
 #[derive(Clone, Debug, Default)]
 pub struct ForwardOptions {
-    /// The key of the activations' shapes, see [`Stage::shape_key`](super::Stage::shape_key). It must be the
-    /// same on all ranks.
+    /// The key that identifies the shapes of the activations: see [`Stage::shape_key`](super::Stage::shape_key). It
+    /// must be the same on all ranks.
     pub shape_key: ShapeKey,
-    /// The settings for sending and receiving tensors.
+    /// The settings of the transfers between pipeline stages.
     pub p2p: P2pConfig,
-    /// The cache of shapes from earlier calls.
+    /// The cache of the activation shapes that earlier calls have recorded.
     pub shapes: ShapeCache,
 }
 
-/// Runs one batch through the stages; stage `s` is on rank `placement[s]` of `comm`.
+/// Runs the forward of one batch through all pipeline stages. Stage `s` is on rank `placement[s]` of `comm`.
 ///
-/// `run` runs a stage of this rank on the output of the previous stage (`None` for the first stage). The rank
-/// of the last stage returns its output, and the other ranks return `None`. Collective: call on all ranks of
-/// `comm`, with the batches in the same order.
+/// `run` runs a stage of this rank on the output of the previous stage (`None` for the first stage). The rank of the
+/// last stage returns its output, and the other ranks return `None`. Collective: call on all ranks of `comm`, in the
+/// same order of batches.
 ///
 /// # Errors
 ///

@@ -1,11 +1,13 @@
 //! The engine that runs a schedule on one rank. The main entry point is [`Engine`].
 //!
-//! Each forward builds its own autodiff graph, from the received activation to the stage's output. The output
-//! is sent and freed while the graph is kept. The backward starts from the received gradient of the output.
-//! Weight gradients of linear layers can be deferred to a separate action.
+//! Each forward of a stage builds its own autodiff graph, from the activation that was received to the output of the
+//! stage. The output is sent to the next stage and freed, while the graph is kept for the backward. The backward starts
+//! from the gradient of the output, which is received from the next stage. The weight gradients of linear layers can be
+//! deferred to a separate action.
 //!
-//! A forward and a backward that the schedule [pairs](ActionKind::PairedForward) alternate node by node. While
-//! one of them waits for an exchange between ranks, the other computes. See [`Stage::forward_nodes`].
+//! The schedule can [pair](ActionKind::PairedForward) the forward of a micro-batch with the backward of another
+//! micro-batch. A paired forward and backward alternate: both are divided into nodes, and the engine switches between
+//! them after each node. While one of them waits for communication, the other computes. See [`Stage::forward_nodes`].
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -32,15 +34,15 @@ use p2p::P2pCommunicator;
 pub use p2p::{P2pConfig, ShapeCache, ShapeKey};
 use state::EngineState;
 
-/// The stages of one rank.
+/// The pipeline stages of one rank, which the [`Engine`] runs.
 pub trait Stage {
-    /// Runs a stage on a micro-batch. `input` is the output of the previous stage, tracked by autodiff, or
-    /// `None` for the first stage.
+    /// Runs the forward of a stage on a micro-batch. `input` is the output of the previous stage, which autodiff
+    /// tracks, or `None` for the first stage.
     fn forward(&self, stage: usize, micro_batch: usize, input: Option<Tensor<3>>) -> StageOutput;
 
-    /// Runs [`forward`](Self::forward) on a rank whose schedule has pairs. A stage passes `nodes` to its layers
-    /// that exchange rows between ranks, which end a node at the exchange. By default the forward is one node.
-    /// Results are bit-equal.
+    /// Runs [`forward`](Self::forward) on a rank whose schedule pairs forwards with backwards. A stage passes `nodes`
+    /// to each layer that exchanges rows between ranks. Such a layer ends a node at each exchange. By default the
+    /// complete forward is one node. The results are bitwise equal to the results of [`forward`](Self::forward).
     fn forward_nodes(
         &self,
         stage: usize,
@@ -52,63 +54,64 @@ pub trait Stage {
         self.forward(stage, micro_batch, input)
     }
 
-    /// Returns the key of a micro-batch's shapes, such as `[batch, seq]` of its tokens. It must be the same on
-    /// all ranks, and known before the forward. A stage must return activations of one shape for all
-    /// micro-batches with the same key. By default all micro-batches have the same key.
+    /// Returns the key that identifies the shapes of a micro-batch, such as `[batch, seq]` of its tokens. The key must
+    /// be the same on all ranks and must be known before the forward. For all micro-batches with the same key, a stage
+    /// must return activations of the same shape. By default all micro-batches have the same key.
     fn shape_key(&self, micro_batch: usize) -> ShapeKey {
         let _ = micro_batch;
         ShapeKey::default()
     }
 
-    /// Called after the backward of a stage with the gradients of the leaves that the stage created.
+    /// Is called after the backward of a stage, with the gradients of the leaf tensors that the stage created.
     fn after_backward(&self, stage: usize, micro_batch: usize, leaves: &mut Gradients) {
         let _ = (stage, micro_batch, leaves);
     }
 }
 
-/// The result of a stage.
+/// The result of the forward of a stage.
 pub enum StageOutput {
-    /// The input of the next stage: `[batch, seq, hidden]`.
+    /// The activation that is the input of the next stage: `[batch, seq, hidden]`.
     Activation(Tensor<3>),
-    /// The loss of the micro-batch, summed over its tokens, from the last stage.
+    /// The loss of the micro-batch, summed over its tokens. The last stage returns it.
     Loss(Tensor<1>),
 }
 
-/// An action with its measured times, or a part of an action: a paired forward and backward alternate.
+/// An action with its measured times. A paired forward and backward alternate, so each of them has several events.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ActionEvent {
-    /// The action.
+    /// The action that was run.
     pub action: Action,
-    /// The start time.
+    /// The time at which the action, or the part of the action, started.
     pub start: Instant,
-    /// The end time.
+    /// The time at which the action, or the part of the action, ended.
     pub end: Instant,
 }
 
-/// The result of a run on one rank.
+/// The result of [`Engine::run`] on one rank.
 #[derive(Clone, Debug)]
 pub struct EngineRun {
-    /// The losses of the micro-batches, `[1]` each, without autodiff. Empty on ranks without the last stage.
+    /// The losses of the micro-batches, without autodiff. Each loss has the shape `[1]`. The list is empty on ranks
+    /// without the last stage.
     pub losses: Vec<Tensor<1>>,
-    /// The actions, in order.
+    /// The events of all actions, in the order in which they ran.
     pub events: Vec<ActionEvent>,
-    /// The peak number of live stage-activations on this rank, counted like
+    /// The peak number of stage activations that were in memory on this rank. They are counted like
     /// [`ActivationReport::peak_activations`](super::schedule::ActivationReport::peak_activations).
     pub peak_activations: usize,
 }
 
 impl EngineRun {
-    /// Returns the sum of the losses, read from the device. It is 0 on ranks without the last stage.
+    /// Reads the losses from the device and returns their sum. The sum is 0 on ranks without the last stage.
     pub fn loss(&self) -> f64 {
         let losses = self.losses.iter();
         losses.map(|loss| loss.clone().into_scalar::<f64>()).sum()
     }
 }
 
-/// A schedule cannot be run, or its run failed.
+/// The error of a schedule that cannot be run or whose run failed.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum EngineError {
-    /// The schedule breaks a rule.
+    /// The schedule violates a rule of valid schedules.
     #[error(transparent)]
     Invalid(Box<InvalidSchedule>),
     /// The schedule and the pipeline axis have different numbers of ranks.
@@ -119,7 +122,7 @@ pub enum EngineError {
         /// The number of ranks of the pipeline axis.
         pipeline: usize,
     },
-    /// The neighboring ranks have different micro-batches, or cannot be reached.
+    /// The neighboring ranks have micro-batches with different shape keys, or cannot be reached.
     #[error("pipeline rank {rank}, before the first action: {source}")]
     Begin {
         /// The rank on the pipeline axis.
@@ -145,7 +148,7 @@ pub enum EngineError {
         /// The cause.
         source: Box<CommError>,
     },
-    /// A stage panicked.
+    /// The code of a stage panicked.
     #[error("pipeline rank {rank}, {}: panicked: {message}", action.describe())]
     Panic {
         /// The rank on the pipeline axis.
@@ -194,12 +197,12 @@ pub struct Engine<'a> {
     shapes: ShapeCache,
 }
 
-/// A weight whose gradient the last stage defers to the cool-down phase.
+/// A weight of the last stage whose gradient is computed in the cool-down phase of the schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeferredWgrad {
     /// The index of the weight in the parameter table.
     pub index: usize,
-    /// The maximum number of gradients that are deferred at once; 0 for no limit.
+    /// The maximum number of gradients that are deferred at the same time. 0 means that the number is not limited.
     pub limit: usize,
 }
 
@@ -220,11 +223,11 @@ fn events_of_pair(forward: &Action, backward: &Action, runs: &[NodeRun]) -> Vec<
 }
 
 impl<'a> Engine<'a> {
-    /// Creates an engine for the ranks of `comm`. Gradients of parameters are passed to `sink`.
+    /// Creates an engine that runs a schedule on the ranks of `comm`. The gradients of parameters are passed to `sink`.
     ///
     /// # Errors
     ///
-    /// [`EngineError::Invalid`] for an invalid schedule; [`EngineError::Ranks`] for a schedule with another
+    /// [`EngineError::Invalid`] for an invalid schedule, and [`EngineError::Ranks`] if the schedule is for another
     /// number of ranks.
     pub fn new(
         schedule: &'a Schedule,
@@ -252,41 +255,44 @@ impl<'a> Engine<'a> {
         })
     }
 
-    /// Defers the gradient of one weight of the last stage, the weight of the output layer. Its rank computes
-    /// it after all other actions, while earlier ranks still run their last backwards. Results are bit-equal.
-    /// The inputs and output gradients of the layer are kept until then.
+    /// Defers the gradient of one weight of the last stage, usually the weight of the output layer. The rank of this
+    /// stage computes the gradient after all other actions, while earlier ranks still run their last backwards. The
+    /// inputs and output gradients of the layer are kept in memory until then. The results are bitwise equal to the
+    /// results without deferral.
     pub fn with_deferred_wgrad(mut self, deferred_wgrad: Option<DeferredWgrad>) -> Self {
         self.deferred_wgrad = deferred_wgrad;
         self
     }
 
-    /// Sets the options for sending and receiving tensors. They must be the same on all ranks.
+    /// Sets the options with which tensors are sent and received. They must be the same on all ranks.
     pub fn with_p2p(mut self, p2p: P2pConfig) -> Self {
         self.p2p = p2p;
         self
     }
 
-    /// Uses the shapes that runs of other engines have recorded, in addition to the engine's own runs.
+    /// Uses a shared cache of activation shapes, in which other engines have also recorded shapes.
     pub fn with_shape_cache(mut self, shapes: &ShapeCache) -> Self {
         self.shapes = shapes.clone();
         self
     }
 
-    /// Multiplies the losses by `loss_scale`, a number or a tensor, for the backward. [`EngineRun::losses`]
-    /// stay unscaled.
+    /// Sets the loss scale: the backward starts from the losses times `loss_scale`, which is a number or a tensor. The
+    /// losses in [`EngineRun::losses`] are not scaled.
     pub fn with_loss_scale(mut self, loss_scale: impl Into<LossFactor>) -> Self {
         self.loss_scale = loss_scale.into();
         self
     }
 
-    /// Runs all actions of this rank. On a pipeline of one rank, panics and raised errors unwind.
+    /// Runs all actions of this rank. If the pipeline has one rank, panics and raised errors unwind instead of being
+    /// returned as errors.
     ///
     /// # Errors
     ///
     /// - [`EngineError::Begin`] if the micro-batches of the ranks have different [shape
     ///   keys](Stage::shape_key).
-    /// - [`EngineError::Action`] with the action in which communication failed, a tensor had an unexpected
-    ///   shape ([`CommError::Mismatch`], with nothing sent), or a stage [raised](crate::comm::raise) an error.
+    /// - [`EngineError::Action`] with the failed action. Communication failed, a stage [raised](crate::comm::raise) an
+    ///   error, or a tensor had an unexpected shape. In the last case the cause is [`CommError::Mismatch`], and the
+    ///   tensor was not sent.
     /// - [`EngineError::Panic`] with the action that panicked.
     /// - [`EngineError::Send`] if a send did not complete.
     pub fn run(&self, model: &impl Stage) -> Result<EngineRun, EngineError> {

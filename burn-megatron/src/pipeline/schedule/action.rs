@@ -1,4 +1,4 @@
-//! An action of a schedule, and its text form.
+//! The actions of a schedule, and their text form.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,18 +8,19 @@ use strum::VariantArray;
 /// The kind of an [`Action`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, VariantArray)]
 pub enum ActionKind {
-    /// Computes the stage's output from its input.
+    /// The forward of a stage: computes the output of the stage from its input.
     Forward,
-    /// Computes the stage's output, together with the backward of another micro-batch that directly follows in
-    /// the list. A pair starts when the inputs of both are available, and its results are sent when both are
-    /// done.
+    /// The forward of a pair: it runs together with the backward of another micro-batch, which directly follows it in
+    /// the list. A pair starts when the inputs of the forward and of the backward are available. Its results are sent
+    /// when both are done.
     PairedForward,
-    /// Computes the gradients of the input and of the weights: an input gradient directly followed by a weight
-    /// gradient.
+    /// The complete backward of a stage: computes the gradient of the stage's input and then the gradients of its
+    /// weights.
     Backward,
-    /// Computes only the gradient of the stage's input.
+    /// The first part of a split backward: computes only the gradient of the stage's input.
     InputGradient,
-    /// Computes the gradients of the stage's weights, deferred by an earlier input gradient.
+    /// The second part of a split backward: computes the gradients of the stage's weights, which an earlier
+    /// [`InputGradient`](Self::InputGradient) has deferred.
     WeightGradient,
     /// Sends the stage's output to the next stage.
     SendActivation,
@@ -29,22 +30,22 @@ pub enum ActionKind {
     SendGradient,
     /// Receives the gradient of the stage's output from the next stage.
     ReceiveGradient,
-    /// Starts the reduction of the stage's gradients over the data axis. No forward of the stage follows. From
-    /// then on, a gradient is reduced as soon as no use of its parameter is outstanding, while the rank
-    /// continues. The action takes no time and has no micro-batch.
+    /// Starts the reduction of the stage's gradients over the data axis. No forward of the stage follows. After this
+    /// action, a gradient is reduced as soon as all uses of its parameter have had their backward. The rank continues
+    /// with its next actions in the meantime. The action takes no time and has no micro-batch.
     ReduceGradients,
 }
 
 impl ActionKind {
-    /// Every kind.
+    /// All kinds of actions.
     pub const ALL: &'static [Self] = Self::VARIANTS;
 
-    /// Returns the code of the kind: `F`, `FB`, `B`, `I`, `W`, `SF`, `RF`, `SB`, `RB` or `RG`.
+    /// Returns the code of the kind in CSV files: `F`, `FB`, `B`, `I`, `W`, `SF`, `RF`, `SB`, `RB` or `RG`.
     pub const fn code(self) -> &'static str {
         self.names().0
     }
 
-    /// Returns a description, such as `input gradient`.
+    /// Returns a description of the kind, such as `input gradient`.
     pub const fn description(self) -> &'static str {
         self.names().1
     }
@@ -65,7 +66,7 @@ impl ActionKind {
         }
     }
 
-    /// Whether this is a computation: a forward, a backward or half of a backward.
+    /// Whether this kind is a computation: a forward, a backward or a part of a split backward.
     pub const fn is_compute(self) -> bool {
         matches!(
             self,
@@ -77,17 +78,17 @@ impl ActionKind {
         )
     }
 
-    /// Whether this is a forward, alone or in a pair.
+    /// Whether this kind is a forward, either alone or in a pair.
     pub const fn is_forward(self) -> bool {
         matches!(self, ActionKind::Forward | ActionKind::PairedForward)
     }
 
-    /// Whether this is a send to another rank.
+    /// Whether this kind is a send to another rank.
     pub const fn is_send(self) -> bool {
         matches!(self, ActionKind::SendActivation | ActionKind::SendGradient)
     }
 
-    /// Whether this is a receive from another rank.
+    /// Whether this kind is a receive from another rank.
     pub const fn is_receive(self) -> bool {
         matches!(
             self,
@@ -95,12 +96,12 @@ impl ActionKind {
         )
     }
 
-    /// Whether this is a send or a receive.
+    /// Whether this kind is a send or a receive.
     pub const fn is_transfer(self) -> bool {
         self.is_send() || self.is_receive()
     }
 
-    /// Whether this computes the gradient of a stage's input, with or without the gradients of the weights.
+    /// Whether this kind computes the gradient of a stage's input, with or without the gradients of the weights.
     pub const fn computes_input_gradient(self) -> bool {
         matches!(self, ActionKind::Backward | ActionKind::InputGradient)
     }
@@ -112,23 +113,23 @@ impl fmt::Display for ActionKind {
     }
 }
 
-/// One action of a rank.
+/// One action of a rank in a pipeline schedule.
 ///
-/// The text form is the kind, the stage and the micro-batch, both counted from 0. `F 2 5` is the forward of
-/// micro-batch 5 through stage 2, and `RF 2 5` receives its input. `RG 2` reduces the gradients of stage 2 and
-/// has no micro-batch.
+/// The text form of an action is the code of the kind, the stage and the micro-batch. Stages and micro-batches are
+/// counted from 0. `F 2 5` is the forward of micro-batch 5 through stage 2, and `RF 2 5` receives its input. `RG 2`
+/// reduces the gradients of stage 2 and has no micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Action {
     /// The kind.
     pub kind: ActionKind,
-    /// The stage, which must be on the rank.
+    /// The stage, which must be on the rank of the action.
     pub stage: usize,
-    /// The micro-batch; 0 for [`ActionKind::ReduceGradients`], which has no micro-batch.
+    /// The micro-batch. It is 0 for [`ActionKind::ReduceGradients`], which has no micro-batch.
     pub micro_batch: usize,
 }
 
 impl Action {
-    /// Creates an action of a micro-batch.
+    /// Creates an action for a micro-batch.
     pub const fn new(kind: ActionKind, stage: usize, micro_batch: usize) -> Self {
         Action {
             kind,
@@ -137,16 +138,16 @@ impl Action {
         }
     }
 
-    /// Creates the reduction of a stage's gradients.
+    /// Creates the action that starts the reduction of a stage's gradients.
     pub const fn reduce_gradients(stage: usize) -> Self {
         Action::new(ActionKind::ReduceGradients, stage, 0)
     }
 
-    /// Returns the matching receive of a send, or the matching send of a receive: `SF 1 0` and `RF 2 0`, or `SB
-    /// 2 0` and `RB 1 0`.
+    /// Returns the matching receive of a send, or the matching send of a receive. For example, `SF 1 0` matches
+    /// `RF 2 0`, and `SB 2 0` matches `RB 1 0`.
     ///
-    /// Returns `None` for any other action, and if the adjacent stage would be below 0. The number of stages is
-    /// not checked.
+    /// Returns `None` for any other action, and if the number of the adjacent stage would be negative. The maximum
+    /// number of stages is not checked.
     pub fn counterpart(&self) -> Option<Action> {
         let below = self.stage.checked_sub(1);
         let above = self.stage.checked_add(1);
@@ -160,7 +161,7 @@ impl Action {
         Some(Action::new(kind, stage?, self.micro_batch))
     }
 
-    /// Returns a description: `forward of stage 2, micro-batch 5`.
+    /// Returns a description of the action, such as `forward of stage 2, micro-batch 5`.
     pub fn describe(&self) -> String {
         let stage = format!("{} of stage {}", self.kind, self.stage);
         match self.kind {
@@ -180,7 +181,7 @@ impl fmt::Display for Action {
     }
 }
 
-/// A text that is not an [`Action`].
+/// The error for a text that is not an [`Action`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "invalid action \"{text}\": expected a kind (F, B, I, W, SF, RF, SB or RB), a stage and a micro-batch, as in \"F 2 \
@@ -188,7 +189,7 @@ impl fmt::Display for Action {
      as in \"RG 2\""
 )]
 pub struct ParseActionError {
-    /// The text.
+    /// The invalid text.
     pub text: String,
 }
 

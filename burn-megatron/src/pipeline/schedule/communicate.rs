@@ -7,25 +7,26 @@ use super::wait_cycle::wait_cycle;
 use super::{Action, ActionKind, InvalidSchedule, Schedule};
 
 impl Schedule {
-    /// Returns this schedule with new sends and receives, which replace its own.
+    /// Inserts sends and receives into this schedule. Existing sends and receives are replaced.
     ///
-    /// The ranks are simulated with sends that block until the matching receive. A rank sends directly after it
-    /// computes a tensor for another rank, and receives directly before a tensor is used. If ranks then wait
-    /// for each other in a cycle, one send of the cycle is received early. It is the send computed first, with
-    /// equal times of forward, input gradient and weight gradient. Ties are resolved by activations before
-    /// gradients, then by lower stages first.
+    /// The positions are found by simulating ranks whose sends block until the matching receive. A rank sends a tensor
+    /// directly after it has computed the tensor, and receives a tensor directly before the tensor is used. If ranks
+    /// then wait for each other in a cycle, one send of the cycle is received early. It is the send whose tensor is
+    /// computed first, if forward, input gradient and weight gradient take the same time. If several tensors are
+    /// computed at that time, activations are received before gradients, and tensors of lower stages are received
+    /// first.
     ///
-    /// With such times, every tensor that is received early has arrived by then, so a rank that blocks in each
-    /// receive loses no time. All transfers have one global order that every rank follows. Therefore the
-    /// schedule does not deadlock, whether or not sends block.
+    /// With these times, every tensor that is received early has already arrived, so a rank that blocks in each receive
+    /// loses no time. All ranks follow one global order of all transfers. Therefore the schedule does not deadlock,
+    /// whether or not sends block.
     ///
-    /// All receives of a pair precede it, and all of its sends follow it. A reduction of gradients stays
-    /// directly after the computation that it follows, before the send of that computation's result.
+    /// All receives of a pair are before the pair, and all of its sends are after the pair. A reduction of gradients
+    /// stays directly after its computation, before the result of the computation is sent.
     ///
     /// # Errors
     ///
-    /// [`InvalidSchedule`] if the computations alone are invalid, or if the schedule has reductions of
-    /// gradients but not a valid reduction for each stage.
+    /// [`InvalidSchedule`] if the computations of the schedule are invalid. If the schedule has reductions of
+    /// gradients, it must also have a valid reduction for each stage.
     pub fn with_communication(self) -> Result<Self, InvalidSchedule> {
         let mut bare = self;
         for actions in &mut bare.ranks {

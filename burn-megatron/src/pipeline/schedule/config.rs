@@ -4,26 +4,26 @@ use serde::{Deserialize, Serialize};
 
 pub use crate::mesh::ScheduleKind;
 
-/// The kind and sizes of a schedule. [`generate`](super::generate) checks them.
+/// The configuration of a schedule that [`generate`](super::generate) creates: its kind and its sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ScheduleConfig {
     /// The kind of schedule.
     pub kind: ScheduleKind,
-    /// The number of pipeline ranks, p.
+    /// The number of pipeline ranks, which formulas call p.
     pub ranks: usize,
-    /// The number of stages per rank, v.
+    /// The number of stages per rank (virtual stages), which formulas call v.
     pub virtual_stages: usize,
-    /// The number of micro-batches per step, m.
+    /// The number of micro-batches per step, which formulas call m.
     pub micro_batches: usize,
-    /// Whether forwards are [paired](super::ActionKind::PairedForward) with backwards of other micro-batches.
-    /// Requires 1F1B, interleaved or DualPipeV.
+    /// Whether forwards are [paired](super::ActionKind::PairedForward) with backwards of other micro-batches. Requires
+    /// a 1F1B, interleaved 1F1B or DualPipeV schedule.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub pairs: bool,
 }
 
 impl ScheduleConfig {
-    /// Returns the configuration with the default number of stages per rank.
+    /// Creates a configuration with the default number of stages per rank.
     pub const fn new(kind: ScheduleKind, ranks: usize, micro_batches: usize) -> Self {
         ScheduleConfig {
             kind,
@@ -34,7 +34,7 @@ impl ScheduleConfig {
         }
     }
 
-    /// Sets whether forwards are paired with backwards.
+    /// Sets whether forwards are paired with backwards of other micro-batches.
     pub const fn with_pairs(mut self, pairs: bool) -> Self {
         self.pairs = pairs;
         self

@@ -1,4 +1,4 @@
-//! Schedules as CSV: one row per rank, one action per cell.
+//! Reads and writes schedules as CSV, with one row per rank and one action per cell.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -24,19 +24,19 @@ impl Cell<'_> {
 impl Schedule {
     /// Reads a schedule from comma-separated values.
     ///
-    /// Row r is rank r, and each cell is an action such as `F 2 5`: a kind, then the stage and the micro-batch,
-    /// counted from 0. The kinds are:
+    /// Row r contains the actions of rank r. Each cell is an action such as `F 2 5`: the code of a kind, the stage and
+    /// the micro-batch. Stages and micro-batches are counted from 0. The codes are:
     ///
-    /// - `F` forward, `B` backward, `I` input gradient, `W` weight gradient
-    /// - `SF` and `RF` send and receive of an activation, `SB` and `RB` send and receive of a gradient
+    /// - `F`: forward, `B`: backward, `I`: input gradient, `W`: weight gradient
+    /// - `SF` and `RF`: send and receive of an activation, `SB` and `RB`: send and receive of a gradient
     ///
     /// `FB 2 5 2 3` is a [pair](ActionKind::PairedForward) of the forward of micro-batch 5 through stage 2 and
     /// the backward of micro-batch 3. `RG 2` reduces the gradients of stage 2.
     ///
-    /// A stage is placed on the rank whose row contains it. Empty cells, empty lines and lines that begin with
-    /// `#` are skipped. If the table has no sends and receives, [they are added](Self::with_communication).
-    /// Otherwise it must contain all of them. If the table has no `RG`, [each stage gets one after its last
-    /// forward](Self::with_reduce_gradients). Otherwise it must contain one for each stage.
+    /// A stage is placed on the rank whose row contains its actions. Empty cells, empty lines and lines that begin with
+    /// `#` are skipped. If the table has no sends and receives, [they are added](Self::with_communication). Otherwise
+    /// the table must contain all sends and receives. If the table has no `RG`, [an `RG` is added after the last
+    /// forward of each stage](Self::with_reduce_gradients). Otherwise the table must contain an `RG` for each stage.
     ///
     /// ```text
     /// F 0 0,F 0 1,B 0 0,B 0 1
@@ -56,9 +56,9 @@ impl Schedule {
     ///
     /// # Errors
     ///
-    /// [`ScheduleError::Csv`] with the row, the column and the text. [`ScheduleError::Invalid`] if the table
-    /// has no sends or no `RG`, and is invalid. A table with both is not checked here: see
-    /// [`validate`](super::validate).
+    /// [`ScheduleError::Csv`] with the row, the column and the text of an invalid cell. If sends, receives or `RG` have
+    /// to be added, the schedule is also validated, and [`ScheduleError::Invalid`] is returned for an invalid schedule.
+    /// A table that contains all of them is not validated: call [`validate`](super::validate).
     pub fn from_csv(name: impl Into<String>, text: &str) -> Result<Self, ScheduleError> {
         let cells = cells(text)?;
         let placement = placement(&cells)?;
@@ -88,7 +88,7 @@ impl Schedule {
         Ok(schedule)
     }
 
-    /// Returns the schedule in the format of [`Schedule::from_csv`], with all its actions.
+    /// Writes all actions of the schedule in the format that [`Schedule::from_csv`] reads.
     pub fn to_csv(&self) -> String {
         let mut text = String::new();
         for list in &self.ranks {

@@ -2,13 +2,13 @@
 
 use super::{InvalidSchedule, ParseActionError, ScheduleKind};
 
-/// A schedule, a simulation or a drawing failed.
+/// An error of a schedule, a simulation or a drawing.
 #[derive(Debug, thiserror::Error)]
 pub enum ScheduleError {
-    /// A size is 0.
+    /// The number of ranks, stages or micro-batches is 0.
     #[error("invalid number of {what} 0: a schedule needs at least 1")]
     Zero {
-        /// Ranks, stages or micro-batches.
+        /// The name of the size: ranks, stages or micro-batches.
         what: &'static str,
     },
     /// A stage is placed on a rank that has no list of actions.
@@ -28,10 +28,10 @@ pub enum ScheduleError {
         kind: ScheduleKind,
         /// The requested number of stages per rank.
         asked: usize,
-        /// The valid values.
+        /// The valid values, as text for the message.
         fits: &'static str,
     },
-    /// An interleaved schedule cannot run these groups of micro-batches.
+    /// The size of the groups of micro-batches is invalid for an interleaved schedule.
     #[error(
         "interleaved over {ranks} stages cannot run {micro_batches} micro-batches in groups of \
          {group}: use {fits}"
@@ -46,13 +46,13 @@ pub enum ScheduleError {
         /// The valid group sizes and numbers of micro-batches.
         fits: String,
     },
-    /// The kind of schedule has no complete backward next to a forward.
+    /// Pairs were requested, but the kind of schedule has no forward that is directly followed by a complete backward.
     #[error("{kind} has no pairs of a forward and a backward: use 1f1b, interleaved or dualpipe-v")]
     Unpaired {
         /// The kind of schedule.
         kind: ScheduleKind,
     },
-    /// There is no other micro-batch to form a pair with.
+    /// Pairs were requested, but there are too few micro-batches to form a pair.
     #[error(
         "{kind} on {ranks} pipeline ranks has no pairs of a forward and a backward in steps of {micro_batches} \
          micro-batches: use at least {fits} micro-batches for each data rank"
@@ -64,7 +64,7 @@ pub enum ScheduleError {
         ranks: usize,
         /// The requested number of micro-batches.
         micro_batches: usize,
-        /// The minimum number of micro-batches with a pair.
+        /// The minimum number of micro-batches with which the schedule has a pair.
         fits: usize,
     },
     /// The schedule has too many computations.
@@ -82,25 +82,25 @@ pub enum ScheduleError {
         /// The maximum number of computations of a schedule.
         limit: usize,
     },
-    /// A CSV table of actions cannot be read.
+    /// A cell of a CSV schedule is invalid.
     #[error("row {row}, column {column}: {fault}")]
     Csv {
         /// The row, counted from 1.
         row: usize,
         /// The column, counted from 1.
         column: usize,
-        /// The error in this cell.
+        /// The error in the cell.
         fault: CsvFault,
     },
-    /// The schedule breaks a rule.
+    /// The schedule violates a rule of valid schedules.
     #[error(transparent)]
     Invalid(#[from] InvalidSchedule),
-    /// The number of times differs from the number of stages.
+    /// A list of times does not have one time per stage.
     #[error("{what} has {given} times for {stages} stages: expected one per stage")]
     TimesCount {
-        /// The name of the times.
+        /// The name of the list of times, such as the times of forwards.
         what: &'static str,
-        /// The given number.
+        /// The number of times in the list.
         given: usize,
         /// The number of stages of the schedule.
         stages: usize,
@@ -110,7 +110,7 @@ pub enum ScheduleError {
         "invalid time {time} of {what} of stage {stage}: expected a finite number of 0 or more"
     )]
     Time {
-        /// The name of the times.
+        /// The name of the list of times, such as the times of forwards.
         what: &'static str,
         /// The stage.
         stage: usize,
@@ -119,7 +119,7 @@ pub enum ScheduleError {
     },
 }
 
-/// An error in a CSV table of actions.
+/// An error in a CSV schedule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CsvFault {
     /// The cell is not an action.
@@ -141,12 +141,12 @@ pub enum CsvFault {
         text: String,
         /// The stage.
         stage: usize,
-        /// The rank of this row.
+        /// The rank of the row that contains the cell.
         rank: usize,
-        /// The first row with the stage, counted from 1.
+        /// The first row that contains the stage, counted from 1.
         first_row: usize,
     },
-    /// Numbers of stages or micro-batches are not contiguous.
+    /// The numbers of the stages or the micro-batches have a gap.
     #[error("\"{text}\" has {what} {number}, but no cell has {what} {missing}: number them from 0")]
     Gap {
         /// The text of the cell.
@@ -155,7 +155,7 @@ pub enum CsvFault {
         what: &'static str,
         /// The number in the cell.
         number: usize,
-        /// The lowest number that is not in the table.
+        /// The lowest number that is missing in the table.
         missing: usize,
     },
 }

@@ -1,43 +1,45 @@
-//! Pipeline schedules as data: for each rank, a list of actions in order.
+//! Pipeline schedules. A schedule is a list of actions in order, for each rank.
 //!
-//! A schedule is [`generate`]d or read from [CSV](Schedule::from_csv), [`validate`]d, and [`simulate`]d with
-//! given times. A simulation can be drawn as a table or a chart. This module is pure: the
-//! [engine](super::engine) runs the lists.
+//! [`generate`] creates a schedule, and [`Schedule::from_csv`] reads a schedule from CSV. [`validate`] checks it, and
+//! [`simulate`] computes its timeline from given times. A simulation can be drawn as a table or a chart. This module
+//! does not run a model: the [engine](super::engine) runs the lists of actions.
 //!
 //! # Rules of a valid schedule
 //!
-//! - Each (stage, micro-batch) runs one forward and one backward, on the rank that holds the stage. The
-//!   backward is either [`Backward`](ActionKind::Backward), or [`InputGradient`](ActionKind::InputGradient) and
-//!   later [`WeightGradient`](ActionKind::WeightGradient).
-//! - A forward may be computed [together](ActionKind::PairedForward) with the backward of another micro-batch.
-//! - Every tensor between two ranks is sent once and received once, after it is computed and before it is used.
-//!   Adjacent stages on one rank, as at the turn of a V, send nothing.
+//! - Each stage runs one forward and one backward for each micro-batch, on the rank that holds the stage. The backward
+//!   is either [`Backward`](ActionKind::Backward), or [`InputGradient`](ActionKind::InputGradient) and later
+//!   [`WeightGradient`](ActionKind::WeightGradient).
+//! - A forward may be [paired](ActionKind::PairedForward) with the backward of another micro-batch.
+//! - Every tensor that one rank computes and another rank uses is sent once and received once. It is sent after it is
+//!   computed, and received before it is used. Two adjacent stages on the same rank, as at the turn of a V, do not send
+//!   tensors to each other.
 //! - The gradients of each stage are reduced once ([`ReduceGradients`](ActionKind::ReduceGradients)), by the
 //!   rank that holds the stage, at any position after the stage's last forward.
 //! - The schedule does not deadlock, even if each send blocks until the matching receive starts.
 //!
 //! # Positions of sends and receives
 //!
-//! A send directly follows the computation of its tensor and the reductions at that position. A receive is as
-//! late as possible: directly before the use, unless ranks would then wait for each other in a cycle. Two
-//! adjacent ranks of 1F1B that send to each other are an example. See [`Schedule::with_communication`].
+//! A send directly follows the computation of its tensor, and the reductions that follow this computation. A receive is
+//! as late as possible: directly before the tensor is used, unless ranks would then wait for each other in a cycle. An
+//! example of such a cycle are two adjacent ranks of 1F1B that send to each other. See
+//! [`Schedule::with_communication`].
 //!
 //! # Positions of reductions
 //!
-//! A [`ReduceGradients`](ActionKind::ReduceGradients) does not wait for the stage's backwards. Gradients
-//! without an outstanding use are reduced immediately. Each other gradient is reduced directly after its last
-//! use, including deferred weight gradients. The earliest valid position, after the last forward, therefore
-//! overlaps the reductions with the last backward. Before that position, a further forward could use any
-//! parameter again.
+//! A [`ReduceGradients`](ActionKind::ReduceGradients) action does not wait for the backwards of the stage. Gradients
+//! that are already complete are reduced immediately. Every other gradient is reduced as soon as it is complete,
+//! including deferred weight gradients. The earliest valid position is after the last forward of the stage, because a
+//! further forward could use any parameter again. At this position, the reductions overlap with the last backward.
 //!
-//! Positions determine when the reductions start, but not their results. Generators choose the earliest
-//! position, except for the interleaved kind. There, rank r ends the last backward of a stage r backwards
-//! before rank 0. It reduces r backwards later, so that all ranks start at the same time.
+//! The positions determine the times at which the reductions start, but do not change their results. Generators choose
+//! the earliest position, except for interleaved schedules. In an interleaved schedule, rank r finishes the last
+//! backward of a stage r backwards earlier than rank 0. Therefore rank r starts its reductions r backwards later, so
+//! that all ranks start at the same time.
 //!
 //! # Engines
 //!
-//! An engine that overlaps communication with computation starts a send when its tensor is computed, and waits
-//! for a receive only before the use. [`simulate`] assumes such an engine. An engine that blocks in every send
+//! An engine that overlaps communication with computation starts a send when the tensor is computed, and waits for a
+//! receive directly before the tensor is used. [`simulate`] assumes such an engine. An engine that blocks in every send
 //! and receive, in the order of the list, does not deadlock either.
 
 mod action;
@@ -62,7 +64,7 @@ pub use validate::{ActivationReport, InvalidSchedule, RuleViolation, validate};
 
 /// The actions of every rank of a pipeline, in order.
 ///
-/// A schedule is not necessarily valid: see [`validate`].
+/// A schedule is not necessarily valid. Use [`validate`] to check it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Schedule {
     name: String,
@@ -77,8 +79,8 @@ impl Schedule {
     ///
     /// # Errors
     ///
-    /// [`ScheduleError::Zero`] without ranks, stages or micro-batches; [`ScheduleError::Placement`] if
-    /// a stage is placed on a rank without a list.
+    /// [`ScheduleError::Zero`] if there are no ranks, stages or micro-batches; [`ScheduleError::Placement`] if a stage
+    /// is placed on a rank that has no list.
     pub fn new(
         name: impl Into<String>,
         placement: Vec<usize>,
@@ -111,22 +113,22 @@ impl Schedule {
         })
     }
 
-    /// Returns the name, such as `1f1b`. For a schedule from a file, it is the name given by the caller.
+    /// Returns the name of the schedule, such as `1f1b`. The name of a schedule from a file is given by the caller.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Returns the number of ranks.
+    /// Returns the number of pipeline ranks.
     pub fn ranks(&self) -> usize {
         self.ranks.len()
     }
 
-    /// Returns the number of stages over all ranks.
+    /// Returns the total number of stages on all ranks.
     pub fn stages(&self) -> usize {
         self.placement.len()
     }
 
-    /// Returns the number of micro-batches.
+    /// Returns the number of micro-batches per step.
     pub fn micro_batches(&self) -> usize {
         self.micro_batches
     }
@@ -135,7 +137,7 @@ impl Schedule {
     ///
     /// # Panics
     ///
-    /// If the rank is not below [`ranks`](Self::ranks).
+    /// Panics if the rank is not below [`ranks`](Self::ranks).
     #[track_caller]
     pub fn actions(&self, rank: usize) -> &[Action] {
         assert!(
@@ -150,7 +152,7 @@ impl Schedule {
     ///
     /// # Panics
     ///
-    /// If the stage is not below [`stages`](Self::stages).
+    /// Panics if the stage is not below [`stages`](Self::stages).
     #[track_caller]
     pub fn rank_of(&self, stage: usize) -> usize {
         assert!(
@@ -182,7 +184,7 @@ impl Schedule {
         Some((self.peer(action)?, action.counterpart()?))
     }
 
-    /// Whether a rank has a [pair](ActionKind::PairedForward).
+    /// Whether the schedule contains a [pair](ActionKind::PairedForward) of a forward and a backward.
     pub fn has_pairs(&self) -> bool {
         let mut actions = self.ranks.iter().flatten();
         actions.any(|action| action.kind == ActionKind::PairedForward)

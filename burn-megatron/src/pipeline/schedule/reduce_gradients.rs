@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use super::{Action, ActionKind, Schedule};
 
 impl Schedule {
-    /// Returns this schedule with a [`ReduceGradients`](ActionKind::ReduceGradients) directly after the last
-    /// forward of each stage, or after its pair. This is the earliest valid position. Existing reductions are
-    /// replaced.
+    /// Inserts a [`ReduceGradients`](ActionKind::ReduceGradients) action for each stage, directly after the last
+    /// forward of the stage. If this forward is paired, the action follows the pair. This is the earliest valid
+    /// position. Existing reductions are replaced.
     pub fn with_reduce_gradients(self) -> Self {
         self.with_reductions_after(|_, actions| {
             let forwards = actions.iter().enumerate();

@@ -1,29 +1,29 @@
-//! Simulates a schedule with given times: total time and bubble.
+//! Simulates a schedule with given times and computes its total time and bubble.
 
 use std::collections::HashSet;
 
 use super::validate::activation_report;
 use super::{Action, ActionKind, Schedule, ScheduleError, validate};
 
-/// The times of each stage, in a common unit. A full backward takes the sum of its input gradient and its
-/// weight gradient.
+/// The times of the actions of each stage, all in the same unit. The time of a full backward is the sum of the times of
+/// its input gradient and its weight gradient.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StageTimes {
-    /// The time of a forward of each stage.
+    /// The time of a forward, for each stage.
     pub forward: Vec<f64>,
-    /// The time that a forward of each stage adds to the backward that it is paired with. It is less than
-    /// `forward` if one of them computes while the other waits.
+    /// The time that a forward adds to the backward with which it is paired, for each stage. It is less than `forward`
+    /// if the forward and the backward overlap.
     pub paired_forward: Vec<f64>,
-    /// The time of an input gradient of each stage.
+    /// The time of an input gradient, for each stage.
     pub input_gradient: Vec<f64>,
-    /// The time of a weight gradient of each stage.
+    /// The time of a weight gradient, for each stage.
     pub weight_gradient: Vec<f64>,
-    /// The time of a transfer that each stage sends.
+    /// The time of sending a tensor to another rank, for each stage that sends.
     pub transfer: Vec<f64>,
 }
 
 impl StageTimes {
-    /// Returns the same times for all stages.
+    /// Creates times that are the same for all stages.
     pub fn uniform(
         stages: usize,
         forward: f64,
@@ -83,21 +83,21 @@ impl StageTimes {
     }
 }
 
-/// An action with its start and end. A reduction of gradients ends when it starts.
+/// An action with its start and end in a simulation. A reduction of gradients ends when it starts.
 ///
-/// A send lasts until its tensor has arrived. A receive lasts from its position in the list until the tensor
-/// has arrived. Neither blocks its rank.
+/// A send lasts until its tensor has arrived. A receive lasts from its position in the list until the tensor has
+/// arrived. Sends and receives do not block their ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ActionSpan {
     /// The action.
     pub action: Action,
-    /// The start time; the schedule starts at 0.
+    /// The start time. The schedule starts at time 0.
     pub start: f64,
     /// The end time.
     pub end: f64,
 }
 
-/// A simulated schedule. Fractions of a total of 0 are 0.
+/// The result of a simulation: a schedule with the times of its actions. If the total time is 0, all fractions are 0.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Simulation {
     schedule: Schedule,
@@ -110,7 +110,7 @@ pub struct Simulation {
 }
 
 impl Simulation {
-    /// Returns the simulated schedule.
+    /// Returns the schedule that was simulated.
     pub fn schedule(&self) -> &Schedule {
         &self.schedule
     }
@@ -119,38 +119,39 @@ impl Simulation {
     ///
     /// # Panics
     ///
-    /// If the rank is out of range.
+    /// Panics if the rank is out of range.
     #[track_caller]
     pub fn timeline(&self, rank: usize) -> &[ActionSpan] {
         &self.timelines[rank]
     }
 
-    /// Returns the end of the last computation.
+    /// Returns the total time: the time at which the last computation ends.
     pub fn total(&self) -> f64 {
         self.total
     }
 
-    /// Returns the time in which a rank computes.
+    /// Returns the total time of the computations of a rank.
     ///
     /// # Panics
     ///
-    /// If the rank is out of range.
+    /// Panics if the rank is out of range.
     #[track_caller]
     pub fn busy(&self, rank: usize) -> f64 {
         self.busy[rank]
     }
 
-    /// Returns the fraction of the total in which a rank does not compute, from 0 to 1.
+    /// Returns the bubble of a rank: the fraction of the total time in which the rank does not compute, from 0 to 1.
     ///
     /// # Panics
     ///
-    /// If the rank is out of range.
+    /// Panics if the rank is out of range.
     #[track_caller]
     pub fn rank_bubble(&self, rank: usize) -> f64 {
         idle_fraction(self.busy[rank], self.total)
     }
 
-    /// Returns the fraction of the time of all ranks in which they do not compute, from 0 to 1.
+    /// Returns the bubble of the schedule, which is the mean bubble of all ranks: the fraction of the total time in
+    /// which a rank does not compute, from 0 to 1.
     pub fn bubble(&self) -> f64 {
         idle_fraction(
             self.busy.iter().sum(),
@@ -158,13 +159,13 @@ impl Simulation {
         )
     }
 
-    /// Returns the peak number of live stage-activations of each rank: see
+    /// Returns, for each rank, the peak number of stage activations in memory: see
     /// [`ActivationReport::peak_activations`](super::ActivationReport::peak_activations).
     pub fn peak_activations(&self) -> &[usize] {
         &self.peak_activations
     }
 
-    /// Returns the stages of a rank.
+    /// Returns the stages that a rank holds.
     pub fn stages_of(&self, rank: usize) -> &[usize] {
         &self.stages[rank]
     }
@@ -174,7 +175,7 @@ impl Simulation {
         self.timelines.iter().map(Vec::as_slice)
     }
 
-    /// Returns the kinds of actions that take time.
+    /// Returns the kinds of the actions that take time in this simulation.
     pub fn kinds(&self) -> HashSet<ActionKind> {
         self.timelines
             .iter()
@@ -194,12 +195,12 @@ pub(in super::super) fn idle_fraction(busy: f64, total: f64) -> f64 {
     }
 }
 
-/// Simulates a schedule.
+/// Simulates a schedule with the given times of its actions.
 ///
-/// Sends and receives do not block their ranks: a tensor is sent at the end of its computation, and a
-/// computation only waits for its own inputs. A pair waits for the inputs of both computations and takes the
-/// sum of their times; they follow each other in the timeline. Reductions of gradients take no time, because
-/// their transfers over the data axis overlap with the computations.
+/// Sends and receives do not block their ranks. A tensor is sent at the end of its computation, and a computation only
+/// waits for its own inputs. A pair waits for the inputs of both of its computations and takes the sum of their times.
+/// In the timeline, one computation of a pair follows the other. Reductions of gradients take no time, because their
+/// communication over the data axis overlaps with the computations.
 ///
 /// ```
 /// use burn_megatron::pipeline::schedule::{
@@ -238,8 +239,8 @@ pub fn simulate(schedule: &Schedule, times: &StageTimes) -> Result<Simulation, S
     })
 }
 
-/// Returns the [total](Simulation::total) of a [generated](super::generate) schedule without its timelines, to
-/// compare many schedules.
+/// Returns the [total time](Simulation::total) of a [generated](super::generate) schedule. It does not compute
+/// timelines, so it is fast enough to compare many schedules.
 ///
 /// # Errors
 ///

@@ -9,12 +9,13 @@ const MAX_STRETCH: f64 = 12.0;
 const IDLE: char = '·';
 
 impl Simulation {
-    /// Returns the schedule as text, at most `columns` characters wide. Each rank is a row, with time from left
-    /// to right, wrapped into blocks. A legend, the total, the bubble, and the peak number of live
-    /// stage-activations of each rank follow. The last two lines may be longer.
+    /// Draws the simulation as text with at most `columns` characters per line. Each rank is a row, and time runs from
+    /// left to right. Long rows are wrapped into blocks. Below the rows are a legend, the total time, the bubble, and
+    /// the peak number of stage activations in memory on each rank. The last two lines may be longer than `columns`.
     ///
-    /// Each computation starts with its letter and its micro-batch. If a rank has two stages, the letters of
-    /// the second stage are lower case. If it has more, the chunk follows a point.
+    /// Each computation is labeled with the letter of its kind and its micro-batch. If a rank has two stages, the
+    /// letters of the second stage are lower case. If a rank has more than two stages, the label ends with a point and
+    /// the index of the stage on the rank.
     pub fn table(&self, columns: usize) -> String {
         let gutter = format!("r{} ", self.schedule().ranks() - 1).len();
         let width = columns.saturating_sub(gutter).max(MIN_COLUMNS);
@@ -38,7 +39,7 @@ impl Simulation {
         text + &self.legend() + &self.summary() + "\n"
     }
 
-    /// Returns the total, the bubble and the peak number of live activations in one line.
+    /// Returns one line with the total time, the bubble and the peak number of stage activations in memory.
     pub fn summary(&self) -> String {
         let schedule = self.schedule();
         let peaks: Vec<_> = self
@@ -109,7 +110,7 @@ impl Simulation {
         }
     }
 
-    /// Returns the index of a computation's stage among the stages of its rank, and the number of these stages.
+    /// Returns the index of a computation's stage among the stages of its rank, and the number of stages of the rank.
     pub fn chunk(&self, rank: usize, span: &ActionSpan) -> (usize, usize) {
         let stages = self.stages_of(rank);
         let chunk = stages.iter().position(|stage| *stage == span.action.stage);

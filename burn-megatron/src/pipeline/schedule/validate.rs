@@ -1,4 +1,4 @@
-//! The rules of a schedule, and the search for the first action that violates a rule.
+//! Checks the rules of valid schedules and finds the first action that violates a rule.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -6,31 +6,31 @@ use std::fmt;
 use super::wait_cycle::wait_cycle;
 use super::{Action, ActionKind, Schedule};
 
-/// The live activations of a valid schedule.
+/// The peak numbers of stage activations that a valid schedule holds in memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ActivationReport {
-    /// The peak number of live stage-activations of each rank. A stage-activation is the data that one stage
-    /// keeps of one micro-batch from its forward until its backward. If the weight gradient is a separate
-    /// action, it is kept until then.
+    /// The peak number of stage activations in memory, for each rank. A stage activation is the data of one micro-batch
+    /// that one stage keeps from its forward until its backward. If the weight gradient is a separate action, the data
+    /// is kept until the weight gradient.
     pub peak_activations: Vec<usize>,
-    /// The same peaks, counted only until the input gradient. This is the peak if a weight gradient needs
-    /// little of the data that the forward kept.
+    /// The peak number of stage activations in memory, for each rank, if a stage activation is only kept until its
+    /// input gradient. This is a good estimate if a weight gradient needs little of the data that the forward kept.
     pub peak_until_input_gradient: Vec<usize>,
 }
 
-/// The first action that violates a rule, and the rule.
+/// The error for an invalid schedule: the first action that violates a rule, and the rule.
 ///
-/// Violations are ordered by position in the list, then by rank. Deadlocks are only checked if each individual
-/// list is valid.
+/// Violations are ordered by their position in the list of the rank, then by rank. Deadlocks are only checked if the
+/// list of each rank is valid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct InvalidSchedule {
     /// The rank whose list contains the action.
     pub rank: usize,
-    /// The index in that list, or the length of the list if an action is missing.
+    /// The index of the action in the list of the rank, or the length of the list if an action is missing.
     pub position: usize,
-    /// The length of that list.
+    /// The number of actions in the list of the rank.
     pub actions: usize,
-    /// The wrong or missing action.
+    /// The invalid or missing action.
     pub action: Action,
     /// The violated rule.
     pub reason: RuleViolation,
@@ -73,27 +73,27 @@ pub enum RuleViolation {
         /// The number of micro-batches of the schedule.
         micro_batches: usize,
     },
-    /// The stage belongs to another rank.
+    /// The stage of the action is on another rank.
     #[error("the stage is on rank {owner}")]
     WrongRank {
         /// The rank that holds the stage.
         owner: usize,
     },
-    /// The transfer does not cross ranks.
+    /// The action sends or receives a tensor between two stages of the same rank.
     #[error("both stages are on this rank, or one does not exist: nothing to send or receive")]
     NoTransfer,
     /// A reduction of gradients has a micro-batch.
     #[error("a reduction has no micro-batch: expected micro_batch 0, got {given}")]
     MicroBatchOfReduction {
-        /// The given micro-batch.
+        /// The micro-batch of the reduction.
         given: usize,
     },
-    /// A forward of a pair is not followed by its backward.
+    /// The forward of a pair is not directly followed by the backward of the pair.
     #[error(
         "expected a backward of another micro-batch directly after it, as in \"FB 2 5 2 3\": their parts run in turns"
     )]
     Pair,
-    /// An action is repeated.
+    /// An earlier action has already done the same computation or transfer.
     #[error("already done by \"{action}\", action {} of the rank", position + 1)]
     Repeated {
         /// The earlier action.
@@ -101,19 +101,20 @@ pub enum RuleViolation {
         /// The index of the earlier action in the list.
         position: usize,
     },
-    /// A dependency is later in the list, or missing.
+    /// An action that must precede this action is later in the list, or missing.
     #[error("it needs \"{needs}\" ({}) before it", needs.describe())]
     TooEarly {
-        /// The dependency, on the same rank.
+        /// The action on the same rank that must precede this action.
         needs: Action,
     },
     /// An action is missing.
     #[error("missing from the list of the rank")]
     Missing,
-    /// Ranks wait for each other.
+    /// Ranks wait for each other in a cycle.
     #[error("{}", cycle_text(cycle))]
     Deadlock {
-        /// The ranks, and the action in which each rank waits for the next. The last rank waits for the first.
+        /// The ranks of the cycle, each with the action in which it waits for the next rank. The last rank waits for
+        /// the first rank.
         cycle: Vec<(usize, Action)>,
     },
 }
@@ -130,7 +131,7 @@ fn cycle_text(cycle: &[(usize, Action)]) -> String {
     format!("rank {first} {}", waits.join(", which "))
 }
 
-/// Checks every rule of the [module](super), and counts the live activations.
+/// Checks that a schedule satisfies all [rules](super), and counts the stage activations in memory.
 ///
 /// # Errors
 ///
@@ -430,8 +431,8 @@ fn frees_activations(kind: ActionKind) -> bool {
 }
 
 impl Schedule {
-    /// Returns, for each stage, the maximum number of micro-batches whose forward has run and whose backward
-    /// has not.
+    /// Returns, for each stage, the maximum number of micro-batches whose forward has run and whose backward has not
+    /// run.
     pub fn in_flight(&self) -> Vec<usize> {
         let of_stage = |stage: usize| {
             let actions = self.actions(self.rank_of(stage)).iter();

@@ -1,4 +1,4 @@
-//! Cycles of ranks that wait for each other.
+//! Finds cycles of ranks that wait for each other.
 
 /// Returns the cycle of ranks reached from `start` by following `waits_for`, which maps each rank to the rank
 /// that it waits for.

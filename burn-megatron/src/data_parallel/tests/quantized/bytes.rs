@@ -1,4 +1,4 @@
-//! The number of communicated bytes, and the memory.
+//! Tests of the number of communicated bytes and of the memory of FP8 weights.
 
 use super::*;
 use burn_megatron_comm_testing::Intercept;
@@ -104,7 +104,7 @@ fn memory_plans_include_both_copies() {
     assert_eq!(scales(Recipe::Square), 3 * 2 * 4);
     // Four blocks of 32 in a word: at most 70 elements are in one.
     assert_eq!(scales(Recipe::Mx), (40 + 48 + 48 + 70 + 70 + 5) * 4);
-    // Half of all elements have masters and two moments. The shift has no master.
+    // Half of all elements have master weights and two moments. The shift has no master.
     assert_eq!(
         planned(Recipe::Mx).optimizer,
         ((1920 + 3840) * 12 + 128 * 8) / 2
@@ -153,7 +153,7 @@ fn values_are_freed_before_a_gradient_is_accumulated() {
                 .map(|layer| layer.quantized.load(std::sync::atomic::Ordering::Relaxed))
                 .sum()
         };
-        // One gather is in flight: the gather of the last layers, which are used last.
+        // One gather is in flight: the gather of the last layers, which the forward uses last.
         let (made, values) = (quantized(), net.ddp.usage().now().gradients);
         let bytes = 3840 * 4;
         assert_eq!(values, bytes);

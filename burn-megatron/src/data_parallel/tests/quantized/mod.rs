@@ -1,4 +1,4 @@
-//! FP8 weights: training is bit-equal with fewer communicated bytes.
+//! Tests of FP8 weights: training gives bitwise equal results with fewer communicated bytes.
 
 use super::gradient_checks::stage;
 use super::*;
@@ -15,7 +15,7 @@ const STEPS: usize = 4;
 /// The step that is skipped.
 const SKIPPED: usize = 2;
 
-/// The losses, weights and masters of a rank.
+/// The losses, weights and master weights of a rank.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct TrainingRecord {
     losses: Vec<u64>,
@@ -168,7 +168,7 @@ fn block_scales_give_the_same_bits_in_bf16() {
     }
 }
 
-/// Modules in f64 have masters in f64.
+/// Modules in f64 have master weights in f64.
 #[test]
 fn a_module_in_f64_is_quantised_too() {
     struct Wide;
@@ -196,7 +196,7 @@ fn a_module_in_f64_is_quantised_too() {
             );
             assert_eq!(ddp.module().second.val().dtype(), burn::tensor::DType::F64);
             assert_eq!(ddp.parameters()[2].dtype(), burn::tensor::DType::F64);
-            // Only masters, because no optimizer with moments was created.
+            // Only master weights, because no optimizer with moments was created.
             let masters = (1920 + 3840) / 2 * 8;
             assert_eq!(ddp.usage().now().optimizer, masters);
             assert_eq!(ddp.memory_plan()?.optimizer, masters * 3 + 2 * 64 * 8);
@@ -206,7 +206,7 @@ fn a_module_in_f64_is_quantised_too() {
     .unwrap();
 }
 
-/// With a per-tensor scale and bf16, codes are made from the f32 masters, not from bf16 values.
+/// With a per-tensor scale and bf16, codes are made from the f32 master weights, not from bf16 values.
 #[test]
 fn codes_are_made_from_the_masters() {
     let found = over(1, 2, |groups| {
@@ -296,7 +296,7 @@ fn values_are_those_of_the_codes_and_follow_an_update() {
                 let copy = net.weights().remove(1);
                 let expected = burn_megatron_kernels::fp8::dequantize(&copy.rowwise);
                 assert_eq!(bits(value.clone()), bits(expected.cast(dtype)));
-                // The value is within half a quantization step of the masters, which `to_module` returns.
+                // The value is within half a quantization step of the master weights, which `to_module` returns.
                 let master = net.ddp.to_module().second.base();
                 let largest = master.clone().abs().max().into_scalar::<f32>();
                 let away = (value.cast(burn::tensor::DType::F32) - master).abs().max();

@@ -1,4 +1,4 @@
-//! Settings and weights that cannot be gathered in FP8.
+//! Tests of settings and weights that cannot be gathered in FP8.
 
 use super::*;
 use crate::nn::fp8::WeightQuantizer;

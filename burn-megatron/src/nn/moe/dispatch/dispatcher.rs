@@ -20,8 +20,8 @@ pub enum DispatcherKind {
     /// Sends each token once per expert to the rank of the expert. Each rank sends `T k (R - 1) / R` rows in each
     /// direction.
     AllToAll,
-    /// Sends every token to every rank. Each rank ignores the tokens that chose none of its experts, and sends `T (R -
-    /// 1)` rows in each direction. If `k > R`, this is fewer rows than with the all-to-all.
+    /// Sends every token to every rank. Each rank ignores the tokens that chose none of its experts, and sends
+    /// `T (R - 1)` rows in each direction. If `k > R`, this is fewer rows than with the all-to-all.
     AllGather,
     /// Sends each token once to each rank that holds at least one of its experts. If experts are chosen uniformly, each
     /// rank sends `T d (R - 1) / R` rows in each direction. `d` is the mean number of destination ranks of a token
@@ -84,9 +84,9 @@ pub struct Dispatched {
 pub(super) type CombineFn = dyn FnOnce(Tensor<2>, &mut Exchanges<'_>) -> Tensor<2>;
 
 impl Dispatched {
-    /// Creates the dispatched tokens from the rows and a `combine` closure. The closure gets the results `[rows,
-    /// hidden]`, which are partial sums over the expert-tensor axis. It sends the results back to the ranks of their
-    /// tokens, and sums the results of each token.
+    /// Creates the dispatched tokens from the rows and a `combine` closure. The closure gets the results
+    /// `[rows, hidden]`, which are partial sums over the expert-tensor axis. It sends the results back to the ranks of
+    /// their tokens, and sums the results of each token.
     pub fn new(
         rows: ExpertRows,
         combine: impl FnOnce(Tensor<2>, &mut Exchanges<'_>) -> Tensor<2> + 'static,

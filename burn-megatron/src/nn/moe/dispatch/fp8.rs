@@ -68,10 +68,10 @@ impl Fp8DispatchScales {
     ///
     /// Quantizing a dequantized row again gives the same row, so that a rank can forward a row without changing it.
     /// Powers of two are exact, and f32 scales are rounded to 20 bits here. With such a scale `d`, the multiplication
-    /// `q d` is exact for all codes `q`, because `q` has 4 bits and f32 has 24. The largest value of a block is `448
-    /// d`. The quantizer computes `d (1 + e)` from it with `|e| <= 2^-23`, by two divisions. This error is less than
-    /// half the distance between adjacent 20-bit numbers, which is above `2^-21`. The scale is therefore rounded to
-    /// `d`, and `q (1 + e)` to `q`. Blocks whose largest magnitude is subnormal are an exception.
+    /// `q d` is exact for all codes `q`, because `q` has 4 bits and f32 has 24. The largest value of a block is
+    /// `448 d`. The quantizer computes `d (1 + e)` from it with `|e| <= 2^-23`, by two divisions. This error is less
+    /// than half the distance between adjacent 20-bit numbers, which is above `2^-21`. The scale is therefore rounded
+    /// to `d`, and `q (1 + e)` to `q`. Blocks whose largest magnitude is subnormal are an exception.
     fn words_of(self, scales: Tensor<2>) -> Tensor<2, Int> {
         let [rows, blocks] = scales.dims();
         match self {

@@ -1,4 +1,4 @@
-//! Encoding of a tensor in FP8 as one message: the codes of all rows, followed by their scales.
+//! Encodes a tensor in FP8 as one message, which contains the codes of all rows, followed by their scales.
 
 use burn::tensor::{FloatDType, Int, Tensor};
 use burn_megatron_kernels::bits;

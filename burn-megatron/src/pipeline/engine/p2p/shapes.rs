@@ -1,4 +1,4 @@
-//! The properties of a transferred tensor that both ranks know before it is sent.
+//! The shapes and dtypes of transferred tensors, which both ranks must have before a tensor is sent.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -10,11 +10,11 @@ use parking_lot::Mutex;
 use crate::collective::wire_dtype;
 use crate::comm;
 
-/// The key of the activations' shapes, such as `[batch, seq]` of the tokens of a micro-batch. See
+/// The key that identifies the shapes of the activations, such as `[batch, seq]` of the tokens of a micro-batch. See
 /// [`Stage::shape_key`](super::super::Stage::shape_key).
 pub type ShapeKey = [usize; 2];
 
-/// The shape and the type of a tensor between two stages.
+/// The shape and the dtype of a tensor that is sent between two stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorSpec {
     pub shape: [usize; 3],
@@ -34,18 +34,18 @@ impl TensorSpec {
 }
 
 impl fmt::Display for TensorSpec {
-    /// Formats as `[2, 16, 64] of f32`.
+    /// Formats the shape and the dtype, for example as `[2, 16, 64] of f32`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?} of {}", self.shape, self.dtype.name())
     }
 }
 
-/// The shapes of activations that the ranks of a pipeline know from earlier micro-batches. Clones share the
-/// cache.
+/// The cache of the activation shapes that the ranks of a pipeline have recorded from earlier micro-batches. Clones
+/// share the cache.
 ///
-/// The first activation of a [key](ShapeKey) is preceded by its shape and type, in each direction between two
-/// stages. Later activations with this key must have the same shape and type. Pass one cache to all runs of a
-/// pipeline on every rank, so that either all ranks know a shape or none does.
+/// Before the first activation of a [key](ShapeKey) is sent between two stages, a header with its shape and dtype is
+/// sent. Later activations with this key must have the same shape and dtype. Every rank must pass the same cache to all
+/// runs of a pipeline. Then a shape is either in the caches of all ranks or in none.
 #[derive(Clone, Debug, Default)]
 pub struct ShapeCache(Arc<Mutex<HashMap<(usize, ShapeKey), TensorSpec>>>);
 

@@ -1,4 +1,4 @@
-//! Invalid schedules, and the state after a failed rank.
+//! Tests of invalid schedules, and of the state after a rank has failed.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -1,4 +1,4 @@
-//! The results of a run equal the results of Burn without stages.
+//! Checks that the results of a run are equal to the results of Burn without stages.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! The lifetime of activations in a run.
+//! Tests of the lifetime of activations in a run.
 
 use std::sync::Weak;
 

@@ -1,4 +1,4 @@
-//! There is no deadlock, even if sends block until the matching receive.
+//! Checks that runs do not deadlock, even if sends block until the matching receive.
 
 use std::collections::HashMap;
 use std::sync::Condvar;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::*;
 use crate::comm::{Buffer, BufferPool, Call, Communicator, Group, Pending};
 
-/// A timeout that is longer than any machine is busy.
+/// A timeout that is long enough for a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The number of receives that each pair (from, to) has started.

@@ -1,4 +1,4 @@
-//! The bubble of a run equals the simulated bubble, measured with a logical clock.
+//! Checks that the bubble of a run is equal to the simulated bubble. The run is measured with a logical clock.
 
 use std::collections::HashMap;
 

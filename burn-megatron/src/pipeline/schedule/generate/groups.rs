@@ -1,4 +1,4 @@
-//! Valid groups of micro-batches of an interleaved schedule.
+//! Checks the size of the groups of micro-batches in an interleaved schedule.
 
 use super::super::ScheduleError;
 use super::MAX_COMPUTATIONS;

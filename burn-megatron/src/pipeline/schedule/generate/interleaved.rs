@@ -1,4 +1,4 @@
-//! Interleaved 1F1B: several stages per rank, p apart.
+//! Interleaved 1F1B: each rank has several stages, whose numbers differ by multiples of p.
 
 use std::collections::BTreeMap;
 
@@ -19,9 +19,9 @@ pub(in super::super) fn table(m: usize, v: usize, group: usize) -> Vec<(usize, u
         .collect()
 }
 
-/// Returns the number of warm-up forwards of a rank with `below` later ranks: the forwards before its first
-/// backward, minus one. With pairs one more counts, because the first backward belongs to an earlier forward
-/// than its own pair.
+/// Returns the number of warm-up forwards of a rank with `below` later ranks. It is the number of forwards before the
+/// first backward, minus one. With pairs it is one more, because the first backward is paired with a later forward than
+/// its own.
 pub(super) fn warm_up(below: usize, config: &ScheduleConfig, group: usize) -> usize {
     let (v, m) = (config.virtual_stages, config.micro_batches);
     let before = v.saturating_sub(1).saturating_mul(group);
@@ -62,8 +62,8 @@ pub(super) fn list(rank: usize, config: &ScheduleConfig, group: usize) -> Vec<Ac
 
 /// Returns the index of the action after which the gradients of each stage of a rank are reduced.
 ///
-/// Rank r ends the last backward of a stage r backwards before rank 0. The reduction follows the r-th backward
-/// after it, or the last backward, so that all ranks start to reduce at the same time.
+/// Rank r finishes the last backward of a stage r backwards earlier than rank 0. The reduction follows r backwards
+/// later, or after the last backward, so that all ranks start to reduce at the same time.
 pub(super) fn reductions_after(rank: usize, actions: &[Action]) -> BTreeMap<usize, usize> {
     let backwards: Vec<_> = (0..actions.len())
         .filter(|position| actions[*position].kind == ActionKind::Backward)

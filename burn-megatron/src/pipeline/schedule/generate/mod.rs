@@ -1,4 +1,4 @@
-//! Generators of schedules, which list the computations of each rank in order.
+//! Generates schedules. A generator lists the computations of each rank in order.
 
 mod groups;
 mod interleaved;
@@ -15,16 +15,16 @@ pub(super) use interleaved::table as interleaved_table;
 /// The maximum number of computations of a schedule.
 const MAX_COMPUTATIONS: usize = 1 << 24;
 
-/// Generates a schedule, with sends, receives and reductions of gradients.
+/// Generates a schedule, including sends, receives and reductions of gradients.
 ///
-/// Stage s is on rank s mod p. For a [V-shaped](ScheduleKind::is_v_shaped) kind, rank r holds stages r and
-/// 2p-1-r.
+/// With p ranks, stage s is on rank s mod p. For a [V-shaped](ScheduleKind::is_v_shaped) kind, rank r holds the stages
+/// r and 2p-1-r.
 ///
 /// # Errors
 ///
-/// [`ScheduleError::Zero`] if a size is 0; [`ScheduleError::VirtualStages`] or [`ScheduleError::Group`] if the
-/// kind does not support the sizes; [`ScheduleError::Unpaired`] and [`ScheduleError::NoPair`] if the schedule
-/// has no pairs; [`ScheduleError::TooLarge`] if it has too many computations.
+/// [`ScheduleError::Zero`] if a size is 0; [`ScheduleError::VirtualStages`] or [`ScheduleError::Group`] if the kind
+/// does not support the sizes; [`ScheduleError::Unpaired`] and [`ScheduleError::NoPair`] if pairs are requested, but
+/// the schedule has no pairs; [`ScheduleError::TooLarge`] if it has too many computations.
 pub fn generate(config: &ScheduleConfig) -> Result<Schedule, ScheduleError> {
     check(config)?;
     let (p, m) = (config.ranks, config.micro_batches);
@@ -62,16 +62,18 @@ pub fn generate(config: &ScheduleConfig) -> Result<Schedule, ScheduleError> {
     })
 }
 
-/// Returns the number of warm-up forwards of a rank, before its steady state of one forward, one backward.
+/// Returns the number of warm-up forwards of a rank: the forwards before its steady state, in which one forward and one
+/// backward alternate.
 ///
 /// - 1F1B and ZB-H1: `min(p - r - 1, m)`
 /// - eager 1F1B: `min(2(p - r - 1), m)`
 /// - interleaved with groups of N: `2(p - r - 1) + (v - 1)N`, at most `vm`
-/// - GPipe: all forwards
+/// - GPipe: all forwards are in the warm-up
 ///
-/// With pairs, 1F1B has one more than eager 1F1B, and interleaved has one more than without pairs. The results
-/// of a pair arrive one pair later. Returns `None` for V-shaped kinds, whose warm-up has several phases, and
-/// for a rank out of range.
+/// If forwards and backwards are [paired](super::ActionKind::PairedForward), the results of a pair arrive one pair
+/// later. Therefore 1F1B with pairs has one more warm-up forward than eager 1F1B, and interleaved 1F1B with pairs has
+/// one more warm-up forward than without pairs. Returns `None` for V-shaped kinds, whose warm-up has several phases,
+/// and for a rank that is out of range.
 pub fn warm_up(config: &ScheduleConfig, rank: usize) -> Option<usize> {
     let below = config.ranks.checked_sub(rank + 1)?;
     match config.kind {

@@ -1,4 +1,4 @@
-//! A builder for the computations of one rank.
+//! Builds the list of computations of one rank.
 
 use std::collections::VecDeque;
 

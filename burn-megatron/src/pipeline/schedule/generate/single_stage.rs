@@ -31,9 +31,10 @@ pub(super) fn one_f_one_b(rank: usize, warm_up: usize, m: usize, pairs: bool) ->
 
 /// Returns 1F1B in which rank r defers r weight gradients.
 ///
-/// As in 1F1B, rank r has p-r micro-batches between forward and input gradient. It has r more until their
-/// weight gradient, which makes p on every rank, as on the first rank of 1F1B. The r deferred weight gradients
-/// fill the cool-down, in which the rank waits for earlier ranks.
+/// As in 1F1B, rank r has p-r micro-batches whose forward has run and whose input gradient has not run. In addition, r
+/// micro-batches wait for their weight gradient. Every rank therefore holds the activations of p micro-batches, like
+/// the first rank of 1F1B. The r deferred weight gradients fill the cool-down, in which the rank waits for earlier
+/// ranks.
 pub(super) fn zb_h1(rank: usize, p: usize, m: usize) -> Vec<Action> {
     let warm_up = (p - rank - 1).min(m);
     let mut program = RankProgram::new([rank]);

@@ -1,7 +1,7 @@
-//! Schedules whose two stages per rank form a V: rank r of p holds stages r and 2p-1-r.
+//! Schedules whose two stages per rank form a V: with p ranks, rank r holds the stages r and 2p-1-r.
 //!
-//! Both kinds need at least 2p micro-batches. With fewer, a schedule of 2p is generated and the excess
-//! micro-batches are removed, which violates no dependency.
+//! Both kinds need at least 2p micro-batches. If there are fewer micro-batches, a schedule for 2p micro-batches is
+//! generated and the excess micro-batches are removed, which does not violate any dependency.
 
 use super::{Action, RankProgram};
 
@@ -13,8 +13,8 @@ fn rank_program(rank: usize, p: usize) -> RankProgram {
     RankProgram::new([rank, 2 * p - 1 - rank])
 }
 
-/// Returns ZB-V: at most 2p stage-activations on a rank, the same number of layers as on the first rank of
-/// 1F1B.
+/// Returns the computations of ZB-V. A rank holds at most 2p stage activations in memory. They belong to the same
+/// number of layers as the activations on the first rank of 1F1B.
 pub(super) fn zb_v(rank: usize, p: usize, m: usize) -> Vec<Action> {
     let generated = m.max(2 * p);
     let mut program = rank_program(rank, p);
@@ -51,8 +51,8 @@ pub(super) fn zb_v(rank: usize, p: usize, m: usize) -> Vec<Action> {
     program.finish(m)
 }
 
-/// Returns DualPipeV: forwards of one stage next to backwards of the other stage, or in pairs with them. At
-/// most 2p+1 stage-activations are on a rank.
+/// Returns the computations of DualPipeV. Forwards of one stage are next to backwards of the other stage, or paired
+/// with them. A rank holds at most 2p+1 stage activations in memory.
 pub(super) fn dualpipe_v(rank: usize, p: usize, m: usize, pairs: bool) -> Vec<Action> {
     let generated = m.max(2 * p);
     let below = p - rank - 1;

@@ -106,8 +106,8 @@ fn the_quoted_table() {
     }
 }
 
-/// Forward 1, backward 2, four ranks, 16 micro-batches, with and without a transfer of 0.3. In 1F1B each
-/// backward waits for two transfers, which a longer warm-up hides.
+/// A forward takes 1, and a backward takes 2. There are four ranks and 16 micro-batches, and a transfer takes 0 or 0.3.
+/// In 1F1B each backward waits for two transfers, which a longer warm-up hides.
 #[test]
 fn transfers_that_a_longer_warm_up_hides() {
     let total = |kind, transfer| {

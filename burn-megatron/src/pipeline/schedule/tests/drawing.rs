@@ -1,4 +1,4 @@
-//! The table.
+//! Tests of the text drawing of a simulation.
 
 use super::super::{ScheduleConfig, ScheduleKind, Simulation, StageTimes, generate, simulate};
 use super::{INTERLEAVED, schedule};

@@ -1,4 +1,4 @@
-//! A forward and the backward of another micro-batch that run together.
+//! Tests of pairs: a forward and the backward of another micro-batch that run together.
 
 use super::super::{
     ActionKind, Schedule, ScheduleConfig, ScheduleError, ScheduleKind, StageTimes, generate,
@@ -30,8 +30,9 @@ fn total(schedule: &Schedule) -> f64 {
     simulate(schedule, &times).expect("valid").total()
 }
 
-/// Forward 1, backward 2. Results of a pair are sent when both are done, so the next rank receives them one
-/// pair later. With one more forward than eager 1F1B no rank waits. With one more than 1F1B all ranks wait.
+/// A forward takes 1, and a backward takes 2. Results of a pair are sent when both computations are done, so the next
+/// rank receives them one pair later. If the warm-up has one more forward than in eager 1F1B, no rank waits. If it has
+/// one more forward than in 1F1B, all ranks wait.
 #[test]
 fn pairs_need_a_longer_warm_up() {
     assert_eq!(total(&paired(4, 16)), 57.0);
@@ -112,7 +113,7 @@ fn a_pair_is_one_cell_with_its_transfers_around_it() {
     let read = Schedule::from_csv("1f1b", &text).expect("written by the schedule");
     assert_eq!(read, schedule);
     let report = validate(&read).expect("valid");
-    // The peaks are the number of warm-up forwards, and the forward of a pair.
+    // The peak of a rank is the number of its warm-up forwards plus one, for the forward of a pair.
     assert_eq!(report.peak_activations, [3, 2]);
 }
 
