@@ -13,8 +13,8 @@
 //! | [`mesh`] | the device mesh: sizes, coordinates and groups of ranks, computed without communication |
 //! | [`comm`] | collectives between ranks, which are threads or processes |
 //! | [`collective`] | differentiable collectives on tensors |
-//! | [`fingerprint`] | 64-bit fingerprints of the values in a step, to compare two runs of the step |
-//! | [`host_link`] | records of transfers between a device and its host, and a simulation of their times |
+//! | [`fingerprint`] | 64-bit fingerprints of the values that a training step computes, for comparing two runs |
+//! | [`host_link`] | recording of transfers between device and host memory, and simulation of the transfer times |
 //! | [`kernel_selection`] | selection of a fused or unfused implementation for each operation |
 //! | [`nn`] | parallel layers, and the parameter table of a model |
 //! | [`pipeline`] | pipeline schedules, and the engine that executes them |
