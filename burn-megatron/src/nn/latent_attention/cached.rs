@@ -8,7 +8,7 @@
 //! q . k = (q_nope W_k^T) . c + q_rope . k_rope        sum_j p_j v_j = (sum_j p_j c_j) W_v
 //! ```
 //!
-//! All heads therefore attend to the latents as one key-value head with the keys `c | k_rope` and the values `c`.
+//! All heads therefore share one key-value head, with the keys `c | k_rope` and the values `c`.
 
 use burn::tensor::Tensor;
 use burn_megatron_kernels::attention::composed;

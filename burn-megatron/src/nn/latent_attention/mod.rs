@@ -43,8 +43,8 @@ pub struct MultiLatentAttentionConfig {
     pub hidden: usize,
     /// The number of heads.
     pub heads: usize,
-    /// The number of features of the query latent (`q_lora_rank`). With `None` queries are projected directly from the
-    /// input, as in DeepSeek-V2-Lite.
+    /// The number of features of the query latent (`q_lora_rank`). With `None`, the queries are projected directly from
+    /// the input, as in DeepSeek-V2-Lite.
     pub q_rank: Option<usize>,
     /// The number of features of the key-value latent (`kv_lora_rank`).
     pub kv_rank: usize,
@@ -154,12 +154,12 @@ impl MultiLatentAttentionConfig {
         self.nope_width + self.rope_width
     }
 
-    /// Returns how ranks exchange keys and values in a layout with context parallelism, or `None` without context
+    /// Returns the exchange of keys and values that `layout` uses for context parallelism, or `None` without context
     /// parallelism.
     ///
     /// # Errors
     ///
-    /// A message if the layout requests an exchange other than the all-gather.
+    /// A message if `layout` requests an exchange other than the all-gather.
     pub fn context_exchange(layout: &ParallelConfig) -> Result<Option<ContextExchange>, String> {
         match layout.context_exchange {
             _ if layout.context == 1 => Ok(None),
