@@ -16,8 +16,7 @@ use super::linear::LinearOperands;
 use super::linear_function::{LinearFunction, tensor};
 use super::product_span::product_span;
 
-/// The input and the output of a GELU, both computed by one matmul. The next linear layer takes this value as its
-/// input.
+/// The input and the output of GELU, both computed by one matmul. The next linear layer takes this value as its input.
 #[derive(Clone, Debug)]
 pub struct GeluInput {
     /// The input of GELU: `[batch, seq, in]`.

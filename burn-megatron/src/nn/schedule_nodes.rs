@@ -1,7 +1,7 @@
 //! Schedule nodes: the parts of the forward pass of a micro-batch, which are separated by exchanges between ranks.
 //!
-//! A layer whose ranks exchange rows splits its forward pass into nodes. The forward pass of a
-//! [`MoeMlp`](super::moe::MoeMlp) ends a node when rows are sent, and begins a node when rows arrive. The autodiff
+//! A layer in which ranks exchange rows (the features of tokens) splits its forward pass into nodes. The forward pass
+//! of a [`MoeMlp`](super::moe::MoeMlp) ends a node when rows are sent, and begins a node when rows arrive. The autodiff
 //! graph is cut at these points, as between pipeline stages, so that the backward pass of a micro-batch also runs node
 //! by node.
 //!
@@ -276,10 +276,10 @@ impl BackwardNodes {
         }
     }
 
-    /// Computes what is possible while row counts are exchanged, without delaying the rows. These are the held weight
-    /// gradients of the previous node, or else the input gradients of the next node. [`run_node`](Self::run_node)
-    /// then computes the weight gradients of that node. Does nothing before the first node, which leaves no work for
-    /// later.
+    /// Computes gradients while row counts are exchanged, without delaying the exchange of the rows. If weight
+    /// gradients of the previous node are held back, these are computed. Otherwise the input gradients of the next node
+    /// are computed. [`run_node`](Self::run_node) then computes the weight gradients of that node. Does nothing if only
+    /// the first node is left, because the first node leaves no work for later.
     pub fn cover_counts(&mut self) {
         if !self.held.is_empty() {
             self.timed(Self::compute_held);
@@ -288,8 +288,8 @@ impl BackwardNodes {
         }
     }
 
-    /// Runs the next node, or the rest of a node that has begun. Does nothing after the first node. With `holds` it
-    /// holds the gradients of one weight for [`cover_counts`](Self::cover_counts).
+    /// Runs the next node, or the rest of a node that has begun. Does nothing after the first node. If `holds` is true,
+    /// the gradients of one weight are held back for [`cover_counts`](Self::cover_counts).
     pub fn run_node(&mut self, holds: bool) {
         if self.root.is_some() || self.begun.is_some() {
             self.timed(|nodes| nodes.run(holds));

@@ -11,7 +11,7 @@ use crate::nn::{AttentionContext, Norm, Residual, SEQUENCE_DIM};
 /// The inputs of the projections of a layer's heads, on this rank.
 #[derive(Clone, Debug)]
 pub(super) struct Latents {
-    /// The query latent `[batch, seq, q_rank]`. Without a query latent, the queries.
+    /// The query latent `[batch, seq, q_rank]`, or the queries if the layer has no query latent.
     pub queries: Tensor<3>,
     /// The normalized key-value latent, and the shared key before its rotation: `[batch, seq, kv_rank + rope]`.
     pub keys: Tensor<3>,

@@ -146,7 +146,7 @@ pub fn exposed(layout: &ParallelConfig, transfer: f64, product: f64) -> f64 {
     first + (transfer - first - free).max(0.0)
 }
 
-/// Returns the error message for FP8 layers, which do not support collectives in chunks.
+/// Returns the error message for FP8 layers, which do not support collectives that are split into chunks.
 pub fn refuses_fp8(method: TpCommOverlap) -> String {
     format!(
         "tp_comm_overlap = {method} conflicts with 8-bit layers, which quantise all tokens of a sequence together: \
