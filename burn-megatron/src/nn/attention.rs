@@ -55,7 +55,7 @@ pub struct ParallelAttentionConfig {
     /// The soft cap `c`: a scaled score `s` is replaced by `c tanh(s / c)`, as in Gemma 2. Attention with a soft cap is
     /// not fused.
     pub soft_cap: Option<f64>,
-    /// The probability of dropout on the attention probabilities.
+    /// The dropout probability, applied to the attention probabilities.
     #[config(default = 0.0)]
     pub dropout: f64,
     /// The maximum sequence length, in tokens. Context parallelism uses this length to choose how ranks exchange keys

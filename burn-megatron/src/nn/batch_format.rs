@@ -62,14 +62,14 @@ impl BatchFormat<'_> {
 /// The context of an attention layer: the tokens that each token attends to. Attention is always causal.
 #[derive(Debug)]
 pub enum AttentionContext<'a> {
-    /// Earlier tokens of the same row.
+    /// Each token attends to earlier tokens of the same row.
     Rows,
-    /// Earlier tokens of the same document.
+    /// Each token attends to earlier tokens of the same document.
     Packed(&'a PackedSequences),
-    /// Earlier tokens of the same document, on all ranks of the context group.
+    /// Each token attends to earlier tokens of the same document, on all ranks of the context group.
     Sharded(&'a Arc<SequenceShard>),
-    /// Cached tokens and earlier new tokens of the same sequence. The new tokens are appended to the cache. This
-    /// context is for generation and supports neither dropout nor a backward pass.
+    /// Each new token attends to cached tokens and to earlier new tokens of the same sequence. The new tokens are
+    /// appended to the cache. This context is for generation and supports neither dropout nor a backward pass.
     Cached(LayerKvCache<'a>),
 }
 

@@ -8,7 +8,7 @@
 //! |---|---|
 //! | the data-parallel wrapper and the pipeline engine, for each forward pass | the anchor |
 //! | a layer, for its own parameters ([`with_anchor`]) | the anchor |
-//! | the first pass of a recomputed block ([`recompute_first_pass`]) | the anchor (none) and the mode |
+//! | the first pass of a recomputed block ([`recompute_first_pass`]) | the anchor (removed) and the mode |
 //! | the second pass of a recomputed block, in the backward pass ([`recompute_second_pass`]) | the anchor and the mode |
 //! | an operation whose backward does not need the parameter value ([`without_saving`]) | whether the value is saved |
 //! | a backward pass that leaves the gradients of lookups to its caller ([`deferring_lookups`]) | the deferred lookups |

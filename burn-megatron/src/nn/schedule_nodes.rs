@@ -51,7 +51,7 @@ pub(crate) trait Exchange: fmt::Debug + Send + Sync + 'static {
 /// Waits for an exchange that has started.
 pub(crate) type PendingExchange = Box<dyn FnOnce() -> Vec<Option<Tensor<2>>> + Send>;
 
-/// The schedule nodes of the forward pass of a micro-batch that have run so far.
+/// The schedule nodes that have run so far in the forward pass of a micro-batch.
 ///
 /// The pipeline engine passes this value to [`Stage::forward_nodes`](crate::pipeline::engine::Stage::forward_nodes).
 /// The model passes the value to its MoE layers, in [`Tokens`](super::Tokens). After such a layer, the model may use

@@ -1,5 +1,5 @@
-//! The communication costs of context-parallel exchanges, and the choice between them. Layers and the planner use this
-//! module.
+//! The communication costs of the context-parallel exchanges (ring, all-gather, all-to-all and hierarchical), and the
+//! choice between these exchanges. Layers and the planner use this module.
 
 use crate::mesh::{ContextExchange, ParallelConfig};
 

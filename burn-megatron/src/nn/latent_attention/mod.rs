@@ -61,7 +61,7 @@ pub struct MultiLatentAttentionConfig {
     /// `1 / sqrt(nope_width + rope_width)`. YaRN multiplies this default by the square of
     /// `0.1 mscale_all_dim ln(factor) + 1`.
     pub scale: Option<f64>,
-    /// The probability of dropout on the attention probabilities.
+    /// The dropout probability, applied to the attention probabilities.
     #[config(default = 0.0)]
     pub dropout: f64,
     /// The initializer of the weights, except for the output projection.

@@ -31,7 +31,8 @@ pub struct NumSplitsError {
 }
 
 /// Returns the number of chunks into which a sequence is split. Each of `ranks` ranks holds `tokens` tokens of the
-/// sequence and sends `bytes` bytes. The result is `given`, if it is set. Otherwise the result depends on the method:
+/// sequence and sends `bytes` bytes. If `given` is set, this number is returned. Otherwise the result depends on
+/// `method`:
 ///
 /// - Bulk: the divisor `c` of `tokens`, between 4 and 16, with the least exposed time. This time is
 ///   `bytes / c / bandwidth + c * latency`. If there is no such divisor, the result is 3 or 2. The bandwidth and the

@@ -1,4 +1,4 @@
-//! Offload of the saved inputs of recomputed blocks to host memory, between the forward pass and the backward pass.
+//! Offloading of the saved inputs of recomputed blocks to host memory, between the forward pass and the backward pass.
 //!
 //! The saved inputs of a forward pass form a chain, which the backward pass reads in reverse order. The last `prefetch`
 //! inputs stay on the device, because the backward pass needs them immediately. When another input is saved, the oldest
@@ -25,7 +25,8 @@ use crate::host_link::HostTraffic;
 
 pub(super) use store::ActivationStore;
 
-/// Settings of offloading the saved inputs of recomputed blocks to host memory. They require activation recomputation.
+/// Settings of offloading the saved inputs of recomputed blocks to host memory. Offloading requires activation
+/// recomputation.
 ///
 /// ```
 /// use burn_megatron::nn::{ActivationOffload, RecomputeConfig, RecomputeMethod};
