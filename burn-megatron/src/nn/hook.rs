@@ -2,9 +2,9 @@
 //!
 //! Under a [`DistributedDataParallel`](crate::data_parallel::DistributedDataParallel) a parameter is not an autodiff
 //! leaf. It enters the autodiff graph through an operation that depends on the input of the layer (the *anchor*). The
-//! backward of this operation runs as soon as the gradient is final: right after the backward of the operation that
-//! used the parameter last. It passes the gradient to a [`GradientSink`], and Burn's `Gradients` do not contain this
-//! gradient. A gradient bucket can therefore be reduced while the backward pass continues.
+//! backward of this operation runs as soon as the gradient of the parameter is final, which is when the backward of all
+//! operations that use the parameter has run. It passes the gradient to a [`GradientSink`], and Burn's `Gradients` do
+//! not contain this gradient. A gradient bucket can therefore be reduced while the backward pass continues.
 //!
 //! The hook also supplies the value of the parameter. A sink may hold the parameters in a different form: sharded, in a
 //! different dtype, or not gathered yet. [`GradientSink::value`] then returns the value, and the module holds only the

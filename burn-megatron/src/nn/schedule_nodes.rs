@@ -20,8 +20,8 @@
 //! the last node, which has the loss, weight gradients are computed before the exchange. The first weight gradient
 //! after `A'` is held back until the row counts of the next dispatch are exchanged. If no weight gradient is held back,
 //! as in the first layer, the row counts are exchanged during `E'`, and only `W'` overlaps with the exchange of the
-//! rows. Doing this in all layers would delay the exchange of the rows unnecessarily. All other operations, such as
-//! dense layers or burn-nn modules, belong to the surrounding node.
+//! rows. Exchanging the row counts during `E'` in all layers would delay the exchange of the rows unnecessarily. All
+//! other operations, such as dense layers or burn-nn modules, belong to the surrounding node.
 
 use std::fmt;
 use std::mem;

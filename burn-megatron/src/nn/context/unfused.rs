@@ -70,8 +70,9 @@ impl ContextAttention {
     /// `[batch, seq / context, heads * width]`.
     ///
     /// `attend` gets the queries `[batch, queries, heads, width]`, the keys and the values
-    /// `[batch, seq, groups, width]`, the mask, and the draws of the rows `[batch, heads, queries]`. It returns
-    /// `[batch, queries, heads * width]`. `first_head` of `all_heads` is the first head of this tensor rank.
+    /// `[batch, seq, groups, width]`, the mask, and the indices of the dropout random numbers for the rows
+    /// `[batch, heads, queries]`. It returns `[batch, queries, heads * width]`. `first_head` of `all_heads` is the
+    /// first head of this tensor rank.
     pub fn attend_unfused(
         &self,
         qkv: Tensor<3>,

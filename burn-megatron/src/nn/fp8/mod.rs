@@ -28,8 +28,8 @@
 //!
 //! # Custom modules
 //!
-//! [`Fp8Linear`] is a drop-in replacement for burn-nn's `Linear`, and its record has the same keys. The type of the
-//! field in the module must change. A `ModuleMapper` or a `Reparameterization` is not sufficient: it only gets the
+//! [`Fp8Linear`] is a drop-in replacement for burn-nn's `Linear`, and its record has the same keys. To use it, change
+//! the type of the field in the module. A `ModuleMapper` or a `Reparameterization` is not sufficient: it only gets the
 //! parameters, but the input and the output gradient of a layer are quantized too. To change the type of all fields,
 //! one line in the source file of the module is enough:
 //!

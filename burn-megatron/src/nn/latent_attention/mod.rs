@@ -1,7 +1,7 @@
 //! Multi-head latent attention (MLA; DeepSeek-V2, arXiv:2405.04434, section 2.1).
 //!
 //! Keys and values are projections of a latent vector with `kv_rank` features per token. In addition, all heads share
-//! one key with a rotary embedding. With `x` `[batch, seq, hidden]` and `n` heads:
+//! one key with a rotary embedding. For an input `x` `[batch, seq, hidden]` and `n` heads:
 //!
 //! ```text
 //! q              = x W_q                         or  norm(x W_qa) W_qb     [.., n, nope + rope]

@@ -29,7 +29,7 @@ use crate::nn::{OutputLayer, VocabParallelEmbedding};
 /// `[vocabulary / tensor, hidden]` in f32 (in f64 for an f64 model), and is summed over the chunks in order.
 ///
 /// [`losses`](Self::losses) returns the loss of each token. The gradient of these losses need not be known in the
-/// forward pass. Its backward pass computes the logits of each chunk again.
+/// forward pass. The backward pass of the losses computes the logits of each chunk again.
 ///
 /// With a single chunk, or with an unfused loss, the gradients of the hidden states and of the weight are computed in
 /// the backward pass, as in an [`OutputLayer`].

@@ -7,8 +7,8 @@ use parking_lot::Mutex;
 
 /// A bias per expert for load balancing without an auxiliary loss (Wang et al. 2024, arXiv:2408.15664; DeepSeek-V3).
 /// The bias is added to the scores for the selection of experts. It does not change the weights of the selected
-/// experts. After each step that is not skipped, `rate` is added to the bias of experts below the mean load of the
-/// step, and subtracted from the bias of experts above the mean load.
+/// experts. After each optimizer step that is not skipped, `rate` is added to the bias of experts below the mean load
+/// of the step, and subtracted from the bias of experts above the mean load.
 ///
 /// The bias is not a parameter: it has no gradient and no weight decay, and is always in f32. All ranks that hold the
 /// router have the same bias. Clones share the bias.

@@ -87,8 +87,8 @@ impl LayerLosses {
         }
     }
 
-    /// Returns the sum of the losses `[1]` for the routing of this rank's tokens, to be [attached](attach), and
-    /// reports the losses. Returns `None` in a first pass.
+    /// Returns the sum of the losses `[1]` for the routing of this rank's tokens, to be [attached](attach), and reports
+    /// the losses. Returns `None` in the first pass of a recomputed block.
     ///
     /// This call is collective over the tensor, context and data axes.
     pub fn sum(

@@ -14,7 +14,7 @@ const BYTES_PER_SECOND: f64 = 400e9;
 /// a matmul when the last tiles do not use the device fully.
 const SECONDS_PER_CHUNK: f64 = 10e-6;
 
-/// The error that the tokens of a rank cannot be split into the requested number of chunks.
+/// The error for tokens of a rank that cannot be split into the requested number of chunks.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "tp_comm_overlap = {method} cannot make {} of the {tokens} tokens of a sequence on each tensor rank: expected \
