@@ -115,8 +115,8 @@ pub struct VocabParallelEmbeddingConfig {
     /// The initializer of the weight.
     #[config(default = "Init::Normal(0.02)")]
     pub init: Init,
-    /// The factor by which the embeddings are multiplied. It is rounded to the dtype of the embeddings. `None` does not
-    /// scale the embeddings.
+    /// The scaling factor of the embeddings. It is rounded to the dtype of the embeddings. `None` does not scale the
+    /// embeddings.
     pub scale: Option<f64>,
 }
 

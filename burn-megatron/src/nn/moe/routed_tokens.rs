@@ -136,7 +136,7 @@ fn own_part<T: Copy>(mut all: Vec<T>, padding: T, ([batch, seq], place): PartKey
 }
 
 impl RankTokens {
-    /// Creates the description of a rank's tokens, none of which is padding.
+    /// Creates the description of a rank's tokens if no token is padding.
     pub fn all([batch, seq]: [usize; 2], ranks: usize) -> Self {
         Self {
             real: None,

@@ -89,8 +89,7 @@ pub struct RankLoad {
 }
 
 impl RouterStep {
-    /// Creates the state of a step. `loss_scale` is the factor by which the model loss is multiplied before the
-    /// backward pass.
+    /// Creates the state of a step. The caller must multiply the model loss by `loss_scale` before the backward pass.
     pub fn new(loss_scale: LossFactor) -> Self {
         let layers = Mutex::default();
         Self {

@@ -52,7 +52,7 @@ impl TpCommOverlapGroup {
 
     /// Returns the chunks of `batch` sequences. Each rank has `part` tokens of `width` features per sequence.
     ///
-    /// Unwinds with [`raise`](crate::comm::raise) before anything is sent, if the tokens cannot be split into the
+    /// Panics (see [`raise`](crate::comm::raise)) before anything is sent, if the tokens cannot be split into the
     /// chunks.
     pub(super) fn chunks(&self, [batch, part, width]: [usize; 3], dtype: DType) -> TokenChunks {
         let ranks = self.comm.size();
