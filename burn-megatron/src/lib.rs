@@ -1,20 +1,21 @@
 #![doc = "Large-model training for Burn users: what Megatron-LM is to PyTorch."]
 //!
-//! The user provides a Burn module and a parallel layout, and the library trains the module on many ranks. On a laptop,
-//! `burn_megatron_verify` checks that a layout computes the same values as a single rank.
+//! The user provides a Burn module and a parallel layout, and the library trains the module on many ranks. With
+//! `burn_megatron_verify` a user can check on a laptop that a model in this layout computes the same values as on a
+//! single rank.
 //!
 //! The library has no global state. A [`ParallelContext`](comm::ParallelContext) holds the process groups of a rank. A
 //! [`ModelBuilder`](nn::ModelBuilder) builds the rank's part of a model.
 //!
-//! The modules of this crate. Each module imports only the modules above it in this table:
+//! This table lists the modules of this crate. Each module imports only modules above it in the table:
 //!
 //! | module | content |
 //! |---|---|
 //! | [`mesh`] | the device mesh: sizes, coordinates and groups of ranks, computed without communication |
 //! | [`comm`] | collectives between ranks, which are threads or processes |
 //! | [`collective`] | differentiable collectives on tensors |
-//! | [`fingerprint`] | 64-bit fingerprints of the values in a step, to compare two runs of the step |
-//! | [`host_link`] | records of transfers between a device and its host, and a simulation of their times |
+//! | [`fingerprint`] | 64-bit fingerprints of the values that a training step computes, for comparing two runs |
+//! | [`host_link`] | recording of transfers between device and host memory, and simulation of the transfer times |
 //! | [`kernel_selection`] | selection of a fused or unfused implementation for each operation |
 //! | [`nn`] | parallel layers, and the parameter table of a model |
 //! | [`pipeline`] | pipeline schedules, and the engine that executes them |
@@ -24,15 +25,15 @@
 //! | [`model`] | the traits that a model implements, and the builder of its pipeline stages |
 //! | [`regular_file`] | opening and reading regular files; a pipe, a device or a folder is an error |
 //! | [`atomic_file`] | atomic writes of files and folders, and the clean-up after a crash |
-//! | [`device`] | selection of devices by name, with checks before Burn is called |
+//! | [`device`] | selection of devices by name, with checks that run before Burn is called |
 //! | [`text_table`] | text tables that fit the width of a terminal |
 //!
 //! # Feature flags
 //!
 //! The features `cuda`, `wgpu`, `fusion` and `tracing` enable the Burn features of the same names. The CPU backend
 //! (Burn's Flex) is always available, and no GPU backend is enabled by default. With the feature `mpi`, ranks can run
-//! as processes that communicate over the MPI library of the system. To build this feature, the compiler wrapper
-//! `mpicc` and libclang are required.
+//! as processes that communicate over the system's MPI library. To build this feature, the compiler wrapper `mpicc` and
+//! libclang are required.
 //!
 //! # Example
 //!

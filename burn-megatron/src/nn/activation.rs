@@ -35,8 +35,8 @@ pub enum Activation {
 const CLAMP: f64 = 7.0;
 
 impl Activation {
-    /// Returns whether the activation function is gated. The input of a gated activation function has two features for
-    /// each output feature.
+    /// Returns whether the activation function is gated. A gated activation function takes two input features for each
+    /// output feature.
     pub fn is_gated(self) -> bool {
         self.kernel().is_gated()
     }

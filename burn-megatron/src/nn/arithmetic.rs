@@ -25,7 +25,7 @@ pub(super) enum WeightSource<'a> {
 }
 
 impl WeightSource<'_> {
-    /// Returns the weight as floats.
+    /// Returns the weight as a floating-point tensor.
     pub fn value(self, pass: Pass) -> Tensor<2> {
         match self {
             Self::Graph(weight) => weight,
@@ -99,8 +99,8 @@ impl FloatArithmetic {
         self.product(dy, weight.transpose(), None)
     }
 
-    /// Computes the flattened weight gradient `x^T dy`. If `target` is given, the gradient is written to its only
-    /// place.
+    /// Computes the flattened weight gradient `x^T dy`. If `target` is given, it must describe a single place in a flat
+    /// buffer, and the gradient is written to this place.
     pub fn weight_gradient(
         &self,
         x: Tensor<2>,
@@ -122,7 +122,7 @@ impl FloatArithmetic {
     }
 }
 
-/// Returns an input that was saved as floats, with the shape `[rows, in]`.
+/// Returns an input that was saved as a floating-point tensor, with the shape `[rows, in]`.
 pub(super) fn floats(x: SavedInput) -> Tensor<2> {
     match x {
         SavedInput::Floats(x) => rows(x.wait()),

@@ -1,4 +1,4 @@
-//! Causal self-attention with its heads split over the tensor axis.
+//! Causal self-attention whose heads are split over the tensor axis.
 
 use std::sync::Arc;
 
@@ -55,7 +55,7 @@ pub struct ParallelAttentionConfig {
     /// The soft cap `c`: a scaled score `s` is replaced by `c tanh(s / c)`, as in Gemma 2. Attention with a soft cap is
     /// not fused.
     pub soft_cap: Option<f64>,
-    /// The probability of dropout on the attention probabilities.
+    /// The dropout probability, applied to the attention probabilities.
     #[config(default = 0.0)]
     pub dropout: f64,
     /// The maximum sequence length, in tokens. Context parallelism uses this length to choose how ranks exchange keys
@@ -249,9 +249,9 @@ pub fn unfused_reason(dropout: f64, head_width: usize, soft_cap: Option<f64>) ->
 }
 
 impl ParallelAttention {
-    /// Replaces the implementation that exchanges keys and values between outer groups of the context axis. `exchange`
-    /// is called once per outer group and returns the new implementation. Without context parallelism this method has
-    /// no effect.
+    /// Replaces the implementation of the key-value exchange of context parallelism. `exchange` is called once for each
+    /// group of ranks that exchange keys and values, and returns the new implementation. Without context parallelism
+    /// this method has no effect.
     pub fn with_exchange(
         mut self,
         exchange: impl Fn(OuterGroup) -> Arc<dyn KeyValueExchange>,
@@ -268,8 +268,8 @@ impl ParallelAttention {
         self.forward_with_context(x, rotary, AttentionContext::Rows)
     }
 
-    /// Applies attention as [`forward`](Self::forward) does. `context` also supports packed documents, a part of each
-    /// sequence, and a KV cache.
+    /// Applies attention as [`forward`](Self::forward) does, to a batch that `context` describes. The batch may contain
+    /// packed documents, a part of each sequence under context parallelism, or new tokens of a KV cache.
     ///
     /// # Panics
     ///
@@ -291,8 +291,9 @@ impl ParallelAttention {
         self.output.with_bias(y)
     }
 
-    /// Applies `norm` to the residual stream, and attention to the result. Returns the output without its bias, the
-    /// bias, and the summed residual stream. The caller adds the bias in a fused operation.
+    /// Adds the pending branch of `x` to the residual stream, normalizes the sum with `norm`, and applies attention to
+    /// the normalized values. Returns the attention output without the bias, the bias, and the sum, which is the new
+    /// residual stream. The caller adds the bias in a fused operation.
     ///
     /// `norm` must be built with [`NormConfig::init_for_linear`](super::NormConfig::init_for_linear).
     ///

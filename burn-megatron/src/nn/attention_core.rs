@@ -28,7 +28,7 @@ pub(super) struct AttentionCore {
     pub engine: Option<Arc<dyn AttentionEngine>>,
     /// Whether the softmax of unfused attention is fused.
     fused_softmax: bool,
-    /// The exchanges of context parallelism, one for each number of ranks that share a batch.
+    /// The key-value exchanges of context parallelism: one for each number of ranks that may share a batch.
     pub context: Vec<ContextAttention>,
     /// The first head of this tensor rank, and the total number of heads.
     place: (usize, usize),
@@ -77,11 +77,13 @@ impl AttentionCore {
 
     /// Applies attention to `[batch, seq, (heads + 2 * groups) * width]` and returns `[batch, seq, heads * width]`.
     /// `sink` `[heads]` holds the attention sink of each head. `dropout` is applied to the probabilities. If the
-    /// probabilities do not cover all of this rank's heads, `dropout` gets the mask rows to use.
+    /// probabilities cover only some of this rank's heads or queries, `dropout` also gets the rows of the dropout mask
+    /// to use.
     ///
     /// # Panics
     ///
-    /// If `context` is a part of each sequence, and this rank has no exchange for that number of ranks.
+    /// If `context` is [`AttentionContext::Sharded`], and there is no exchange for the number of ranks that share the
+    /// batch.
     pub fn attend(
         &self,
         qkv: Tensor<3>,
@@ -163,7 +165,7 @@ impl AttentionCore {
         }
     }
 
-    /// Returns the kernel options for [these rows](Self::rows_of_kernel).
+    /// Returns the attention options for the rows that [`rows_of_kernel`](Self::rows_of_kernel) returns.
     pub fn options_in(&self, context: &AttentionContext<'_>, device: &Device) -> AttentionOptions {
         match context {
             AttentionContext::Rows | AttentionContext::Cached(_) => self.scores.causal(),

@@ -1,4 +1,5 @@
-//! Selection of the engine of fused attention. All ranks of the tensor axis select the same engine.
+//! Selection of the engine of fused attention, which is the implementation of its kernels. All ranks of the tensor axis
+//! select the same engine.
 
 use std::sync::Arc;
 

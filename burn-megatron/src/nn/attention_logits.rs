@@ -1,9 +1,9 @@
 //! The largest attention logit of each head in a training step, which [QK-Clip](crate::optim::QkClipConfig) limits.
 //!
 //! A logit is the scaled dot product of a query and a key that the query attends to, before a soft cap. While a step is
-//! measured, each layer keeps the largest logits of this rank's heads and tokens. Fused kernels return the row maximum
-//! that their softmax computes. If a layer is recomputed, its second forward pass finds the same logits again. After
-//! the step the logits are reduced over all ranks.
+//! measured, each layer records the largest logit of each of this rank's heads over this rank's tokens. Fused kernels
+//! return the row maximum that their softmax computes. If a layer is recomputed, its second forward pass computes the
+//! same logits again. After the step the logits are reduced over all ranks.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -72,7 +72,7 @@ pub struct HeadColumns {
 /// The kind of a part of the features of a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum HeadPart {
-    /// A part of a query that is multiplied by the key of the head or its group.
+    /// A part of a query that is multiplied by the key of its head or query group.
     Query,
     /// A part of a query that is multiplied by a key that all heads share.
     SharedKeyQuery,
@@ -135,7 +135,8 @@ impl AttentionLogits {
         layers.iter().map(|own| own.layer.clone()).collect()
     }
 
-    /// Starts measuring the attention logits of forward passes, until [`end_step`](Self::end_step) is called.
+    /// Starts measuring attention logits in forward passes. Measuring stops when [`end_step`](Self::end_step) is
+    /// called.
     pub fn begin_step(&self) {
         for layer in self.0.layers.lock().iter() {
             layer.largest.lock().clear();
@@ -147,7 +148,7 @@ impl AttentionLogits {
     /// ranks of `comm`. `layers` are the layers of all stages. The result has one element per head, with the heads of
     /// all layers concatenated. This call is collective over `comm`.
     ///
-    /// Unwinds with [`raise`](crate::comm::raise) if the collective fails.
+    /// Panics (see [`raise`](crate::comm::raise)) if the collective fails.
     pub fn end_step(&self, layers: &[AttentionLayer], device: &Device, comm: &Comm) -> Tensor<1> {
         self.0.is_measured.store(false, Ordering::Relaxed);
         let options = (device, statistics_dtype(device));
@@ -180,8 +181,8 @@ pub(super) struct LayerLogits {
 }
 
 impl LayerLogits {
-    /// Wraps `engine` so that its forward passes are measured. `first` is the first head that the engine computes,
-    /// counted from the first head of this tensor rank.
+    /// Wraps `engine` so that the attention logits of its forward passes are measured. `first` is the first head that
+    /// the engine computes, counted from the first head of this tensor rank.
     pub fn measured(
         self: &Arc<Self>,
         engine: Arc<dyn AttentionEngine>,
@@ -194,8 +195,8 @@ impl LayerLogits {
         })
     }
 
-    /// Measures unscaled scores `[batch, heads, queries, keys]`. `first` is the first head of `scores`, counted from
-    /// the first head of this tensor rank.
+    /// Records the largest logits of the unscaled scores `[batch, heads, queries, keys]`. `first` is the first head of
+    /// `scores`, counted from the first head of this tensor rank.
     pub fn measure(&self, first: usize, scores: &Tensor<4>, scale: f64, mask: &Mask) {
         if self.is_measured() && !scores.dims().contains(&0) {
             let plain = scores.clone().inner();

@@ -16,7 +16,7 @@ use super::context::SequenceShard;
 use super::moe::{RoutedTokens, TokenPositions};
 use super::{KvCache, LayerKvCache, RealTokens, Tokens};
 
-/// The format of a batch, which determines the positions of its tokens and the tokens that they attend to.
+/// The format of a batch. It determines the position of each token, and the tokens that each token attends to.
 #[derive(Debug)]
 pub enum BatchFormat<'a> {
     /// Each row is one sequence that starts at position 0.
@@ -25,8 +25,8 @@ pub enum BatchFormat<'a> {
     Packed(Box<PackedSequences>),
     /// This rank holds a part of each row, and the other ranks of its context group hold the other parts.
     Sharded(Arc<SequenceShard>),
-    /// The new tokens of cached sequences, concatenated into one row. [`KvCache::read`] sets the number of new tokens
-    /// per sequence.
+    /// The batch contains new tokens of sequences in a KV cache, concatenated into one row. [`KvCache::read`] sets the
+    /// number of new tokens per sequence.
     Cached(&'a mut KvCache),
 }
 
@@ -46,7 +46,7 @@ impl BatchFormat<'_> {
         }
     }
 
-    /// Returns the padding and the positions of `tokens`, which expert routers need. See
+    /// Returns the padding mask and the positions of `tokens`, which MoE routers need. See
     /// [`MoeMlp::forward_with`](super::moe::MoeMlp::forward_with).
     pub fn routed(&self, tokens: &Tokens) -> RoutedTokens {
         let positions = match self {
@@ -62,14 +62,14 @@ impl BatchFormat<'_> {
 /// The context of an attention layer: the tokens that each token attends to. Attention is always causal.
 #[derive(Debug)]
 pub enum AttentionContext<'a> {
-    /// Earlier tokens of the same row.
+    /// Each token attends to earlier tokens of the same row.
     Rows,
-    /// Earlier tokens of the same document.
+    /// Each token attends to earlier tokens of the same document.
     Packed(&'a PackedSequences),
-    /// Earlier tokens of the same document, on all ranks of the context group.
+    /// Each token attends to earlier tokens of the same document, on all ranks of the context group.
     Sharded(&'a Arc<SequenceShard>),
-    /// Cached tokens and earlier new tokens of the same sequence. The new tokens are appended to the cache. This
-    /// context is for generation and supports neither dropout nor a backward pass.
+    /// Each new token attends to cached tokens and to earlier new tokens of the same sequence. The new tokens are
+    /// appended to the cache. This context is for generation and supports neither dropout nor a backward pass.
     Cached(LayerKvCache<'a>),
 }
 

@@ -86,7 +86,7 @@ impl ColumnParallelLinearConfig {
     /// - a section cannot be split over the tensor axis;
     /// - the sizes of the sections do not add up to `output`;
     /// - `gather_output` is set and there are several sections, because the gathered features would be out of order;
-    /// - an FP8 layer with this path exists.
+    /// - an FP8 layer with this path has already been built.
     pub fn init(&self, builder: &ModelBuilder) -> Result<ColumnParallelLinear, BuildError> {
         let ranks = builder.place().size;
         let whole = [OutputSection::new("output features".into(), self.output, 1)];
@@ -222,7 +222,8 @@ impl ColumnParallelLinear {
         (y, bias)
     }
 
-    /// Returns this rank's part of the output with the bias, and GELU (tanh approximation) of this output.
+    /// Returns this rank's part of the output, including the bias, together with GELU (tanh approximation) of this
+    /// part.
     pub fn forward_to_gelu(&self, x: Tensor<3>) -> GeluInput {
         let bias = self.fused_bias(&x);
         GeluInput::of(x, self.operands(bias))

@@ -1,8 +1,8 @@
-//! Gradients of embedding lookups that are added to the embedding rows after the backward pass.
+//! Embedding gradients that are added to the gradient of the embedding weight after the backward pass.
 //!
 //! The host sorts the lookups, and their order differs between micro-batches. The CUDA graph of a backward pass
-//! therefore ends with the gradient of the features that were looked up. After each replay this gradient is added to
-//! the embedding rows of the tokens in the micro-batch.
+//! therefore ends with the gradient of the embedding output. After each replay of the CUDA graph, the gradient of each
+//! token is added to the row of the token in the weight gradient.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use super::forward_context;
 use super::hook::HookHandle;
 use super::wide::wide;
 
-/// The gradient of an embedding lookup that has not been added to the embedding rows yet.
+/// The gradient of an embedding lookup that has not been added to the gradient of the embedding weight yet.
 #[derive(Clone, Debug)]
 pub struct DeferredLookup {
     pub(super) handle: HookHandle,
@@ -27,7 +27,8 @@ pub struct DeferredLookup {
 }
 
 impl DeferredLookup {
-    /// Adds the gradient to the embedding rows that the lookups `sorted` refer to.
+    /// Adds the gradient of each token to the row of the token in the weight gradient. `sorted` are the lookups of the
+    /// micro-batch.
     pub fn accumulate(&self, sorted: &Arc<SortedLookups>) {
         let HookHandle { index, sink } = &self.handle;
         sink.accumulate_into(&[*index], &mut |target| {
@@ -44,8 +45,8 @@ pub(super) struct DeferredLookups {
     so_far: Arc<Mutex<Vec<DeferredLookup>>>,
 }
 
-/// Runs `backward` and defers the gradients of the lookups `of`: they are not added to the embedding rows. Returns the
-/// result of `backward` and the deferred gradients, in order.
+/// Runs `backward` without adding the gradients of the lookups `of` to the gradient of the embedding weight. Returns
+/// the result of `backward`, and the deferred gradients in the order in which `backward` computed them.
 pub fn defer<T>(of: &Arc<SortedLookups>, backward: impl FnOnce() -> T) -> (T, Vec<DeferredLookup>) {
     let lookups = DeferredLookups {
         of: of.clone(),

@@ -54,16 +54,16 @@ pub enum ActivationLayout {
     SplitAlong {
         /// The split dimension.
         dim: usize,
-        /// The part of this rank.
+        /// This rank's index and the number of ranks, which determine the part of this rank.
         place: AxisRank,
     },
 }
 
 /// The random draws for the rows of a mask. Draws are counted from the first sample of the input.
 pub(super) struct MaskRows {
-    /// The first draw of each row, or `None` for padding, which may use any draws.
+    /// The index of the first random number of each row. `None` for padding rows, which may use any random numbers.
     pub starts: Vec<Option<u64>>,
-    /// The number of draws per sample.
+    /// The number of random numbers per sample.
     pub per_sample: u64,
 }
 
@@ -121,7 +121,8 @@ impl Dropout {
     /// Adds the output of a branch to the residual stream: `stream + dropout(x + bias)`. `x` and `stream` are
     /// `[batch, seq, hidden]`.
     ///
-    /// If no elements are dropped, for example without autodiff, the addition is left to the next norm.
+    /// If no elements are dropped, for example without autodiff, the addition is not computed here, but fused into the
+    /// next norm.
     pub fn forward_add(
         &self,
         x: Tensor<3>,

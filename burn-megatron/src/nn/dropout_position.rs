@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 
 use super::context::SequenceShard;
 
-/// The step and the tokens of the current micro-batch, shared by all modules of a model.
+/// The training step and the tokens of the current micro-batch. All modules of a model share this value.
 ///
 /// A dropout mask is a function of the seed, the module path, the step, and the index of each element in the *global*
 /// batch. The mask is therefore the same in every layout. A forward pass that is repeated for recomputation or after a
@@ -24,9 +24,9 @@ pub struct DropoutPosition {
 pub struct BatchPosition {
     /// The training step.
     pub step: u64,
-    /// The index in the global batch of the first sample of the micro-batch.
+    /// The index of the first sample of the micro-batch in the global batch.
     pub first_sample: u64,
-    /// The tokens that this rank holds of each row under context parallelism. `None` if this rank holds complete rows.
+    /// The tokens of each row that this rank holds under context parallelism. `None` if this rank holds complete rows.
     pub shard: Option<Arc<SequenceShard>>,
 }
 
@@ -42,8 +42,8 @@ impl BatchPosition {
 }
 
 impl DropoutPosition {
-    /// Sets the position of the next input, which has complete rows. `first_sample` is the index in the global batch of
-    /// the first sample of the input.
+    /// Sets the position of the next input, which has complete rows. `first_sample` is the index of the first sample of
+    /// the input in the global batch.
     pub fn set(&self, step: u64, first_sample: u64) {
         self.set_batch(BatchPosition::new(step, first_sample));
     }

@@ -3,9 +3,9 @@
 /// Evenly spaced rows: the first draws of adjacent rows have a constant distance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RowRun {
-    /// The first draw of the first row.
+    /// The index of the first random number of the first row.
     pub first: u64,
-    /// The distance between the first draws of adjacent rows. The distance is 1 for a single row.
+    /// The distance between the first random numbers of adjacent rows. The distance is 1 for a single row.
     pub step: u64,
     /// The number of rows.
     pub count: usize,

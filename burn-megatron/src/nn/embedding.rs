@@ -20,7 +20,7 @@ use super::{
 use crate::collective::{self, Comm};
 use crate::mesh::{Axis, split_evenly};
 
-/// The number of tokens of a vocabulary, without and with padding.
+/// The size of a vocabulary, with and without padding.
 ///
 /// ```
 /// use burn_megatron::nn::{AxisRank, Vocabulary};
@@ -47,7 +47,8 @@ impl Vocabulary {
         }
     }
 
-    /// Returns the index of the first entry and the number of entries of the rank at `place` on the tensor axis.
+    /// Returns the vocabulary entries that the rank at `place` on the tensor axis holds, as the index of the first
+    /// entry and the number of entries.
     pub fn part(&self, place: AxisRank) -> (usize, usize) {
         let len = self.padded / place.size;
         (place.index * len, len)
@@ -70,8 +71,8 @@ impl Vocabulary {
 
 /// A token embedding. The rows of its weight `[vocabulary, hidden]` are split over the tensor axis.
 ///
-/// Each rank looks up the tokens whose rows it holds, and uses zeros for the other tokens. The sum over the tensor axis
-/// is the embedding.
+/// Each rank looks up the tokens whose rows it holds, and returns zeros for the other tokens. The results are summed
+/// over the tensor axis.
 ///
 /// ```
 /// use burn::tensor::Device;
@@ -114,8 +115,8 @@ pub struct VocabParallelEmbeddingConfig {
     /// The initializer of the weight.
     #[config(default = "Init::Normal(0.02)")]
     pub init: Init,
-    /// The embeddings are multiplied by this factor, which is rounded to the dtype of the embeddings. `None` does not
-    /// scale the embeddings.
+    /// The scaling factor of the embeddings. It is rounded to the dtype of the embeddings. `None` does not scale the
+    /// embeddings.
     pub scale: Option<f64>,
 }
 

@@ -71,14 +71,15 @@ impl ParameterEntry {
         self.placements.local_shape(&self.shape, self.on(rank))
     }
 
-    /// Selects the elements of the part on `rank` from the elements `whole` of the full parameter. Padding elements are
-    /// zero.
+    /// Selects the elements that `rank` holds from `whole`, which contains all elements of the full parameter. Padding
+    /// elements are zero.
     pub fn part<T: Copy + Default>(&self, whole: &[T], rank: &MeshRank) -> Vec<T> {
         self.placements.part(&self.shape, whole, self.on(rank))
     }
 
-    /// Assembles the full parameter from the parts of several ranks. The ranks must together hold the parameter, such
-    /// as all ranks of a group over the [model axes](Grid::model_axes). The elements of a part are in row-major order.
+    /// Assembles the full parameter from the parts of several ranks. Together the ranks must hold the full parameter.
+    /// This is the case for all ranks of a group over the [model axes](Grid::model_axes). The elements of a part are in
+    /// row-major order.
     pub fn assemble<'a, T: Copy + Default + 'a>(
         &self,
         parts: impl IntoIterator<Item = (MeshRank, &'a [T])>,
@@ -133,7 +134,7 @@ impl ParameterEntry {
     }
 
     /// Returns whether gradient norms and parameter counts include the part on `rank`, so that each element is counted
-    /// once. The part must be the first of the pipeline copies, and the first on each model axis over which the
+    /// once. The part must belong to the first pipeline copy, and to the first rank of each model axis over which the
     /// parameter is replicated. Sections with fewer parts than ranks are filtered separately by
     /// [`Section::is_first_replica`](super::Section::is_first_replica).
     pub fn counts_on(&self, rank: &MeshRank) -> bool {

@@ -8,9 +8,9 @@
 //! |---|---|
 //! | the data-parallel wrapper and the pipeline engine, for each forward pass | the anchor |
 //! | a layer, for its own parameters ([`with_anchor`]) | the anchor |
-//! | the first pass of a recomputed block ([`recompute_first_pass`]) | the anchor (none) and the mode |
+//! | the first pass of a recomputed block ([`recompute_first_pass`]) | the anchor (removed) and the mode |
 //! | the second pass of a recomputed block, in the backward pass ([`recompute_second_pass`]) | the anchor and the mode |
-//! | an operation whose backward does not need the value ([`without_saving`]) | whether it is saved |
+//! | an operation whose backward does not need the parameter value ([`without_saving`]) | whether the value is saved |
 //! | a backward pass that leaves the gradients of lookups to its caller ([`deferring_lookups`]) | the deferred lookups |
 //! | the removal of the hooks of a module ([`detaching`]) | whether hooks supply values |
 //!
@@ -21,7 +21,7 @@
 //! - **Lifetime**: each of these functions enters the context, calls its body, and restores the outer context when
 //!   the body returns or unwinds. Outside all of them the context is [`ForwardContext::NONE`].
 //! - **Nesting**: the inner context inherits the fields of the outer context, except for the fields that it changes.
-//! - **Threads**: each rank is a thread with its own context. A thread that a body starts begins with
+//! - **Threads**: each rank is a thread with its own context. A new thread that is started inside a body begins with
 //!   [`ForwardContext::NONE`]. A backward pass may run on any thread, because it takes no anchor from the context. The
 //!   second pass of a recomputed block enters its own context.
 
@@ -128,7 +128,8 @@ pub(crate) fn constant<const D: usize>(x: Tensor<D>) -> Tensor<D> {
 
 /// Runs `body` with its parameters anchored to `anchor`: in the autodiff graph, the parameters depend on this tensor.
 ///
-/// The loss must depend on `anchor`. If `anchor` is not tracked, the outer anchor stays in place.
+/// The loss must depend on `anchor`. If autodiff does not track `anchor`, the anchor of the enclosing call remains in
+/// effect.
 pub fn with_anchor<const D: usize, T>(anchor: &Tensor<D>, body: impl FnOnce() -> T) -> T {
     if !is_tracked(anchor) {
         return body();

@@ -1,8 +1,8 @@
 //! GELU (tanh approximation) of an MLP, fused into the epilogues of the surrounding matmuls.
 //!
-//! The first matmul returns the input and the output of GELU. The autodiff graph continues from the input. The second
-//! matmul reads the output of GELU. Its backward pass returns the gradient of the input of GELU, and the gradient of
-//! the bias of the first linear layer. The activation itself therefore launches no kernels.
+//! The first matmul returns the input and the output of GELU. Autodiff tracks only the input of GELU. The second matmul
+//! reads the output of GELU. Its backward pass returns the gradient of the input of GELU, and the gradient of the bias
+//! of the first linear layer. The activation itself therefore launches no kernels.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
@@ -16,7 +16,7 @@ use super::linear::LinearOperands;
 use super::linear_function::{LinearFunction, tensor};
 use super::product_span::product_span;
 
-/// The input and the output of GELU, which one matmul computes. They are the input of the next linear layer.
+/// The input and the output of GELU, both computed by one matmul. The next linear layer takes this value as its input.
 #[derive(Clone, Debug)]
 pub struct GeluInput {
     /// The input of GELU: `[batch, seq, in]`.

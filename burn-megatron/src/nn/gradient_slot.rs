@@ -14,7 +14,7 @@ use super::unsaved::unsaved;
 pub(crate) struct GradientSlot(Arc<Mutex<Option<DispatchTensor>>>);
 
 impl GradientSlot {
-    /// Returns a scalar. Its backward pass sends the gradient in this slot to `output`. See [`backward_root`].
+    /// Returns a scalar whose backward pass starts at `output`, with the gradient in this slot. See [`backward_root`].
     pub fn backward_root<const D: usize>(&self, output: Tensor<D>, anchor: Tensor<1>) -> Tensor<1> {
         backward_root(
             vec![Some(self.clone())],

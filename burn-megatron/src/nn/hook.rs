@@ -2,17 +2,17 @@
 //!
 //! Under a [`DistributedDataParallel`](crate::data_parallel::DistributedDataParallel) a parameter is not an autodiff
 //! leaf. It enters the autodiff graph through an operation that depends on the input of the layer (the *anchor*). The
-//! backward of this operation runs as soon as the gradient is final: right after the backward of the operation that
-//! used the parameter last. It passes the gradient to a [`GradientSink`], and Burn's `Gradients` do not contain this
-//! gradient. A gradient bucket can therefore be reduced while the backward pass continues.
+//! backward of this operation runs as soon as the gradient of the parameter is final, which is when the backward of all
+//! operations that use the parameter has run. It passes the gradient to a [`GradientSink`], and Burn's `Gradients` do
+//! not contain this gradient. A gradient bucket can therefore be reduced while the backward pass continues.
 //!
 //! The hook also supplies the value of the parameter. A sink may hold the parameters in a different form: sharded, in a
 //! different dtype, or not gathered yet. [`GradientSink::value`] then returns the value, and the module holds only the
 //! shape.
 //!
 //! The layers of this crate set the anchor with [`anchored_value`]. Other modules use the anchor that the data-parallel
-//! wrapper sets with [`with_anchor`]. They may set anchors that are closer to their parameters at block boundaries.
-//! Without a wrapper a module has no hooks.
+//! wrapper sets with [`with_anchor`]. At block boundaries, such a module may set another anchor that is closer to its
+//! parameters. Without a wrapper a module has no hooks.
 
 use std::any::Any;
 use std::fmt;
@@ -34,14 +34,15 @@ pub use super::forward_context::{Pass, with_anchor};
 pub struct ParameterValue {
     /// The elements of the parameter as a 1-D tensor, in row-major order.
     pub flat: Tensor<1>,
-    /// A handle that the user of the value keeps until the value is no longer in use.
+    /// A handle that the caller must keep alive while it uses the value.
     pub keep: KeepAlive,
 }
 
 /// A handle that is dropped when a parameter value is no longer in use, so that its memory can be released.
 pub type KeepAlive = Option<Arc<dyn Any + Send + Sync>>;
 
-/// An object that supplies the values of parameters and receives their gradients, one gradient per use of a parameter.
+/// An object that supplies the values of parameters and receives their gradients. It receives one gradient for each use
+/// of a parameter in a forward pass.
 pub trait GradientSink: Send + Sync + 'static {
     /// Returns the value of parameter `index` of the parameter table, or `None` if the module holds the value.
     fn value(&self, index: usize, pass: Pass) -> Option<ParameterValue> {
@@ -62,23 +63,24 @@ pub trait GradientSink: Send + Sync + 'static {
         None
     }
 
-    /// Announces that parameter `index` of the parameter table has entered an autodiff graph, so that the sink will
-    /// receive one more gradient for the parameter.
+    /// Notifies the sink that parameter `index` of the parameter table was used in an autodiff graph. The sink will
+    /// receive one more gradient for this parameter.
     fn expect(&self, index: usize);
 
-    /// Receives the flattened gradient of one use of a parameter. The tensor is not tracked by autodiff.
+    /// Receives the flattened gradient of parameter `index` from one of its uses in the forward pass. The tensor is not
+    /// tracked by autodiff.
     fn accumulate(&self, index: usize, gradient: Tensor<1>);
 
-    /// Receives the gradients of several parameters that one operation computes together. Each gradient belongs to one
-    /// use of its parameter. See [`GradientBuffer::accumulate`].
+    /// Receives the gradients of several parameters that one operation computes together. Each of these gradients comes
+    /// from one use of its parameter in the forward pass. See [`GradientBuffer::accumulate`].
     fn accumulate_into(&self, parameters: &[usize], compute: ComputeGradients<'_>) {
         for (index, gradient) in parameters.iter().zip(compute(None)) {
             self.accumulate(*index, gradient);
         }
     }
 
-    /// Receives a weight gradient that has not been computed yet. While deferring is on, a [`DeferringSink`] stores the
-    /// function that computes the gradient. Other sinks compute the gradient immediately.
+    /// Receives a function that computes a weight gradient. While deferring is on, a [`DeferringSink`] stores this
+    /// function for later. Other sinks compute the gradient immediately.
     fn accumulate_later(&self, index: usize, gradient: WeightGradientFn) {
         self.accumulate(index, gradient(None));
     }
@@ -100,9 +102,10 @@ pub trait DeferringSink: GradientSink {
         let _ = stage;
     }
 
-    /// Announces that this stage has no more forward passes in the current step. A parameter gradient is then final
-    /// when no further use of the parameter is outstanding, and its reduction can start. The pipeline engine calls this
-    /// when the schedule [reduces the stage's gradients](crate::pipeline::schedule::ActionKind::ReduceGradients).
+    /// Notifies the sink that this stage has no more forward passes in the current step. The gradient of a parameter is
+    /// then final when the gradients of all its uses have been received, and the reduction of the gradient can start.
+    /// The pipeline engine calls this method when the schedule [reduces the stage's
+    /// gradients](crate::pipeline::schedule::ActionKind::ReduceGradients).
     fn close_stage(&self, stage: usize) {
         let _ = stage;
     }
@@ -225,32 +228,32 @@ impl HookHandle {
         }
     }
 
-    /// Records that a layer reads the parameter, if fingerprints are taken.
+    /// Records that a layer reads the parameter, if a fingerprint of the step is being recorded.
     pub fn note(&self) {
         fingerprint::note_parameter(|| self.sink.path(self.index));
     }
 
-    /// Announces a gradient, unless a first pass has already announced it.
+    /// Notifies the sink that a gradient will follow, unless the first pass of a recomputed block has already done so.
     pub fn expect(&self) {
         if forward_context::mode() != ForwardMode::SecondPass {
             self.sink.expect(self.index);
         }
     }
 
-    /// Announces the gradient of a use that is not recorded. Only the first pass of a recomputed block has such a
-    /// gradient.
+    /// Notifies the sink that a gradient will follow for a use that autodiff does not record. This happens only in the
+    /// first pass of a recomputed block.
     pub fn expect_unrecorded(&self) {
         if forward_context::mode() == ForwardMode::FirstPass {
             self.expect();
         }
     }
 
-    /// Returns the value for the current pass.
+    /// Returns the value of the parameter for the current pass.
     pub fn value<const D: usize>(&self, base: Tensor<D>) -> (Tensor<D>, KeepAlive) {
         self.value_in(base, forward_context::pass())
     }
 
-    /// Returns the value with the shape of `base`. If the sink has no value, returns `base`.
+    /// Returns the value of the parameter, with the shape of `base`. If the sink has no value, returns `base`.
     pub fn value_in<const D: usize>(&self, base: Tensor<D>, pass: Pass) -> (Tensor<D>, KeepAlive) {
         self.note();
         match self.sink.value(self.index, pass) {

@@ -1,7 +1,8 @@
 //! Initializers whose values do not depend on the parallel layout.
 //!
-//! Element `i` of a parameter is random number `i` of a random stream that is determined by the seed and the path of
-//! the parameter. A rank computes only its own part, and the full parameter is bit-identical in every layout.
+//! Element `i` of a parameter is computed from random number `i` of a random stream. The seed and the path of the
+//! parameter determine the stream. A rank computes only its own part, and the full parameter is bit-identical in every
+//! layout.
 
 use std::mem;
 
@@ -17,7 +18,7 @@ const BLOCK: usize = 1 << 14;
 /// The initializer of a parameter: the distribution from which its initial values are drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Init {
-    /// All elements have this value.
+    /// A constant: all elements have the given value.
     Constant(f64),
     /// Normal distribution with mean 0 and the given standard deviation.
     Normal(f64),

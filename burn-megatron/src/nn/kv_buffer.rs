@@ -12,15 +12,15 @@ const WINDOW_STEP: usize = 64;
 /// The ranges of new and visible tokens, as indices of this rank's tokens of the sequence.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Extent {
-    /// The first new token.
+    /// The index of the first new token.
     pub first: usize,
-    /// The end of the new tokens.
+    /// The index after the last new token.
     pub end: usize,
-    /// The first token that is visible to a new token.
+    /// The index of the first token that is visible to a new token.
     pub seen: usize,
-    /// The first token that will be visible to the next token.
+    /// The index of the first token that will be visible to the next token.
     pub seen_later: usize,
-    /// The window, in tokens, if there is a window.
+    /// The size of the sliding window in tokens, or `None` without a window.
     pub window: Option<usize>,
     /// The maximum number of tokens of a sequence.
     pub capacity: usize,

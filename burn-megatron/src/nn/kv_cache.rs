@@ -25,7 +25,7 @@ use crate::collective::Comm;
 ///    sequence.
 /// 3. Call [`set_len`](Self::set_len) to set the new length of each sequence.
 ///
-/// If the keys depend on the length of the text, as in LongRoPE, call [`begin`](Self::begin) first to set this length.
+/// If the keys depend on the length of the text, as in LongRoPE, first call [`begin`](Self::begin) with this length.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
@@ -68,7 +68,7 @@ struct CachedSequence {
     layers: Vec<KvBuffer>,
 }
 
-/// The new tokens of one or more sequences, concatenated to one row `[1, tokens]` and followed by padding.
+/// The new tokens of one or more sequences, concatenated into one row `[1, tokens]`, followed by padding.
 #[derive(Clone, Debug)]
 pub struct NewTokens {
     /// The token ids: `[1, tokens]`.
@@ -118,8 +118,8 @@ impl KvCache {
         }
     }
 
-    /// Sets the text length above which the keys of all tokens change, as in LongRoPE. When a text grows beyond
-    /// `length`, the cache drops its tokens, and the complete text must be processed again.
+    /// Sets the text length at which the keys of all tokens change, as in LongRoPE. If a text becomes longer than
+    /// `length`, the cache drops the tokens of the text, and the complete text must be processed again.
     pub fn with_rereads_after(mut self, length: Option<usize>) -> Self {
         self.rereads_after = length;
         self
@@ -139,7 +139,7 @@ impl KvCache {
         self.split.as_ref().map_or(1, |split| split.comm.size())
     }
 
-    /// Sets the new tokens of the next forward pass. `parts` contains the number of new tokens per sequence, and
+    /// Sets the number of new tokens per sequence for the next forward pass. `parts` contains these numbers, and
     /// `tokens` is the total number of tokens, including padding.
     ///
     /// # Panics
@@ -444,7 +444,7 @@ pub(super) struct SequenceKvCache<'a> {
     /// The position of the first new token.
     pub first: usize,
     end: usize,
-    /// Whether the logits of the new tokens are not needed.
+    /// Whether this forward pass is a prefill, so that the logits of the new tokens are not needed.
     pub is_prefill: bool,
     is_share: bool,
     split: Option<CacheSplit>,
@@ -453,7 +453,7 @@ pub(super) struct SequenceKvCache<'a> {
 }
 
 impl SequenceKvCache<'_> {
-    /// Returns the split of the cache, and whether the new tokens are this rank's share.
+    /// Returns how the cache is split over ranks, and whether the new tokens are only this rank's share.
     pub fn split(&self) -> Option<(CacheSplit, bool)> {
         Some((self.split.clone()?, self.is_share))
     }

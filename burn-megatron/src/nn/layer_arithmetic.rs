@@ -82,8 +82,8 @@ impl OutputGradient {
         }
     }
 
-    /// Computes the flattened weight gradient `x^T dy`. If `target` is given, the gradient is written to its only
-    /// place.
+    /// Computes the flattened weight gradient `x^T dy`. If `target` is given, it must describe a single place in a flat
+    /// buffer, and the gradient is written to this place.
     pub fn weight(
         self,
         x: SavedInput,

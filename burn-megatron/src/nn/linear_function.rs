@@ -21,9 +21,10 @@ use crate::collective::PendingTensor;
 #[derive(Clone, Debug)]
 pub(super) struct LinearFunction {
     pub input: InputLayout,
-    /// The hook that supplies the weight and receives its gradient. With `None` the autodiff graph does both.
+    /// The hook that supplies the weight and receives its gradient. With `None`, the weight comes from the autodiff
+    /// graph, and its gradient goes to the graph.
     pub hooked: Option<HookedWeight>,
-    /// The destination of the gradient of the bias. With `None` the autodiff graph receives the gradient.
+    /// The destination of the gradient of the bias. With `None`, the gradient goes to the autodiff graph.
     pub bias: Option<Destination>,
     pub arithmetic: LayerArithmetic,
 }

@@ -15,7 +15,7 @@ pub struct LocalShard {
     pub is_first: bool,
 }
 
-/// Returns the slices of a parameter that are in the range `range` of the flattened local tensor of `rank`. The slices
+/// Returns the slices of a parameter that lie in the range `range` of the flattened local tensor of `rank`. The slices
 /// do not contain padding.
 pub fn local_shards(
     entry: &ParameterEntry,

@@ -159,8 +159,9 @@ impl ParallelMlp {
         move |x| mlp.down.partial(mlp.activated(x))
     }
 
-    /// Applies `norm` to the residual stream, and [`forward_without_bias`](Self::forward_without_bias) to the result.
-    /// Also returns the summed residual stream. `norm` must be built with
+    /// Adds the pending branch of `x` to the residual stream, normalizes the sum with `norm`, and applies
+    /// [`forward_without_bias`](Self::forward_without_bias) to the normalized values. Also returns the sum, which is
+    /// the new residual stream. `norm` must be built with
     /// [`NormConfig::init_for_linear`](super::NormConfig::init_for_linear).
     pub fn forward_normalized(
         &self,

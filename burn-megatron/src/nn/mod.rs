@@ -20,7 +20,7 @@
 //! [`ColumnParallelLinear`] and [`RowParallelLinear`] can compute in FP8: see [`fp8`].
 //!
 //! Attention and position embeddings support packed documents ([`PackedSequences`]) and generation with a KV cache
-//! ([`KvCache`]). [`BatchFormat`] and [`AttentionContext`] select between them.
+//! ([`KvCache`]). [`BatchFormat`] and [`AttentionContext`] select between these cases.
 //!
 //! The weights of a model can be frozen, and low-rank adapters can be trained instead: see [`lora`].
 //!

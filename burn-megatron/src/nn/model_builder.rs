@@ -26,8 +26,8 @@ use crate::kernel_selection::{KernelChoices, KernelSelection};
 /// A builder for the parameters of a model. Layers use it to create their parameters. [`ModelBuilder::child`] returns
 /// the builder of a submodule.
 ///
-/// A layer declares how a parameter is split over the ranks in the call that creates the parameter. The parameter table
-/// of the model ([`ModelBuilder::finish`]) is therefore always complete.
+/// When a layer creates a parameter, it also declares how the parameter is split over the ranks. The parameter table of
+/// the model ([`ModelBuilder::finish`]) is therefore always complete.
 ///
 /// ```
 /// use burn::nn::LinearConfig;
@@ -208,8 +208,8 @@ impl ModelBuilder {
         self
     }
 
-    /// Makes the parameters placeholders, which have shapes but no values or memory, like tensors on PyTorch's meta
-    /// device. Call this method on the root builder.
+    /// Creates the parameters as placeholders, which have shapes but no values or memory, like tensors on PyTorch's
+    /// meta device. Call this method on the root builder.
     pub fn outline(self) -> Self {
         Self {
             is_outline: true,
@@ -285,7 +285,7 @@ impl ModelBuilder {
         self.groups.place()
     }
 
-    /// Returns the path in the model of the module that this builder builds.
+    /// Returns the path of the module that this builder builds, relative to the root of the model.
     pub fn path(&self) -> &str {
         &self.path
     }
@@ -300,7 +300,8 @@ impl ModelBuilder {
         self.shared.seed
     }
 
-    /// Returns the key of the random numbers of the module, which is computed from the seed and the path.
+    /// Returns the key of the module's random number stream, which is computed from the seed and the path of the
+    /// module.
     pub fn stream_key(&self) -> u64 {
         stream_key(self.shared.seed, &self.path)
     }

@@ -37,7 +37,7 @@ pub struct NormConfig {
     pub hidden: usize,
     /// The constant that is added to the variance (LayerNorm) or to the mean square (RMSNorm).
     pub epsilon: f64,
-    /// Whether the weight is stored as its difference from 1. Weight decay then pulls the factor towards 1.
+    /// Whether the weight is stored as its difference from 1. Weight decay then pulls the effective weight towards 1.
     #[config(default = false)]
     pub zero_centered: bool,
 }
@@ -60,7 +60,7 @@ pub struct NormConfig {
 /// ```
 #[derive(Module, Debug)]
 pub struct Norm {
-    /// The weight `[hidden]`, which is initialized so that the factor is 1.
+    /// The weight `[hidden]`. It is initialized to 1, or to 0 if the weight is stored as its difference from 1.
     pub weight: Param<Tensor<1>>,
     /// The bias `[hidden]`, initialized to 0. `None` for RMSNorm.
     pub bias: Option<Param<Tensor<1>>>,
@@ -104,7 +104,8 @@ impl NormConfig {
         }
     }
 
-    /// Builds a norm that normalizes a residual stream, and whose output is the input of a linear layer. See
+    /// Builds a norm between a residual stream and a linear layer: the norm normalizes the residual stream, and the
+    /// linear layer takes the result as its input. See
     /// [`ParallelAttention::forward_normalized`](super::ParallelAttention::forward_normalized) and
     /// [`ParallelMlp::forward_normalized`](super::ParallelMlp::forward_normalized). The output of the norm is
     /// recomputed in the backward pass if the recomputation settings contain [`RecomputeModule::Norm`].
@@ -139,8 +140,8 @@ impl Norm {
         }
     }
 
-    /// Adds the output of the pending branch to the residual stream, and normalizes the sum. Returns the normalized sum
-    /// and the sum.
+    /// Adds the output of the pending branch to the residual stream, and normalizes the sum. Returns the normalized
+    /// sum, and the sum itself.
     pub fn forward_add(&self, x: Residual) -> (Tensor<3>, Tensor<3>) {
         if !self.fused {
             let sum = x.sum();

@@ -124,8 +124,8 @@ impl Placements {
         self.0.get(&axis).unwrap_or(&Placement::Replicated)
     }
 
-    /// Returns the axes over which the parameter is split, each with the dimension that it splits and the sections of
-    /// this dimension.
+    /// Returns each axis over which the parameter is split, the dimension that is split over this axis, and the
+    /// sections of this dimension.
     pub fn splits(&self) -> impl Iterator<Item = (Axis, usize, &[Section])> {
         self.0
             .iter()
@@ -140,10 +140,10 @@ impl Placements {
         self.splits().map(|(axis, ..)| axis).collect()
     }
 
-    /// Returns the shape of the part that a rank holds of a parameter with the shape `shape`. `on(axis)` returns the
-    /// position of the rank on an axis.
+    /// Returns the shape of a rank's part of a parameter that has the shape `shape`. `on(axis)` returns the position of
+    /// the rank on an axis.
     ///
-    /// With padding, the sections are longer than the parameter: see
+    /// With padding, the total size of the sections is larger than the size of the parameter in this dimension. See
     /// [`ParameterEntry::shape`](super::ParameterEntry::shape).
     pub fn local_shape(&self, shape: &[usize], on: impl Fn(Axis) -> AxisRank) -> Vec<usize> {
         let ranges = self.ranges(shape, on);
@@ -168,8 +168,8 @@ impl Placements {
         part
     }
 
-    /// Assembles a full parameter from the parts of ranks with different positions on the split axes. Each part comes
-    /// with a function that returns the position of its rank on an axis. Padding beyond `shape` is dropped. For a
+    /// Assembles a full parameter from the parts of ranks with different positions on the split axes. For each part,
+    /// pass a function that returns the position of its rank on an axis. Padding beyond `shape` is dropped. For a
     /// replicated parameter the first part is used.
     pub fn assemble<'a, T: Copy + Default + 'a, F: Fn(Axis) -> AxisRank>(
         &self,

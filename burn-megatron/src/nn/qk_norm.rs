@@ -43,7 +43,7 @@ pub struct QkNormConfig {
     pub kind: QkNorm,
     /// The constant that is added to the mean square.
     pub epsilon: f64,
-    /// Whether the weight is stored as its difference from 1. Weight decay then pulls the factor towards 1.
+    /// Whether the weight is stored as its difference from 1. Weight decay then pulls the effective weight towards 1.
     #[config(default = false)]
     pub zero_centered: bool,
 }
@@ -112,8 +112,8 @@ impl WholeNorm {
     /// `[batch, seq, features]`. The means are computed over all ranks. The forward pass and the backward pass have one
     /// collective each.
     ///
-    /// On each rank the gradients of the means only cover the heads of the rank, so these gradients are also summed
-    /// over the ranks.
+    /// On each rank, the gradients of the means only contain the contribution of the rank's heads. These gradients are
+    /// therefore also summed over the ranks.
     pub fn forward(&self, parts: [Tensor<3>; 2], norms: [&Norm; 2]) -> [Tensor<3>; 2] {
         let dtype = parts[0].dtype();
         let wide = wide(dtype);

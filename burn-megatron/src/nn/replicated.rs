@@ -1,5 +1,5 @@
-//! Burn modules of other crates in a model. They are replicated on every rank of their stage, with the same initial
-//! values in every layout.
+//! Burn modules from other crates as parts of a model. They are replicated on every rank of their stage, with the same
+//! initial values in every layout.
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Device, Tensor};
@@ -14,7 +14,7 @@ use super::{ModelBuilder, ParameterEntry};
 static GENERATOR: Mutex<()> = Mutex::new(());
 
 impl ModelBuilder {
-    /// Builds a module of another crate, such as burn-nn, and declares its parameters. The parameters are replicated
+    /// Builds a module from another crate, such as burn-nn, and declares its parameters. The parameters are replicated
     /// on every rank of the pipeline stage. Weight decay applies to parameters with two or more dimensions.
     ///
     /// The initial values come from the initializers of the module. Burn's random generator is seeded for each

@@ -1,7 +1,7 @@
 //! Schedule nodes: the parts of the forward pass of a micro-batch, which are separated by exchanges between ranks.
 //!
-//! A layer whose ranks exchange rows splits its forward pass into nodes. The forward pass of a
-//! [`MoeMlp`](super::moe::MoeMlp) ends a node when rows are sent, and begins a node when rows arrive. The autodiff
+//! A layer in which ranks exchange rows (the features of tokens) splits its forward pass into nodes. The forward pass
+//! of a [`MoeMlp`](super::moe::MoeMlp) ends a node when rows are sent, and begins a node when rows arrive. The autodiff
 //! graph is cut at these points, as between pipeline stages, so that the backward pass of a micro-batch also runs node
 //! by node.
 //!
@@ -20,8 +20,8 @@
 //! the last node, which has the loss, weight gradients are computed before the exchange. The first weight gradient
 //! after `A'` is held back until the row counts of the next dispatch are exchanged. If no weight gradient is held back,
 //! as in the first layer, the row counts are exchanged during `E'`, and only `W'` overlaps with the exchange of the
-//! rows. Doing this in all layers would delay the exchange of the rows unnecessarily. All other operations, such as
-//! dense layers or burn-nn modules, belong to the surrounding node.
+//! rows. Exchanging the row counts during `E'` in all layers would delay the exchange of the rows unnecessarily. All
+//! other operations, such as dense layers or burn-nn modules, belong to the surrounding node.
 
 use std::fmt;
 use std::mem;
@@ -51,7 +51,7 @@ pub(crate) trait Exchange: fmt::Debug + Send + Sync + 'static {
 /// Waits for an exchange that has started.
 pub(crate) type PendingExchange = Box<dyn FnOnce() -> Vec<Option<Tensor<2>>> + Send>;
 
-/// The schedule nodes of the forward pass of a micro-batch that have run so far.
+/// The schedule nodes that have run so far in the forward pass of a micro-batch.
 ///
 /// The pipeline engine passes this value to [`Stage::forward_nodes`](crate::pipeline::engine::Stage::forward_nodes).
 /// The model passes the value to its MoE layers, in [`Tokens`](super::Tokens). After such a layer, the model may use
@@ -276,10 +276,10 @@ impl BackwardNodes {
         }
     }
 
-    /// Computes what is possible while row counts are exchanged, without delaying the rows. These are the held weight
-    /// gradients of the previous node, or else the input gradients of the next node. [`run_node`](Self::run_node)
-    /// then computes the weight gradients of that node. Does nothing before the first node, which leaves no work for
-    /// later.
+    /// Computes gradients while row counts are exchanged, without delaying the exchange of the rows. If weight
+    /// gradients of the previous node are held back, these are computed. Otherwise the input gradients of the next node
+    /// are computed. [`run_node`](Self::run_node) then computes the weight gradients of that node. Does nothing if only
+    /// the first node is left, because the first node leaves no work for later.
     pub fn cover_counts(&mut self) {
         if !self.held.is_empty() {
             self.timed(Self::compute_held);
@@ -288,8 +288,8 @@ impl BackwardNodes {
         }
     }
 
-    /// Runs the next node, or the rest of a node that has begun. Does nothing after the first node. With `holds` it
-    /// holds the gradients of one weight for [`cover_counts`](Self::cover_counts).
+    /// Runs the next node, or the rest of a node that has begun. Does nothing after the first node. If `holds` is true,
+    /// the gradients of one weight are held back for [`cover_counts`](Self::cover_counts).
     pub fn run_node(&mut self, holds: bool) {
         if self.root.is_some() || self.begun.is_some() {
             self.timed(|nodes| nodes.run(holds));

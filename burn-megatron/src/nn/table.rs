@@ -34,7 +34,7 @@ pub struct ParameterTable {
     entries: Vec<ParameterEntry>,
 }
 
-/// The error of a parameter table that does not match its module.
+/// The error for a parameter table that does not match its module.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TableError {
     /// The module has parameters that no layer declared.

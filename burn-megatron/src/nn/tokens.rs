@@ -28,14 +28,14 @@ pub struct Tokens {
     /// this value to [`MoeMlp::forward_normalized`](super::moe::MoeMlp::forward_normalized). A model that ignores this
     /// field runs as a single node.
     pub nodes: Option<ScheduleNodes>,
-    /// The description of the tokens that this rank holds of each row under context parallelism. `documents` is then
+    /// The description of the tokens of each row that this rank holds under context parallelism. `documents` is then
     /// `None`, because the shard contains the document boundaries.
     pub shard: Option<Arc<SequenceShard>>,
     /// The mask of the real tokens. `None` if no token is padding.
     pub real: Option<Arc<RealTokens>>,
-    /// The inputs of the depths of multi-token prediction. The input of depth `k` (`k >= 1`) has the ids that are `k`
-    /// tokens later in the same rows. Only the fields `ids`, `sorted` and `real` are read. The list is empty without
-    /// multi-token prediction and in generation.
+    /// The inputs of multi-token prediction, one per prediction depth. For each token, the input of depth `k`
+    /// (`k >= 1`) contains the id that is `k` tokens later in the same row. Only the fields `ids`, `sorted` and `real`
+    /// are read. The list is empty without multi-token prediction and in generation.
     pub further: Vec<Tokens>,
 }
 

@@ -20,9 +20,10 @@ use crate::nn::wide::wide;
 #[derive(Clone, Debug)]
 pub(in crate::nn) struct ContextAttention {
     pub groups: ContextGroups,
-    /// The exchange of keys and values between groups of neighbours. `None` if there is only one group.
+    /// The exchange of keys and values between groups of neighbouring ranks. `None` if there is only one such group.
     pub exchange: Option<Arc<dyn KeyValueExchange>>,
-    /// Whether gradients of keys and values are exchanged in the dtype of the model.
+    /// Whether gradients of keys and values are exchanged in the dtype of the model instead of f32 (f64 for an f64
+    /// model).
     pub narrow_gradients: bool,
 }
 

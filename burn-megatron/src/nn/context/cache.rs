@@ -19,7 +19,7 @@ use crate::nn::wide::wide;
 /// of all queries to its own keys. The results are merged in rank order, so that they are bit-identical on every rank.
 #[derive(Clone, Debug)]
 pub(in crate::nn) struct CacheSplit {
-    /// The ranks that share a text.
+    /// The ranks that share the sequences.
     pub comm: Comm,
 }
 
@@ -30,7 +30,7 @@ pub(in crate::nn) struct CacheAttention {
     pub sink: Option<Tensor<1>>,
     /// The number of features of a value.
     pub value_width: usize,
-    /// The engine of fused attention. `None`: attention is not fused.
+    /// The engine of fused attention. `None` if attention is not fused.
     pub engine: Option<Arc<dyn AttentionEngine>>,
 }
 
@@ -74,10 +74,11 @@ impl CacheSplit {
         start(by_rank, &op, &self.comm).wait()
     }
 
-    /// Computes the attention of the queries `q` `[batch, queries, heads, width]`, whose first token is `first`, to
-    /// the keys and values of all ranks. `own` holds this rank's keys and values `[batch, keys, groups, ..]` and the
-    /// index of the first one. Returns `[batch, queries, heads, value width]`. With `is_part` the queries are
-    /// [gathered](Self::gather), and the result covers only this rank's queries, `[batch, queries / ranks, ..]`.
+    /// Computes attention between the queries `q` `[batch, queries, heads, width]` and the keys and values of all
+    /// ranks. `first` is the index of the first query token. `own` holds this rank's keys and values
+    /// `[batch, keys, groups, ..]` and the index of their first token. Returns `[batch, queries, heads, value width]`.
+    /// With `is_part` the queries are [gathered](Self::gather), and the result covers only this rank's queries,
+    /// `[batch, queries / ranks, ..]`.
     pub fn attend(
         &self,
         of: &CacheAttention,

@@ -1,5 +1,5 @@
-//! The communication costs of context-parallel exchanges, and the choice between them. Layers and the planner use this
-//! module.
+//! The communication costs of the context-parallel exchanges (ring, all-gather, all-to-all and hierarchical), and the
+//! choice between these exchanges. Layers and the planner use this module.
 
 use crate::mesh::{ContextExchange, ParallelConfig};
 
@@ -31,8 +31,8 @@ pub struct ExchangeCost {
     pub forward: f64,
     /// Bytes sent in the backward pass.
     pub backward: f64,
-    /// Bytes of temporary memory in the forward pass, in addition to inputs and outputs. They hold keys and values of
-    /// other ranks, or heads for the tokens of other ranks.
+    /// Bytes of temporary memory in the forward pass, in addition to inputs and outputs. This memory holds keys and
+    /// values of other ranks, or heads for the tokens of other ranks.
     pub transient: f64,
 }
 
@@ -46,7 +46,7 @@ pub struct LinkSpeed {
 }
 
 impl LinkSpeed {
-    /// The speeds of an H100 with NVLink: 400e12 floating-point operations and 400e9 bytes per second.
+    /// The speed of an H100 with NVLink: 400e12 floating-point operations per second, and 400e9 bytes per second.
     pub const NVLINK: Self = Self {
         flops_per_second: 400e12,
         bytes_per_second: 400e9,
@@ -54,8 +54,8 @@ impl LinkSpeed {
 }
 
 impl ExchangeProblem {
-    /// Creates the problem of a layer in the parallel layout `layout`. `heads` describes the heads of a tensor rank,
-    /// and `bytes` is the number of bytes per element.
+    /// Creates the exchange problem of an attention layer in the parallel layout `layout`. `heads` describes the heads
+    /// of a tensor rank, and `bytes` is the number of bytes per element.
     pub fn of_layout(layout: &ParallelConfig, heads: Heads, tokens: usize, bytes: usize) -> Self {
         Self {
             tokens,
@@ -108,7 +108,7 @@ impl ExchangeProblem {
         check_heads(self.heads, self.neighbours(exchange))
     }
 
-    /// Returns the number of ranks in each all-to-all of the exchange.
+    /// Returns the number of ranks in each all-to-all of the exchange, or 1 if the exchange has no all-to-all.
     pub fn neighbours(&self, exchange: ContextExchange) -> usize {
         match exchange {
             ContextExchange::Ring | ContextExchange::AllGather => 1,
@@ -117,8 +117,9 @@ impl ExchangeProblem {
         }
     }
 
-    /// Returns the number of bytes that a rank sends and holds for the exchange. The table counts elements for `s`
-    /// tokens, `c` ranks, `q` query heads, `kv` key-value heads, and `d` features per head:
+    /// Returns the number of bytes that a rank sends for the exchange, and the number of bytes that it holds in memory.
+    /// The table counts elements for `s` tokens, `c` ranks, `q` query heads, `kv` key-value heads, and `d` features per
+    /// head:
     ///
     /// | exchange | sent in the forward pass | sent in the backward pass | held in memory |
     /// |---|---|---|---|
@@ -128,7 +129,7 @@ impl ExchangeProblem {
     ///
     /// The hierarchical exchange combines an all-to-all between `inner` ranks and a ring between groups of `inner`
     /// ranks. The ring exchanges `1 / inner` of the heads. If an all-to-all has more ranks than key-value heads, each
-    /// rank gets a copy of one key-value head, and `kv` is the number of ranks.
+    /// rank gets a copy of one key-value head. In the formulas, `kv` is then the number of ranks.
     pub fn cost(&self, exchange: ContextExchange) -> ExchangeCost {
         let inner = self.neighbours(exchange);
         let outer = self.ranks / inner;

@@ -1,5 +1,5 @@
-//! The attention of a rank's queries to the keys and values of all ranks of a group. The tensors are not tracked by
-//! autodiff.
+//! Attention between the queries of a rank and the keys and values of all ranks of a group. The tensors are not tracked
+//! by autodiff.
 
 use std::fmt::Debug;
 
@@ -18,12 +18,12 @@ use crate::nn::wide::wide;
 /// All ranks of the group must call the same methods in the same order. Each rank holds its own block of keys and
 /// values, `[tokens, 2 groups, width]`. See [`PartialAttention`].
 pub trait KeyValueExchange: Debug + Send + Sync {
-    /// Returns the attention of this rank's queries `[1, tokens, heads, width]` to the keys of all ranks. `own` is this
-    /// rank's block.
+    /// Computes attention between this rank's queries `[1, tokens, heads, width]` and the keys and values of all ranks.
+    /// `own` is this rank's block of keys and values.
     fn forward(&self, of: &PartialAttention, q: Tensor<4>, own: Tensor<3>) -> PartialResult;
 
-    /// Returns the gradients of this rank's queries and block. `result` is the result of the forward pass, with the
-    /// output in the dtype of the queries. `dout` is the gradient of the output.
+    /// Returns the gradients of this rank's queries and of this rank's block of keys and values. `result` is the result
+    /// of the forward pass, with the output in the dtype of the queries. `dout` is the gradient of the output.
     fn backward(
         &self,
         of: &PartialAttention,
@@ -34,7 +34,7 @@ pub trait KeyValueExchange: Debug + Send + Sync {
     ) -> PartialGradients;
 }
 
-/// The group of ranks in which keys and values are exchanged. It has one rank from each group of neighbours.
+/// A group of ranks that exchange keys and values. It consists of one rank from each group of neighbouring ranks.
 #[derive(Clone, Debug)]
 pub struct OuterGroup {
     /// The communicator of the group.
@@ -44,7 +44,8 @@ pub struct OuterGroup {
 }
 
 impl OuterGroup {
-    /// Returns the ranks of the context group that rank `index` of the outer group represents.
+    /// Returns the ranks of the context group that rank `index` of the outer group represents: that rank and its
+    /// neighbours.
     pub fn members(&self, index: usize) -> Members {
         index * self.neighbours..(index + 1) * self.neighbours
     }
@@ -57,10 +58,10 @@ impl OuterGroup {
 /// Ring attention: blocks of keys and values are sent around the ring. While a rank computes with a block, it receives
 /// the next block.
 ///
-/// Each rank sends `context - 1` blocks in the forward pass. In the backward pass the blocks are sent again. One step
-/// behind each block follows the sum of its gradients, which reaches the owner of the block after `context - 1` steps.
-/// The owner adds the gradients from its own queries last. All sums are computed in f32 (in f64 for f64 inputs) and in
-/// a fixed order.
+/// Each rank sends `context - 1` blocks in the forward pass. In the backward pass the blocks are sent again. The sum of
+/// the gradients of a block is sent along the ring one step after the block, and reaches the owner of the block after
+/// `context - 1` steps. The owner adds the gradients from its own queries last. All sums are computed in f32 (in f64
+/// for f64 inputs) and in a fixed order.
 #[derive(Clone, Debug)]
 pub struct Ring(pub OuterGroup);
 

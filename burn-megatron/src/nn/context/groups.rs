@@ -40,7 +40,7 @@ impl ContextGroups {
     }
 
     /// Creates groups of 1, 2, 4, ... consecutive ranks of `comm`, up to all ranks. Each rank is in one group of every
-    /// size. These groups exchange keys and values, and no heads.
+    /// size. The ranks of such a group exchange keys and values, but no heads.
     ///
     /// This call is collective: make it on all ranks of `comm`. The number of ranks must be a power of two.
     ///

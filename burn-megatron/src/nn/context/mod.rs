@@ -4,8 +4,8 @@
 //! - A [`SequenceShard`] describes which tokens of a batch a rank holds. It is part of [`Tokens`](super::Tokens). All
 //!   layers except attention process each token separately, so they need no communication. Position embeddings, dropout
 //!   and the loss use the index of each token in the complete batch.
-//! - In an attention layer, a [`ContextExchange`] makes the keys and values of other ranks available to the queries of
-//!   a rank. The exchange has two parts: an all-to-all of heads inside groups of neighbouring ranks, and a
+//! - In an attention layer, a [`ContextExchange`] gives the queries of a rank access to the keys and values of other
+//!   ranks. The exchange has two parts: an all-to-all of heads inside groups of neighbouring ranks, and a
 //!   [`KeyValueExchange`] between these groups, which is [`Ring`] or [`AllGather`].
 //! - [`ExchangeProblem`] computes the communication volume of each exchange, and chooses between exchanges.
 //!
@@ -47,10 +47,10 @@ use super::{BuildError, ModelBuilder};
 use crate::mesh::{ContextExchange, LayoutError};
 
 impl ContextAttention {
-    /// Creates the exchanges of a layer. `heads` describes the heads of a tensor rank, and sequences have up to
-    /// `tokens` tokens. There is one exchange for each number of ranks that may share a batch. Without context
-    /// parallelism there is no exchange, and with hybrid context parallelism there are several. `fused` is true if
-    /// attention is fused.
+    /// Creates the context-parallel exchanges of an attention layer. `heads` describes the heads of a tensor rank, and
+    /// sequences have up to `tokens` tokens. There is one exchange for each number of ranks that may share a batch.
+    /// Without context parallelism there is no exchange, and with hybrid context parallelism there are several. `fused`
+    /// is true if attention is fused.
     ///
     /// The first call is collective over the context axis, or over all ranks of the stage with hybrid context
     /// parallelism. Call it on all ranks, in the same order.

@@ -15,7 +15,7 @@ pub(in crate::nn) struct Order {
 }
 
 impl Order {
-    /// Creates the order of tokens with these numbers.
+    /// Creates the order of the tokens with the indices `numbers`.
     pub fn new(numbers: &[usize], device: &Device) -> Self {
         let mut ascending: Vec<_> = (0..numbers.len()).collect();
         ascending.sort_unstable_by_key(|place| numbers[*place]);

@@ -1,5 +1,5 @@
-//! Attention of some queries to some of their keys, and the merging of such results. The tensors are not tracked by
-//! autodiff.
+//! Attention between some of the queries and some of the keys, and the merging of such partial results. The tensors are
+//! not tracked by autodiff.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::nn::wide::wide;
 /// The alignment of value gradients in a flat buffer, in elements, as required by the kernels.
 const ALIGNMENT: usize = 4;
 
-/// The attention of one rank's queries to blocks of keys and values.
+/// Attention between the queries of one rank and blocks of keys and values.
 ///
 /// Queries have the shape `[1, tokens, heads, width]`. A block has the shape `[tokens, 2 groups, width]`, with the keys
 /// before the values. The tokens of queries and blocks are in ascending order.
@@ -33,7 +33,7 @@ pub struct PartialAttention {
     pub(in crate::nn) narrow_gradients: bool,
 }
 
-/// The result of attention to some of the keys: the output `[1, queries, heads, width]` in the dtype of the softmax
+/// The result of attention over some of the keys: the output `[1, queries, heads, width]` in the dtype of the softmax
 /// statistics, and the log-sum-exp `[1, heads, queries]` of the scores of these keys.
 pub type PartialResult = (Tensor<4>, Tensor<3>);
 
@@ -42,8 +42,8 @@ pub type PartialResult = (Tensor<4>, Tensor<3>);
 pub type PartialGradients = (Tensor<4>, Tensor<3>);
 
 impl PartialAttention {
-    /// Returns the attention of the queries to `block`, or `None` if no query attends to a key of the block. `keys` are
-    /// the ranks that own the tokens of the block.
+    /// Returns the result of attention between the queries and `block`, or `None` if no query attends to a key of the
+    /// block. `keys` are the ranks that own the tokens of the block.
     pub fn attend(&self, q: &Tensor<4>, block: &Tensor<3>, keys: Members) -> Option<PartialResult> {
         let options = self.options(keys, QueryPart::All, q)?;
         let [k, v] = self.keys_and_values(block);

@@ -21,8 +21,8 @@ pub(in crate::nn) type Members = Range<usize>;
 /// in ascending order.
 ///
 /// Tokens are numbered in the concatenated rows, from 0 to `batch * seq`. A token attends to the earlier tokens of its
-/// document, which form a contiguous range. These tokens are also contiguous in every ascending list of keys
-/// ([`KeyRanges`]).
+/// document, which form a contiguous range. In any list of keys in ascending token order, the keys of these tokens are
+/// therefore also contiguous ([`KeyRanges`]).
 ///
 /// ```
 /// use burn_megatron::mesh::ContextSplit;
@@ -50,8 +50,8 @@ pub struct SequenceShard {
     uploads: Mutex<Uploads>,
 }
 
-/// The places of the tokens of a batch before its documents were padded or moved. Random numbers are indexed by these
-/// places, so that padding and moving documents do not change the random numbers of a token.
+/// The places (original indices) of the tokens of a batch, before its documents were padded or moved. Random numbers
+/// are indexed by place. Padding and moving documents therefore do not change the random numbers of a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenPlaces {
     /// The index of each token in the original concatenated rows, or `None` for added padding.
@@ -112,7 +112,7 @@ impl SequenceShard {
         Self::of_tokens(shape, documents, (None, None), split, of)
     }
 
-    /// Creates a shard as [`new`](Self::new) does, for rows with padding, or for documents that were padded or moved.
+    /// Creates a shard as [`new`](Self::new) does, for a batch with padding, or whose documents were padded or moved.
     ///
     /// # Errors
     ///
@@ -204,7 +204,7 @@ impl SequenceShard {
         self.tokens().iter().map(|token| values[*token]).collect()
     }
 
-    /// Returns the number of query-key pairs whose attention this rank computes.
+    /// Returns the number of query-key pairs for which this rank computes attention scores.
     pub fn pairs(&self, window: Option<Window>) -> u64 {
         let own = self.tokens().iter();
         own.map(|token| self.visible(*token, window).len() as u64)

@@ -13,7 +13,7 @@ use crate::nn::dropout::MaskRows;
 /// The rows of scores that a rank computes.
 pub(in crate::nn) struct QueryRows<'a> {
     pub shard: &'a SequenceShard,
-    /// The tokens of the queries, with the same number of tokens for each sample.
+    /// The token indices of the queries. Each sample has the same number of queries.
     pub tokens: Vec<usize>,
     /// The number of heads of this rank.
     pub heads: usize,
@@ -37,9 +37,9 @@ impl QueryRows<'_> {
         Mask::Hidden(Tensor::from_data(hidden, &device.clone().inner()))
     }
 
-    /// Returns the random draws for the rows `[batch, heads, queries]` of the probabilities. The draws are numbered as
-    /// in the rows before padding, `[batch, heads, seq, seq]`. Padding moves a document to later tokens, and a query
-    /// uses draws only for the keys of its document.
+    /// Returns the indices of the dropout random numbers for the rows `[batch, heads, queries]` of the probabilities.
+    /// The random numbers are indexed as in the probabilities before padding, `[batch, heads, seq, seq]`. Padding moves
+    /// a document to later token indices, and a query uses random numbers only for the keys of its document.
     pub fn draws(&self) -> MaskRows {
         let (shard, seq) = (self.shard, self.shard.row_of_places());
         let [batch, padded] = shard.shape();
@@ -70,8 +70,9 @@ impl ContextAttention {
     /// `[batch, seq / context, heads * width]`.
     ///
     /// `attend` gets the queries `[batch, queries, heads, width]`, the keys and the values
-    /// `[batch, seq, groups, width]`, the mask, and the draws of the rows `[batch, heads, queries]`. It returns
-    /// `[batch, queries, heads * width]`. `first_head` of `all_heads` is the first head of this tensor rank.
+    /// `[batch, seq, groups, width]`, the mask, and the indices of the dropout random numbers for the rows
+    /// `[batch, heads, queries]`. It returns `[batch, queries, heads * width]`. `first_head` of `all_heads` is the
+    /// first head of this tensor rank.
     pub fn attend_unfused(
         &self,
         qkv: Tensor<3>,

@@ -126,7 +126,7 @@ impl Fp8Arithmetic {
     }
 
     /// Returns the number of scales that a forward pass saves (see [`scales_of`](Self::scales_of)). `has_copies` is
-    /// true if both copies of the weight were available.
+    /// true if the rowwise and the columnwise FP8 copy of the weight were available.
     pub fn saved_scales(&self, has_copies: bool) -> usize {
         if self.layer.has_one_scale() {
             usize::from(!self.saves_codes) + usize::from(!has_copies)
@@ -202,7 +202,7 @@ impl Fp8Arithmetic {
         self.saves_codes
     }
 
-    /// Quantizes the gradient of the output for the gradients that are needed.
+    /// Quantizes the gradient of the output for the computation of the gradients in `needed`.
     pub fn gradient(&self, dy: Tensor<2>, needed: NeededGradients) -> Fp8Gradient {
         let dtype = FloatDType::from(dy.dtype());
         let usage = QuantizerUsage {
@@ -253,8 +253,8 @@ impl Fp8Arithmetic {
         )
     }
 
-    /// Computes the flattened weight gradient `x^T dy`. If `target` is given, the gradient is written to its only
-    /// place.
+    /// Computes the flattened weight gradient `x^T dy`. If `target` is given, it must describe a single place in a flat
+    /// buffer, and the gradient is written to this place.
     pub fn weight_gradient(
         &self,
         x: SavedInput,

@@ -42,7 +42,8 @@ pub struct Fp8Snapshot {
 }
 
 impl OperandBuffers {
-    /// Returns a snapshot for [`restore_snapshot`](Self::restore_snapshot). Waits for the device if there is a log.
+    /// Returns a snapshot for [`restore_snapshot`](Self::restore_snapshot). Synchronizes with the device if magnitudes
+    /// have been logged.
     pub fn snapshot(&self) -> Fp8Snapshot {
         let mut buffers = self.0.lock().clone();
         let log = buffers.log.take().map(|log| log.to_data());
@@ -89,7 +90,8 @@ impl OperandBuffers {
         buffers.state(device).1.clone()
     }
 
-    /// Calls `add` to add magnitudes on `device` to the log. `add` gets and returns the log.
+    /// Calls `add` to append magnitudes on `device` to the log. `add` gets the log as an argument, and returns the
+    /// extended log.
     pub fn log<R>(&self, device: &Device, add: impl FnOnce(Tensor<1>) -> (R, Tensor<1>)) -> R {
         let buffers = &mut *self.0.lock();
         buffers.move_to(device);
@@ -99,7 +101,8 @@ impl OperandBuffers {
         result
     }
 
-    /// Returns the states of a layer, given its first slot. Waits for the device if it has newer states.
+    /// Returns the states of a layer, given its first slot. Synchronizes with the device if the states on the device
+    /// are newer.
     pub fn states(&self, first: usize) -> [ScaleState; OPERANDS] {
         let buffers = &mut *self.0.lock();
         buffers.read_state();

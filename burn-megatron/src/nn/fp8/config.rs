@@ -15,18 +15,19 @@ pub struct Fp8Config {
     /// The FP8 formats of forward values (inputs and weights) and of gradients.
     #[schemars(extend("follows" = "recipe set"))]
     pub format: Fp8Format,
-    /// The number of transformer blocks that do not use FP8 at the beginning of the model, and also at the end. These
-    /// blocks compute in the dtype of the model. This setting overrides [`layers`](Self::layers).
+    /// The number `n` of blocks at each end of the model that do not use FP8. The first `n` and the last `n`
+    /// transformer blocks compute in the dtype of the model. This setting overrides [`layers`](Self::layers).
     #[schemars(extend("follows" = "recipe set"))]
     pub first_last_bf16: usize,
     /// Whether the forward pass saves an FP8 copy of each input for the backward pass, with one byte per element.
     /// Otherwise it saves the input in the dtype of the model, and the backward pass quantizes the input again. The
-    /// results are the same. An input that is all-gathered under sequence parallelism is an exception: each rank saves
-    /// its part in the dtype of the model, and the backward pass gathers the input again.
+    /// results are the same. This setting does not apply to an input that is all-gathered under sequence parallelism.
+    /// Each rank then saves its part of the input in the dtype of the model, and the backward pass gathers the input
+    /// again.
     #[schemars(extend("resume" = "may_differ", "follows" = "recipe set"))]
     pub save_activations: bool,
-    /// The limit of the fraction of saturated values per tensor. A value is saturated if it exceeds the largest value
-    /// of the FP8 format. A run warns if the fraction of a tensor is above this limit.
+    /// The maximum fraction of saturated values in a tensor. A value is saturated if it exceeds the largest value of
+    /// the FP8 format. If the fraction exceeds this limit, a warning is logged.
     #[schemars(extend("follows" = "recipe set"))]
     pub saturation_limit: f64,
     /// Recipes for layers whose paths match a pattern. If several entries match a layer, the last entry applies.
@@ -104,7 +105,7 @@ pub struct DelayedScaling {
     pub margin: i32,
     /// The number of previous steps whose largest magnitudes are kept in the history.
     pub history: usize,
-    /// The algorithm that computes the magnitude for the scale from the history.
+    /// The algorithm that selects a magnitude from the history. The scale is computed from this magnitude.
     pub amax: AmaxAlgorithm,
 }
 
@@ -118,7 +119,7 @@ impl Default for DelayedScaling {
     }
 }
 
-/// The algorithm that computes the magnitude for the scale from the history.
+/// The algorithm that selects a magnitude from the history. The scale is computed from this magnitude.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum AmaxAlgorithm {
@@ -154,7 +155,7 @@ impl Default for BlockScaling {
 }
 
 impl Fp8Format {
-    /// Returns the formats of forward values and of gradients with a recipe.
+    /// Returns the formats of forward values and of gradients under the given recipe.
     pub fn of(self, recipe: &Fp8Recipe) -> [Format; 2] {
         match (self, recipe) {
             (Self::Hybrid, Fp8Recipe::Delayed(_) | Fp8Recipe::Current(_)) => {

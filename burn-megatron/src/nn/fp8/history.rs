@@ -12,9 +12,9 @@ use super::config::{AmaxAlgorithm, DelayedScaling};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ScaleState {
-    /// The bits of the f32 scale.
+    /// The f32 scale, stored as its bits.
     pub scale: u32,
-    /// The bits of the largest f32 magnitude of each previous step, newest first.
+    /// The largest f32 magnitude of each previous step, stored as its bits, newest first.
     pub history: Vec<u32>,
 }
 

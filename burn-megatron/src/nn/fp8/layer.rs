@@ -64,7 +64,7 @@ pub(crate) enum WeightOwner {
 pub(super) struct ModelFp8 {
     /// Magnitudes and scales.
     pub buffers: OperandBuffers,
-    /// Whether quantized weights are cached. The caller must then report when weights change.
+    /// Whether quantized weights are cached. The caller must then call `invalidate_weights` when weights change.
     pub caches_weights: AtomicBool,
     /// Whether quantization errors are measured.
     pub measuring: AtomicBool,

@@ -24,8 +24,8 @@ pub struct Fp8LinearConfig {
 }
 
 impl Fp8LinearConfig {
-    /// Builds the layer with the initializers of burn-nn's `Linear`. `path` is the path of the layer in the model.
-    /// Patterns in the settings and reports refer to this path.
+    /// Builds the layer with the initializers of burn-nn's `Linear`. `path` is the path of the layer in the model. The
+    /// patterns in the settings are matched against this path, and reports contain it.
     ///
     /// # Errors
     ///
@@ -35,8 +35,8 @@ impl Fp8LinearConfig {
     }
 
     /// Builds an MXFP8 layer that is not registered with an [`Fp8`]. Each scale is computed from the 32 values that
-    /// share the scale. The layer therefore has no state, and no call is needed at the end of a step. Settings do not
-    /// apply to the layer, and reports do not include it. Use [`init`](Self::init) to register the layer.
+    /// share the scale. The layer therefore has no FP8 state, and does not need a call at the end of a step. Settings
+    /// do not apply to the layer, and reports do not include it. Use [`init`](Self::init) to register the layer.
     pub fn init_mxfp8(&self, device: &Device) -> Fp8Linear {
         let config = Fp8Config {
             recipe: Some(Fp8Recipe::MxFp8),

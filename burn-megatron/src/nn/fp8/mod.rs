@@ -15,11 +15,11 @@
 //!
 //! # On several ranks
 //!
-//! - Delayed scaling: scales are constant in a step and the same on all ranks. They do not depend on the layout, the
-//!   number of micro-batches or recomputation.
+//! - Delayed scaling: the scales are constant within a step, and are the same on all ranks. They do not depend on the
+//!   layout, the number of micro-batches or recomputation.
 //! - Current scaling: a tensor that is split over the tensor axis has the scale of the full tensor. This applies to the
 //!   weight, the input of a row-parallel layer, and the output gradient of a column-parallel layer. There is no
-//!   communication over the data axis, so a micro-batch has the same scales as on one rank.
+//!   communication over the data axis. A micro-batch therefore has the same scales as in a run on one rank.
 //! - Blockwise scaling and MXFP8: blocks are the same as on one rank if the size of each part of a tensor is a multiple
 //!   of the block size. Otherwise the last block of each part is shorter and may have a different scale, so that its
 //!   values are rounded differently.
@@ -28,8 +28,8 @@
 //!
 //! # Custom modules
 //!
-//! [`Fp8Linear`] is a drop-in replacement for burn-nn's `Linear`, and its record has the same keys. The type of the
-//! field in the module must change. A `ModuleMapper` or a `Reparameterization` is not sufficient: it only gets the
+//! [`Fp8Linear`] is a drop-in replacement for burn-nn's `Linear`, and its record has the same keys. To use it, change
+//! the type of the field in the module. A `ModuleMapper` or a `Reparameterization` is not sufficient: it only gets the
 //! parameters, but the input and the output gradient of a layer are quantized too. To change the type of all fields,
 //! one line in the source file of the module is enough:
 //!
@@ -174,9 +174,9 @@ impl Fp8 {
         self.layers().iter().for_each(Fp8Layer::drop_cached_weight);
     }
 
-    /// Turns measuring of quantization errors on or off. In each step, the first use of each tensor of a layer in a
-    /// recorded forward pass and its backward pass is measured. Each measurement synchronizes with the device. Weights
-    /// that are gathered in FP8 with a single scale are not measured.
+    /// Turns measuring of quantization errors on or off. Each tensor of a layer is measured once per step, at its first
+    /// use in a forward pass that autodiff records, or in the backward pass. Each measurement synchronizes with the
+    /// device. Weights that are gathered in FP8 with a single scale are not measured.
     pub fn measure(&self, measuring: bool) {
         self.shared
             .model
@@ -184,8 +184,8 @@ impl Fp8 {
             .store(measuring, Ordering::Relaxed);
     }
 
-    /// Returns the last measurements in layer order. The order within a layer is input, weight, gradient. Each
-    /// measurement covers this rank's part of the tensor.
+    /// Returns the most recent measurement of each tensor, in layer order. The order within a layer is input, weight,
+    /// gradient. Each measurement covers this rank's part of the tensor.
     pub fn report(&self) -> Vec<OperandReport> {
         let reports = |layer: Fp8Layer| {
             let operands = layer.state();

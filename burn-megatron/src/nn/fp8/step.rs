@@ -40,8 +40,8 @@ impl Fp8 {
     }
 
     /// Does the same as [`end_step`](Self::end_step), but does not synchronize with the device and logs no warnings.
-    /// Returns the f32 counts for [`warn_of_saturation`](Self::warn_of_saturation), or `None` if there are no FP8
-    /// layers.
+    /// Returns an f32 tensor of counts to pass to [`warn_of_saturation`](Self::warn_of_saturation), or `None` if there
+    /// are no FP8 layers.
     ///
     /// # Errors
     ///

@@ -2,13 +2,14 @@
 //! number of heads.
 //!
 //! The projections of keys and values are absorbed into the projections of queries and outputs (DeepSeek-V2, section
-//! 2.1.2). With the slices `W_k` `[kv_rank, nope]` and `W_v` `[kv_rank, value]` of a head:
+//! 2.1.2). Let `W_k` `[kv_rank, nope]` and `W_v` `[kv_rank, value]` be the slices of the key and value projections for
+//! a head. Then:
 //!
 //! ```text
 //! q . k = (q_nope W_k^T) . c + q_rope . k_rope        sum_j p_j v_j = (sum_j p_j c_j) W_v
 //! ```
 //!
-//! All heads therefore attend to the latents as one key-value head with the keys `c | k_rope` and the values `c`.
+//! All heads therefore share one key-value head, with the keys `c | k_rope` and the values `c`.
 
 use burn::tensor::Tensor;
 use burn_megatron_kernels::attention::composed;

@@ -11,7 +11,7 @@ use crate::nn::{AttentionContext, Norm, Residual, SEQUENCE_DIM};
 /// The inputs of the projections of a layer's heads, on this rank.
 #[derive(Clone, Debug)]
 pub(super) struct Latents {
-    /// The query latent `[batch, seq, q_rank]`, or the queries if there is no query latent.
+    /// The query latent `[batch, seq, q_rank]`, or the queries if the layer has no query latent.
     pub queries: Tensor<3>,
     /// The normalized key-value latent, and the shared key before its rotation: `[batch, seq, kv_rank + rope]`.
     pub keys: Tensor<3>,
@@ -47,8 +47,9 @@ impl MultiLatentAttention {
         self.output.reduced(partial)
     }
 
-    /// Applies `norm` to the residual stream, and [`forward`](Self::forward) to the result. Also returns the summed
-    /// residual stream. The output of the norm is kept for the backward pass.
+    /// Adds the pending branch of `x` to the residual stream, normalizes the sum with `norm`, and applies
+    /// [`forward`](Self::forward) to the normalized values. Also returns the sum, which is the new residual stream. The
+    /// output of the norm is kept for the backward pass.
     ///
     /// # Panics
     ///

@@ -1,7 +1,7 @@
 //! Multi-head latent attention (MLA; DeepSeek-V2, arXiv:2405.04434, section 2.1).
 //!
 //! Keys and values are projections of a latent vector with `kv_rank` features per token. In addition, all heads share
-//! one key with a rotary embedding. With `x` `[batch, seq, hidden]` and `n` heads:
+//! one key with a rotary embedding. For an input `x` `[batch, seq, hidden]` and `n` heads:
 //!
 //! ```text
 //! q              = x W_q                         or  norm(x W_qa) W_qb     [.., n, nope + rope]
@@ -43,8 +43,8 @@ pub struct MultiLatentAttentionConfig {
     pub hidden: usize,
     /// The number of heads.
     pub heads: usize,
-    /// The number of features of the query latent (`q_lora_rank`). With `None` queries are projected directly from the
-    /// input, as in DeepSeek-V2-Lite.
+    /// The number of features of the query latent (`q_lora_rank`). With `None`, the queries are projected directly from
+    /// the input, as in DeepSeek-V2-Lite.
     pub q_rank: Option<usize>,
     /// The number of features of the key-value latent (`kv_lora_rank`).
     pub kv_rank: usize,
@@ -61,7 +61,7 @@ pub struct MultiLatentAttentionConfig {
     /// `1 / sqrt(nope_width + rope_width)`. YaRN multiplies this default by the square of
     /// `0.1 mscale_all_dim ln(factor) + 1`.
     pub scale: Option<f64>,
-    /// The probability of dropout on the attention probabilities.
+    /// The dropout probability, applied to the attention probabilities.
     #[config(default = 0.0)]
     pub dropout: f64,
     /// The initializer of the weights, except for the output projection.
@@ -154,12 +154,12 @@ impl MultiLatentAttentionConfig {
         self.nope_width + self.rope_width
     }
 
-    /// Returns how ranks exchange keys and values in a layout with context parallelism, or `None` without context
+    /// Returns the exchange of keys and values that `layout` uses for context parallelism, or `None` without context
     /// parallelism.
     ///
     /// # Errors
     ///
-    /// A message if the layout requests an exchange other than the all-gather.
+    /// A message if `layout` requests an exchange other than the all-gather.
     pub fn context_exchange(layout: &ParallelConfig) -> Result<Option<ContextExchange>, String> {
         match layout.context_exchange {
             _ if layout.context == 1 => Ok(None),

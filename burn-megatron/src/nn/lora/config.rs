@@ -89,8 +89,8 @@ pub struct LoraConfig {
     /// The probability of dropout on the input of the adapters (`lora_dropout` in `peft`). The adapters of one fused
     /// layer, such as the QKV projection, share one dropout mask.
     pub dropout: f64,
-    /// The folder of the base model (`base_model_name_or_path` in `peft`). The folder is only recorded. The weights of
-    /// the base model are loaded separately.
+    /// The folder of the base model (`base_model_name_or_path` in `peft`). This field only records the folder. The
+    /// weights of the base model are loaded separately.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("resume" = "may_differ", "value" = "PATH"))]
     pub base_model: Option<PathBuf>,

@@ -5,15 +5,15 @@ use crate::comm::ParallelContext;
 use crate::nn::BuildError;
 use crate::nn::of_all_stages::of_all_stages;
 
-/// A layer with a LoRA adapter that was built on this rank. The sizes are sizes of the full layer over all tensor
-/// ranks.
+/// A layer of this rank that has a LoRA adapter. The sizes describe the full layer over all tensor ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AdaptedLayer {
     /// The kind of layer.
     pub target: LoraTarget,
     /// The path of the adapted weight `[in, ..]`.
     pub weight: String,
-    /// The index of the first column of the layer in the weight. It is above 0 in a fused weight.
+    /// The index of the first column of the layer in the weight. It can be greater than 0 if the weight is fused, such
+    /// as the QKV weight.
     pub offset: usize,
     /// The number of input features and the number of output features.
     pub size: [usize; 2],

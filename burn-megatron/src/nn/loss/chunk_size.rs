@@ -31,8 +31,9 @@ impl LogitsShape {
     /// only one chunk, returns the number of tokens of the micro-batch.
     ///
     /// `chunk_size` is the setting: a number of tokens, or 0 for all tokens. By default (`None`) chunks have equal
-    /// sizes, and the logits of a chunk take at most 1 GiB. Chunks need an f32 weight gradient. If all logits take no
-    /// more memory than the logits of a chunk and this weight gradient together, there is a single chunk.
+    /// sizes, and the logits of a chunk take at most 1 GiB. Several chunks also require a buffer for an f32 weight
+    /// gradient. If the logits of all tokens take no more memory than the logits of one chunk plus this buffer, there
+    /// is a single chunk.
     ///
     /// A chunk never has more logits than the kernels can index ([`MAX_ELEMENTS`]).
     pub fn tokens_per_chunk(&self, chunk_size: Option<usize>) -> usize {

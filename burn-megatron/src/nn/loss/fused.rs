@@ -48,8 +48,8 @@ impl FusedLoss {
         (losses, log_sum_exp)
     }
 
-    /// Returns the losses, and the [gradient](Self::gradient) of the logits for a gradient of the losses that is
-    /// already known. The call is collective over the same ranks as [`forward`](Self::forward).
+    /// Returns the losses, and the [gradient](Self::gradient) of the logits. The gradient of the losses must already be
+    /// known. The call is collective over the same ranks as [`forward`](Self::forward).
     pub fn with_gradient(
         &self,
         logits: Tensor<2>,

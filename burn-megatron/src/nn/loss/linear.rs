@@ -28,8 +28,8 @@ use crate::nn::{OutputLayer, VocabParallelEmbedding};
 /// pass. The gradient of the hidden states is `[tokens, hidden]` in the dtype of the model. The weight gradient is
 /// `[vocabulary / tensor, hidden]` in f32 (in f64 for an f64 model), and is summed over the chunks in order.
 ///
-/// [`losses`](Self::losses) returns the loss of each token, and supports any gradient of these losses. Its backward
-/// pass computes the logits of each chunk again.
+/// [`losses`](Self::losses) returns the loss of each token. The gradient of these losses need not be known in the
+/// forward pass. The backward pass of the losses computes the logits of each chunk again.
 ///
 /// With a single chunk, or with an unfused loss, the gradients of the hidden states and of the weight are computed in
 /// the backward pass, as in an [`OutputLayer`].
@@ -61,7 +61,8 @@ pub struct LinearCrossEntropy {
 }
 
 impl LinearCrossEntropy {
-    /// Creates the loss with chunks of `chunk_size` tokens. See [`LogitsShape::tokens_per_chunk`] for the default.
+    /// Creates the loss, which is computed in chunks of `chunk_size` tokens. See [`LogitsShape::tokens_per_chunk`] for
+    /// the default size.
     pub fn new(loss: VocabParallelCrossEntropy, chunk_size: Option<usize>) -> Self {
         Self {
             loss,

@@ -24,7 +24,8 @@ pub use losses::{LossTerm, Losses, SummedLosses};
 use components::{ComponentsCell, LossComponents};
 use fused::FusedLoss;
 
-/// Cross-entropy loss per token, of logits that are split over the vocabulary. The logits are never gathered.
+/// Cross-entropy loss per token, for logits that are split over the vocabulary dimension. The logits are never
+/// gathered.
 ///
 /// Let `K` be the number of tokens of the vocabulary (without padding), `t` the target, `e` the label smoothing, `z`
 /// the weight of the z-loss, and `s = e K / (K - 1)`:

@@ -49,9 +49,9 @@ impl ModelBuilder {
         self.shared.kernels.lock()
     }
 
-    /// Emulates the epilogue fusion that [`KernelChoices::epilogue_fusion`] requests, with separate kernels, if the
-    /// device does not support the fusion. The emulation supports any dtype and width, and allows verifying the layers
-    /// on a CPU. Call this method on the root builder.
+    /// Emulates epilogue fusion with separate kernels, if [`KernelChoices::epilogue_fusion`] requests the fusion but
+    /// the device does not support it. The emulation supports any dtype and width, and allows verifying the layers on a
+    /// CPU. Call this method on the root builder.
     pub fn with_composed_epilogues(self) -> Self {
         Self {
             composes_epilogues: true,
@@ -60,9 +60,9 @@ impl ModelBuilder {
     }
 
     /// Returns the engine of fused attention for the given heads of this rank, with `value_width` features per value
-    /// and the given sliding window. The engine is selected once per model. It is the requested engine. If no engine is
-    /// requested, it is the [first engine](burn_megatron_kernels::attention::select_engine) that all ranks of the
-    /// tensor axis can use.
+    /// and the given sliding window. The engine is selected once per model. If the kernel choices request an engine,
+    /// this engine is used. Otherwise the result is the [first engine](burn_megatron_kernels::attention::select_engine)
+    /// that all ranks of the tensor axis can use.
     ///
     /// For 16-bit dtypes on GPUs, this call is collective over the tensor axis: make it on all ranks, in the same
     /// order. It is not collective for an [outline](Self::outline).

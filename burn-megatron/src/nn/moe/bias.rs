@@ -6,11 +6,12 @@ use burn::tensor::{DType, Device, Tensor};
 use parking_lot::Mutex;
 
 /// A bias per expert for load balancing without an auxiliary loss (Wang et al. 2024, arXiv:2408.15664; DeepSeek-V3).
-/// The bias is added to the scores only when experts are selected. After each step that is not skipped, `rate` is added
-/// to the bias of experts below the mean load of the step, and subtracted from the bias of experts above the mean load.
+/// The bias is added to the scores for the selection of experts. It does not change the weights of the selected
+/// experts. After each optimizer step that is not skipped, `rate` is added to the bias of experts below the mean load
+/// of the step, and subtracted from the bias of experts above the mean load.
 ///
-/// The bias is not a parameter: it has no gradient and no weight decay, and is always in f32. All ranks of the router
-/// have the same bias. Clones share the bias.
+/// The bias is not a parameter: it has no gradient and no weight decay, and is always in f32. All ranks that hold the
+/// router have the same bias. Clones share the bias.
 #[derive(Clone, Debug)]
 pub struct ExpertBias {
     rate: f64,
@@ -30,7 +31,7 @@ impl ExpertBias {
         self.value.lock().clone()
     }
 
-    /// Replaces the bias. All ranks of the router must set the same value.
+    /// Replaces the bias. All ranks that hold the router must set the same value.
     ///
     /// # Panics
     ///

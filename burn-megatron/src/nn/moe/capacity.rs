@@ -20,10 +20,10 @@ pub struct Capacity {
     pub factor: f64,
     /// The policy that selects the tokens that an expert keeps.
     pub keep: KeepPolicy,
-    /// Whether each rank sends the same number of rows to each expert, with zero rows after the rows of tokens. Shapes
-    /// then do not depend on the routing. The number of rows is the capacity for a rank without padding tokens. This
-    /// setting requires the all-to-all dispatcher, and a factor of at most `E / k`. With the factor `E / k` an expert
-    /// has a row for every token.
+    /// Whether each rank sends the same number of rows to each expert. Rows of zeros then follow the rows of tokens,
+    /// and tensor shapes do not depend on the routing. The number of rows is the capacity of a rank that has no padding
+    /// tokens. This setting requires the all-to-all dispatcher, and a factor of at most `E / k`. With the factor
+    /// `E / k`, an expert has enough rows for all tokens of the rank.
     #[serde(default)]
     pub pad: bool,
 }

@@ -1,4 +1,4 @@
-//! Methods of expert selection that use more than the scores of a single token.
+//! Methods of expert selection that do not depend only on the scores of a single token.
 
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use burn_megatron_kernels::philox::{Stream, uniform};
@@ -52,8 +52,8 @@ impl TokenPosition {
         own.map(|token| (before + place(token), 1)).collect()
     }
 
-    /// Returns random factors for `[batch, seq, hidden]`, from a uniform distribution between `1 - jitter` and
-    /// `1 + jitter`. The factors do not depend on the layout.
+    /// Returns random factors for a tensor `[batch, seq, hidden]`, drawn from a uniform distribution between
+    /// `1 - jitter` and `1 + jitter`. The factors do not depend on the layout.
     pub fn jitter(&self, shape: [usize; 3], jitter: f64, key: u64) -> Vec<f32> {
         let [batch, seq, hidden] = shape;
         let stream = Stream::new(key, self.position.get().step);

@@ -58,9 +58,10 @@ pub struct ExpertRows {
 ///
 /// With FP8, each of the two linear layers of each expert is a separate FP8 layer. For example, `up.3` is the first
 /// layer of expert 3. Every rank has the FP8 state of all experts, with all scales and histories, but computes only
-/// with the experts that it holds. A scale covers all rows that an expert processes together, from all ranks that send
-/// tokens to the expert. With [delayed](crate::nn::fp8::Fp8Recipe::Delayed) scaling the scales do not depend on the
-/// layout. With other recipes the scales depend on the layout if these ranks have different micro-batches.
+/// with the experts that it holds. A scale applies to all rows that an expert processes together. These rows come from
+/// all ranks that send tokens to the expert. With [delayed](crate::nn::fp8::Fp8Recipe::Delayed) scaling the scales do
+/// not depend on the layout. With other recipes, the scales depend on the layout if the sending ranks have different
+/// micro-batches.
 #[derive(Module, Debug)]
 pub struct Experts {
     /// The weights of the up projection: `[e, hidden, f]`. For a gated activation, `[e, hidden, 2 f]` with the gate and

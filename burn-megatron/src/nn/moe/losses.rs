@@ -5,11 +5,11 @@
 //! `k` experts. A load balancing loss is `coefficient * E / (k T^2) * sum over e of (sum over t of s_te) c_e`. The loss
 //! equals the coefficient if the load is even.
 //!
-//! A training step minimizes the sum of the losses of all tokens, divided by the number `N` of tokens in the global
-//! batch that count in the loss. A router loss `F` of a micro-batch with `N_mb` such tokens is added to this sum as
-//! `N_mb F`. The objective therefore contains the mean of `F` over the micro-batches, weighted by their numbers of
-//! tokens. This mean does not depend on the sizes of the mesh axes. It depends on the size of a micro-batch, unless all
-//! tokens have the same routing.
+//! A training step minimizes the sum of the losses of all tokens, divided by `N`. `N` is the number of tokens in the
+//! global batch that count in the loss. A router loss `F` of a micro-batch with `N_mb` such tokens is added to this sum
+//! as `N_mb F`. The objective therefore contains the mean of `F` over the micro-batches, weighted by `N_mb`. This mean
+//! does not depend on the sizes of the mesh axes. It depends on the size of a micro-batch, unless all tokens have the
+//! same routing.
 
 use burn::tensor::{Tensor, TensorData};
 use burn_megatron_kernels::moe::router::top_k_router;
@@ -29,15 +29,16 @@ use crate::nn::unsaved::identity;
 
 /// An auxiliary loss of a router, which is added to the loss of the model.
 ///
-/// The loss counts the experts with the highest scores. Expert groups and an [`ExpertBias`](super::ExpertBias) do not
-/// affect these counts. Tokens that exceed the [capacity](super::Capacity) of an expert are counted too.
+/// A load balancing loss counts each token for the experts that have the highest scores for this token. Expert groups
+/// and an [`ExpertBias`](super::ExpertBias) do not affect these counts. Tokens that exceed the
+/// [capacity](super::Capacity) of an expert are counted too.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RouterLoss {
     /// The kind of loss.
     pub kind: RouterLossKind,
-    /// The coefficient of the loss. A load balancing loss has this value if the load is even. The z-loss is multiplied
-    /// by this value.
+    /// The coefficient of the loss. A load balancing loss equals the coefficient if the load is even. The z-loss is
+    /// multiplied by the coefficient.
     pub coefficient: f64,
 }
 
@@ -86,8 +87,8 @@ impl LayerLosses {
         }
     }
 
-    /// Returns the sum of the losses `[1]` for the routing of this rank's tokens, to be [attached](attach), and
-    /// reports the losses. Returns `None` in a first pass.
+    /// Returns the sum of the losses `[1]` for the routing of this rank's tokens, to be [attached](attach), and reports
+    /// the losses. Returns `None` in the first pass of a recomputed block.
     ///
     /// This call is collective over the tensor, context and data axes.
     pub fn sum(

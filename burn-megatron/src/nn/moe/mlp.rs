@@ -66,8 +66,8 @@ pub struct MoeMlpConfig {
 ///
 /// Each rank routes its own tokens. The experts are split over the expert axis, and the intermediate features of each
 /// expert over the expert-tensor axis. The ranks of these axes process different samples or different parts of the
-/// sequence. Without sequence parallelism, all tensor ranks have the same tokens. Each tensor rank then routes a part
-/// of the sequence, and the results are all-gathered.
+/// sequence. Without sequence parallelism, all tensor ranks have the same tokens. In this case each tensor rank routes
+/// a part of the sequence, and the results are all-gathered.
 ///
 /// Without tensor and context parallelism, the gradients of experts are bit-identical on 1, 2 and 4 expert ranks of one
 /// node.
@@ -119,8 +119,8 @@ pub struct MoeForward<'a> {
     /// The expert choices `[batch * seq, k]` that replace the choices of the router, for example the choices of an
     /// earlier forward pass.
     pub choices: Option<Tensor<2, Int>>,
-    /// The padding and the positions of the tokens of the input, over all tensor ranks. `None` means rows without
-    /// padding. A model whose batches may have padding must set this field, so that padding is not routed.
+    /// The padding and the positions of the tokens of the input, over all tensor ranks. `None` means that the rows have
+    /// no padding. A model whose batches may have padding must set this field, so that padding is not routed.
     pub tokens: Option<RoutedTokens>,
     /// The state of the training step, to which the router adds its losses and its load.
     pub step: Option<&'a RouterStep>,
@@ -270,9 +270,9 @@ impl MoeMlp {
         self.forward_with(x, MoeForward::default())
     }
 
-    /// Applies the layer with the optional arguments `with`, such as given expert choices or a training step. The
-    /// complete layer belongs to a single schedule node, because the caller may use tensors from before the layer after
-    /// it.
+    /// Applies the layer with the optional arguments `with`, such as given expert choices or a training step. This
+    /// method does not divide the layer into schedule nodes. After the call, the caller may therefore still use tensors
+    /// that were computed before the layer.
     ///
     /// This call is collective over the same ranks as [`forward`](Self::forward). With router losses it is also
     /// collective over the tensor, context and data axes. If autodiff records the forward pass and sequence parallelism
@@ -288,9 +288,10 @@ impl MoeMlp {
         self.output(x, None, with).0
     }
 
-    /// Applies `norm` to the residual stream, and the layer to the result. Also returns the summed residual stream. The
-    /// norm is only recomputed as part of a recomputed [`Moe`](RecomputeModule::Moe), because the router also reads the
-    /// output of the norm.
+    /// Adds the pending branch of `x` to the residual stream, normalizes the sum with `norm`, and applies the layer to
+    /// the normalized values. Also returns the sum, which is the new residual stream. The norm is recomputed only if
+    /// the complete layer is recomputed ([`Moe`](RecomputeModule::Moe)), because the router also reads the output of
+    /// the norm.
     ///
     /// With [schedule nodes](MoeForward::nodes), a node ends when rows are sent, and the next node begins when the rows
     /// arrive. The first node contains the router, the shared experts and the permutation. The second node contains the

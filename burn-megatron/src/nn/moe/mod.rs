@@ -11,8 +11,8 @@
 //! - optionally [`SharedExperts`], which process every token;
 //! - optionally a [`RouterLoss`] or an [`ExpertBias`], which balances the load of the experts.
 //!
-//! [`RoutedTokens`] marks padding, which routers ignore. A training step passes a [`RouterStep`] to each forward pass.
-//! [`Routers`] ends the step.
+//! [`RoutedTokens`] marks padding, which routers ignore. A training step passes a [`RouterStep`] to each forward pass,
+//! and calls [`Routers::end_step`] at the end.
 //!
 //! With the experts `E_i` and the weights `p` of the chosen experts, the output of a token is
 //! `sum over i of p_i E_i(x)`. Gradients of experts are summed only over the data axis of the expert grid, because an

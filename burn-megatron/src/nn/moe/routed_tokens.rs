@@ -136,7 +136,7 @@ fn own_part<T: Copy>(mut all: Vec<T>, padding: T, ([batch, seq], place): PartKey
 }
 
 impl RankTokens {
-    /// Creates the tokens of a rank that are all real.
+    /// Creates the description of a rank's tokens if no token is padding.
     pub fn all([batch, seq]: [usize; 2], ranks: usize) -> Self {
         Self {
             real: None,
@@ -157,17 +157,17 @@ impl RankTokens {
         }
     }
 
-    /// Returns whether each token is real, on the host, or `None` if all tokens are real.
+    /// Returns a mask on the host that is true for real tokens, or `None` if all tokens are real.
     pub fn is_real(&self) -> Option<&[bool]> {
         self.real.as_ref().map(|(host, _)| &host[..])
     }
 
-    /// Returns whether each token is real, on the device, or `None` if all tokens are real.
+    /// Returns a mask on the device that is true for real tokens, or `None` if all tokens are real.
     pub fn mask(&self) -> Option<Tensor<1, Bool>> {
         self.real.as_ref().map(|(_, mask)| mask.clone())
     }
 
-    /// Replaces the choices `[tokens, k]` of padding by -1, which means no expert.
+    /// Replaces the expert choices `[tokens, k]` of padding tokens by -1, which means no expert.
     pub fn choices(&self, all: Tensor<2, Int>) -> Tensor<2, Int> {
         let Some(mask) = self.mask() else {
             return all;

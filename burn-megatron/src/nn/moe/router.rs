@@ -88,17 +88,17 @@ pub struct RouterConfig {
     /// The method of expert selection.
     #[config(default = "RouterChoice::Scores")]
     pub choice: RouterChoice,
-    /// The settings of group-limited routing. With `None` a token chooses from all experts.
+    /// The settings of group-limited routing. With `None`, a token chooses from all experts.
     pub groups: Option<ExpertGroups>,
-    /// The update rate of the [`ExpertBias`], such as 1e-3. The bias is added to the scores when experts are selected.
-    /// With the rate 0 the bias keeps its loaded value. With `None` the router has no expert bias.
+    /// The update rate of the [`ExpertBias`], such as 1e-3. With the rate 0, the bias keeps its loaded value. With
+    /// `None`, the router has no expert bias.
     pub bias_update_rate: Option<f64>,
     /// The jitter of the router input in training. Each feature of a token is multiplied by a random number from the
     /// range `1 - jitter` to `1 + jitter` (Fedus et al. 2021, arXiv:2101.03961). The experts get the original features.
     /// The random numbers are drawn on the host.
     #[config(default = 0.0)]
     pub jitter: f64,
-    /// Whether the gate has a bias, as in gpt-oss.
+    /// Whether the gate, the linear layer that computes the logits, has a bias, as in gpt-oss.
     #[config(default = false)]
     pub bias: bool,
     /// The dtype in which the router computes.
@@ -160,7 +160,7 @@ pub struct Routing {
     /// The weights of the experts, in the dtype of the router: `[tokens, k]`.
     pub weights: Tensor<2>,
     /// The number of rows that each expert gets from this rank, including the zero rows that follow the rows of tokens.
-    /// With `None` an expert gets only the rows of its tokens.
+    /// With `None`, an expert gets only the rows of its tokens.
     pub rows_per_expert: Option<usize>,
 }
 
@@ -269,7 +269,7 @@ impl RouterConfig {
 
 impl Router {
     /// Routes the tokens `[batch, seq, hidden]`. `tokens` describes the tokens of all tensor ranks. Each rank routes a
-    /// part of these tokens. If `replayed` is given, these choices `[batch * seq, k]` replace the choices of the
+    /// part of these tokens. If `replayed` `[batch * seq, k]` is given, these expert choices replace the choices of the
     /// router. The weights and the gradients are still computed from the current logits.
     ///
     /// In training with [`RouterChoice::Sinkhorn`] this call is collective over the tensor and context axes.

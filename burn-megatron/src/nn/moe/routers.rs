@@ -81,12 +81,12 @@ impl Routers {
         all.iter().filter_map(bias).collect()
     }
 
-    /// Ends a training step. If `taken` is true, the optimizer step was not skipped, and the expert biases are updated
-    /// with the load of all micro-batches of the step. A `Trainer` calls this method automatically. This call is
-    /// collective: make it on all ranks of the pipeline stage, with the same `taken`, after all backward passes of the
-    /// step.
+    /// Ends a training step. Pass `taken = true` if the optimizer step was not skipped. The expert biases are then
+    /// updated with the load of all micro-batches of the step. A `Trainer` calls this method automatically. This call
+    /// is collective: make it on all ranks of the pipeline stage, with the same `taken`, after all backward passes of
+    /// the step.
     ///
-    /// Unwinds with [`raise`](crate::comm::raise) if the collective fails.
+    /// Panics (see [`raise`](crate::comm::raise)) if the collective fails.
     pub fn end_step(&self, step: &RouterStep, groups: &ParallelContext, taken: bool) {
         let layers = self.layers();
         if self.expert_biases().is_empty() {
@@ -100,7 +100,7 @@ impl Routers {
     }
 
     /// Updates the expert biases with the loads of `layers` in `reports`, which [`reduced_reports`] returned. The
-    /// update is multiplied by `taken`, which is 1, or 0 for a skipped step.
+    /// update is multiplied by `taken`, which is 0 for a skipped step and otherwise 1.
     pub fn update_biases(&self, layers: &[ReportedLayer], reports: &Tensor<1>, taken: &Tensor<1>) {
         for router in self.0.lock().iter() {
             let Some(bias) = &router.bias else { continue };
@@ -128,10 +128,10 @@ impl fmt::Debug for Routers {
     }
 }
 
-/// Returns the reports of `layers` about a step, summed over the ranks of `comm`. There are [`ReportedLayer::width`]
-/// values per layer, and the values of all layers are concatenated. A rank adds zeros for layers of other pipeline
-/// stages. On GPUs the sums are computed in f32, and the loads are exact up to 2^24 tokens per expert. This call is
-/// collective over `comm`.
+/// Returns the loads and losses that `layers` report for a step, summed over the ranks of `comm`. There are
+/// [`ReportedLayer::width`] values per layer, and the values of all layers are concatenated. A rank adds zeros for
+/// layers of other pipeline stages. On GPUs the sums are computed in f32, and the loads are exact up to 2^24 tokens per
+/// expert. This call is collective over `comm`.
 pub fn reduced_reports(
     step: &RouterStep,
     layers: &[ReportedLayer],

@@ -47,7 +47,7 @@ pub(super) enum RouterPass {
 }
 
 impl RouterPass {
-    /// Returns the kind of the forward pass that computed these logits, or `None` if no backward pass follows.
+    /// Returns which pass of the model computed these logits, or `None` if no backward pass follows.
     pub fn of(logits: &Tensor<2>) -> Option<Self> {
         let is_tracked = is_tracked(logits);
         match forward_context::mode() {
@@ -83,13 +83,13 @@ struct LayerStep {
 pub struct RankLoad {
     /// The number of this rank's tokens that each expert processes: `[experts]`, not tracked by autodiff.
     pub tokens: Tensor<1, Int>,
-    /// The number of token-expert pairs of real tokens and their chosen experts. This number includes pairs that are
-    /// dropped because of a [capacity](super::Capacity).
+    /// The number of token-expert pairs: one for each real token and each expert that the token chooses. This number
+    /// includes pairs that are dropped because of a [capacity](super::Capacity).
     pub pairs: u64,
 }
 
 impl RouterStep {
-    /// Creates the state of a step. The model loss is multiplied by `loss_scale` before the backward pass.
+    /// Creates the state of a step. The caller must multiply the model loss by `loss_scale` before the backward pass.
     pub fn new(loss_scale: LossFactor) -> Self {
         let layers = Mutex::default();
         Self {
@@ -99,8 +99,8 @@ impl RouterStep {
         }
     }
 
-    /// Returns the state of this step for one micro-batch. `counted` is the number of tokens of the micro-batch that
-    /// count in the model loss.
+    /// Returns the state to pass to the forward pass of one micro-batch of this step. `counted` is the number of tokens
+    /// of the micro-batch that count in the model loss.
     pub fn of_micro_batch(&self, counted: usize) -> Self {
         Self {
             counted: counted as f64,
@@ -110,9 +110,9 @@ impl RouterStep {
     }
 
     /// Returns this rank's part of each router loss of the step so far, keyed by layer path and kind. Each value is
-    /// `[1]` and not tracked by autodiff. The loss of each micro-batch is multiplied by the number of tokens that count
-    /// in the model loss. To get the mean loss, sum the values over all ranks, and divide the sum by the number of
-    /// these tokens in the step.
+    /// `[1]` and not tracked by autodiff. The loss of each micro-batch is multiplied by the number of its tokens that
+    /// count in the model loss. To get the mean loss, sum the values over all ranks, and divide the sum by the number
+    /// of such tokens in the step.
     pub fn losses(&self) -> BTreeMap<(String, RouterLossKind), Tensor<1>> {
         let layers = self.shared.layers.lock();
         let of_layer = |(path, layer): (&String, &LayerStep)| {

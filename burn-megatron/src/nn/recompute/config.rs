@@ -107,7 +107,7 @@ pub struct RecomputeConfig {
     #[schemars(extend("follows" = "granularity"))]
     pub micro_batches: Option<usize>,
     /// The settings of offloading the inputs of recomputed blocks to the host. This field is not serialized as part of
-    /// this struct. In a recipe it is `[memory.offload]`.
+    /// this struct. In a recipe, these settings are in the table `[memory.offload]`.
     #[serde(skip)]
     pub offload: ActivationOffload,
 }

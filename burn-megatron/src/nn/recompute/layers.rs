@@ -19,14 +19,14 @@ pub enum RecomputeMethod {
     Block,
 }
 
-/// A number of layers. It is the same for every pipeline stage, or is given for each stage.
+/// A number of layers, given either once for all pipeline stages, or separately for each stage.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub enum RecomputeLayers {
     /// The number of layers is the same in every stage.
     Each(usize),
-    /// The number of layers is given for each stage of the schedule, including virtual stages. With 0 no layer of the
-    /// stage is recomputed.
+    /// The number of layers is given for each stage of the schedule, including virtual stages. If the number is 0, no
+    /// layer of the stage is recomputed.
     PerStage(Vec<usize>),
 }
 
@@ -45,7 +45,7 @@ impl RecomputeLayers {
     }
 }
 
-/// A run of consecutive layers of a stage, which are recomputed together or not recomputed.
+/// A run of consecutive layers of a stage. The layers are either all recomputed together, or not recomputed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerRun {
     /// The indices of the layers in the stage.

@@ -2,7 +2,8 @@
 //!
 //! The first pass of a block runs in the forward pass. It is not recorded on the autodiff graph, and only its input is
 //! saved. In the backward pass, a second pass runs the block again, records it, and runs its backward pass immediately
-//! (Chen et al. 2016, arXiv:1604.06174). This costs an additional forward pass of the block. It frees the memory of:
+//! (Chen et al. 2016, arXiv:1604.06174). Recomputation costs an additional forward pass of the block. It frees the
+//! memory of:
 //!
 //! - the activations inside the block;
 //! - the gathered parameters of the block, under full sharding
@@ -42,7 +43,7 @@ pub use layers::{LayerRun, RecomputeLayers, RecomputeMethod};
 pub use offload::{ActivationOffload, ActivationUsage, OffloadNote};
 pub use state::{Recompute, RecomputeRegion};
 
-/// Returns `body(x)`, and recomputes `body` in the backward pass, so that only `x` is saved.
+/// Returns `body(x)` and saves only `x`. The backward pass runs `body` again to recompute its activations.
 ///
 /// `body` must own the module that it calls. Modules are cheap to clone:
 ///
@@ -60,7 +61,7 @@ pub use state::{Recompute, RecomputeRegion};
 /// }
 /// ```
 ///
-/// `body` is recomputed in a forward pass of a
+/// Recomputation takes effect if this function is called in a forward pass of a
 /// [`DistributedDataParallel`](crate::data_parallel::DistributedDataParallel), or inside
 /// [`with_anchor`](super::hook::with_anchor). In other cases, such as an evaluation or a module without a wrapper, this
 /// function only calls `body`.
@@ -68,8 +69,8 @@ pub use state::{Recompute, RecomputeRegion};
 /// Both passes must compute the same values:
 ///
 /// - Both passes must draw the same random numbers. Inside [`recompute_at`], [`Dropout`](super::Dropout) draws the same
-///   masks. The dropout of burn-nn draws different masks in the second pass, so that the gradients are wrong. Set its
-///   probability to 0 inside a block.
+///   masks. The dropout of burn-nn draws different masks in the second pass, so the gradients would be wrong. Set the
+///   probability of such a dropout to 0 inside a block.
 /// - State that a forward pass updates, such as the running mean of a batch norm, is updated twice.
 ///
 /// Blocks may be nested. Under full sharding, use one `body` for each element of the block list of the model, one
@@ -118,8 +119,9 @@ fn recompute_outputs<const D: usize, const E: usize, const K: usize>(
     apply_multi(inputs, block)
 }
 
-/// Does the same as [`recompute`], and repeats the dropout masks. In the second pass, the [`Dropout`](super::Dropout)
-/// layers that share `position` draw the masks of the first pass, even if the position has changed in the meantime.
+/// Does the same as [`recompute`], and uses the same dropout masks in both passes. In the second pass, the
+/// [`Dropout`](super::Dropout) layers that share `position` draw the masks of the first pass, even if the position has
+/// changed in the meantime.
 ///
 /// # Panics
 ///

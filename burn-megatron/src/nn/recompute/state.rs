@@ -269,8 +269,8 @@ impl RecomputeRegion {
     }
 
     /// Does the same as [`run`](Self::run) for layers whose input and output are residual streams. If the region is
-    /// active, only the summed residual stream is kept. The gradients are bit-identical to the gradients of the same
-    /// layers without a region.
+    /// active, only the sum of the residual stream and its pending branch is kept. The gradients are bit-identical to
+    /// the gradients of the same layers without a region.
     ///
     /// # Panics
     ///

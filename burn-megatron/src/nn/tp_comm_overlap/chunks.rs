@@ -6,7 +6,7 @@ use super::num_splits::num_splits;
 use crate::collective::{Comm, invalid};
 use crate::mesh::{ParallelConfig, TpCommOverlap};
 
-/// The ranks of the tensor axis, and the method of splitting their collectives into chunks.
+/// The ranks of the tensor axis, and the method that splits their collectives into chunks.
 #[derive(Clone, Debug)]
 pub struct TpCommOverlapGroup {
     /// The ranks of the tensor axis.
@@ -52,7 +52,7 @@ impl TpCommOverlapGroup {
 
     /// Returns the chunks of `batch` sequences. Each rank has `part` tokens of `width` features per sequence.
     ///
-    /// Unwinds with [`raise`](crate::comm::raise) before anything is sent, if the tokens cannot be split into the
+    /// Panics (see [`raise`](crate::comm::raise)) before anything is sent, if the tokens cannot be split into the
     /// chunks.
     pub(super) fn chunks(&self, [batch, part, width]: [usize; 3], dtype: DType) -> TokenChunks {
         let ranks = self.comm.size();
@@ -108,7 +108,7 @@ impl TokenChunks {
         }
     }
 
-    /// Returns chunk `index` of this rank's part, as rows.
+    /// Returns chunk `index` of this rank's part, with one row per token.
     pub fn own_rows(&self, part: &Tensor<3>, index: usize) -> Tensor<2> {
         let (tokens, width) = (self.tokens(), part.dims()[2]);
         let chunk = part.clone().narrow(1, index * tokens, tokens);

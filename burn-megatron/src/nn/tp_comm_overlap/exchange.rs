@@ -1,4 +1,4 @@
-//! All-gathers and reduce-scatters in chunks. The tensors are not tracked by autodiff.
+//! All-gathers and reduce-scatters that are split into chunks. The tensors are not tracked by autodiff.
 
 use std::collections::VecDeque;
 
@@ -76,7 +76,7 @@ pub(super) struct ReduceScatterInChunks {
 }
 
 impl ReduceScatterInChunks {
-    /// Starts to sum the terms of the chunks that `term` computes on this rank.
+    /// Starts the reduce-scatter. `term` computes this rank's contribution to a chunk, given the index of the chunk.
     pub fn of(chunks: TokenChunks, comm: &Comm, term: impl Fn(usize) -> Tensor<2>) -> Self {
         let mut sum = Self {
             comm: comm.clone(),

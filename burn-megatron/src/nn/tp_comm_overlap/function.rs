@@ -1,4 +1,5 @@
-//! A linear layer with collectives in chunks, for any arithmetic that multiplies rows independently of each other.
+//! A linear layer whose collectives are split into chunks. It supports any arithmetic that multiplies rows
+//! independently of each other.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;

@@ -14,7 +14,7 @@ const BYTES_PER_SECOND: f64 = 400e9;
 /// a matmul when the last tiles do not use the device fully.
 const SECONDS_PER_CHUNK: f64 = 10e-6;
 
-/// The error that the tokens of a rank cannot be split into the requested number of chunks.
+/// The error for tokens of a rank that cannot be split into the requested number of chunks.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "tp_comm_overlap = {method} cannot make {} of the {tokens} tokens of a sequence on each tensor rank: expected \
@@ -31,7 +31,8 @@ pub struct NumSplitsError {
 }
 
 /// Returns the number of chunks into which a sequence is split. Each of `ranks` ranks holds `tokens` tokens of the
-/// sequence and sends `bytes` bytes. The result is `given`, if it is set. Otherwise the result depends on the method:
+/// sequence and sends `bytes` bytes. If `given` is set, this number is returned. Otherwise the result depends on
+/// `method`:
 ///
 /// - Bulk: the divisor `c` of `tokens`, between 4 and 16, with the least exposed time. This time is
 ///   `bytes / c / bandwidth + c * latency`. If there is no such divisor, the result is 3 or 2. The bandwidth and the
@@ -146,7 +147,7 @@ pub fn exposed(layout: &ParallelConfig, transfer: f64, product: f64) -> f64 {
     first + (transfer - first - free).max(0.0)
 }
 
-/// Returns the error message for FP8 layers, which do not support collectives in chunks.
+/// Returns the error message for FP8 layers, which do not support collectives that are split into chunks.
 pub fn refuses_fp8(method: TpCommOverlap) -> String {
     format!(
         "tp_comm_overlap = {method} conflicts with 8-bit layers, which quantise all tokens of a sequence together: \

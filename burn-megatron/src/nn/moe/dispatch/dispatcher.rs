@@ -12,8 +12,8 @@ use crate::nn::moe::router::Routing;
 
 /// The kind of token dispatcher, which sends tokens to the ranks that hold their experts.
 ///
-/// The volumes below are for `R` ranks on the expert axis, with `T` tokens per rank and `k` experts per token. A row is
-/// the features of one token.
+/// The volumes below are for `R` ranks on the expert axis, with `T` tokens per rank and `k` experts per token. A row
+/// contains the features of one token. Rows are sent in two directions: tokens to the experts, and results back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum DispatcherKind {
@@ -30,8 +30,8 @@ pub enum DispatcherKind {
     Flex,
 }
 
-/// A token dispatcher, which sends tokens to the ranks of their experts and returns the results. Each rank of the
-/// expert and expert-tensor axes has its own tokens.
+/// A token dispatcher, which sends tokens to the ranks of their experts and returns the results. Each rank on the
+/// expert and expert-tensor axes has different tokens.
 ///
 /// The rows that arrive at an expert are ordered by source rank, and then by token. If the ranks hold consecutive
 /// tokens, like the ranks of the data axis, this is the order of the global batch. The gradients of an expert are then
@@ -45,7 +45,7 @@ pub trait Dispatcher: fmt::Debug + Send + Sync {
     fn start(&self, routing: &Routing) -> PendingDispatch;
 }
 
-/// A started dispatch, for which the ranks exchange their row counts in the background.
+/// A dispatch that has been started. The ranks exchange their row counts in the background.
 pub struct PendingDispatch(Box<DispatchFn>);
 
 type DispatchFn = dyn FnOnce(Tensor<2>, &mut Exchanges<'_>) -> Dispatched;
@@ -59,7 +59,7 @@ impl PendingDispatch {
     }
 
     /// Sends the tokens `[tokens, hidden]` to the ranks of their experts. Returns the rows that all ranks sent to this
-    /// rank's experts. The pending work of `exchanges` runs once, if possible while rows are exchanged.
+    /// rank's experts. The pending work of `exchanges` is run once, and overlaps with the exchange of rows if possible.
     ///
     /// This call is collective: make it on all ranks of the expert and expert-tensor axes.
     pub fn dispatch(self, x: Tensor<2>, exchanges: &mut Exchanges<'_>) -> Dispatched {

@@ -17,8 +17,9 @@ use crate::collective::{Comm, start_all_to_all_packed};
 #[serde(rename_all = "kebab-case")]
 pub enum Fp8DispatchScales {
     /// f32 scales, which map the largest magnitude of a block of 128 features to the largest value of E4M3. The scales
-    /// are rounded to 20 significant bits. If a rank forwards a row to another rank of its node, quantizing the row
-    /// again therefore does not change it, except for rounding to a 16-bit dtype of the model.
+    /// are rounded to 20 significant bits. A rank that forwards a row to another rank of its node quantizes the row
+    /// again. Because the scales are rounded, the second quantization does not change the row, except for rounding to a
+    /// 16-bit dtype of the model.
     F32,
     /// E8M0 scales: powers of two that are stored in 8 bits (`ue8m0` in DeepEP).
     E8m0,
@@ -28,8 +29,8 @@ pub enum Fp8DispatchScales {
 const DROPPED_BITS: u32 = 4;
 
 impl Fp8DispatchScales {
-    /// Returns the number of bytes of a row with `hidden` features. A row consists of the codes, with one byte per
-    /// feature and padded to a multiple of 16 bytes, and the scales. E8M0 scales are padded to a multiple of 4 bytes.
+    /// Returns the number of bytes of a row with `hidden` features. A row consists of FP8 codes and scales. The codes
+    /// take one byte per feature, padded to a multiple of 16 bytes. E8M0 scales are padded to a multiple of 4 bytes.
     pub fn row_bytes(self, hidden: usize) -> usize {
         4 * (code_words(hidden) + self.scale_words(hidden))
     }

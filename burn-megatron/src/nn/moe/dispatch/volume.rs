@@ -68,8 +68,8 @@ fn chosen_in_groups(
         .sum()
 }
 
-/// The sizes of an MoE layer and its layout, from which the communication volume of the dispatch is computed. Each rank
-/// has the same number of tokens.
+/// The sizes of an MoE layer and of its parallel layout. The communication volume of the dispatch is computed from
+/// these sizes. Each rank has the same number of tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DispatchProblem {
     /// The kind of the token dispatcher.
@@ -91,7 +91,7 @@ pub struct DispatchProblem {
     pub expert: usize,
     /// The number of ranks that share an expert (the size of the expert-tensor axis).
     pub expert_tensor: usize,
-    /// The nodes of a hierarchical dispatch. `None` if nodes are not distinguished.
+    /// The nodes of a hierarchical dispatch. `None` if the dispatch does not take nodes into account.
     pub nodes: Option<DispatchNodes>,
 }
 
@@ -104,20 +104,20 @@ pub struct DispatchNodes {
     pub experts: usize,
 }
 
-/// The communication volume of a rank in one direction, in rows or in bytes. The dispatch has this volume, and the
-/// combine has it again.
+/// The communication volume of a rank in one direction, in rows or in bytes. The dispatch and the combine each have
+/// this volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct DispatchVolume {
-    /// The rows or bytes that are sent to other ranks of the same node. If nodes are not distinguished, this is the
-    /// volume to all other ranks.
+    /// The rows or bytes that are sent to other ranks of the same node. If the dispatch does not take nodes into
+    /// account, this is the volume to all other ranks.
     pub inside: f64,
     /// The rows or bytes that are sent to other nodes.
     pub between: f64,
 }
 
 impl DispatchNodes {
-    /// Returns the division of the ranks of `mesh` into nodes for `experts` experts, or `None` if nodes are not
-    /// distinguished. See [`Mesh::members_per_node`].
+    /// Returns the division of the ranks of `mesh` into nodes for a model with `experts` experts, or `None` if the
+    /// dispatch does not take nodes into account. See [`Mesh::members_per_node`].
     pub fn of(mesh: &Mesh, experts: usize) -> Option<Self> {
         let members = mesh.members(Grid::Expert, ExpertRanks::axes(), 0);
         let ranks = mesh.members_per_node(&members)?;
@@ -142,7 +142,7 @@ impl DispatchVolume {
         }
     }
 
-    /// Returns the volume that is sent to all other ranks, inside the node and between nodes.
+    /// Returns the total volume that is sent to other ranks: the volume inside the node plus the volume between nodes.
     pub fn total(self) -> f64 {
         self.inside + self.between
     }
@@ -159,7 +159,8 @@ impl DispatchProblem {
     /// - flex with `N` nodes of `l` ranks each: `T d(N) (N - 1) / N` between nodes, and `T p d(R) (l - 1) / l` inside
     ///   nodes.
     ///
-    /// With [groups](field@Self::groups), `d` is the mean for a token that first chooses its groups.
+    /// With [groups](field@Self::groups), `d` is the mean for tokens that first choose groups, and then choose experts
+    /// in these groups.
     pub fn rows(&self) -> DispatchVolume {
         let (tokens, k) = (self.tokens as f64, self.per_token as f64);
         let (expert, parts) = (self.expert as f64, self.expert_tensor as f64);
@@ -186,8 +187,8 @@ impl DispatchProblem {
         }
     }
 
-    /// Returns the number of rows of each exchange of the flex dispatcher, between nodes and inside nodes. The numbers
-    /// include rows that stay on the rank.
+    /// Returns the numbers of rows in the exchanges of the flex dispatcher: the exchange between nodes, and the
+    /// exchange inside nodes. The numbers include rows that stay on the rank.
     pub fn flex_rows(&self) -> DispatchVolume {
         let (parts, local) = (self.expert_tensor, self.experts / self.expert);
         // The probability that a token reaches a destination with experts from `first` on.

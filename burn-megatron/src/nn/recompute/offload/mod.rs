@@ -1,10 +1,11 @@
-//! Offload of the saved inputs of recomputed blocks to host memory, between the forward pass and the backward pass.
+//! Offloading of the saved inputs of recomputed blocks to host memory, between the forward pass and the backward pass.
 //!
 //! The saved inputs of a forward pass form a chain, which the backward pass reads in reverse order. The last `prefetch`
 //! inputs stay on the device, because the backward pass needs them immediately. When another input is saved, the oldest
 //! input on the device is copied to the host, unless the budget is used up. While the backward of a block runs, the
-//! inputs of the `prefetch` preceding blocks are fetched. At most one input is being copied to the host at a time. If
-//! there were more, a forward pass that is faster than its copies would hold the memory that the copies should free.
+//! inputs of the `prefetch` preceding blocks are fetched. At most one input is being copied to the host at a time. With
+//! more copies in flight, a forward pass that is faster than the copies would keep the memory that the copies should
+//! free.
 //!
 //! Copying the input of a pipeline stage frees no memory, because the device keeps this input for its gradient.
 
@@ -24,7 +25,8 @@ use crate::host_link::HostTraffic;
 
 pub(super) use store::ActivationStore;
 
-/// Settings of offloading the saved inputs of recomputed blocks to host memory. They require activation recomputation.
+/// Settings of offloading the saved inputs of recomputed blocks to host memory. Offloading requires activation
+/// recomputation.
 ///
 /// ```
 /// use burn_megatron::nn::{ActivationOffload, RecomputeConfig, RecomputeMethod};
@@ -70,7 +72,7 @@ pub struct ActivationUsage {
     pub traffic: HostTraffic,
 }
 
-/// A note in a recording of operations. It marks a block whose saved input may be on the host.
+/// A marker in a recording of operations, for a block whose saved input may be on the host.
 pub struct OffloadNote;
 
 /// The input of a block, with its number and shape once the block has saved it.
@@ -87,7 +89,7 @@ impl<const D: usize> SavedInput<D> {
         }
     }
 
-    /// Keeps the input until [`take`](Self::take).
+    /// Saves the input until [`take`](Self::take) is called.
     pub fn save(&self, x: DispatchTensor) {
         let x = Tensor::<D>::from_dispatch(x);
         let shape = x.dims();
@@ -99,7 +101,7 @@ impl<const D: usize> SavedInput<D> {
 
     /// Returns the input on its device, if it was saved here. Waits for the copy.
     ///
-    /// Unwinds with [`raise`](crate::comm::raise) if a copy fails or takes too long.
+    /// Panics (see [`raise`](crate::comm::raise)) if a copy fails or takes too long.
     pub fn take(&self) -> Option<DispatchTensor> {
         let (number, shape) = self.saved.lock().take()?;
         let x: Tensor<D> = self.store.take(number).reshape(shape);

@@ -136,7 +136,7 @@ impl ActivationStore {
     /// Keeps the input of a block and returns its number. If an input is being copied to the host, waits for this
     /// copy before another input leaves.
     ///
-    /// Unwinds with [`raise`] if a copy fails or takes too long, like [`take`](Self::take).
+    /// Panics (see [`raise`]) if a copy fails or takes too long, like [`take`](Self::take).
     pub fn save(&self, x: Tensor<1>) -> u64 {
         let state = &mut self.shared.state.lock();
         let (number, forward) = (state.next, state.forward);
@@ -260,7 +260,8 @@ impl ActivationStore {
 }
 
 impl Shared {
-    /// Records that an input has arrived on the host. Returns it if it must return immediately.
+    /// Records that an input has arrived on the host. Returns the copy job for the way back if the input must return to
+    /// the device immediately.
     pub fn is_up(&self, job: CopyJob) -> Option<CopyJob> {
         let state = &mut *self.state.lock();
         state.is_leaving = false;
