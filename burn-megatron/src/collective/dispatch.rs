@@ -1,4 +1,4 @@
-//! Dispatches a collective call on a tensor, which runs on the device of the tensor or through host memory.
+//! Dispatches collective calls on tensors. A call runs on the device of the tensor or through host memory.
 
 use burn::tensor::{DType, Device, Tensor};
 
@@ -20,9 +20,9 @@ pub(super) enum InFlightTensorCall {
     },
     /// The call runs on the device of the tensor.
     Device(DevicePending),
-    /// The call is on the device of a recording, and nothing is sent.
+    /// Operations are being recorded, and nothing is sent.
     Recorded(RecordedExchange),
-    /// A fingerprint of the result of the call is taken.
+    /// The call runs, and a fingerprint of its result is recorded.
     Observed(Box<InFlightTensorCall>, ObservedCall),
 }
 

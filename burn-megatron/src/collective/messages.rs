@@ -1,8 +1,8 @@
-//! Messages between two ranks. A message contains one tensor. It is sent from device memory if the engine supports the
-//! device, otherwise through host memory.
+//! Point-to-point messages between two ranks. Each message contains one tensor. It is sent from device memory if the
+//! engine supports the device, otherwise through host memory.
 //!
-//! A message has no header: the receiver already has its type and length. Messages between two ranks arrive in
-//! the order in which they are sent.
+//! A message has no header, because the receiver specifies the dtype and the length. Messages between two ranks arrive
+//! in the order in which they are sent.
 
 use burn::tensor::{DType, Device, Int, Tensor};
 use burn_megatron_kernels::bits;

@@ -11,7 +11,7 @@ use super::host::{invalid, or_raise};
 use crate::comm::{Buffer, Call, CommError, Pending};
 use crate::fingerprint::{self, ObservedCall};
 
-/// The handle of a collective in flight, whose result is a packed `u32` tensor.
+/// The handle of an asynchronous collective. The result of the collective is a packed `u32` tensor.
 #[must_use = "a collective that is not waited for has no result"]
 pub struct PendingPacked(pub(super) PackedState);
 
@@ -28,10 +28,10 @@ pub(super) enum PackedState {
 /// Starts an all-gather of each tensor in `xs`. The tensors contain `u32`, and their shape changes from `[n]` to
 /// `[ranks * n]`.
 ///
-/// Every bit is preserved, and 4 bytes are sent per element. The collectives are started as one call
-/// ([`start_all`](crate::comm::Communicator::start_all)), in device memory if the engine supports the device. The
-/// handles are in the order of `xs`. For integers of another type, nothing is sent and the function unwinds with
-/// [`raise`](crate::comm::raise).
+/// The gathered bits are identical to the sent bits, and 4 bytes are sent per element. A single call starts all
+/// collectives ([`start_all`](crate::comm::Communicator::start_all)), in device memory if the engine supports the
+/// device. The handles are returned in the order of `xs`. If a tensor has another integer dtype, the function sends
+/// nothing and panics (see [`raise`](crate::comm::raise)).
 pub fn start_all_gather_packed_coalesced(
     xs: Vec<Tensor<1, Int>>,
     comm: &Comm,
@@ -115,7 +115,7 @@ impl PendingPacked {
 
     /// Waits until the collective has finished. Returns the received elements in the order of the sending ranks.
     ///
-    /// Unwinds with [`raise`](crate::comm::raise) if the collective fails.
+    /// Panics (see [`raise`](crate::comm::raise)) if the collective fails.
     pub fn wait(self) -> Tensor<1, Int> {
         or_raise(self.try_wait())
     }

@@ -21,8 +21,8 @@ pub trait GenerationCache<M: ?Sized>: Debug + Sized {
         self
     }
 
-    /// Returns the required divisor of the number of tokens in [`prefill`](Self::prefill). If it is above 1, the tokens
-    /// belong to one sequence, without padding.
+    /// Returns a number that must divide the number of tokens in [`prefill`](Self::prefill). If the number is above 1,
+    /// the tokens belong to one sequence and include no padding.
     fn prefill_multiple(&self) -> usize {
         1
     }
@@ -36,8 +36,8 @@ pub trait GenerationCache<M: ?Sized>: Debug + Sized {
     /// all stages of this rank, and decreased to drop the last tokens. 0 also starts a new sequence.
     fn set_len(&mut self, sequence: usize, len: usize);
 
-    /// Begins to process a text of `text` tokens in a sequence of the cache. The first `same` tokens of the text are
-    /// equal to the tokens in the cache. Returns the number of these tokens that remain in the cache. All ranks of the
+    /// Prepares a sequence of the cache for a text of `text` tokens. The first `same` tokens of the text are equal to
+    /// the first tokens in the cache. Returns the number of these tokens that remain in the cache. All ranks of the
     /// tensor, pipeline and context groups must return the same number.
     fn begin(&mut self, sequence: usize, same: usize, _text: usize) -> usize {
         self.set_len(sequence, same);

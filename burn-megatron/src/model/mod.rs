@@ -45,7 +45,7 @@ pub trait LanguageModel: Module + 'static {
     /// Panics if the documents of the tokens do not match the rows of the tokens. See [`Tokens::format`].
     fn hidden(&self, stage: usize, input: Option<Tensor<3>>, tokens: Tokens) -> Tensor<3>;
 
-    /// Returns the required divisor of the sequence length. With sequence parallelism it is the size of the tensor
+    /// Returns a number that must divide the sequence length. With sequence parallelism it is the size of the tensor
     /// axis.
     fn sequence_multiple(&self) -> usize {
         1

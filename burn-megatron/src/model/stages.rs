@@ -87,7 +87,7 @@ impl StageBuilder {
     }
 
     /// Builds the layers of this rank for a model that calls them in [runs](StageLayers::runs). A run is a group of
-    /// consecutive layers. The runs follow from the recomputation settings.
+    /// consecutive layers. The recomputation settings determine the runs.
     ///
     /// # Errors
     ///
@@ -226,8 +226,8 @@ impl<T> StageLayers<T> {
         })
     }
 
-    /// Returns the layers of a stage in order, divided into runs of consecutive layers. The runs follow the
-    /// [recomputation settings](crate::nn::RecomputeConfig) if the layers were built with
+    /// Returns the layers of a stage in order, divided into runs of consecutive layers. The [recomputation
+    /// settings](crate::nn::RecomputeConfig) determine the runs if the layers were built with
     /// [`StageBuilder::layers_in_runs`].
     ///
     /// ```
@@ -275,8 +275,8 @@ impl<T> StageLayers<T> {
         runs
     }
 
-    /// Whether this is the last stage on this rank. It is also the last stage of the model if this rank has the [last
-    /// stage of the model](StageBuilder::last).
+    /// Whether this is the last stage on this rank. If this rank has the [last stage of the model](StageBuilder::last),
+    /// it is also the last stage of the model.
     pub fn is_last(&self, stage: usize) -> bool {
         self.stages.iter().all(|(own, _)| *own <= stage)
     }

@@ -19,7 +19,7 @@ use crate::data_parallel::{
 ///
 /// The optimizer must update each element independently, as Adam, SGD and RMSProp do, because a shard can begin and end
 /// anywhere in a parameter. The memory of the optimizer state is included in [`usage`](DistributedDataParallel::usage)
-/// from the start. It is computed from the tensors in Burn's record of the state.
+/// even before the first step. The number of bytes is computed from the tensors in Burn's record of the state.
 pub struct ElementWise<O: Optimizer> {
     buckets: Vec<Vec<SegmentOptimizer<O>>>,
     /// The names of the tensors in the record of the state.

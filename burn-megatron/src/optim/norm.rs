@@ -13,10 +13,10 @@ use crate::mesh::Grid;
 /// all ranks.
 ///
 /// Each rank of a data-parallel group sums the squares of its partition of every bucket, in f64 on the CPU. The norm of
-/// f32 gradients is rounded to f32. Therefore the bits of the norm do not depend on the buckets and the sharding. The
-/// exception is about one sum in a hundred million, which lies on a rounding boundary. A replicated parameter or
-/// section is counted only on the first rank that holds it. A parameter of several pipeline stages is counted on the
-/// first of these stages.
+/// f32 gradients is rounded to f32. Therefore the norm is bitwise independent of the buckets and the sharding, with one
+/// exception: about one sum in a hundred million lies on a rounding boundary. A replicated parameter, or a replicated
+/// section of a parameter, is counted only on the first rank that holds it. A parameter of several pipeline stages is
+/// counted on the first of these stages.
 ///
 /// # Errors
 ///

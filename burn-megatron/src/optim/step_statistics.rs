@@ -150,7 +150,7 @@ impl StepStatistics {
     /// step, if the host has not read it yet. All values stay on the device. Collective: call on all ranks of the
     /// world.
     ///
-    /// Unwinds with [`raise`](crate::comm::raise) if the collective fails.
+    /// Panics (see [`raise`](crate::comm::raise)) if the collective fails.
     pub fn gather<M: Module>(
         own: RankStatistics,
         gradients: &Gradients,

@@ -207,7 +207,7 @@ impl ParallelMuon {
 
     /// Updates the parameters with the reduced gradients of one step. Collective: call on all ranks.
     ///
-    /// Unwinds with [`raise`](crate::comm::raise) if a collective fails.
+    /// Panics (see [`raise`](crate::comm::raise)) if a collective fails.
     pub fn step<M: Module>(
         &mut self,
         learning_rate: f64,
