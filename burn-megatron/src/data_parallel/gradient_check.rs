@@ -56,7 +56,7 @@ pub(crate) struct GradientCheck {
 }
 
 impl GradientCheck {
-    /// Returns `None` if the settings do not enable a check.
+    /// Creates the check, or returns `None` if the settings do not enable it.
     pub fn new(
         layout: &BufferLayout,
         config: &DataParallelConfig,
@@ -96,11 +96,11 @@ impl GradientCheck {
         Tensor::zeros([1 + parameters], (&self.device, dtype))
     }
 
-    /// Returns a tensor per grid that is 1 for each parameter that this rank accounts for in the norm, and 0
-    /// otherwise. The product with the measurements gives the squares of the reduced gradients.
+    /// Returns a tensor per grid. It is 1 for each parameter that this rank counts in the gradient norm, and 0 for
+    /// other parameters. The product with the measurements gives the squares of the reduced gradients.
     ///
-    /// Returns `None` if the reduced gradients can differ from the measured gradients: with several ranks, with
-    /// several reductions per step, or if this rank accounts for a part of a parameter.
+    /// Returns `None` if the reduced gradients can differ from the measured gradients: with several ranks, with several
+    /// reductions per step, or if this rank counts only a part of a parameter.
     pub fn shares(
         &self,
         plan: &ShardingPlan,

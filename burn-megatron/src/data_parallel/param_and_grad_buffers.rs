@@ -30,7 +30,7 @@ pub(super) struct ParamAndGradBuffers {
     gradients: Mutex<GradientBuckets>,
     /// Deferred weight gradients; `None` while gradients are computed immediately.
     deferred: Mutex<Option<Vec<Deferred>>>,
-    /// Set while a function runs that calls the backward itself.
+    /// The state of a function that calls the backward itself. It is set while such a function runs.
     pub own_backward: OwnBackward,
     pub freed_memory: FreedMemory,
 }
@@ -69,8 +69,8 @@ impl ParamAndGradBuffers {
         self.master_shard(number).to_device(&self.plan.device)
     }
 
-    /// Quantizes the FP8 weights from the master weights, and waits for all gathers that do not overlap with the next
-    /// forward. Collective: call on all ranks of the stage.
+    /// Quantizes the FP8 weights from the master weights, and waits for the all-gathers that do not overlap with the
+    /// next forward. Collective: call on all ranks of the stage.
     pub fn finish_gathers(&self) {
         let mut parameters = self.parameters();
         parameters.quantize();

@@ -24,8 +24,8 @@ impl<M: Module> DistributedDataParallel<M> {
         }
     }
 
-    /// Runs a micro-batch whose kernel launches are captured in a CUDA graph. It does not count as a micro-batch of the
-    /// step.
+    /// Runs a micro-batch while its kernel launches are captured in a CUDA graph. The capture does not count as a
+    /// micro-batch of the step.
     pub fn capture_micro_batch<T>(&self, body: impl FnOnce() -> T) -> (T, MicroBatchUses) {
         let before = self.buffers.gradients().counted();
         let result = body();

@@ -155,7 +155,7 @@ impl<M: Module> DistributedDataParallel<M> {
         self.buffers.clone()
     }
 
-    /// Returns the position of the random number streams of the module's dropout layers.
+    /// Returns the current position in the random number streams of the module's dropout layers.
     pub fn position(&self) -> &DropoutPosition {
         &self.position
     }
@@ -226,9 +226,9 @@ impl<M: Module> DistributedDataParallel<M> {
         }
     }
 
-    /// Replaces the parameters by the parameters of the module that `change` returns. FP8 weights are quantized again
-    /// with the current scales of their layers. Collective: call on all ranks of the data axis, with the same change;
-    /// with `fp8_param_gather` also on all ranks of the tensor axis.
+    /// Replaces the parameters with the parameters of the module that `change` returns. FP8 weights are quantized again
+    /// with the current scales of their layers. Collective: call on all ranks of the data axis, with the same change.
+    /// With `fp8_param_gather`, also call it on all ranks of the tensor axis.
     pub fn update(&mut self, change: impl FnOnce(M) -> M) {
         let module = change(self.to_module());
         self.set_running_states(self.running_states_of(&module));

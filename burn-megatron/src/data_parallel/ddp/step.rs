@@ -33,7 +33,7 @@ impl<M: Module> DistributedDataParallel<M> {
         &self.buffers.plan.device
     }
 
-    /// Returns the dtype of the master weights of each parameter, in the order of the table.
+    /// Returns the dtype of the master weights of each parameter, in the order of the parameter [`table`](Self::table).
     pub fn master_dtypes(&self) -> impl Iterator<Item = DType> {
         let parameters = self.buffers.plan.parameters.iter();
         parameters.map(|parameter| parameter.main_dtype)
@@ -50,7 +50,7 @@ impl<M: Module> DistributedDataParallel<M> {
         self.buffers.parameters().change_master(bucket, change);
     }
 
-    /// Returns the index and the gathered value of each parameter, with which the model computes. Parameters whose
+    /// Returns the index of each parameter, and the gathered value with which the model computes. Parameters whose
     /// value is part of this rank's master weights, and parameters that are still being gathered, are left out.
     pub fn model_copies(&self) -> impl Iterator<Item = (usize, Tensor<1>)> {
         let plan = &self.buffers.plan;
@@ -65,7 +65,7 @@ impl<M: Module> DistributedDataParallel<M> {
         })
     }
 
-    /// Frees gathered parameters, as at the end of a step. This method has an effect only with ZeRO-3.
+    /// Frees gathered parameters, which the end of a step also does. This method has an effect only with ZeRO-3.
     pub fn reshard(&self) {
         self.buffers.parameters().reshard();
         if let Some(frozen) = &self.buffers.frozen {
@@ -87,7 +87,7 @@ impl<M: Module> DistributedDataParallel<M> {
     /// while the device steps the other buckets. Each bucket on the device is gathered, and its gradient freed, before
     /// the next bucket is stepped. Collective: call on all ranks.
     ///
-    /// Unwinds with [`raise`](crate::comm::raise) if a step on the host fails.
+    /// Panics (see [`raise`](crate::comm::raise)) if an optimizer step on the host fails.
     pub(crate) fn step_buckets(
         &mut self,
         gradients: Gradients,

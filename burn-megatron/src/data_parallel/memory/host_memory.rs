@@ -87,7 +87,7 @@ impl RequiredMemory {
 pub struct MemoryLimit {
     /// The limit in bytes.
     pub bytes: u64,
-    /// The name of the thing to which the limit applies, such as `this machine`.
+    /// A description of the scope of the limit, such as `this machine`.
     pub of: &'static str,
 }
 

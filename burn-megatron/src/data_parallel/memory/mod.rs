@@ -144,8 +144,8 @@ impl MemoryPlan {
         })
     }
 
-    /// Computes the memory of frozen parameters. It consists of the parameters, or with ZeRO stage 3 of their shards
-    /// and of the FSDP units that are gathered at the same time.
+    /// Computes the memory of frozen parameters. It is the size of all frozen parameters. With ZeRO stage 3, it is the
+    /// size of the rank's shards and of the FSDP units that are gathered at the same time.
     ///
     /// # Errors
     ///

@@ -18,11 +18,12 @@ pub(super) struct ParameterBucket {
     pub master: Option<TrackedTensor>,
     /// Host memory for the copy of an offloaded master in the dtype of the model.
     pub host_copy: Option<Tensor<1>>,
-    /// The shard that this rank contributes to a gather, unless it is the master; only with ZeRO-3.
+    /// The shard that this rank contributes to an all-gather, unless it is the master shard. It is only set with
+    /// ZeRO-3.
     pub shard: Option<TrackedTensor>,
     pub model_params: ParamState,
-    /// The memory of gathered parameters while they are gathered again, with [static
-    /// buffers](super::super::DataParallelConfig::static_buffers).
+    /// With [static buffers](super::super::DataParallelConfig::static_buffers), the memory of the gathered parameters
+    /// while the parameters are gathered again.
     pub static_params: Option<Tensor<1>>,
     /// The weights of an FP8 bucket, which has no `model_params`.
     pub fp8_weights: Fp8Weights,
