@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::CheckpointError;
 use crate::regular_file::check_not_lfs_pointer;
 
-/// A file system operation of a save.
+/// A file system operation that is part of saving a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DiskOperation {
     /// Create a folder.

@@ -77,12 +77,14 @@ pub fn load_weights<M: Module>(
     Ok(())
 }
 
-/// Returns the frozen weights of a model for [`check`], with the dtypes that their master weights would have.
+/// Returns the keys and dtypes of a model's frozen weights, as an argument of [`check`]. The dtypes are the dtypes that
+/// the master weights would have.
 pub fn of_frozen<M: Module>(ddp: &DistributedDataParallel<M>) -> StateKind {
     StateKind::of_all(MODEL, ddp.frozen_dtypes())
 }
 
-/// Reads this rank's shard of each bucket of frozen weights from checked weights, in the type of the model.
+/// Reads this rank's shard of each bucket of frozen weights, in the dtype of the model. The source must have been
+/// checked with [`check`].
 pub fn read_frozen<M: Module>(
     ddp: &DistributedDataParallel<M>,
     source: &dyn TensorSource,
@@ -100,12 +102,12 @@ pub fn read_frozen<M: Module>(
     shards.map(read).collect()
 }
 
-/// Returns the weights of a model for [`check`].
+/// Returns the keys and dtypes of a model's weights, as an argument of [`check`].
 pub fn weights<M: Module>(ddp: &DistributedDataParallel<M>) -> StateKind {
     StateKind::of_all(MODEL, ddp.master_dtypes().collect())
 }
 
-/// Reads this rank's shard of each bucket from checked weights.
+/// Reads this rank's shard of each bucket of weights. The source must have been checked with [`check`].
 pub fn read_buckets<M: Module>(
     ddp: &DistributedDataParallel<M>,
     source: &dyn TensorSource,

@@ -91,7 +91,7 @@ pub(crate) fn of_buffer(buffer: &Buffer) -> u64 {
 
 /// Reads the elements of a tensor from its device.
 ///
-/// Unwinds with [`raise`] if the device cannot be read.
+/// Panics (see [`raise`]) if the device cannot be read.
 pub fn host_data<const D: usize>(x: Tensor<D>) -> TensorData {
     x.try_into_data().unwrap_or_else(|error| {
         raise(CommError::Engine {

@@ -122,7 +122,7 @@ pub enum EngineError {
         /// The number of ranks of the pipeline axis.
         pipeline: usize,
     },
-    /// The neighboring ranks have micro-batches with different shape keys, or cannot be reached.
+    /// Neighboring ranks have micro-batches with different shape keys, or a neighboring rank cannot be reached.
     #[error("pipeline rank {rank}, before the first action: {source}")]
     Begin {
         /// The rank on the pipeline axis.
@@ -283,8 +283,8 @@ impl<'a> Engine<'a> {
         self
     }
 
-    /// Runs all actions of this rank. If the pipeline has one rank, panics and raised errors unwind instead of being
-    /// returned as errors.
+    /// Runs all actions of this rank. If the pipeline has one rank, panics and [raised](crate::comm::raise) errors
+    /// propagate to the caller instead of being returned as errors.
     ///
     /// # Errors
     ///

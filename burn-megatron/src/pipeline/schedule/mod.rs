@@ -33,8 +33,8 @@
 //!
 //! The positions determine the times at which the reductions start, but do not change their results. Generators choose
 //! the earliest position, except for interleaved schedules. In an interleaved schedule, rank r finishes the last
-//! backward of a stage r backwards earlier than rank 0. Therefore rank r starts its reductions r backwards later, so
-//! that all ranks start at the same time.
+//! backward of a stage r backwards earlier than rank 0. Therefore rank r starts its reductions r backwards after the
+//! earliest position, so that all ranks start at the same time.
 //!
 //! # Engines
 //!

@@ -18,7 +18,7 @@ pub struct StageTimes {
     pub input_gradient: Vec<f64>,
     /// The time of a weight gradient, for each stage.
     pub weight_gradient: Vec<f64>,
-    /// The time of sending a tensor to another rank, for each stage that sends.
+    /// The time to send a tensor to another rank, for each stage that sends tensors.
     pub transfer: Vec<f64>,
 }
 
@@ -83,7 +83,7 @@ impl StageTimes {
     }
 }
 
-/// An action with its start and end in a simulation. A reduction of gradients ends when it starts.
+/// An action with its start and end in a simulation. A reduction of gradients has a duration of 0.
 ///
 /// A send lasts until its tensor has arrived. A receive lasts from its position in the list until the tensor has
 /// arrived. Sends and receives do not block their ranks.

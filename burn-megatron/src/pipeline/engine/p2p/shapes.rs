@@ -44,7 +44,7 @@ impl fmt::Display for TensorSpec {
 /// share the cache.
 ///
 /// Before the first activation of a [key](ShapeKey) is sent between two stages, a header with its shape and dtype is
-/// sent. Later activations with this key must have the same shape and dtype. Every rank must pass the same cache to all
+/// sent. Later activations with this key must have the same shape and dtype. On each rank, pass the same cache to all
 /// runs of a pipeline. Then a shape is either in the caches of all ranks or in none.
 #[derive(Clone, Debug, Default)]
 pub struct ShapeCache(Arc<Mutex<HashMap<(usize, ShapeKey), TensorSpec>>>);
