@@ -69,7 +69,7 @@ impl CheckpointFolder {
     /// read since the previous call.
     ///
     /// Corrupt checkpoints are skipped. A checkpoint may be intact if it cannot be read at present or has another
-    /// version of the format. Such a checkpoint is skipped if its step is in `skip`. Otherwise it is an error.
+    /// version of the format. Such a checkpoint is skipped if its step is in `skip`. Otherwise an error is returned.
     ///
     /// # Errors
     ///

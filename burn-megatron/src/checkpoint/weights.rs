@@ -32,8 +32,8 @@ pub struct LoadTolerance {
 ///
 /// # Errors
 ///
-/// [`StateError`] for tensors that are missing, unexpected, have another shape or would have to be rounded, and for
-/// failed reads. If names, shapes or types do not match, the model is unchanged on all ranks.
+/// [`StateError`] if tensors are missing or unexpected, have another shape, or would have to be rounded, and if a read
+/// fails. If names, shapes or types do not match, the model is unchanged on all ranks.
 pub fn load_weights<M: Module>(
     ddp: &mut DistributedDataParallel<M>,
     source: &dyn TensorSource,

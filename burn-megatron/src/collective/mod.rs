@@ -105,8 +105,8 @@ pub fn split<const D: usize>(x: Tensor<D>, dim: usize, comm: &Comm) -> Tensor<D>
 
 /// Returns the parts of all ranks concatenated along `dim`, in rank order.
 ///
-/// All ranks must compute the same values from the result, because the backward returns this rank's part of a gradient
-/// that must be equal on all ranks. If the ranks compute different values, use [`gather_sequence`].
+/// All ranks must compute the same values from the result, so that its gradient is equal on all ranks. The backward
+/// returns this rank's part of this gradient. If the ranks compute different values, use [`gather_sequence`].
 pub fn gather<const D: usize>(x: Tensor<D>, dim: usize, comm: &Comm) -> Tensor<D> {
     apply_collective(x, comm, Gather { dim }, Split { dim })
 }

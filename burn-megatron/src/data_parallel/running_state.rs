@@ -11,8 +11,8 @@ use burn::tensor::Tensor;
 
 /// Returns for each parameter of a module whether it is a running state. The list is in the order of the module.
 ///
-/// The function distinguishes them by their ids: a parameter takes the id that a module mapper assigns, whereas a
-/// running state keeps its id.
+/// The function assigns new ids with a module mapper. A parameter takes the new id, whereas a running state keeps its
+/// id.
 pub fn running_states<M: Module>(module: &M) -> Vec<bool> {
     let mut ids = Ids {
         given: ParamId::new(),

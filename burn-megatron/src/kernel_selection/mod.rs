@@ -109,8 +109,8 @@ pub struct KernelChoices {
     #[schemars(with = "String", extend("enum" = CpuGemm::ALL.map(CpuGemm::name)))]
     pub gemm: CpuGemm,
     /// Whether the GELU (tanh) of an MLP, its derivative and the gradient of its bias are computed as
-    /// [epilogues](crate::kernels::gemm::gelu) of the matmuls before and after it. Requires CUDA.
-    /// [`true`](EpilogueFusion::On) is an error if epilogues are not supported.
+    /// [epilogues](crate::kernels::gemm::gelu) of the matmuls before and after it. Requires CUDA. With
+    /// [`true`](EpilogueFusion::On), an error is returned if epilogues are not supported.
     pub epilogue_fusion: EpilogueFusion,
     /// A file with cuBLASLt algorithms that `burn-megatron-bench gemm --tune` has written. Rank 0 reads the file for
     /// all ranks. By default the cuBLASLt heuristic selects the algorithms. Requires CUDA.

@@ -9,7 +9,7 @@ use super::{LanguageModel, Tokens};
 use crate::collective::Comm;
 use crate::nn::{KvCache, NewTokens, RealTokens, SequencePart};
 
-/// The cache of the tokens that a model `M` has processed during generation. It holds several sequences, and serves the
+/// The cache of the tokens that a model `M` has processed during generation. It stores several sequences for the
 /// pipeline stages of one rank.
 pub trait GenerationCache<M: ?Sized>: Debug + Sized {
     /// Creates an empty cache.

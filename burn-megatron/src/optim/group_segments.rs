@@ -1,4 +1,4 @@
-//! The multipliers of the parameter groups, for the segments of this rank's shards.
+//! Computes the multipliers that the parameter groups set for each segment of this rank's shards.
 
 use std::ops::Range;
 

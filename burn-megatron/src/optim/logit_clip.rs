@@ -45,7 +45,7 @@ pub struct QkClipConfig {
 /// A reason why QK-Clip cannot limit the attention logits of a model.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QkClipError {
-    /// A layer normalizes its queries and keys.
+    /// A layer normalizes its queries and keys, so QK-Clip cannot limit its attention logits.
     #[error(
         "qk_clip cannot limit the logits of {path}: its queries and keys are normalized after their projections, so the \
          scale of the weights does not change them; remove qk_clip"

@@ -230,7 +230,7 @@ pub fn resolve<'a>(
 
 /// Returns the indices of the groups that match none of `paths`, in ascending order.
 ///
-/// With pipeline parallelism, it is an error if a group matches no parameter on *any* rank: see [`unmatched_error`].
+/// With pipeline parallelism, a group is an error only if it matches no parameter on any rank: see [`unmatched_error`].
 ///
 /// # Errors
 ///

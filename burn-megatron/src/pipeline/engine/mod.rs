@@ -270,7 +270,7 @@ impl<'a> Engine<'a> {
         self
     }
 
-    /// Uses a shared cache of activation shapes, in which other engines have also recorded shapes.
+    /// Uses a cache of activation shapes that is shared with other engines.
     pub fn with_shape_cache(mut self, shapes: &ShapeCache) -> Self {
         self.shapes = shapes.clone();
         self

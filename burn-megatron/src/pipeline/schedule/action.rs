@@ -181,7 +181,7 @@ impl fmt::Display for Action {
     }
 }
 
-/// The error for a text that is not an [`Action`].
+/// The error for a text that cannot be parsed as an [`Action`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "invalid action \"{text}\": expected a kind (F, B, I, W, SF, RF, SB or RB), a stage and a micro-batch, as in \"F 2 \
