@@ -20,9 +20,9 @@ pub struct DataParallelConfig {
     #[schemars(extend("flag" = "hsdp", "resume" = "order_of_sums", "needs" = "zero_stage > 0"))]
     pub hsdp: Option<usize>,
     /// Whether replicated gradients are reduced hierarchically: a reduce-scatter within each node, an all-reduce
-    /// between nodes, and an all-gather within each node. Requires [`ranks_per_node`](ParallelConfig::ranks_per_node),
-    /// and the same number of ranks of the data axis on each node. If false, one all-reduce over all ranks reduces the
-    /// gradients.
+    /// between nodes, and an all-gather within each node. Requires [`ranks_per_node`](ParallelConfig::ranks_per_node).
+    /// Each node must have the same number of ranks of the data axis. If false, one all-reduce over all ranks reduces
+    /// the gradients.
     #[schemars(extend("resume" = "order_of_sums", "needs" = "zero_stage = 0"))]
     pub hierarchical_reduce: bool,
     /// The dtype in which the model computes.
@@ -45,9 +45,9 @@ pub struct DataParallelConfig {
     #[schemars(extend("resume" = "may_differ", "needs" = "zero_stage = 1 or zero_stage = 2"))]
     pub overlap_param_gather: bool,
     /// Whether the weights of FP8 layers are stored in FP8, instead of the dtype of the model. Weights with a
-    /// per-tensor scale are gathered as FP8 codes. Weights with block scales are gathered in the dtype of the model,
-    /// one bucket at a time, and quantized on every rank. Master weights are f32 and sharded. The weights of experts
-    /// are not stored in FP8.
+    /// per-tensor scale are also gathered in FP8. Weights with block scales are gathered in the dtype of the model, one
+    /// bucket at a time, and quantized on every rank. Master weights are f32 and sharded. The weights of experts are
+    /// not stored in FP8.
     #[schemars(extend("resume" = "may_differ", "follows" = "fp8.recipe set"))]
     pub fp8_param_gather: bool,
     /// Whether gradients are sent in the 16-bit dtype of the model. They are still summed in f32.

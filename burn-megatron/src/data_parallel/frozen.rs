@@ -22,8 +22,8 @@ use crate::mesh::ZeroStage;
 use crate::nn::ParameterTable;
 use crate::nn::hook::{GradientSink, ParameterValue, Pass};
 
-/// Freezes the parameters of a table whose paths match one of `patterns`. Returns the indices of the patterns
-/// that match no parameter.
+/// Freezes the parameters of `table` whose paths match one of `patterns`. Returns the indices of the patterns that
+/// match no parameter.
 ///
 /// # Errors
 ///

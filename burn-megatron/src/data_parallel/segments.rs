@@ -1,5 +1,6 @@
-//! Segments of a rank's shards. A rank counts the elements of its unique segments, so that each element of the model is
-//! counted once. Other ranks of an axis also hold the elements of replicated segments.
+//! Segments: ranges of parameters in a rank's shards. A rank counts only the elements of its unique segments, so that
+//! each element of the model is counted once. The elements of replicated segments are also held by other ranks of an
+//! axis.
 
 use std::ops::Range;
 
@@ -14,11 +15,11 @@ use crate::nn::{MeshRank, ParameterEntry, ParameterTable, Section};
 #[derive(Clone, Debug)]
 pub(crate) struct ShardSegment {
     pub bucket: usize,
-    /// The index of the parameter in the table.
+    /// The index of the parameter in the parameter table.
     pub index: usize,
     /// The range of elements, relative to the start of the rank's shard.
     pub range: Range<usize>,
-    /// A mask that is true for selected elements; `None` if all elements are selected.
+    /// A mask that is true for the selected elements of the range; `None` if all elements are selected.
     pub mask: Option<Tensor<1, Bool>>,
 }
 

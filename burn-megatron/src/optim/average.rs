@@ -80,7 +80,7 @@ impl WeightAverage {
         }
     }
 
-    /// Returns the average of each master shard, in the order of the buckets.
+    /// Returns the averages of this rank's shards of the master weights, in the order of the buckets.
     pub fn buckets(&self) -> &[Tensor<1>] {
         &self.buckets
     }
@@ -90,7 +90,7 @@ impl WeightAverage {
         StateKind::of_all(EMA, masters.to_vec())
     }
 
-    /// Replaces the average of this rank's master shard of a bucket. `bucket` is the number of the bucket.
+    /// Replaces the average of this rank's shard of a bucket. `bucket` is the number of the bucket.
     pub fn restore(&mut self, bucket: usize, average: Tensor<1>) {
         self.buckets[bucket] = average;
     }

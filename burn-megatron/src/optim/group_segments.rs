@@ -13,7 +13,7 @@ use crate::data_parallel::{BucketShard, DistributedDataParallel};
 /// A range of a rank's shard of a bucket, with the multipliers of its parameter.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct GroupSegment {
-    /// The index of the parameter in the table.
+    /// The index of the parameter in the parameter table.
     pub index: usize,
     pub range: Range<usize>,
     /// The multiplier of the weight decay.

@@ -179,7 +179,7 @@ pub enum LayoutError {
          be allocated; split the model over more ranks"
     )]
     BufferTooLarge {
-        /// The index of the parameter in the table.
+        /// The index of the parameter in the parameter table.
         index: usize,
         /// The number of elements of the parameter.
         elements: usize,
