@@ -231,7 +231,7 @@ pub(super) fn open_to_read(path: &Path) -> Result<File, CheckpointError> {
     Ok(file)
 }
 
-/// Returns the size of a regular file, or an error for a link.
+/// Returns the size of a regular file. Returns an error if the path is a link.
 pub(super) fn check_is_file(path: &Path) -> Result<u64, CheckpointError> {
     let found =
         fs::symlink_metadata(path).map_err(|error| CheckpointError::io("open", path, error))?;

@@ -297,7 +297,7 @@ impl CheckpointFolder {
         })
     }
 
-    /// Makes `latest` name this checkpoint.
+    /// Writes the name of this checkpoint to the file `latest`.
     pub(super) fn point_to(&self, name: CheckpointName) -> Result<(), CheckpointError> {
         let text = name.text() + "\n";
         self.disk.replace(&self.path.join(LATEST), text.as_bytes())
@@ -322,7 +322,8 @@ impl CheckpointFolder {
         Ok(())
     }
 
-    /// Makes `latest` name the newest remaining checkpoint, or removes `latest` if no checkpoint is left.
+    /// Writes the name of the newest remaining checkpoint to the file `latest`. Removes `latest` if no checkpoint is
+    /// left.
     pub(super) fn point_to_newest(
         &self,
         left: Option<CheckpointName>,

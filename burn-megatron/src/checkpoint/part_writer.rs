@@ -14,7 +14,7 @@ const BUFFER: usize = 1 << 20;
 /// core until the checksum is computed.
 const STEP: usize = 1 << 18;
 
-/// A rank's data file while it is written.
+/// The data file of a rank that is being written.
 pub(super) struct PartWriter<'a> {
     path: &'a Path,
     size: u64,

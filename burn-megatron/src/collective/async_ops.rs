@@ -76,7 +76,7 @@ impl<const D: usize> PendingTensor<D> {
         or_raise(self.try_wait())
     }
 
-    /// Waits like [`wait`](Self::wait), and returns errors instead of unwinding.
+    /// Waits like [`wait`](Self::wait), but returns an error instead of panicking.
     pub(crate) fn try_wait(self) -> Result<Tensor<D>, CommError> {
         Ok(match self.state {
             PendingTensorState::Ready(tensor) => *tensor,
@@ -170,7 +170,8 @@ pub fn start_reduce_scatter<const D: usize>(
     pending_call(launch(x, call, comm), 1, shape, 0)
 }
 
-/// Performs the checks that a rank can do alone, even for a group of one rank, in which nothing is sent.
+/// Checks the shape of `x` and the arguments of `op` on this rank, without communication. The checks also apply to a
+/// group of one rank, in which nothing is sent.
 ///
 /// Panics (see [`raise`](crate::comm::raise)) if the shape is invalid for the group.
 pub(super) fn check<const D: usize>(x: &Tensor<D>, op: &CollectiveOp, comm: &Comm) {

@@ -70,8 +70,8 @@ pub fn start_all_gather_packed_coalesced(
     started.zip(observed).map(pending_call).collect()
 }
 
-/// Starts an all-to-all of rows of `width` words. `x` has the shape `[rows * width]` of u32. `send[r]` of its
-/// rows are sent to rank `r`, and `receive[r]` rows are received from it.
+/// Starts an all-to-all of rows of `width` `u32` elements. `x` has the shape `[rows * width]`. `send[r]` of its rows
+/// are sent to rank `r`, and `receive[r]` rows are received from rank `r`.
 ///
 /// In all other respects, this function works like [`start_all_gather_packed_coalesced`].
 pub(crate) fn start_all_to_all_packed(
@@ -120,7 +120,7 @@ impl PendingPacked {
         or_raise(self.try_wait())
     }
 
-    /// Waits like [`wait`](Self::wait), and returns errors instead of unwinding.
+    /// Waits like [`wait`](Self::wait), but returns an error instead of panicking.
     pub(crate) fn try_wait(self) -> Result<Tensor<1, Int>, CommError> {
         Ok(match self.0 {
             PackedState::Ready(words) => words,
@@ -151,7 +151,7 @@ fn check(x: &Tensor<1, Int>, comm: &Comm) {
     }
 }
 
-/// Returns the elements as i32 with the same bits.
+/// Returns the elements as `i32` with the same bits.
 pub(super) fn to_buffer(x: Tensor<1, Int>) -> Buffer {
     let words = x.try_into_data().map(TensorData::try_into_vec::<u32>);
     match words {

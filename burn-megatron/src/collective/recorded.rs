@@ -34,7 +34,7 @@ pub struct ExchangeNote {
     pub bytes: u64,
 }
 
-/// A call in flight in a recording.
+/// A recorded call whose result has not been returned yet.
 pub(super) struct RecordedExchange {
     kind: ExchangeKind,
     ranks: Vec<usize>,

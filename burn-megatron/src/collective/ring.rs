@@ -47,8 +47,8 @@ impl<const D: usize> RingAllGather<D> {
         }
     }
 
-    /// Calls `compute` for each tensor of each rank. The arguments are the tensor, the index of the rank that owns the
-    /// tensor, and the index of the tensor among the tensors of that rank. The tensors of the calling rank come first.
+    /// Calls `compute` for each tensor of each rank. The arguments are the tensor, the index of the rank that owns it,
+    /// and its index among the tensors of its owner. The tensors of the calling rank come first.
     pub fn each(mut self, mut compute: impl FnMut(Tensor<D>, usize, usize)) {
         let (rank, size) = (self.comm.rank(), self.comm.size());
         let count = self.own.len();

@@ -39,7 +39,7 @@ impl fmt::Display for InvalidGradient {
     }
 }
 
-/// Measures the gradients of each bucket before it is reduced, without reading them back.
+/// Measures the gradients of each bucket before the bucket is reduced. The measurements stay on the device.
 ///
 /// The measurements of a step are one tensor, `[1 + parameters]`, in the [dtype of
 /// statistics](statistics_dtype). The first element is the largest sum of squares of a bucket. The other

@@ -2,7 +2,7 @@
 
 use parking_lot::Mutex;
 
-/// The micro-batch that receives gradients while such a function runs.
+/// The current micro-batch of a function that calls the backward itself.
 #[derive(Default)]
 pub(super) struct OwnBackward(Mutex<Option<MicroBatch>>);
 

@@ -21,7 +21,7 @@ use crate::nn::hook::{
     Deferred, DeferringSink, GradientSink, ParameterValue, Pass, WeightGradientFn,
 };
 
-/// Locked buckets. Backward uses them from the closures of its graph, which hold this sink.
+/// The buckets of a rank, behind locks. The closures of the backward graph hold this sink and use the buckets.
 pub(super) struct ParamAndGradBuffers {
     pub plan: Arc<ShardingPlan>,
     /// The parameters without gradients, if there are any.

@@ -23,9 +23,9 @@ pub(crate) struct ShardSegment {
     pub mask: Option<Tensor<1, Bool>>,
 }
 
-/// Returns the segments that `rank` accounts for, so that each element of the model counts once. They are the
-/// segments of its partition of each bucket, without the elements that another rank of a model axis or of the
-/// pipeline accounts for.
+/// Returns the segments whose elements `rank` counts. Each element of the model is counted by one rank. The segments
+/// are the segments of the rank's partition of each bucket, without the elements that another rank of a model axis or
+/// of the pipeline counts.
 pub(super) fn unique_segments(
     plan: &ShardingPlan,
     table: &ParameterTable,
@@ -43,7 +43,7 @@ pub(super) fn unique_segments(
     segments(plan, table, range, select)
 }
 
-/// Returns the segments of the sections that have these replicas.
+/// Returns the segments of the sections that are replicated as described by `replicas`.
 pub(super) fn segments_with_replicas(
     plan: &ShardingPlan,
     table: &ParameterTable,

@@ -24,12 +24,12 @@ thread_local! {
     static CURRENT: RefCell<Option<Arc<Recorder>>> = const { RefCell::new(None) };
 }
 
-/// Returns the recorder of this thread that takes fingerprints, or `None` without a recorder.
+/// Returns the recorder of this thread, or `None` if this thread has no recorder.
 pub(crate) fn recording() -> Option<Arc<Recorder>> {
     CURRENT.with_borrow(Clone::clone)
 }
 
-/// Notes that a layer reads this parameter. The operations that follow belong to the layer.
+/// Records that a layer reads this parameter. The operations that follow are attributed to this layer.
 pub(crate) fn note_parameter(path: impl FnOnce() -> Option<String>) {
     if let Some(recorder) = recording()
         && let Some(path) = path()

@@ -15,8 +15,9 @@ use crate::pipeline::split::StageLayout;
 /// Builds the modules of the pipeline stages on one rank. A model without a pipeline has one stage with all
 /// modules.
 ///
-/// [`first`](Self::first) and [`last`](Self::last) return the builder of a module in the first or the last stage of the
-/// model, or `None` if the rank does not have this stage. [`layers`](Self::layers) builds the layers in between.
+/// [`first`](Self::first) returns the builder of a module in the first stage of the model, and [`last`](Self::last)
+/// returns the builder of a module in the last stage. Both return `None` if the rank does not have the stage.
+/// [`layers`](Self::layers) builds the layers in between.
 #[derive(Clone, Debug)]
 pub struct StageBuilder {
     root: ModelBuilder,

@@ -128,7 +128,7 @@ impl ParallelAdamW {
         }
     }
 
-    /// Whether [`step_with_outcome`](Self::step_with_outcome) can be called.
+    /// Whether the optimizer is fused, so that [`step_with_outcome`](Self::step_with_outcome) can be called.
     pub(crate) fn is_fused(&self) -> bool {
         matches!(self.implementation, AdamWImpl::Fused(_))
     }
@@ -147,9 +147,9 @@ impl ParallelAdamW {
         }
     }
 
-    /// Updates the parameters if `outcome`, a tensor on the device, marks the step as taken. The outcome also
-    /// contains the learning rate and the step number. Call [`record_taken`](Self::record_taken) once the
-    /// outcome is known on the host. Collective: call on all ranks.
+    /// Updates the parameters if `outcome`, a tensor on the device, indicates that the step is taken. The outcome also
+    /// contains the learning rate and the step number. Call [`record_taken`](Self::record_taken) when the host has read
+    /// the outcome. Collective: call on all ranks.
     ///
     /// # Panics
     ///
@@ -169,7 +169,7 @@ impl ParallelAdamW {
         ddp.step_buckets(gradients, Some(outcome), &fused.step_fn(step));
     }
 
-    /// Sets the number of taken steps, after steps that followed an outcome on the device.
+    /// Sets the number of taken steps. Call it after steps whose outcome was only on the device.
     pub(crate) fn record_taken(&mut self, taken: u64) {
         if let AdamWImpl::Fused(fused) = &mut self.implementation {
             fused.steps = taken;

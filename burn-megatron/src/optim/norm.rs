@@ -49,8 +49,8 @@ pub(super) fn rounds_norm<M: Module>(
     !dtypes.contains(&DType::F64)
 }
 
-/// Returns the sum of squares, `[1]`, of the elements of a grid that this rank accounts for, or `None` if it
-/// accounts for none. The sum is in f64 on the CPU.
+/// Returns the sum of squares, `[1]`, of the elements of a grid that this rank counts, or `None` if it counts no
+/// element. The sum is in f64 on the CPU.
 pub(super) fn squares<M: Module>(
     gradients: &Gradients,
     ddp: &DistributedDataParallel<M>,

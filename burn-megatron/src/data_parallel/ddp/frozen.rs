@@ -63,7 +63,8 @@ impl<M: Module> DistributedDataParallel<M> {
         shards.zip(frozen.shards()).map(value).collect()
     }
 
-    /// Returns the dtype of each frozen parameter in checkpoints, which is the dtype of a master weight.
+    /// Returns the dtype in which checkpoints store each frozen parameter. It is the dtype that the master weight would
+    /// have.
     pub(crate) fn frozen_dtypes(&self) -> Vec<DType> {
         let frozen = self.buffers.frozen.iter();
         let parameters = frozen.flat_map(|frozen| &frozen.plan.parameters);

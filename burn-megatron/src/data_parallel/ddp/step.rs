@@ -73,7 +73,7 @@ impl<M: Module> DistributedDataParallel<M> {
         }
     }
 
-    /// Returns the segments of the gradients that this rank accounts for, so that each element counts once.
+    /// Returns the segments of the gradients that this rank counts. Each element of the model is counted by one rank.
     pub(crate) fn unique_segments(&self) -> &[ShardSegment] {
         &self.unique_segments
     }
@@ -83,9 +83,9 @@ impl<M: Module> DistributedDataParallel<M> {
         self.buffers.plan.all_groups()
     }
 
-    /// Replaces the master weights of this rank's shards with the result of `step`. The host steps offloaded buckets
-    /// while the device steps the other buckets. Each bucket on the device is gathered, and its gradient freed, before
-    /// the next bucket is stepped. Collective: call on all ranks.
+    /// Replaces the master weights of this rank's shards with the result of `step`. The host runs the steps of
+    /// offloaded buckets while the device runs the steps of the other buckets. Each bucket on the device is gathered,
+    /// and its gradient is freed, before the step of the next bucket. Collective: call on all ranks.
     ///
     /// Panics (see [`raise`](crate::comm::raise)) if an optimizer step on the host fails.
     pub(crate) fn step_buckets(

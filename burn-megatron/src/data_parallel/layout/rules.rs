@@ -117,7 +117,7 @@ impl BucketRules {
         }
     }
 
-    /// Returns the number of elements for which bucket sizes are padded to a multiple.
+    /// Returns the multiple to which bucket sizes are padded, in elements.
     pub(super) fn bucket_multiple(&self, key: &BufferKey) -> Result<usize, LayoutError> {
         let ranks = self.shards(key.grid);
         let codes = match (key.quantized, key.parameter) {

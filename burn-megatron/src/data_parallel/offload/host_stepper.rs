@@ -22,7 +22,7 @@ use crate::host_link::caught;
 /// group.
 const DEADLINE: Duration = Duration::from_secs(300);
 
-/// A bucket to step on the host.
+/// The input of an optimizer step on the host.
 pub(crate) struct HostBucket {
     pub number: usize,
     /// The gradient, on the device.
@@ -33,7 +33,7 @@ pub(crate) struct HostBucket {
     pub model: Option<Tensor<1>>,
 }
 
-/// A bucket that was stepped on the host.
+/// The result of an optimizer step on the host.
 pub(crate) struct HostStepped {
     /// The result of the optimizer step, on the host.
     pub stepped: SteppedBucket,
@@ -41,8 +41,8 @@ pub(crate) struct HostStepped {
     pub parameters: Tensor<1>,
 }
 
-/// Steps buckets on the host, in the order in which they were started. All waits have a deadline. A panic in a
-/// thread makes the wait fail.
+/// Runs the optimizer steps of buckets on the host, in the order in which they were started. All waits have a deadline.
+/// If a thread panics, the wait fails.
 #[derive(Debug)]
 pub(crate) struct HostStepper {
     /// `None` only while the stepper is dropped.

@@ -36,7 +36,8 @@ pub struct OffloadPlan {
 }
 
 impl OffloadPlan {
-    /// Selects the buckets of `layout` for a fraction of at most 1.
+    /// Selects the buckets of `layout` that are offloaded. `fraction` is the fraction of the optimizer state, at most
+    /// 1.
     pub(super) fn new(layout: &BufferLayout, rules: &MemoryRules, fraction: f64) -> Self {
         let state = |(_, buffer, bucket): (usize, &_, &_)| rules.state_of(buffer, bucket);
         let total: u128 = layout.buckets().map(state).sum();

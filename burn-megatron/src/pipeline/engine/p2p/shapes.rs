@@ -50,7 +50,8 @@ impl fmt::Display for TensorSpec {
 pub struct ShapeCache(Arc<Mutex<HashMap<(usize, ShapeKey), TensorSpec>>>);
 
 impl ShapeCache {
-    /// Returns the spec of the activation that a stage returns for micro-batches with this key, if it is known.
+    /// Returns the shape and dtype of the activation that a stage returns for micro-batches with this key, or `None` if
+    /// the cache does not contain them.
     pub(super) fn get(&self, stage: usize, key: ShapeKey) -> Option<TensorSpec> {
         self.0.lock().get(&(stage, key)).copied()
     }
@@ -60,7 +61,7 @@ impl ShapeCache {
     }
 }
 
-/// The header that precedes the first activation of a key.
+/// The header that is sent before the first activation of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TensorMetadata {
     pub stage: usize,
