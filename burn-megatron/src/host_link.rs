@@ -8,7 +8,7 @@ use crate::comm::CommError;
 
 /// A simulated link between a device and its host. Each direction has its own bandwidth.
 ///
-/// The link and the concurrent computations have a simulated clock, so no real time passes. The times of
+/// The transfers and the concurrent computations use a simulated clock, so no real time passes. The times of
 /// [`OffloadEvent`]s therefore do not depend on the machine or its load.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SimulatedHostLink {

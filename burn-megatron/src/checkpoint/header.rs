@@ -1,5 +1,5 @@
-//! The header of a safetensors file. It consists of its length in 8 bytes, and JSON with the type, shape and offsets of
-//! each entry. The JSON is padded with spaces.
+//! The header of a safetensors file. The header consists of its length (8 bytes), followed by JSON with the type, shape
+//! and offsets of each entry. The JSON is padded with spaces.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;

@@ -1,4 +1,4 @@
-//! Checks the output path of a command before the command writes.
+//! Checks the output path of a command before the command writes to it.
 
 use std::fs;
 use std::io;

@@ -14,7 +14,7 @@ const BUFFER: usize = 1 << 20;
 /// core until the checksum is computed.
 const STEP: usize = 1 << 18;
 
-/// The data file of a rank that is being written.
+/// The data file that a rank is writing.
 pub(super) struct PartWriter<'a> {
     path: &'a Path,
     size: u64,

@@ -77,8 +77,8 @@ pub fn load_weights<M: Module>(
     Ok(())
 }
 
-/// Returns the keys and dtypes of a model's frozen weights, as an argument of [`check`]. The dtypes are the dtypes that
-/// the master weights would have.
+/// Returns the keys of a model's frozen weights, and the dtypes that their master weights would have, as an argument of
+/// [`check`].
 pub fn of_frozen<M: Module>(ddp: &DistributedDataParallel<M>) -> StateKind {
     StateKind::of_all(MODEL, ddp.frozen_dtypes())
 }

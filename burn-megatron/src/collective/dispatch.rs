@@ -10,7 +10,7 @@ use super::recorded::RecordedExchange;
 use crate::comm::{Call, CommError, DeviceCommunicator, DevicePending, Pending};
 use crate::fingerprint::{self, ObservedCall};
 
-/// A call on one tensor that has been started.
+/// A started call on one tensor.
 pub(super) enum InFlightTensorCall {
     /// The call runs through host memory.
     Host {

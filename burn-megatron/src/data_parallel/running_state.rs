@@ -2,9 +2,9 @@
 //!
 //! A module visitor visits running states like parameters. But a running state has no gradient, and a hook cannot
 //! supply its value. Therefore running states are listed with the [frozen](super::frozen) parameters, whose buckets
-//! hold the values for checkpoints. The module on each rank holds the value that its own forwards update. If the ranks
-//! need a common value, it is the mean of the values over the data axis. Updates are linear, so averaging once gives
-//! the same value as averaging after each update.
+//! hold the values for checkpoints. On each rank, the module holds its own value, which the forwards of this rank
+//! update. If the ranks need a common value, it is the mean of the values over the data axis. Updates are linear, so
+//! averaging once gives the same value as averaging after each update.
 
 use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::Tensor;

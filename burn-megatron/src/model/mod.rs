@@ -42,7 +42,7 @@ pub trait LanguageModel: Module + 'static {
     ///
     /// # Panics
     ///
-    /// Panics if the documents of the tokens do not match the rows of the tokens. See [`Tokens::format`].
+    /// Panics if the boundaries of the packed documents do not fit the rows of the tokens. See [`Tokens::format`].
     fn hidden(&self, stage: usize, input: Option<Tensor<3>>, tokens: Tokens) -> Tensor<3>;
 
     /// Returns a number that must divide the sequence length. With sequence parallelism it is the size of the tensor
@@ -55,7 +55,8 @@ pub trait LanguageModel: Module + 'static {
     fn vocabulary(&self) -> usize;
 
     /// Returns the number of depths of multi-token prediction. Training and evaluation pass this number of
-    /// [further](Tokens::further) tokens to the model. They append the targets of each depth as rows to the targets.
+    /// [further](Tokens::further) tokens to the model. The targets of each depth are appended to the targets as
+    /// additional rows.
     fn further_depths(&self) -> usize {
         0
     }
@@ -65,8 +66,8 @@ pub trait LanguageModel: Module + 'static {
     /// included.
     fn losses_of(&self, hidden: Tensor<3>, targets: Tensor<2, Int>) -> Losses;
 
-    /// Computes the sums of the [losses](Self::losses_of) over all tokens. A training step runs the backward of the sum
-    /// of the objective times `factor`.
+    /// Computes the sums of the [losses](Self::losses_of) over all tokens. A training step multiplies the sum of the
+    /// objective by `factor` and runs the backward of the product.
     ///
     /// With multi-token prediction, the output of the last stage and the targets also contain the rows of each
     /// [depth](Self::further_depths): `[batch (1 + depths), seq]`. A model that overrides this method can compute

@@ -144,7 +144,8 @@ pub(super) fn check_missing(
     Err(CheckpointError::Missing { of, keys }.into())
 }
 
-/// Whether a type can be converted to another type. It can if no value is rounded, or if `rounding` allows rounding.
+/// Whether values can be converted from type `from` to type `to`. If `rounding` is false, the conversion must not round
+/// any value.
 pub(super) fn fits(from: ElementType, to: DType, rounding: bool) -> bool {
     use ElementType::{Bf16, F16, F32, F64};
     match (from, to) {

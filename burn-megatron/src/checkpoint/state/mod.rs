@@ -1,4 +1,4 @@
-//! The state of a run that a checkpoint saves and from which the run resumes.
+//! The state of a run. A checkpoint saves this state, and the run resumes from it.
 //!
 //! Each rank writes some slices of the optimized weights and of the optimizer state ([`write_items`]), so that each
 //! element is written once. The bias of each router is also written as a tensor. An object is written for each FP8

@@ -65,7 +65,7 @@ impl<M: Module> DistributedDataParallel<M> {
         })
     }
 
-    /// Frees gathered parameters, which the end of a step also does. This method has an effect only with ZeRO-3.
+    /// Frees gathered parameters, as the end of a step does. This method has an effect only with ZeRO-3.
     pub fn reshard(&self) {
         self.buffers.parameters().reshard();
         if let Some(frozen) = &self.buffers.frozen {

@@ -43,8 +43,8 @@ pub struct ParameterSize {
 /// The rules for dividing parameters into buckets and for padding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BucketRules {
-    /// The number of elements at which a bucket is closed. The number is checked after each parameter, so a bucket may
-    /// be larger. `None`: the size is not limited.
+    /// The number of elements at which a bucket is closed. The size of the bucket is checked after each parameter, so a
+    /// bucket may be larger. `None`: the size is not limited.
     pub size: Option<usize>,
     /// The number of ranks over which a bucket of dense parameters is sharded.
     pub ranks: usize,

@@ -26,9 +26,9 @@ impl RequiredMemory {
     /// Computes the host memory that one rank on a CPU device needs at the same time. It is the maximum of two amounts:
     /// the memory at the end of a backward, and the memory while the logits of a micro-batch exist.
     ///
-    /// `is_first` is true if a step has a single micro-batch. Gradients then do not exist yet while the logits exist.
-    /// `is_only` is true if the run has a single step. The optimizer state then does not exist yet while the logits
-    /// exist.
+    /// `is_first` is true if a step has a single micro-batch. In this case, no gradients are allocated while the logits
+    /// exist. `is_only` is true if the run has a single step. In this case, no optimizer state is allocated while the
+    /// logits exist.
     pub fn new(state: &MemoryPlan, logits: u128, is_first: bool, is_only: bool) -> Self {
         let stepping = Self {
             parameters: state.parameters.into(),

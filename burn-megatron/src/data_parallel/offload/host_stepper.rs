@@ -29,7 +29,7 @@ pub(crate) struct HostBucket {
     pub gradient: TrackedTensor,
     /// The master weights, on the host.
     pub master: TrackedTensor,
-    /// The tensor for the copy in the model dtype, on the host: see [`BucketStep::model`].
+    /// The host tensor for the updated parameters in the dtype of the model: see [`BucketStep::model`].
     pub model: Option<Tensor<1>>,
 }
 

@@ -41,8 +41,9 @@ pub trait Stage {
     fn forward(&self, stage: usize, micro_batch: usize, input: Option<Tensor<3>>) -> StageOutput;
 
     /// Runs [`forward`](Self::forward) on a rank whose schedule pairs forwards with backwards. A stage passes `nodes`
-    /// to each layer that exchanges rows between ranks. Such a layer ends a node at each exchange. By default the
-    /// complete forward is one node. The results are bitwise equal to the results of [`forward`](Self::forward).
+    /// to each layer that exchanges rows of activations between ranks. Such a layer ends a node at each exchange. By
+    /// default the complete forward is one node. The results are bitwise equal to the results of
+    /// [`forward`](Self::forward).
     fn forward_nodes(
         &self,
         stage: usize,
@@ -108,7 +109,7 @@ impl EngineRun {
     }
 }
 
-/// The error of a schedule that cannot be run or whose run failed.
+/// The error for a schedule that cannot be run, or for a run that failed.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum EngineError {
     /// The schedule violates a rule of valid schedules.
@@ -276,8 +277,8 @@ impl<'a> Engine<'a> {
         self
     }
 
-    /// Sets the loss scale: the backward starts from the losses times `loss_scale`, which is a number or a tensor. The
-    /// losses in [`EngineRun::losses`] are not scaled.
+    /// Sets the loss scale: the backward starts from the losses multiplied by `loss_scale`, which is a number or a
+    /// tensor. The losses in [`EngineRun::losses`] are not scaled.
     pub fn with_loss_scale(mut self, loss_scale: impl Into<LossFactor>) -> Self {
         self.loss_scale = loss_scale.into();
         self

@@ -43,9 +43,9 @@ impl fmt::Display for TensorSpec {
 /// The cache of the activation shapes that the ranks of a pipeline have recorded from earlier micro-batches. Clones
 /// share the cache.
 ///
-/// Before the first activation of a [key](ShapeKey) is sent between two stages, a header with its shape and dtype is
-/// sent. Later activations with this key must have the same shape and dtype. On each rank, pass the same cache to all
-/// runs of a pipeline. Then a shape is either in the caches of all ranks or in none.
+/// The first activation of a [key](ShapeKey) between two stages is preceded by a header with its shape and dtype. Later
+/// activations with this key must have the same shape and dtype. On each rank, pass the same cache to all runs of a
+/// pipeline. Then a shape is either in the caches of all ranks or in none.
 #[derive(Clone, Debug, Default)]
 pub struct ShapeCache(Arc<Mutex<HashMap<(usize, ShapeKey), TensorSpec>>>);
 
