@@ -7,7 +7,7 @@
 //! |---|---|---|---|
 //! | [`copy`] | identity | all-reduce | input of a column-parallel layer |
 //! | [`reduce`] | all-reduce | identity | output of a row-parallel layer |
-//! | [`split`] | this rank's part along `dim` | all-gather | replicated input of which each rank uses a part |
+//! | [`split`] | this rank's part along `dim` | all-gather | replicated input, if each rank uses only its part |
 //! | [`gather`] | all-gather along `dim` | this rank's part | output that every rank needs in full |
 //! | [`scatter_sequence`] | this rank's part along `dim` | all-gather | start of the sequence-parallel region |
 //! | [`gather_sequence`] | all-gather along `dim` | reduce-scatter | before a column-parallel layer |

@@ -93,7 +93,7 @@ impl ShardingGroups {
     }
 }
 
-/// Returns the partition index of a rank in a data-parallel group with `replicas` copies, each of which is sharded over
+/// Returns the partition index of a rank in a data-parallel group with `replicas` copies. Each copy is sharded over
 /// `shards` ranks.
 pub(crate) fn partition_index(rank: usize, shards: usize, replicas: usize) -> usize {
     rank % shards * replicas + rank / shards

@@ -1,5 +1,5 @@
-//! Exchanges the matrices of Muon between ranks. Each matrix is gathered on one rank. This rank changes the matrix and
-//! returns each part of it to the rank that updates the part.
+//! Exchanges the matrices of Muon between ranks. Each matrix is gathered on one rank. This rank changes the matrix, and
+//! returns each part to the rank that updates the part.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
