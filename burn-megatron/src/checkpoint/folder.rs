@@ -233,7 +233,7 @@ impl CheckpointFolder {
     }
 
     /// Begins to save a checkpoint. Call this method on one rank and send the [name](PendingCheckpoint::name) to the
-    /// other ranks. It removes the files of interrupted saves. The folder stays locked until the checkpoint is
+    /// other ranks. This method removes the files of interrupted saves. The folder stays locked until the checkpoint is
     /// published or dropped.
     ///
     /// # Errors

@@ -90,8 +90,8 @@ pub fn build(file: &str, entries: &mut [HeaderEntry]) -> Result<Vec<u8>, Checkpo
 }
 
 /// Parses the header of a safetensors file. `bytes` starts at the beginning of the file and contains at least the
-/// header. Returns the entries in the order of the file. It checks that the entries are contiguous and that the last
-/// entry ends at the end of the file.
+/// header. Returns the entries in the order of the file. The function checks that the entries are contiguous and that
+/// the last entry ends at the end of the file.
 ///
 /// # Errors
 ///

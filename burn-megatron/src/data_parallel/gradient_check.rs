@@ -96,8 +96,9 @@ impl GradientCheck {
         Tensor::zeros([1 + parameters], (&self.device, dtype))
     }
 
-    /// Returns a tensor per grid. It is 1 for each parameter that this rank counts in the gradient norm, and 0 for
-    /// other parameters. The product with the measurements gives the squares of the reduced gradients.
+    /// Returns a tensor per grid, with one element per measurement. The element of a parameter is 1 if this rank counts
+    /// the parameter in the gradient norm. All other elements are 0. The product with the measurements gives the
+    /// squares of the reduced gradients.
     ///
     /// Returns `None` if the reduced gradients can differ from the measured gradients: with several ranks, with several
     /// reductions per step, or if this rank counts only a part of a parameter.

@@ -58,13 +58,12 @@ impl ParamAndGradBuffers {
         self.gradients.lock()
     }
 
-    /// Returns this rank's master shard of a bucket, in the main dtype. It is on the host if the bucket is
-    /// offloaded.
+    /// Returns this rank's shard of a bucket's master weights. The shard is on the host if the bucket is offloaded.
     pub fn master_shard(&self, number: usize) -> Tensor<1> {
         self.parameters().master_shard(number)
     }
 
-    /// Returns this rank's master shard of a bucket, always on the device.
+    /// Returns this rank's shard of a bucket's master weights, always on the device.
     pub fn master_on_device(&self, number: usize) -> Tensor<1> {
         self.master_shard(number).to_device(&self.plan.device)
     }

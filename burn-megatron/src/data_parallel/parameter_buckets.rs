@@ -75,8 +75,8 @@ impl ParameterBuckets {
         }
     }
 
-    /// Sets a parameter to `value`, flat and in its main dtype, on this rank only. For FP8 weights call
-    /// [`quantize`](Self::quantize) afterwards.
+    /// Sets a parameter to `value` on this rank only. `value` is flat and has the dtype of the master weights. For FP8
+    /// weights call [`quantize`](Self::quantize) afterwards.
     pub fn write(&mut self, index: usize, value: &Tensor<1>) {
         let plan = &self.plan;
         let (number, range) = plan.location(index);
@@ -186,9 +186,9 @@ impl ParameterBuckets {
         self.prefetch.end_step()
     }
 
-    /// Replaces this rank's master shard of a bucket with the result of `step`, and starts the all-gather of the
-    /// bucket. If the dtype of the model differs from the dtype of the master weights, `step` also gets a tensor for
-    /// the new parameters. FP8 buckets are [quantized](Self::quantize) after the optimizer steps of all buckets.
+    /// Replaces this rank's shard of a bucket's master weights with the result of `step`, and starts the all-gather of
+    /// the bucket. If the dtype of the model differs from the dtype of the master weights, `step` also gets a tensor
+    /// for the new parameters. FP8 buckets are [quantized](Self::quantize) after the optimizer steps of all buckets.
     pub fn step(
         &mut self,
         number: usize,
@@ -201,7 +201,7 @@ impl ParameterBuckets {
         self.put(number, master, model);
     }
 
-    /// Replaces this rank's master shard of each bucket.
+    /// Replaces this rank's shard of the master weights of each bucket.
     pub fn replace(&mut self, masters: Vec<Tensor<1>>) {
         for (number, master) in masters.into_iter().enumerate().rev() {
             let model = None;
@@ -209,8 +209,8 @@ impl ParameterBuckets {
         }
     }
 
-    /// Takes out this rank's master shard of a bucket, and a tensor for the new parameters in the dtype of the model.
-    /// [`put`](Self::put) replaces both. They are on the host if the bucket is offloaded.
+    /// Takes out this rank's shard of a bucket's master weights, and a tensor for the new parameters in the dtype of
+    /// the model. [`put`](Self::put) replaces both. They are on the host if the bucket is offloaded.
     pub fn take(&mut self, number: usize) -> (TrackedTensor, Option<Tensor<1>>) {
         let plan = &self.plan;
         let bucket = &mut self.buckets[number];
@@ -312,13 +312,12 @@ impl ParameterBuckets {
         }
     }
 
-    /// Returns this rank's master shard of a bucket, in the main dtype. It is on the host if the bucket is
-    /// offloaded.
+    /// Returns this rank's shard of a bucket's master weights. The shard is on the host if the bucket is offloaded.
     pub fn master_shard(&mut self, number: usize) -> Tensor<1> {
         self.buckets[number].master_shard(number, &self.plan)
     }
 
-    /// Replaces this rank's master shard of a bucket, but not the copy in the dtype of the model.
+    /// Replaces this rank's shard of a bucket's master weights, but not the copy in the dtype of the model.
     pub fn change_master(&mut self, number: usize, change: impl FnOnce(Tensor<1>) -> Tensor<1>) {
         let plan = &self.plan;
         let bucket = &mut self.buckets[number];

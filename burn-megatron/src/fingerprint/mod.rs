@@ -2,10 +2,10 @@
 //! of a module, the gradients, and the inputs and outputs of each collective. If a step is run twice from the same
 //! state, the fingerprints are equal.
 //!
-//! A [`Recorder`] records everything that runs in [`Recorder::watch`] on this thread. It observes operations through
-//! [`CallObserver`](burn_megatron_kernels::function::CallObserver), communicated tensors in the tensor collectives, and
-//! gradients in their buckets. To compute a fingerprint, a tensor is read from its device. A [`Corruption`] changes the
-//! tensors that operations return, to simulate hardware faults.
+//! A [`Recorder`] records everything that runs in [`Recorder::watch`] on this thread. The recorder observes operations
+//! through [`CallObserver`](burn_megatron_kernels::function::CallObserver), communicated tensors in the tensor
+//! collectives, and gradients in their buckets. To compute a fingerprint, a tensor is read from its device. A
+//! [`Corruption`] changes the tensors that operations return, to simulate hardware faults.
 
 use std::cell::RefCell;
 use std::sync::Arc;

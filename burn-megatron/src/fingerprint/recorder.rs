@@ -60,8 +60,8 @@ pub struct Event {
 }
 
 /// A function that simulates a fault: it changes a tensor that an operation has returned, and returns a description of
-/// the fault. It returns `None` if it does not change the tensor. The first argument is true for gradients and false
-/// for activations.
+/// the fault. The function returns `None` if it does not change the tensor. The first argument is true for gradients
+/// and false for activations.
 pub type Corruption = dyn Fn(bool, &mut DispatchTensor) -> Option<String> + Send + Sync;
 
 /// A recorder of one run of a step, which can also inject faults into the step.

@@ -15,8 +15,8 @@ pub trait GenerationCache<M: ?Sized>: Debug + Sized {
     /// Creates an empty cache.
     fn new(model: &M) -> Self;
 
-    /// Splits the cache over the ranks of a context group. It is called once, on an empty cache. The cache of a rank
-    /// may then hold only a part of the tokens. By default each rank holds and processes all tokens.
+    /// Splits the cache over the ranks of a context group. This method is called once, on an empty cache. The cache of
+    /// a rank may then hold only a part of the tokens. By default each rank holds and processes all tokens.
     fn over_context(self, _context: &Comm) -> Self {
         self
     }
@@ -82,9 +82,9 @@ pub trait GenerationCache<M: ?Sized>: Debug + Sized {
         false
     }
 
-    /// Runs the first depth of multi-token prediction on the last stage. It is called before the number of cached
-    /// tokens is [set](Self::set_len). `hidden` is the output of [`hidden`](Self::hidden) or, if `is_prefill`, of
-    /// [`prefill`](Self::prefill) for the new tokens. `next` contains, for each new token, the token one position
+    /// Runs the first depth of multi-token prediction on the last stage. This method is called before the number of
+    /// cached tokens is [set](Self::set_len). `hidden` is the output of [`hidden`](Self::hidden) or, if `is_prefill`,
+    /// of [`prefill`](Self::prefill) for the new tokens. `next` contains, for each new token, the token one position
     /// later. Returns the input of [`logits_of`](LanguageModel::logits_of), from which the tokens two positions later
     /// are predicted.
     fn draft(

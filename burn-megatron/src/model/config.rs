@@ -123,8 +123,8 @@ pub trait ModelConfig:
         format!("{} layers, context {}", self.layers(), self.context())
     }
 
-    /// Returns the number of logits per token on one rank. It is used to estimate the memory of the logits before a
-    /// run.
+    /// Returns the number of logits per token on one rank. The number is used to estimate the memory of the logits
+    /// before a run.
     fn local_logits(&self, layout: &ParallelConfig) -> usize {
         self.vocabulary().div_ceil(layout.tensor)
     }

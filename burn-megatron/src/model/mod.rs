@@ -83,13 +83,13 @@ pub trait LanguageModel: Module + 'static {
     }
 
     /// Returns the terms that are added to the cross-entropy in the objective, in the order of the
-    /// [parts](Losses::parts) of the losses. They are the same on every rank.
+    /// [parts](Losses::parts) of the losses. The terms are the same on every rank.
     fn loss_terms(&self) -> &[LossTerm] {
         &[]
     }
 
-    /// Computes the logits `[batch, seq, vocabulary]` from the output of the last stage. They are gathered on every
-    /// rank of the tensor axis.
+    /// Computes the logits `[batch, seq, vocabulary]` from the output of the last stage. The logits are gathered on
+    /// every rank of the tensor axis.
     fn logits_of(&self, hidden: Tensor<3>) -> Tensor<3>;
 
     /// Returns the path of the output layer's weight, or `None` if the gradient of this weight cannot be deferred

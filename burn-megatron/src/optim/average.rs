@@ -13,8 +13,8 @@ use crate::data_parallel::{DistributedDataParallel, MemoryCategory, TrackedAlloc
 pub const EMA: &str = "ema/";
 
 /// Settings of the exponential moving average (EMA) of the weights. After each step that is not skipped, the average is
-/// `e = decay e + (1 - decay) w`. It starts with the initial weights. It is sharded like the master weights and has the
-/// same dtype.
+/// `e = decay e + (1 - decay) w`. The average starts with the initial weights. It is sharded like the master weights
+/// and has the same dtype.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct EmaConfig {

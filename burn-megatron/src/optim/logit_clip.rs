@@ -1,6 +1,6 @@
 //! QK-Clip (MuonClip of Kimi K2, arXiv:2507.20534, section 2.1). After a step, QK-Clip scales down the query and key
-//! weights of each head whose largest attention logit in the step exceeds a threshold. It corresponds to `clip_qk` in
-//! Megatron-Core.
+//! weights of each head whose largest attention logit in the step exceeds a threshold. QK-Clip corresponds to `clip_qk`
+//! in Megatron-Core.
 //!
 //! `S` is the largest logit of a head, or of all heads that share a key. `t` is the threshold. If `S > t`, then
 //! `g = t / S`. After the optimizer step and before the parameters are gathered, the columns of weights and biases are

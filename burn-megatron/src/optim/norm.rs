@@ -9,7 +9,7 @@ use crate::data_parallel::{DistributedDataParallel, Gradients, ShardingGroups};
 use crate::kernel_selection::Operation;
 use crate::mesh::Grid;
 
-/// Returns the 2-norm of the gradient of the complete model. It is the same on every rank. Collective: call on
+/// Returns the 2-norm of the gradient of the complete model. The norm is the same on every rank. Collective: call on
 /// all ranks.
 ///
 /// Each rank of a data-parallel group sums the squares of its partition of every bucket, in f64 on the CPU. The norm of
@@ -76,7 +76,7 @@ pub(super) fn squares<M: Module>(
     })
 }
 
-/// Returns the number of zeros in the gradient of the complete model. It is the same on every rank. Collective:
+/// Returns the number of zeros in the gradient of the complete model. The number is the same on every rank. Collective:
 /// call on all ranks.
 ///
 /// # Errors

@@ -15,8 +15,8 @@ use super::rules::RuleConfig;
 use super::state::{OptimizerState, ShardOptimizer, StateKind};
 use crate::data_parallel::{BucketShard, DistributedDataParallel, Gradients, Moments};
 
-/// The optimizer of a run for the parameters of a model. [`OptimizerConfig`] selects the optimizer. It can also
-/// maintain a moving average of the weights.
+/// The optimizer of a run for the parameters of a model. [`OptimizerConfig`] selects the optimizer. A
+/// `ParallelOptimizer` can also maintain a moving average of the weights.
 ///
 /// ```
 /// use burn::nn::LinearConfig;

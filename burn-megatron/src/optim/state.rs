@@ -1,4 +1,4 @@
-//! The state of an optimizer that checkpoints save. It consists of tensors that are sharded like the parameters.
+//! The optimizer state that checkpoints save. The state consists of tensors that are sharded like the parameters.
 
 use burn::tensor::{DType, Tensor};
 

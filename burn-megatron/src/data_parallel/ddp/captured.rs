@@ -39,7 +39,7 @@ impl<M: Module> DistributedDataParallel<M> {
         self.buffers.gradients().count(uses);
     }
 
-    /// Returns the memory identifiers of the parameters and of the gradient buffers. It must be called while reductions
+    /// Returns the memory identifiers of the parameters and of the gradient buffers. Call this method while reductions
     /// are [held back](Self::hold_reductions).
     pub fn memory_ids(&self) -> Vec<Option<usize>> {
         let mut ids = self.buffers.parameters().memory_ids();

@@ -150,7 +150,7 @@ impl<M: Module> DistributedDataParallel<M> {
         &self.buffers.plan.layout
     }
 
-    /// Returns the gradient sink, which accumulates gradients. It is for code that runs the backward itself.
+    /// Returns the gradient sink, which accumulates gradients. Use it in code that runs the backward itself.
     pub fn sink(&self) -> Arc<dyn DeferringSink> {
         self.buffers.clone()
     }
@@ -177,7 +177,7 @@ impl<M: Module> DistributedDataParallel<M> {
 
     /// Runs a forward with autodiff for the parameters of the module.
     ///
-    /// `device` is the device of the inputs. It may be given with or without autodiff.
+    /// `device` is the device of the inputs. The device may be given with or without autodiff.
     pub fn forward<T>(&self, device: &Device, body: impl FnOnce(&M) -> T) -> T {
         self.buffers.begin_forward(None);
         let device = device.clone().inner().autodiff();

@@ -39,7 +39,8 @@ impl<M: Module> DistributedDataParallel<M> {
         parameters.map(|parameter| parameter.main_dtype)
     }
 
-    /// Returns the master weights of this rank's shard of a bucket. They are in host memory if the bucket is offloaded.
+    /// Returns the master weights of this rank's shard of a bucket. The master weights are in host memory if the bucket
+    /// is offloaded.
     pub fn master_shard(&self, bucket: usize) -> Tensor<1> {
         self.buffers.master_shard(bucket)
     }

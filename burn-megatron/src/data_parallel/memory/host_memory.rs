@@ -1,8 +1,8 @@
 //! Checks whether a run fits into the memory that is available to the processes of this machine.
 //!
-//! The check uses a lower bound of the required memory. It consists of parameters, gradients, optimizer state, and the
-//! logits of one micro-batch or chunk. Activations are not included. A run that passes the check may still need too
-//! much memory, but a run that fails the check certainly needs too much memory.
+//! The check uses a lower bound of the required memory. This lower bound is the memory of parameters, gradients,
+//! optimizer state, and the logits of one micro-batch or chunk. Activations are not included. A run that passes the
+//! check may still need too much memory, but a run that fails the check certainly needs too much memory.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -118,8 +118,8 @@ impl LossScaler {
         self.state.scale
     }
 
-    /// Records a step. `overflow` is true if a gradient was not finite on at least one rank. It must be the same on all
-    /// ranks.
+    /// Records a step. `overflow` is true if a gradient was not finite on at least one rank. The value must be the same
+    /// on all ranks.
     ///
     /// If `overflow` is true, the caller must skip the step, regardless of the returned value.
     pub fn update(&mut self, overflow: bool) -> ScaleChange {

@@ -45,7 +45,8 @@ const MOMENTUM: &str = "muon.momentum/";
 pub struct MuonConfig {
     /// The decay factor of the momentum: `m = momentum m + (1 - momentum) g`.
     pub momentum: f64,
-    /// Whether to use Nesterov momentum. It orthogonalizes `momentum m + (1 - momentum) g` instead of `m`.
+    /// Whether to use Nesterov momentum. Nesterov momentum orthogonalizes `momentum m + (1 - momentum) g` instead of
+    /// `m`.
     pub nesterov: bool,
     /// The number of Newton-Schulz iterations.
     pub ns_steps: usize,

@@ -96,7 +96,7 @@ pub struct EngineRun {
     pub losses: Vec<Tensor<1>>,
     /// The events of all actions, in the order in which they ran.
     pub events: Vec<ActionEvent>,
-    /// The peak number of stage activations that were in memory on this rank. They are counted like
+    /// The peak number of stage activations that were in memory on this rank. Stage activations are counted like
     /// [`ActivationReport::peak_activations`](super::schedule::ActivationReport::peak_activations).
     pub peak_activations: usize,
 }
@@ -265,7 +265,7 @@ impl<'a> Engine<'a> {
         self
     }
 
-    /// Sets the options with which tensors are sent and received. They must be the same on all ranks.
+    /// Sets the options with which tensors are sent and received. The options must be the same on all ranks.
     pub fn with_p2p(mut self, p2p: P2pConfig) -> Self {
         self.p2p = p2p;
         self

@@ -11,8 +11,8 @@ use super::{Action, ActionKind, Schedule, ScheduleError, validate};
 pub struct StageTimes {
     /// The time of a forward, for each stage.
     pub forward: Vec<f64>,
-    /// The time that a forward adds to the backward with which it is paired, for each stage. It is less than `forward`
-    /// if the forward and the backward overlap.
+    /// The time that a forward adds to the backward with which it is paired, for each stage. This time is less than
+    /// `forward` if the forward and the backward overlap.
     pub paired_forward: Vec<f64>,
     /// The time of an input gradient, for each stage.
     pub input_gradient: Vec<f64>,
@@ -239,8 +239,8 @@ pub fn simulate(schedule: &Schedule, times: &StageTimes) -> Result<Simulation, S
     })
 }
 
-/// Returns the [total time](Simulation::total) of a [generated](super::generate) schedule. It does not compute
-/// timelines, so it is fast enough to compare many schedules.
+/// Returns the [total time](Simulation::total) of a [generated](super::generate) schedule. This function does not
+/// compute timelines, so it is fast enough to compare many schedules.
 ///
 /// # Errors
 ///
