@@ -123,7 +123,7 @@ impl FrozenParameters {
         }))
     }
 
-    /// Returns the buckets. Their master weights are in the dtype of the model.
+    /// Returns the buckets, which store the frozen parameters in the dtype of the model.
     pub fn buckets(&self) -> MutexGuard<'_, ParameterBuckets> {
         self.buckets.lock()
     }

@@ -210,7 +210,7 @@ impl ParameterBuckets {
     }
 
     /// Takes out this rank's shard of a bucket's master weights, and a tensor for the new parameters in the dtype of
-    /// the model. [`put`](Self::put) replaces both. They are on the host if the bucket is offloaded.
+    /// the model. [`put`](Self::put) replaces both. Both are on the host if the bucket is offloaded.
     pub fn take(&mut self, number: usize) -> (TrackedTensor, Option<Tensor<1>>) {
         let plan = &self.plan;
         let bucket = &mut self.buckets[number];

@@ -110,7 +110,7 @@ impl ShardingPlan {
         self.layout.buffer_of(bucket).key.grid
     }
 
-    /// Whether any bucket is summed over several ranks.
+    /// Whether the gradients of any bucket are summed over several ranks.
     pub fn reduces_over_ranks(&self) -> bool {
         self.all_groups().any(|(_, groups)| groups.data.size() > 1)
     }

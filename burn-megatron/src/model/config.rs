@@ -211,7 +211,7 @@ fn check_recompute(builder: &ModelBuilder, layers: usize) -> Result<(), BuildErr
 ///
 /// # Errors
 ///
-/// [`BuildError`] from [`ModelConfig::context_exchange`], or if `context_exchange` returns `None`.
+/// The error of [`ModelConfig::context_exchange`], or a [`BuildError`] if `context_exchange` returns `None`.
 pub fn check_context<C: ModelConfig>(
     config: &C,
     layout: &ParallelConfig,

@@ -35,7 +35,7 @@ pub struct RankStatistics {
     /// The number of tokens in this rank's micro-batches.
     pub tokens: u64,
     /// The losses of this rank's micro-batches, as flat tensors with [`loss_count`](Self::loss_count) elements in
-    /// total. Empty on ranks without the last pipeline stage.
+    /// total. The list is empty on ranks without the last pipeline stage.
     pub losses: Vec<Tensor<1>>,
     /// The number of losses on each rank that has the last pipeline stage.
     pub loss_count: usize,

@@ -95,7 +95,8 @@ pub struct DistributedDataParallel<M> {
 }
 
 impl<M: Module> DistributedDataParallel<M> {
-    /// Returns the wrapped module. Outside of [`forward`](Self::forward) the module runs without recording gradients.
+    /// Returns the wrapped module. Outside of [`forward`](Self::forward), the module runs without autodiff for its
+    /// parameters.
     ///
     /// Only `Param::val` returns the parameters of this module. Module visitors bypass the hooks and read placeholders,
     /// which are NaN. Use [`to_module`](Self::to_module) for visitors.

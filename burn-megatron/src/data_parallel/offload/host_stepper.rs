@@ -37,7 +37,7 @@ pub(crate) struct HostBucket {
 pub(crate) struct HostStepped {
     /// The result of the optimizer step, on the host.
     pub stepped: SteppedBucket,
-    /// The parameters of the model, on the device.
+    /// The updated parameters of the model, on the device.
     pub parameters: Tensor<1>,
 }
 
