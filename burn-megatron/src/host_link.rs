@@ -8,7 +8,7 @@ use crate::comm::CommError;
 
 /// A simulated link between a device and its host. Each direction has its own bandwidth.
 ///
-/// The link and the concurrent computations have a simulated clock, so no real time passes. The times of
+/// The transfers and the concurrent computations use a simulated clock, so no real time passes. The times of
 /// [`OffloadEvent`]s therefore do not depend on the machine or its load.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SimulatedHostLink {
@@ -16,7 +16,7 @@ pub struct SimulatedHostLink {
     bytes_per_second: f64,
 }
 
-/// The error for a bandwidth, in bytes per second, that is not positive.
+/// The error for a bandwidth that is not positive. It contains the bandwidth in bytes per second.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 #[error("invalid bandwidth {0} bytes/s: expected more than 0 (infinity for no limit)")]
 pub struct BandwidthError(pub f64);
@@ -46,8 +46,8 @@ impl SimulatedHostLink {
     }
 }
 
-/// The kind of an event: a transfer or a computation. It belongs to an optimizer bucket or to the input of a recomputed
-/// block.
+/// The kind of an event: a transfer or a computation. The event belongs to an optimizer bucket or to the input of a
+/// recomputed block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OffloadEventKind {
     /// The gradient of a bucket is copied to the host.
@@ -89,9 +89,9 @@ pub struct OffloadRecord {
 }
 
 impl OffloadRecord {
-    /// Returns the hidden fraction of the time of transfers and host steps. It is hidden if it overlaps with the
-    /// optimizer steps of the device or with other transfers and host steps. The fraction is 1 - (time blocked) / (time
-    /// of transfers and host steps). It is 1 if nothing was offloaded.
+    /// Returns the fraction of the time of transfers and host steps that is hidden. Time is hidden if it overlaps with
+    /// the optimizer steps of the device or with other transfers and host steps. The fraction is 1 - (time blocked) /
+    /// (time of transfers and host steps). It is 1 if nothing was offloaded.
     pub fn hidden_share(&self) -> f64 {
         let offloaded = self
             .events

@@ -40,8 +40,8 @@ pub fn open_with(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     Ok(file)
 }
 
-/// Opens a file that is read once from its start to its end. The file may be a regular file, a pipe or a terminal, such
-/// as `/dev/stdin`.
+/// Opens a file for a single sequential read. The file may be a regular file, a pipe or a terminal, such as
+/// `/dev/stdin`.
 ///
 /// # Errors
 /// The errors of [`open`], and [`io::ErrorKind::TimedOut`] for a named pipe to which no process writes.

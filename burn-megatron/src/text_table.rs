@@ -84,7 +84,7 @@ impl Table {
     }
 }
 
-/// Shortens a text that is too long to its end, because the end distinguishes paths and layouts.
+/// Shortens a text that is too long by removing its start, because the end distinguishes paths and layouts.
 pub(crate) fn shortened(text: &str, most: usize) -> String {
     let length = text.chars().count();
     if length <= most {

@@ -6,7 +6,8 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
 
-/// The number of bytes of a chunk, which has one checksum. At least one chunk must be read to verify an element.
+/// The size of a chunk in bytes. Each chunk has its own checksum, so a complete chunk must be read to verify one
+/// element.
 pub const CHECKSUM_CHUNK: usize = 4 << 20;
 
 /// An xxh3-64 checksum. It is written as 16 lower-case hexadecimal digits.

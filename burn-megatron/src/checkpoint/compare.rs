@@ -44,8 +44,8 @@ impl CheckpointComparison {
     }
 }
 
-/// Compares all tensors of two sources, with a few megabytes of each in memory. `progress` is called with the number of
-/// bytes of the first source that were compared since the previous call.
+/// Compares all tensors of two sources. Only a few megabytes of each source are in memory at the same time. `progress`
+/// is called with the number of bytes of the first source that were compared since the previous call.
 ///
 /// # Errors
 ///

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::CheckpointError;
 use crate::regular_file::check_not_lfs_pointer;
 
-/// A file system operation of a save.
+/// A file system operation that is part of saving a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DiskOperation {
     /// Create a folder.
@@ -231,7 +231,7 @@ pub(super) fn open_to_read(path: &Path) -> Result<File, CheckpointError> {
     Ok(file)
 }
 
-/// Returns the size of a regular file, or an error for a link.
+/// Returns the size of a regular file. Returns an error if the path is a link.
 pub(super) fn check_is_file(path: &Path) -> Result<u64, CheckpointError> {
     let found =
         fs::symlink_metadata(path).map_err(|error| CheckpointError::io("open", path, error))?;

@@ -233,7 +233,7 @@ impl CheckpointFolder {
     }
 
     /// Begins to save a checkpoint. Call this method on one rank and send the [name](PendingCheckpoint::name) to the
-    /// other ranks. It removes the files of interrupted saves. The folder stays locked until the checkpoint is
+    /// other ranks. This method removes the files of interrupted saves. The folder stays locked until the checkpoint is
     /// published or dropped.
     ///
     /// # Errors
@@ -297,7 +297,7 @@ impl CheckpointFolder {
         })
     }
 
-    /// Makes `latest` name this checkpoint.
+    /// Writes the name of this checkpoint to the file `latest`.
     pub(super) fn point_to(&self, name: CheckpointName) -> Result<(), CheckpointError> {
         let text = name.text() + "\n";
         self.disk.replace(&self.path.join(LATEST), text.as_bytes())
@@ -322,7 +322,8 @@ impl CheckpointFolder {
         Ok(())
     }
 
-    /// Makes `latest` name the newest remaining checkpoint, or removes `latest` if no checkpoint is left.
+    /// Writes the name of the newest remaining checkpoint to the file `latest`. Removes `latest` if no checkpoint is
+    /// left.
     pub(super) fn point_to_newest(
         &self,
         left: Option<CheckpointName>,

@@ -1,5 +1,5 @@
-//! The header of a safetensors file. It consists of its length in 8 bytes, and JSON with the type, shape and offsets of
-//! each entry. The JSON is padded with spaces.
+//! The header of a safetensors file. The header consists of its length (8 bytes), followed by JSON with the type, shape
+//! and offsets of each entry. The JSON is padded with spaces.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -90,8 +90,8 @@ pub fn build(file: &str, entries: &mut [HeaderEntry]) -> Result<Vec<u8>, Checkpo
 }
 
 /// Parses the header of a safetensors file. `bytes` starts at the beginning of the file and contains at least the
-/// header. Returns the entries in the order of the file. It checks that the entries are contiguous and that the last
-/// entry ends at the end of the file.
+/// header. Returns the entries in the order of the file. The function checks that the entries are contiguous and that
+/// the last entry ends at the end of the file.
 ///
 /// # Errors
 ///

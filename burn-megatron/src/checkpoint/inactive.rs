@@ -73,7 +73,7 @@ impl CheckpointFolder {
         self.rename_matching(&reason).map(drop)
     }
 
-    /// Discards the checkpoints of later steps than `step`, which the run will save again. A discarded checkpoint is
+    /// Discards the checkpoints of steps after `step`. The run will save these steps again. A discarded checkpoint is
     /// renamed, for example to `step-00000100.discarded`, and removed when the next checkpoint is published. The file
     /// `latest` then contains the name of the newest remaining checkpoint. Returns the steps of the discarded
     /// checkpoints.

@@ -57,8 +57,8 @@ impl MappedFile {
         CheckpointError::io("read", &self.path, error)
     }
 
-    /// Reads a range of the file without the mapping. It returns I/O errors, whereas a mapped page that cannot be read
-    /// kills the process.
+    /// Reads a range of the file without the memory mapping. A failed read is returned as an error. With the mapping, a
+    /// page that cannot be read would kill the process.
     pub fn read(&self, range: Range<u64>) -> Result<Vec<u8>, CheckpointError> {
         let failed = |error| self.failed(error);
         let mut file = disk::open_to_read(&self.path)?;

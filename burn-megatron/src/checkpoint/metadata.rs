@@ -19,8 +19,8 @@ pub struct CheckpointMetadata {
     pub state: Value,
 }
 
-/// The retention policy: selects the older checkpoints that are kept after a save. The newest checkpoint is always
-/// kept.
+/// The retention policy, which selects the older checkpoints that are kept after a save. The newest checkpoint is
+/// always kept.
 ///
 /// ```
 /// use burn_megatron::checkpoint::Retention;

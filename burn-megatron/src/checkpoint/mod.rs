@@ -1,5 +1,5 @@
-//! Distributed checkpoints that can be loaded with any parallel layout, and other sources of the tensors of a complete
-//! model.
+//! Distributed checkpoints, which can be loaded with any parallel layout. The module also defines other sources from
+//! which the tensors of a complete model can be read.
 //!
 //! The format does not depend on the parallel layout. A tensor has a key, such as `model/blocks.0.mlp.up.weight`, and
 //! its shape in the complete model. Ranks write and read [slices](TensorSlice) of tensors. [`local_shards`] returns the
@@ -17,8 +17,8 @@
 //!     part-00001.safetensors    data written by rank 1
 //! ```
 //!
-//! A checkpoint that a run [skipped](CheckpointFolder::newest_verified) because it cannot be read is renamed,
-//! for example to `step-00000100.unreadable-corrupt`, and never removed.
+//! A run [skips](CheckpointFolder::newest_verified) a checkpoint that cannot be read. The skipped checkpoint is
+//! renamed, for example to `step-00000100.unreadable-corrupt`, and is never removed.
 //!
 //! Saving takes three calls:
 //!

@@ -64,12 +64,12 @@ pub struct NewestCheckpoint {
 }
 
 impl CheckpointFolder {
-    /// Returns the newest checkpoint whose data is verified, and the newer checkpoints that were skipped. It reads all
-    /// data of the checkpoints that it tries. `watch` is called with the checkpoint and the number of bytes that were
-    /// read since the previous call.
+    /// Returns the newest checkpoint whose data is verified, and the newer checkpoints that were skipped. This method
+    /// reads all data of the checkpoints that it tries. `watch` is called with the checkpoint and the number of bytes
+    /// that were read since the previous call.
     ///
     /// Corrupt checkpoints are skipped. A checkpoint may be intact if it cannot be read at present or has another
-    /// version of the format. Such a checkpoint is skipped if its step is in `skip`. Otherwise it is an error.
+    /// version of the format. Such a checkpoint is skipped if its step is in `skip`. Otherwise an error is returned.
     ///
     /// # Errors
     ///
@@ -86,7 +86,7 @@ impl CheckpointFolder {
     }
 
     /// Returns the newest usable checkpoint like [`Self::newest_verified`], but only checks manifests and file sizes.
-    /// It does not read the data.
+    /// This method does not read the data.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Checks the output path of a command before the command writes.
+//! Checks the output path of a command before the command writes to it.
 
 use std::fs;
 use std::io;
@@ -9,14 +9,14 @@ use super::folder::{CheckpointName, LATEST, LOCK, try_lock};
 use super::manifest::MANIFEST;
 use crate::regular_file;
 
-/// Checks that writing to the file or folder `to` does not overwrite an input, a checkpoint or the folder of a running
-/// run. `read` lists the inputs. Links and `..` are resolved.
+/// Checks that writing to the file or folder `to` does not overwrite an input, a checkpoint or the folder of a run that
+/// is in progress. `read` lists the inputs. Links and `..` are resolved.
 ///
 /// # Errors
 ///
 /// [`CheckpointError::Output`] if `to` is a path in `read`, contains such a path or is inside such a path. The same
 /// error is returned if `to` is in a checkpoint or a folder of checkpoints. [`CheckpointError::Locked`] if `to` is in
-/// the folder of a running run.
+/// the folder of a run that is in progress.
 pub fn check_output(to: &Path, read: &[&Path]) -> Result<(), CheckpointError> {
     let resolved = check_place(to)?;
     for read in read {

@@ -14,14 +14,14 @@ const BUFFER: usize = 1 << 20;
 /// core until the checksum is computed.
 const STEP: usize = 1 << 18;
 
-/// A rank's data file while it is written.
+/// The data file that a rank is writing.
 pub(super) struct PartWriter<'a> {
     path: &'a Path,
     size: u64,
     writer: BufWriter<DiskFile>,
 }
 
-/// An entry of the file while it is written.
+/// An entry of the file that is being written.
 pub struct EntryWriter<'a, 'f> {
     file: &'a mut PartWriter<'f>,
     wanted: u64,
@@ -31,7 +31,7 @@ pub struct EntryWriter<'a, 'f> {
 }
 
 impl<'f> PartWriter<'f> {
-    /// Creates the file for `size` bytes.
+    /// Creates the file at `path`. `size` is the size that the complete file will have, in bytes.
     pub fn create(disk: &Disk, path: &'f Path, size: u64) -> Result<Self, CheckpointError> {
         Ok(Self {
             path,

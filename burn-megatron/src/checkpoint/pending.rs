@@ -100,9 +100,9 @@ impl PendingCheckpoint {
         }
     }
 
-    /// Publishes the checkpoint. It waits for the parts of all `ranks`, checks that each element was saved exactly
-    /// once, and sets `latest` to this checkpoint. Then it removes the checkpoints that `keep` does not retain, and the
-    /// checkpoints that were [discarded](CheckpointFolder::discard_after).
+    /// Publishes the checkpoint. This method waits for the parts of all `ranks`, checks that each element was saved
+    /// exactly once, and sets `latest` to this checkpoint. Then it removes the checkpoints that `keep` does not retain,
+    /// and the checkpoints that were [discarded](CheckpointFolder::discard_after).
     ///
     /// The data is synced to disk before the folder gets its final name. Even if the process is killed at any time,
     /// `latest` names a complete checkpoint: this checkpoint or the previous checkpoint.

@@ -63,7 +63,7 @@ impl<'a> ChecksummedRange<'a> {
         self.compare(self.chunk(chunk)?, chunk, name)
     }
 
-    /// Verifies a chunk, which is read without the mapping.
+    /// Verifies a chunk. The chunk is read without the memory mapping.
     pub fn verify(&self, chunk: usize, name: impl Fn() -> String) -> Result<(), CheckpointError> {
         self.compare(&self.file.read(self.range(chunk))?, chunk, name)
     }

@@ -65,7 +65,8 @@ impl Checkpoint {
     }
 
     /// Verifies all data like [`Self::verify`], and returns all errors: [`CheckpointError::Checksum`] for each chunk
-    /// that has changed, [`CheckpointError::Corrupt`] for headers, and [`CheckpointError::Io`] for failed reads.
+    /// that has changed, [`CheckpointError::Corrupt`] for invalid headers, and [`CheckpointError::Io`] for failed
+    /// reads.
     pub fn faults(&self, progress: &mut dyn FnMut(u64)) -> Vec<CheckpointError> {
         let mut faults = vec![];
         for (number, file) in self.manifest().files.iter().enumerate() {

@@ -32,8 +32,8 @@ pub struct LoadTolerance {
 ///
 /// # Errors
 ///
-/// [`StateError`] for tensors that are missing, unexpected, have another shape or would have to be rounded, and for
-/// failed reads. If names, shapes or types do not match, the model is unchanged on all ranks.
+/// [`StateError`] if tensors are missing or unexpected, have another shape, or would have to be rounded, and if a read
+/// fails. If names, shapes or types do not match, the model is unchanged on all ranks.
 pub fn load_weights<M: Module>(
     ddp: &mut DistributedDataParallel<M>,
     source: &dyn TensorSource,
@@ -77,12 +77,14 @@ pub fn load_weights<M: Module>(
     Ok(())
 }
 
-/// Returns the frozen weights of a model for [`check`], with the dtypes that their master weights would have.
+/// Returns the keys of a model's frozen weights, and the dtypes that their master weights would have, as an argument of
+/// [`check`].
 pub fn of_frozen<M: Module>(ddp: &DistributedDataParallel<M>) -> StateKind {
     StateKind::of_all(MODEL, ddp.frozen_dtypes())
 }
 
-/// Reads this rank's shard of each bucket of frozen weights from checked weights, in the type of the model.
+/// Reads this rank's shard of each bucket of frozen weights, in the dtype of the model. The source must have been
+/// checked with [`check`].
 pub fn read_frozen<M: Module>(
     ddp: &DistributedDataParallel<M>,
     source: &dyn TensorSource,
@@ -100,12 +102,12 @@ pub fn read_frozen<M: Module>(
     shards.map(read).collect()
 }
 
-/// Returns the weights of a model for [`check`].
+/// Returns the keys and dtypes of a model's weights, as an argument of [`check`].
 pub fn weights<M: Module>(ddp: &DistributedDataParallel<M>) -> StateKind {
     StateKind::of_all(MODEL, ddp.master_dtypes().collect())
 }
 
-/// Reads this rank's shard of each bucket from checked weights.
+/// Reads this rank's shard of each bucket of weights. The source must have been checked with [`check`].
 pub fn read_buckets<M: Module>(
     ddp: &DistributedDataParallel<M>,
     source: &dyn TensorSource,

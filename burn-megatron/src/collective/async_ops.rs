@@ -39,7 +39,7 @@ pub enum CollectiveOp {
     },
 }
 
-/// The handle of a collective in flight, whose result is a tensor.
+/// The handle of an asynchronous collective. The result of the collective is a tensor.
 #[must_use = "a collective that is not waited for has no result"]
 pub struct PendingTensor<const D: usize> {
     state: PendingTensorState<D>,
@@ -71,12 +71,12 @@ impl<const D: usize> PendingTensor<D> {
 
     /// Waits until the collective has finished, and returns the result.
     ///
-    /// Unwinds with [`raise`](crate::comm::raise) if the collective fails.
+    /// Panics (see [`raise`](crate::comm::raise)) if the collective fails.
     pub fn wait(self) -> Tensor<D> {
         or_raise(self.try_wait())
     }
 
-    /// Waits like [`wait`](Self::wait), and returns errors instead of unwinding.
+    /// Waits like [`wait`](Self::wait), but returns an error instead of panicking.
     pub(crate) fn try_wait(self) -> Result<Tensor<D>, CommError> {
         Ok(match self.state {
             PendingTensorState::Ready(tensor) => *tensor,
@@ -102,7 +102,7 @@ impl<const D: usize> PendingTensor<D> {
 
 /// Starts the collective `op` on `x`, which must be a plain tensor (without autodiff).
 ///
-/// Unwinds with [`raise`](crate::comm::raise) if the shape is invalid for the group.
+/// Panics (see [`raise`](crate::comm::raise)) if the shape is invalid for the group.
 pub fn start<const D: usize>(x: Tensor<D>, op: &CollectiveOp, comm: &Comm) -> PendingTensor<D> {
     check(&x, op, comm);
     if comm.size() == 1 {
@@ -170,9 +170,10 @@ pub fn start_reduce_scatter<const D: usize>(
     pending_call(launch(x, call, comm), 1, shape, 0)
 }
 
-/// Performs the checks that a rank can do alone, even for a group of one rank, in which nothing is sent.
+/// Checks the shape of `x` and the arguments of `op` on this rank, without communication. The checks also apply to a
+/// group of one rank, in which nothing is sent.
 ///
-/// Unwinds with [`raise`](crate::comm::raise) if the shape is invalid for the group.
+/// Panics (see [`raise`](crate::comm::raise)) if the shape is invalid for the group.
 pub(super) fn check<const D: usize>(x: &Tensor<D>, op: &CollectiveOp, comm: &Comm) {
     match op {
         CollectiveOp::Identity | CollectiveOp::AllReduce(_) => {}

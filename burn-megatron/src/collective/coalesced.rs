@@ -1,4 +1,4 @@
-//! Coalesced collectives: collectives on several flat tensors that are started as one call.
+//! Coalesced collectives: a single call starts a collective on each of several flat tensors.
 
 use burn::tensor::Tensor;
 
@@ -7,12 +7,12 @@ use super::dispatch::launch_all;
 use super::group::Comm;
 use crate::comm::{Call, ReduceOp};
 
-/// Starts a reduce-scatter of each tensor in `xs`: sums the tensor over the ranks, and each rank keeps its part. The
-/// shape changes from `[n]` to `[n / ranks]`.
+/// Starts a reduce-scatter of each tensor in `xs`. Each tensor is summed over the ranks, and each rank keeps its part
+/// of the sum. The shape of each tensor changes from `[n]` to `[n / ranks]`.
 ///
-/// The collectives are started as one call ([`start_all`](crate::comm::Communicator::start_all)). The handles are in
-/// the order of `xs`. If the length of a tensor is not a multiple of the number of ranks, nothing is sent and the
-/// function unwinds with [`raise`](crate::comm::raise).
+/// A single call starts all collectives ([`start_all`](crate::comm::Communicator::start_all)). The handles are returned
+/// in the order of `xs`. If the length of a tensor is not a multiple of the number of ranks, the function sends nothing
+/// and panics (see [`raise`](crate::comm::raise)).
 pub fn start_reduce_scatter_coalesced(xs: Vec<Tensor<1>>, comm: &Comm) -> Vec<PendingTensor<1>> {
     let (op, call) = (
         CollectiveOp::ReduceScatter { dim: 0 },
@@ -24,7 +24,8 @@ pub fn start_reduce_scatter_coalesced(xs: Vec<Tensor<1>>, comm: &Comm) -> Vec<Pe
     start_each(xs, &call, comm)
 }
 
-/// Starts an all-reduce of each tensor in `xs`. The shape `[n]` stays the same. See [`start_reduce_scatter_coalesced`].
+/// Starts an all-reduce of each tensor in `xs`. The shape `[n]` stays the same. See [`start_reduce_scatter_coalesced`]
+/// for the order of the handles.
 pub fn start_all_reduce_coalesced(
     xs: Vec<Tensor<1>>,
     op: ReduceOp,
@@ -33,8 +34,8 @@ pub fn start_all_reduce_coalesced(
     start_each(xs, &Call::AllReduce(op), comm)
 }
 
-/// Starts an all-gather of each tensor in `xs`. The shape changes from `[n]` to `[ranks * n]`. See
-/// [`start_reduce_scatter_coalesced`].
+/// Starts an all-gather of each tensor in `xs`. The shape of each tensor changes from `[n]` to `[ranks * n]`. See
+/// [`start_reduce_scatter_coalesced`] for the order of the handles.
 pub fn start_all_gather_coalesced(xs: Vec<Tensor<1>>, comm: &Comm) -> Vec<PendingTensor<1>> {
     start_each(xs, &Call::AllGather, comm)
 }

@@ -1,4 +1,4 @@
-//! Dispatches a collective call on a tensor, which runs on the device of the tensor or through host memory.
+//! Dispatches collective calls on tensors. A call runs on the device of the tensor or through host memory.
 
 use burn::tensor::{DType, Device, Tensor};
 
@@ -10,7 +10,7 @@ use super::recorded::RecordedExchange;
 use crate::comm::{Call, CommError, DeviceCommunicator, DevicePending, Pending};
 use crate::fingerprint::{self, ObservedCall};
 
-/// A call in flight on one tensor.
+/// A started call on one tensor.
 pub(super) enum InFlightTensorCall {
     /// The call runs through host memory.
     Host {
@@ -20,9 +20,9 @@ pub(super) enum InFlightTensorCall {
     },
     /// The call runs on the device of the tensor.
     Device(DevicePending),
-    /// The call is on the device of a recording, and nothing is sent.
+    /// Operations are being recorded, and nothing is sent.
     Recorded(RecordedExchange),
-    /// A fingerprint of the result of the call is taken.
+    /// The call runs, and a fingerprint of its result is recorded.
     Observed(Box<InFlightTensorCall>, ObservedCall),
 }
 
@@ -31,7 +31,7 @@ pub(super) fn launch<const D: usize>(x: Tensor<D>, call: Call, comm: &Comm) -> I
     or_raise(try_launch(x, call, comm))
 }
 
-/// Starts a call like [`launch`], and returns errors instead of unwinding.
+/// Starts a call like [`launch`], but returns an error instead of panicking.
 pub(super) fn try_launch<const D: usize>(
     x: Tensor<D>,
     call: Call,
@@ -65,7 +65,7 @@ fn observe<const D: usize>(x: &Tensor<D>, call: &Call, comm: &Comm) -> Option<Ob
     recorder.begin_call(call, comm.group(), || fingerprint::of_tensor(x.clone()))
 }
 
-/// Starts `call` on each of `xs`, which are on one device, as one call.
+/// Starts the collective `call` on each tensor in `xs` with a single call. All tensors must be on the same device.
 pub(super) fn launch_all(xs: Vec<Tensor<1>>, call: &Call, comm: &Comm) -> Vec<InFlightTensorCall> {
     let Some(first) = xs.first() else {
         return vec![];
@@ -89,7 +89,8 @@ pub(super) fn launch_all(xs: Vec<Tensor<1>>, call: &Call, comm: &Comm) -> Vec<In
     started.map(|(call, seen)| call.observed(seen)).collect()
 }
 
-/// Returns the engine's interface for tensors on `device`, if it supports the device.
+/// Returns the interface of the communication engine for tensors on `device`, or `None` if the engine does not support
+/// the device.
 pub(super) fn device_engine<'a>(
     comm: &'a Comm,
     device: &Device,

@@ -7,7 +7,7 @@ use burn_megatron_kernels::Function;
 use super::async_ops::{CollectiveOp, PendingTensor, start};
 use super::group::Comm;
 
-/// A function with a collective in the forward and its transpose in the backward.
+/// An autodiff function with a collective in the forward and the transpose of the collective in the backward.
 #[derive(Debug)]
 pub(super) struct CollectiveFunction<const D: usize> {
     pub comm: Comm,

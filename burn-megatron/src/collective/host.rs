@@ -5,10 +5,10 @@ use half::{bf16, f16};
 
 use crate::comm::{Buffer, CommError, DType as WireDType, raise};
 
-/// Returns the elements of a plain tensor in row-major order. The elements are not copied if the tensor is their only
-/// owner.
+/// Returns the elements of a plain tensor in row-major order. The elements are not copied if no other tensor shares
+/// their memory.
 ///
-/// Unwinds with [`raise`] if the device cannot be read, or if the communicator does not support the dtype.
+/// Panics (see [`raise`]) if the device cannot be read, or if the communicator does not support the dtype.
 pub fn to_buffer<const D: usize>(tensor: Tensor<D>) -> Buffer {
     let data = host_data(tensor);
     match data.dtype() {
@@ -31,23 +31,23 @@ pub(crate) fn buffer_dtype(dtype: DType) -> Option<WireDType> {
     }
 }
 
-/// Returns the element type of the buffer in which a float tensor of this dtype is sent.
+/// Returns the element type with which the elements of a float tensor of this dtype are sent.
 ///
-/// Unwinds with [`raise`] for a dtype that cannot be sent.
+/// Panics (see [`raise`]) if tensors of this dtype cannot be sent.
 pub fn wire_dtype(dtype: DType) -> WireDType {
     buffer_dtype(dtype).unwrap_or_else(|| invalid(format!("a tensor of {dtype:?} cannot be sent")))
 }
 
 /// Waits for the device and returns the elements of a plain tensor as `f64`.
 ///
-/// Unwinds with [`raise`] if the device cannot be read.
+/// Panics (see [`raise`]) if the device cannot be read.
 pub fn to_f64(tensor: Tensor<1>) -> Vec<f64> {
     elements(host_data(tensor).convert_dtype(DType::F64))
 }
 
 /// Waits for the device and returns the elements of a plain tensor.
 ///
-/// Unwinds with [`raise`] if the device cannot be read.
+/// Panics (see [`raise`]) if the device cannot be read.
 fn host_data<const D: usize>(tensor: Tensor<D>) -> TensorData {
     match tensor.try_into_data() {
         Ok(data) => data,
@@ -74,7 +74,7 @@ pub fn from_buffer<const D: usize>(
 
 /// Waits for the device and copies a tensor to host memory. A CPU tensor is not copied.
 ///
-/// Unwinds with [`raise`] if the device cannot be read.
+/// Panics (see [`raise`]) if the device cannot be read.
 pub fn to_host(x: Tensor<1>) -> Tensor<1> {
     if x.device() == Device::flex() {
         return x;
@@ -95,12 +95,12 @@ pub fn to_device(x: Tensor<1>, device: &Device) -> Tensor<1> {
     Tensor::from_data(data, (device, dtype))
 }
 
-/// Returns the value, or unwinds with [`raise`] on an error.
+/// Returns the value of `result`. Panics (see [`raise`]) if `result` is an error.
 pub fn or_raise<T>(result: Result<T, CommError>) -> T {
     result.unwrap_or_else(|error| raise(error))
 }
 
-/// Unwinds with [`raise`], with an error for an invalid call of a collective.
+/// Panics (see [`raise`]) with the error for an invalid call of a collective.
 pub fn invalid(message: String) -> ! {
     raise(CommError::Engine {
         engine: "collective".into(),

@@ -1,8 +1,8 @@
-//! Messages between two ranks. A message contains one tensor. It is sent from device memory if the engine supports the
-//! device, otherwise through host memory.
+//! Point-to-point messages between two ranks. Each message contains one tensor. It is sent from device memory if the
+//! engine supports the device, otherwise through host memory.
 //!
-//! A message has no header: the receiver already has its type and length. Messages between two ranks arrive in
-//! the order in which they are sent.
+//! A message has no header, because the receiver specifies the dtype and the length. Messages between two ranks arrive
+//! in the order in which they are sent.
 
 use burn::tensor::{DType, Device, Int, Tensor};
 use burn_megatron_kernels::bits;
@@ -18,7 +18,7 @@ use crate::comm::{Buffer, Call, CommError, DType as WireDType};
 #[must_use = "a send that is never waited for reports no error"]
 pub(crate) struct PendingSend(InFlightTensorCall);
 
-/// Whether a receive on `device` may be started before calls that its sender waits for.
+/// Whether a receive on `device` may be started before other calls for which its sender waits.
 pub(crate) fn allows_early_receives(device: &Device, comm: &Comm) -> bool {
     device_engine(comm, device).is_none_or(|engine| engine.allows_early_receives())
 }
@@ -57,7 +57,7 @@ pub(crate) fn start_receive<const D: usize>(
     Ok(pending_call(try_launch(empty, call, comm)?, 1, shape, 0))
 }
 
-/// Starts sending packed u32, `[n]`. Every bit is preserved.
+/// Starts sending packed `u32` elements, `[n]`. Every bit is preserved.
 ///
 /// # Errors
 ///
@@ -82,7 +82,7 @@ pub(crate) fn start_send_packed(
     }))
 }
 
-/// Starts receiving `len` packed u32 on `device`.
+/// Starts receiving `len` packed `u32` elements on `device`.
 ///
 /// # Errors
 ///

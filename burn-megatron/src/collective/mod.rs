@@ -7,12 +7,12 @@
 //! |---|---|---|---|
 //! | [`copy`] | identity | all-reduce | input of a column-parallel layer |
 //! | [`reduce`] | all-reduce | identity | output of a row-parallel layer |
-//! | [`split`] | own part of `dim` | all-gather | replicated input that each rank uses in part |
-//! | [`gather`] | all-gather along `dim` | own part | output that every rank needs completely |
-//! | [`scatter_sequence`] | own part of `dim` | all-gather | entry of the sequence-parallel region |
+//! | [`split`] | this rank's part along `dim` | all-gather | replicated input, if each rank uses only its part |
+//! | [`gather`] | all-gather along `dim` | this rank's part | output that every rank needs in full |
+//! | [`scatter_sequence`] | this rank's part along `dim` | all-gather | start of the sequence-parallel region |
 //! | [`gather_sequence`] | all-gather along `dim` | reduce-scatter | before a column-parallel layer |
 //! | [`reduce_scatter_sequence`] | reduce-scatter along `dim` | all-gather | after a row-parallel layer |
-//! | [`all_to_all`] | all-to-all of rows | all-to-all back | experts, context parallelism |
+//! | [`all_to_all`] | all-to-all of rows | reverse all-to-all | experts, context parallelism |
 //! | [`gather_rows`] | all-gather of uneven rows | reduce-scatter | experts |
 //! | [`reduce_scatter_rows`] | reduce-scatter of uneven rows | all-gather | experts |
 //! | [`all_reduce`] | all-reduce | all-reduce | sums that contribute to the loss on every rank |
@@ -21,11 +21,12 @@
 //! Korthikanti et al. 2022 (arXiv:2205.05198).
 //!
 //! The functions whose names begin with `start_` are asynchronous: they take plain tensors, without autodiff, and
-//! return a handle. The functions on several flat tensors start one collective per tensor in a single call.
-//! [`start_all_gather_packed_coalesced`] gathers FP8 codes, which are packed into `u32`.
+//! return a handle. The functions whose names end with `coalesced` take several flat tensors and start one collective
+//! per tensor in a single call. [`start_all_gather_packed_coalesced`] gathers encoded FP8 values, which are packed into
+//! `u32` elements.
 //!
-//! A collective that fails inside a forward or backward cannot return an error. It unwinds with
-//! [`raise`](crate::comm::raise), and [`World::run`](crate::comm::World::run) returns the error.
+//! A collective inside a forward or backward cannot return an error. If it fails, it panics (see
+//! [`raise`](crate::comm::raise)), and [`World::run`](crate::comm::World::run) returns the error.
 //!
 //! ```
 //! use burn::tensor::{Device, Tensor};
@@ -104,8 +105,8 @@ pub fn split<const D: usize>(x: Tensor<D>, dim: usize, comm: &Comm) -> Tensor<D>
 
 /// Returns the parts of all ranks concatenated along `dim`, in rank order.
 ///
-/// All ranks must compute the same values from the result, because the backward returns this rank's part of a gradient
-/// that must be equal on all ranks. If the ranks compute different values, use [`gather_sequence`].
+/// All ranks must compute the same values from the result, so that its gradient is equal on all ranks. The backward
+/// returns this rank's part of this gradient. If the ranks compute different values, use [`gather_sequence`].
 pub fn gather<const D: usize>(x: Tensor<D>, dim: usize, comm: &Comm) -> Tensor<D> {
     apply_collective(x, comm, Gather { dim }, Split { dim })
 }
@@ -146,8 +147,8 @@ pub fn all_to_all<const D: usize>(
     apply_collective(x, comm, AllToAll { send, receive }, back)
 }
 
-/// Returns the sum of `x` over all ranks, for computations that differ between the ranks. The backward also sums the
-/// gradients of all ranks.
+/// Returns the sum of `x` over all ranks. The backward also sums the gradients of all ranks, because the ranks may
+/// compute different values from the sum.
 ///
 /// Use [`reduce`] if every rank computes the same values from the sum.
 pub fn all_reduce<const D: usize>(x: Tensor<D>, comm: &Comm) -> Tensor<D> {

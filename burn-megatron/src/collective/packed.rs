@@ -11,7 +11,7 @@ use super::host::{invalid, or_raise};
 use crate::comm::{Buffer, Call, CommError, Pending};
 use crate::fingerprint::{self, ObservedCall};
 
-/// The handle of a collective in flight, whose result is a packed `u32` tensor.
+/// The handle of an asynchronous collective. The result of the collective is a packed `u32` tensor.
 #[must_use = "a collective that is not waited for has no result"]
 pub struct PendingPacked(pub(super) PackedState);
 
@@ -28,10 +28,10 @@ pub(super) enum PackedState {
 /// Starts an all-gather of each tensor in `xs`. The tensors contain `u32`, and their shape changes from `[n]` to
 /// `[ranks * n]`.
 ///
-/// Every bit is preserved, and 4 bytes are sent per element. The collectives are started as one call
-/// ([`start_all`](crate::comm::Communicator::start_all)), in device memory if the engine supports the device. The
-/// handles are in the order of `xs`. For integers of another type, nothing is sent and the function unwinds with
-/// [`raise`](crate::comm::raise).
+/// The gathered bits are identical to the sent bits, and 4 bytes are sent per element. A single call starts all
+/// collectives ([`start_all`](crate::comm::Communicator::start_all)), in device memory if the engine supports the
+/// device. The handles are returned in the order of `xs`. If a tensor has another integer dtype, the function sends
+/// nothing and panics (see [`raise`](crate::comm::raise)).
 pub fn start_all_gather_packed_coalesced(
     xs: Vec<Tensor<1, Int>>,
     comm: &Comm,
@@ -70,8 +70,8 @@ pub fn start_all_gather_packed_coalesced(
     started.zip(observed).map(pending_call).collect()
 }
 
-/// Starts an all-to-all of rows of `width` words. `x` has the shape `[rows * width]` of u32. `send[r]` of its
-/// rows are sent to rank `r`, and `receive[r]` rows are received from it.
+/// Starts an all-to-all of rows of `width` `u32` elements. `x` has the shape `[rows * width]`. `send[r]` of its rows
+/// are sent to rank `r`, and `receive[r]` rows are received from rank `r`.
 ///
 /// In all other respects, this function works like [`start_all_gather_packed_coalesced`].
 pub(crate) fn start_all_to_all_packed(
@@ -115,12 +115,12 @@ impl PendingPacked {
 
     /// Waits until the collective has finished. Returns the received elements in the order of the sending ranks.
     ///
-    /// Unwinds with [`raise`](crate::comm::raise) if the collective fails.
+    /// Panics (see [`raise`](crate::comm::raise)) if the collective fails.
     pub fn wait(self) -> Tensor<1, Int> {
         or_raise(self.try_wait())
     }
 
-    /// Waits like [`wait`](Self::wait), and returns errors instead of unwinding.
+    /// Waits like [`wait`](Self::wait), but returns an error instead of panicking.
     pub(crate) fn try_wait(self) -> Result<Tensor<1, Int>, CommError> {
         Ok(match self.0 {
             PackedState::Ready(words) => words,
@@ -151,7 +151,7 @@ fn check(x: &Tensor<1, Int>, comm: &Comm) {
     }
 }
 
-/// Returns the elements as i32 with the same bits.
+/// Returns the elements as `i32` with the same bits.
 pub(super) fn to_buffer(x: Tensor<1, Int>) -> Buffer {
     let words = x.try_into_data().map(TensorData::try_into_vec::<u32>);
     match words {

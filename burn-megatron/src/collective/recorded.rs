@@ -1,5 +1,5 @@
-//! Collectives in a recording, which records operations without running them. The collectives return tensors of the
-//! correct shape, and nothing is sent.
+//! Collectives during a recording. A recording records operations without running them. The collectives return tensors
+//! of the correct shape, and nothing is sent.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Device, Tensor};
@@ -34,7 +34,7 @@ pub struct ExchangeNote {
     pub bytes: u64,
 }
 
-/// A call in flight in a recording.
+/// A recorded call whose result has not been returned yet.
 pub(super) struct RecordedExchange {
     kind: ExchangeKind,
     ranks: Vec<usize>,

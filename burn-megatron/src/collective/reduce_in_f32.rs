@@ -15,8 +15,8 @@ use crate::comm::{Buffer, Call, CommError, sum_parts_in_f32};
 /// Each rank sums the parts that it receives. The result is bitwise equal to a reduce-scatter of the tensors cast to
 /// `f32`, because partial sums are not rounded to 16 bits.
 ///
-/// If `x` has another dtype, or its length is not a multiple of the number of ranks, nothing is sent and the function
-/// unwinds with [`raise`](crate::comm::raise).
+/// If `x` has another dtype, or its length is not a multiple of the number of ranks, the function sends nothing and
+/// panics (see [`raise`](crate::comm::raise)).
 pub fn start_reduce_scatter_in_f32(x: Tensor<1>, comm: &Comm) -> PendingTensor<1> {
     let (len, ranks) = (x.dims()[0], comm.size());
     if !matches!(x.dtype(), DType::BF16 | DType::F16) {

@@ -7,11 +7,11 @@ use burn::tensor::Tensor;
 use super::async_ops::{CollectiveOp, PendingTensor, start};
 use super::group::Comm;
 
-/// Starts to send `x` to the next rank and to receive the tensor of the previous rank, which must have the same
+/// Starts to send `x` to the next rank and to receive a tensor from the previous rank. Both tensors must have the same
 /// shape.
 ///
-/// The shift is an all-to-all with one peer in each direction. It is therefore checked and recorded like any other
-/// collective.
+/// The transfer is implemented as an all-to-all in which each rank sends to one rank and receives from one rank. It is
+/// therefore checked and recorded like any other collective.
 pub fn start_ring_shift<const D: usize>(x: Tensor<D>, comm: &Comm) -> PendingTensor<D> {
     let (rank, size, rows) = (comm.rank(), comm.size(), x.dims()[0]);
     let only = |peer: usize| {
@@ -47,8 +47,8 @@ impl<const D: usize> RingAllGather<D> {
         }
     }
 
-    /// Calls `compute` for each tensor of all ranks. The arguments are the tensor, the index of the rank that owns the
-    /// tensor, and the index of the tensor on this rank. The tensors of the calling rank come first.
+    /// Calls `compute` for each tensor of each rank. The arguments are the tensor, the index of the rank that owns it,
+    /// and its index among the tensors of its owner. The tensors of the calling rank come first.
     pub fn each(mut self, mut compute: impl FnMut(Tensor<D>, usize, usize)) {
         let (rank, size) = (self.comm.rank(), self.comm.size());
         let count = self.own.len();

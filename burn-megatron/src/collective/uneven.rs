@@ -1,4 +1,4 @@
-//! Gathers and reduce-scatters of rows (dim 0) whose numbers differ between ranks.
+//! All-gather and reduce-scatter of rows (dim 0), where the number of rows may differ between ranks.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;

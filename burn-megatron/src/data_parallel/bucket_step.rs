@@ -19,8 +19,8 @@ pub struct BucketShard {
     pub grid: Grid,
     /// The range of the shard in the bucket, in elements, including padding.
     pub range: Range<usize>,
-    /// The part of `range` that this rank saves in a checkpoint. The ranks of a data-parallel group save each element
-    /// once.
+    /// The part of `range` that this rank saves in a checkpoint. Together, the ranks of a data-parallel group save each
+    /// element once.
     pub partition: Range<usize>,
     /// The parameters in the shard. The gaps between them are padding.
     pub slices: Vec<ParameterSlice>,
@@ -59,8 +59,7 @@ impl BucketShard {
 }
 
 /// A function that runs the optimizer step of a bucket. The second argument is the outcome of the step, or `None` if
-/// the host has already decided that the step is taken. See
-/// [`step_outcome`](burn_megatron_kernels::adamw::step_outcome). For an offloaded bucket, all tensors and the outcome
+/// it is already certain that the step is taken. See [`step_outcome`](burn_megatron_kernels::adamw::step_outcome). For an offloaded bucket, all tensors and the outcome
 /// are on the host, and a host thread calls the function.
 pub type StepFn = dyn Fn(BucketStep, Option<&Tensor<1>>) -> SteppedBucket + Send + Sync;
 
@@ -68,14 +67,15 @@ pub type StepFn = dyn Fn(BucketStep, Option<&Tensor<1>>) -> SteppedBucket + Send
 pub struct BucketStep {
     /// The number of the bucket.
     pub number: usize,
-    /// The master weights of the shard, `[elements]`. An in-place operation copies them only if a snapshot also
-    /// references them.
+    /// The master weights of the shard, `[elements]`. An in-place operation copies the tensor first if a snapshot also
+    /// references it.
     pub master: Tensor<1>,
-    /// The summed gradients of the shard, `[elements]`. Multiply them by
+    /// The gradients of the shard, `[elements]`, as sums over all tokens. Multiply the sums by
     /// [`Gradients::factor`](super::Gradients::factor) to get the gradients.
     pub gradient: Tensor<1>,
-    /// An output tensor `[elements]` for the updated parameters in the dtype of the model. It contains the parameters
-    /// of the last step, unless these are still in use. `None` if the model computes with the master weights.
+    /// An output tensor `[elements]` for the updated parameters in the dtype of the model. Its current elements are the
+    /// parameters of the last step, unless those parameters are still in use. `None` if the model computes with the
+    /// master weights.
     pub model: Option<Tensor<1>>,
 }
 

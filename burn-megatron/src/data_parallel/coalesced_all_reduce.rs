@@ -23,7 +23,8 @@ struct CoalescedTensors {
 }
 
 impl CoalescedAllReduce {
-    /// Starts to sum numbered tensors over `comm`. Collective: call on all ranks of `comm`.
+    /// Starts all-reduces that sum each tensor over the ranks of `comm`. `tensors` contains each tensor with its
+    /// number. Collective: call on all ranks of `comm`.
     pub fn start(tensors: Vec<(usize, Tensor<1>)>, comm: &Comm) -> Self {
         let is_large = |(_, tensor): &(usize, Tensor<1>)| tensor.dims()[0] >= COALESCE_BELOW;
         let (large, small): (Vec<_>, Vec<_>) = tensors.into_iter().partition(is_large);
@@ -43,7 +44,7 @@ impl CoalescedAllReduce {
         Self { groups, first }
     }
 
-    /// Waits for all sums, and passes each with its number to `put`.
+    /// Waits for all all-reduces. Then calls `put` with the number and the sum of each tensor.
     pub fn finish(mut self, mut put: impl FnMut(usize, Tensor<1>)) {
         self.groups.rotate_left(self.first);
         for CoalescedTensors { members, pending } in self.groups {

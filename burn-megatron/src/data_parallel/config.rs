@@ -20,9 +20,9 @@ pub struct DataParallelConfig {
     #[schemars(extend("flag" = "hsdp", "resume" = "order_of_sums", "needs" = "zero_stage > 0"))]
     pub hsdp: Option<usize>,
     /// Whether replicated gradients are reduced hierarchically: a reduce-scatter within each node, an all-reduce
-    /// between nodes, and an all-gather within each node. Requires [`ranks_per_node`](ParallelConfig::ranks_per_node),
-    /// and the same number of ranks of the data axis on each node. If false, one all-reduce over all ranks reduces the
-    /// gradients.
+    /// between nodes, and an all-gather within each node. Requires [`ranks_per_node`](ParallelConfig::ranks_per_node).
+    /// Each node must have the same number of ranks of the data axis. If false, one all-reduce over all ranks reduces
+    /// the gradients.
     #[schemars(extend("resume" = "order_of_sums", "needs" = "zero_stage = 0"))]
     pub hierarchical_reduce: bool,
     /// The dtype in which the model computes.
@@ -45,9 +45,9 @@ pub struct DataParallelConfig {
     #[schemars(extend("resume" = "may_differ", "needs" = "zero_stage = 1 or zero_stage = 2"))]
     pub overlap_param_gather: bool,
     /// Whether the weights of FP8 layers are stored in FP8, instead of the dtype of the model. Weights with a
-    /// per-tensor scale are gathered as FP8 codes. Weights with block scales are gathered in the dtype of the model,
-    /// one bucket at a time, and quantized on every rank. Master weights are f32 and sharded. The weights of experts
-    /// are not stored in FP8.
+    /// per-tensor scale are also gathered in FP8. Weights with block scales are gathered in the dtype of the model, one
+    /// bucket at a time, and quantized on every rank. Master weights are f32 and sharded. The weights of experts are
+    /// not stored in FP8.
     #[schemars(extend("resume" = "may_differ", "follows" = "fp8.recipe set"))]
     pub fp8_param_gather: bool,
     /// Whether gradients are sent in the 16-bit dtype of the model. They are still summed in f32.
@@ -67,18 +67,21 @@ pub struct DataParallelConfig {
     pub gradient_limit: Option<f64>,
     /// Whether parameters and gradients keep their memory addresses from step to step, as CUDA graphs require. Gradient
     /// buffers are then not freed, but filled with zeros before the first micro-batch. Gathered parameters are copied
-    /// to their static address. Requires `zero_stage` 0 to 2. Not serialized here: a recipe sets `cuda_graph`.
+    /// to their static address. Requires `zero_stage` 0 to 2. This field is not serialized. In a recipe, the setting
+    /// `cuda_graph` determines it.
     #[serde(skip)]
     pub static_buffers: bool,
-    /// The number of optimizer state tensors per parameter, which determines the planned memory. It is 2 for AdamW. Not
-    /// serialized here: it follows from the optimizer of a recipe.
+    /// The number of optimizer state tensors per parameter, from which the planned memory is computed. It is 2 for
+    /// AdamW. This field is not serialized. In a recipe, the optimizer determines it.
     #[serde(skip, default = "adam_moments")]
     pub state_tensors: u8,
     /// Patterns of parameter paths. Parameters whose path matches a pattern are frozen. The syntax is the same as in a
-    /// [parameter group](crate::optim::ParameterGroup). Not serialized here: a recipe sets it in `[train]`.
+    /// [parameter group](crate::optim::ParameterGroup). This field is not serialized. In a recipe, it is set in
+    /// `[train]`.
     #[serde(skip)]
     pub freeze: Vec<String>,
-    /// The training state that is stored in host memory. Not serialized here: a recipe sets it in `[memory.offload]`.
+    /// The training state that is stored in host memory. This field is not serialized. In a recipe, it is set in
+    /// `[memory.offload]`.
     #[serde(skip)]
     pub offload: OffloadConfig,
 }
@@ -123,7 +126,7 @@ pub struct OffloadConfig {
 }
 
 impl OffloadConfig {
-    /// Checks the offload settings. `fp8_param_gather` is the setting of the data parallelism with this name.
+    /// Checks the offload settings. `fp8_param_gather` is the value of [`DataParallelConfig::fp8_param_gather`].
     ///
     /// # Errors
     ///
@@ -179,8 +182,9 @@ impl DataParallelConfig {
         }
     }
 
-    /// Returns these settings, completed by the [`zero_stage`](ParallelConfig::zero_stage) and the
-    /// [`hsdp`](ParallelConfig::hsdp) of the layout. If both set a value, the two values must be equal.
+    /// Returns these settings with the [`zero_stage`](ParallelConfig::zero_stage) and the
+    /// [`hsdp`](ParallelConfig::hsdp) of the layout filled in. If both these settings and the layout set a value, the
+    /// two values must be equal.
     ///
     /// # Errors
     ///

@@ -175,7 +175,7 @@ pub enum DataParallelError {
     /// The recomputation settings are invalid for the model.
     #[error(transparent)]
     Recompute(#[from] RecomputeError),
-    /// The threads that step offloaded buckets cannot be started.
+    /// The host threads that run the optimizer steps of offloaded buckets cannot be started.
     #[error("cannot start the threads that step optimizer state on the host: {reason}")]
     HostThreads {
         /// The error of the operating system.
@@ -214,7 +214,7 @@ pub enum DataParallelError {
     OrderMismatch {
         /// This rank.
         rank: usize,
-        /// Another rank, which differs from this rank.
+        /// Another rank, which used the parameters in a different order.
         other: usize,
         /// The ZeRO stage.
         stage: ZeroStage,
@@ -253,7 +253,7 @@ pub enum DataParallelError {
     ModelMismatch {
         /// This rank.
         rank: usize,
-        /// Another rank, which differs from this rank.
+        /// Another rank, whose parameters differ.
         other: usize,
     },
     /// The replicas of a parameter differ.

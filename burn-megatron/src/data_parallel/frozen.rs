@@ -22,8 +22,8 @@ use crate::mesh::ZeroStage;
 use crate::nn::ParameterTable;
 use crate::nn::hook::{GradientSink, ParameterValue, Pass};
 
-/// Freezes the parameters of a table whose paths match one of `patterns`. Returns the indices of the patterns
-/// that match no parameter.
+/// Freezes the parameters of `table` whose paths match one of `patterns`. Returns the indices of the patterns that
+/// match no parameter.
 ///
 /// # Errors
 ///
@@ -123,7 +123,7 @@ impl FrozenParameters {
         }))
     }
 
-    /// Returns the buckets. Their master weights are in the dtype of the model.
+    /// Returns the buckets, which store the frozen parameters in the dtype of the model.
     pub fn buckets(&self) -> MutexGuard<'_, ParameterBuckets> {
         self.buckets.lock()
     }

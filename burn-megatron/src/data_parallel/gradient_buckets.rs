@@ -66,7 +66,7 @@ pub(super) struct ReducedGradients {
     /// This rank's shard of each bucket, summed over the data axis.
     pub shards: Vec<TrackedTensor>,
     pub fingerprint: u64,
-    /// See [`GradientCheck`].
+    /// The measurements of the gradient check: see [`GradientCheck`].
     pub measured: Option<Tensor<1>>,
 }
 
@@ -89,7 +89,8 @@ impl GradientBuckets {
         }
     }
 
-    /// Marks that no forward of `stage` follows in this step, or no forward at all for `None`.
+    /// Records that no further forward of `stage` follows in this step. `None`: no further forward of any stage
+    /// follows.
     pub fn end_forwards(&mut self, stage: Option<usize>) {
         self.tracker.end_forwards(stage);
         self.advance();
@@ -124,7 +125,7 @@ impl GradientBuckets {
         Some((FlatGradients { flat, places }, allocation))
     }
 
-    /// Returns the buffer with one more gradient of each of these parameters, and starts the reductions that
+    /// Puts back the buffer, to which one gradient of each of these parameters was added. Starts the reductions that
     /// are ready.
     pub fn put_buffer(&mut self, parameters: &[usize], buffer: TrackedTensor) {
         let plan = &self.plan;

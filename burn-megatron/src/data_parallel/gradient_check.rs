@@ -39,7 +39,7 @@ impl fmt::Display for InvalidGradient {
     }
 }
 
-/// Measures the gradients of each bucket before it is reduced, without reading them back.
+/// Measures the gradients of each bucket before the bucket is reduced. The measurements stay on the device.
 ///
 /// The measurements of a step are one tensor, `[1 + parameters]`, in the [dtype of
 /// statistics](statistics_dtype). The first element is the largest sum of squares of a bucket. The other
@@ -56,7 +56,7 @@ pub(crate) struct GradientCheck {
 }
 
 impl GradientCheck {
-    /// Returns `None` if the settings do not enable a check.
+    /// Creates the check, or returns `None` if the settings do not enable it.
     pub fn new(
         layout: &BufferLayout,
         config: &DataParallelConfig,
@@ -96,11 +96,12 @@ impl GradientCheck {
         Tensor::zeros([1 + parameters], (&self.device, dtype))
     }
 
-    /// Returns a tensor per grid that is 1 for each parameter that this rank accounts for in the norm, and 0
-    /// otherwise. The product with the measurements gives the squares of the reduced gradients.
+    /// Returns a tensor per grid, with one element per measurement. The element of a parameter is 1 if this rank counts
+    /// the parameter in the gradient norm. All other elements are 0. The product with the measurements gives the
+    /// squares of the reduced gradients.
     ///
-    /// Returns `None` if the reduced gradients can differ from the measured gradients: with several ranks, with
-    /// several reductions per step, or if this rank accounts for a part of a parameter.
+    /// Returns `None` if the reduced gradients can differ from the measured gradients: with several ranks, with several
+    /// reductions per step, or if this rank counts only a part of a parameter.
     pub fn shares(
         &self,
         plan: &ShardingPlan,

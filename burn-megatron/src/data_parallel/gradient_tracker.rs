@@ -56,7 +56,8 @@ impl GradientTracker {
         self.forwards.values().copied().max().unwrap_or(0)
     }
 
-    /// Marks that no forward of `stage` follows in this step, or no forward at all for `None`.
+    /// Records that no further forward of `stage` follows in this step. `None`: no further forward of any stage
+    /// follows.
     pub fn end_forwards(&mut self, stage: Option<usize>) {
         match stage {
             Some(stage) => {
@@ -66,7 +67,7 @@ impl GradientTracker {
         }
     }
 
-    /// Records one use of a parameter, for which one gradient is expected.
+    /// Records that a forward uses a parameter. One gradient is then expected for this use.
     pub fn expect(&mut self, index: usize) {
         let used = &mut self.parameters[index];
         used.pending += 1;
@@ -78,7 +79,7 @@ impl GradientTracker {
         used.stages.extend(self.stage);
     }
 
-    /// Records the gradient of one use.
+    /// Records that the gradient of one use of a parameter was received.
     pub fn complete(&mut self, index: usize) {
         self.parameters[index].pending -= 1;
         self.parameters[index].has_gradient = true;
@@ -120,8 +121,9 @@ impl GradientTracker {
         *pending == 0 && (self.all_ended || all_stages_ended)
     }
 
-    /// Returns a parameter with pending uses, and their number, if a forward had no backward. After all
-    /// backwards, a use that is still pending is not part of the loss.
+    /// If a forward had no backward, returns a parameter that still expects gradients, and the number of expected
+    /// gradients. If every forward had a backward, returns `None`, because the loss does not depend on the remaining
+    /// uses.
     pub fn missing_backward(&self) -> Option<(usize, usize)> {
         let forwards = self.forwards.get(&None).copied().unwrap_or(0);
         if forwards <= self.backwards {

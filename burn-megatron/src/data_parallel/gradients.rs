@@ -15,7 +15,7 @@ use crate::nn::{ParameterEntry, ParameterTable};
 /// The reduced gradients of one step on this rank: the rank's shards of the gradient buckets, or the complete buckets
 /// if gradients are not sharded.
 ///
-/// Gradients are stored as sums over all tokens, and one factor for all parameters. Division by the number of tokens,
+/// Gradients are stored as sums over all tokens, together with one common factor. Division by the number of tokens,
 /// unscaling and clipping only change the factor. The optimizer applies the factor when it reads the sums.
 #[derive(Debug)]
 pub struct Gradients {

@@ -119,7 +119,7 @@ impl TrackedTensor {
         Self { tensor, allocation }
     }
 
-    /// Overwrites the elements from `start` on.
+    /// Overwrites the elements that begin at index `start` with `values`.
     pub fn overwrite(&mut self, start: usize, values: Tensor<1>) {
         let nothing = Tensor::empty([0], (&values.device(), values.dtype()));
         let tensor = std::mem::replace(&mut self.tensor, nothing);

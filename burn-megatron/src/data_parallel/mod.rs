@@ -12,12 +12,12 @@
 //! let gradients = ddp.reduce(tokens)?;                              // tokens of this rank
 //! ```
 //!
-//! The computation of a weight gradient and of the weight for the next step consists of these parts:
+//! In a training step, the gradient of a weight and the updated weight are computed as follows:
 //!
 //! 1. `nn::linear_function`: the backward passes the operands of the matmul `x^T dy` to the gradient sink of the
-//!    weight's hook (`nn::hook`). The matmul is not computed yet. Fused operations do the same for the gradients of
-//!    biases and norms, and the embedding does the same for its rows. Gradients of other parameters are computed before
-//!    they are passed to the sink.
+//!    weight's hook (`nn::hook`). The matmul is not computed yet. Fused operations defer the gradients of biases and
+//!    norms in the same way, and the embedding defers the gradients of its rows. Gradients of other parameters are
+//!    computed before they are passed to the sink.
 //! 2. `ParamAndGradBuffers` is the gradient sink. It takes the flat buffer of the weight's bucket, and the matmul
 //!    writes its result to the buffer or adds it to the buffer.
 //! 3. `gradient_buckets`: after the last gradient of a bucket, `reduction` sums the bucket over the data-parallel group

@@ -21,7 +21,7 @@ use crate::nn::hook::{
     Deferred, DeferringSink, GradientSink, ParameterValue, Pass, WeightGradientFn,
 };
 
-/// Locked buckets. Backward uses them from the closures of its graph, which hold this sink.
+/// The buckets of a rank, behind locks. The closures of the backward graph hold this sink and use the buckets.
 pub(super) struct ParamAndGradBuffers {
     pub plan: Arc<ShardingPlan>,
     /// The parameters without gradients, if there are any.
@@ -30,7 +30,7 @@ pub(super) struct ParamAndGradBuffers {
     gradients: Mutex<GradientBuckets>,
     /// Deferred weight gradients; `None` while gradients are computed immediately.
     deferred: Mutex<Option<Vec<Deferred>>>,
-    /// Set while a function runs that calls the backward itself.
+    /// The state of a function that calls the backward itself. It is set while such a function runs.
     pub own_backward: OwnBackward,
     pub freed_memory: FreedMemory,
 }
@@ -58,19 +58,18 @@ impl ParamAndGradBuffers {
         self.gradients.lock()
     }
 
-    /// Returns this rank's master shard of a bucket, in the main dtype. It is on the host if the bucket is
-    /// offloaded.
+    /// Returns this rank's shard of a bucket's master weights. The shard is on the host if the bucket is offloaded.
     pub fn master_shard(&self, number: usize) -> Tensor<1> {
         self.parameters().master_shard(number)
     }
 
-    /// Returns this rank's master shard of a bucket, always on the device.
+    /// Returns this rank's shard of a bucket's master weights, always on the device.
     pub fn master_on_device(&self, number: usize) -> Tensor<1> {
         self.master_shard(number).to_device(&self.plan.device)
     }
 
-    /// Quantizes the FP8 weights from the master weights, and waits for all gathers that do not overlap with the next
-    /// forward. Collective: call on all ranks of the stage.
+    /// Quantizes the FP8 weights from the master weights, and waits for the all-gathers that do not overlap with the
+    /// next forward. Collective: call on all ranks of the stage.
     pub fn finish_gathers(&self) {
         let mut parameters = self.parameters();
         parameters.quantize();

@@ -75,8 +75,8 @@ impl ParameterBuckets {
         }
     }
 
-    /// Sets a parameter to `value`, flat and in its main dtype, on this rank only. For FP8 weights call
-    /// [`quantize`](Self::quantize) afterwards.
+    /// Sets a parameter to `value` on this rank only. `value` is flat and has the dtype of the master weights. For FP8
+    /// weights call [`quantize`](Self::quantize) afterwards.
     pub fn write(&mut self, index: usize, value: &Tensor<1>) {
         let plan = &self.plan;
         let (number, range) = plan.location(index);
@@ -150,7 +150,8 @@ impl ParameterBuckets {
     }
 
     /// Quantizes the FP8 weights of all buckets from the master weights. Collective: call on all ranks of the stage.
-    /// Gathers of codes, and of the values of one bucket, may still be in flight when it returns.
+    /// When it returns, all-gathers of FP8 codes, and the all-gather of the values of one bucket, may still be in
+    /// flight.
     pub fn quantize(&mut self) {
         let plan = &self.plan.clone();
         // The last bucket contains the first layers, which the next forward needs first.
@@ -185,9 +186,9 @@ impl ParameterBuckets {
         self.prefetch.end_step()
     }
 
-    /// Replaces this rank's master shard of a bucket with the result of `step`, and starts to gather the shards
-    /// of the other ranks. If the model has its own dtype, `step` also gets a tensor for the new copy. FP8
-    /// buckets are [quantized](Self::quantize) once all buckets are stepped.
+    /// Replaces this rank's shard of a bucket's master weights with the result of `step`, and starts the all-gather of
+    /// the bucket. If the dtype of the model differs from the dtype of the master weights, `step` also gets a tensor
+    /// for the new parameters. FP8 buckets are [quantized](Self::quantize) after the optimizer steps of all buckets.
     pub fn step(
         &mut self,
         number: usize,
@@ -200,7 +201,7 @@ impl ParameterBuckets {
         self.put(number, master, model);
     }
 
-    /// Replaces this rank's master shard of each bucket.
+    /// Replaces this rank's shard of the master weights of each bucket.
     pub fn replace(&mut self, masters: Vec<Tensor<1>>) {
         for (number, master) in masters.into_iter().enumerate().rev() {
             let model = None;
@@ -208,8 +209,8 @@ impl ParameterBuckets {
         }
     }
 
-    /// Takes this rank's master shard of a bucket and a tensor for the new copy, which [`put`](Self::put)
-    /// replaces. They are on the host if the bucket is offloaded.
+    /// Takes out this rank's shard of a bucket's master weights, and a tensor for the new parameters in the dtype of
+    /// the model. [`put`](Self::put) replaces both. Both are on the host if the bucket is offloaded.
     pub fn take(&mut self, number: usize) -> (TrackedTensor, Option<Tensor<1>>) {
         let plan = &self.plan;
         let bucket = &mut self.buckets[number];
@@ -311,13 +312,12 @@ impl ParameterBuckets {
         }
     }
 
-    /// Returns this rank's master shard of a bucket, in the main dtype. It is on the host if the bucket is
-    /// offloaded.
+    /// Returns this rank's shard of a bucket's master weights. The shard is on the host if the bucket is offloaded.
     pub fn master_shard(&mut self, number: usize) -> Tensor<1> {
         self.buckets[number].master_shard(number, &self.plan)
     }
 
-    /// Replaces this rank's master shard of a bucket, but not its copy in another type.
+    /// Replaces this rank's shard of a bucket's master weights, but not the copy in the dtype of the model.
     pub fn change_master(&mut self, number: usize, change: impl FnOnce(Tensor<1>) -> Tensor<1>) {
         let plan = &self.plan;
         let bucket = &mut self.buckets[number];
@@ -333,8 +333,8 @@ impl ParameterBuckets {
         }
     }
 
-    /// Returns the gathered parameters of a bucket, or `None` if they are the master weights of this rank or not
-    /// gathered.
+    /// Returns the gathered parameters of a bucket. Returns `None` if this rank's master weights are the parameters, or
+    /// if the parameters are not gathered.
     pub fn copy(&self, number: usize) -> Option<Tensor<1>> {
         let bucket = &self.buckets[number];
         let is_master = bucket.master.is_none() && self.plan.groups(number).shard.size() == 1;
@@ -344,7 +344,7 @@ impl ParameterBuckets {
         }
     }
 
-    /// Frees gathered parameters, with ZeRO-3.
+    /// Frees gathered parameters. This method has an effect only with ZeRO-3.
     pub fn reshard(&mut self) {
         if self.plan.stage() != ZeroStage::Parameters {
             return;
@@ -389,8 +389,8 @@ impl ParameterBuckets {
         self.buckets.iter().map(of).collect()
     }
 
-    /// Quantizes values that were gathered, and frees their memory for the gradients. At most one bucket has gathered
-    /// values.
+    /// Quantizes gathered values, and frees their memory before gradients are allocated. At most one bucket has
+    /// gathered values.
     pub fn quantize_gathered(&mut self) {
         for (number, bucket) in self.buckets.iter_mut().enumerate() {
             if bucket.fp8_weights.is_gathering_values() {

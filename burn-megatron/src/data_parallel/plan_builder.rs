@@ -135,7 +135,7 @@ pub(super) fn check_quantizers(
     Ok(())
 }
 
-/// Returns the quantizers of the weights that are gathered in FP8. They are empty without `fp8_param_gather`.
+/// Returns the quantizers of the weights that are gathered in FP8. The result is empty without `fp8_param_gather`.
 pub(super) fn quantizers(
     table: &ParameterTable,
     config: &DataParallelConfig,

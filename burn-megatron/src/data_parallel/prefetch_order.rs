@@ -32,8 +32,8 @@ impl PrefetchOrder {
         }
     }
 
-    /// Ends the step and returns the fingerprint of its order. It is equal on ranks that used the same units in
-    /// the same order.
+    /// Ends the step and returns a fingerprint of the order in which the step used its units. The fingerprint is equal
+    /// on ranks that used the same units in the same order.
     pub fn end_step(&mut self) -> u64 {
         self.recorded |= self.in_step && !self.sequence.is_empty();
         self.in_step = false;

@@ -103,8 +103,8 @@ pub(super) fn has_several_collectives(bucket: usize, plan: &ShardingPlan) -> boo
 }
 
 impl PendingReduction {
-    /// Whether this is the first of several collectives, over ranks that are close to each other. It ends soon,
-    /// and the next collective should start then.
+    /// Whether the current collective is the first of several, and runs over ranks that are close to each other. Such a
+    /// collective ends soon, and the next collective should then start.
     pub fn is_first_of_several(&self, plan: &ShardingPlan) -> bool {
         match self.state {
             ReductionState::InNode(..) => true,

@@ -22,7 +22,7 @@ pub(super) fn axis_sets(
 pub(super) struct SectionReplicas {
     pub grid: Grid,
     pub axis: Axis,
-    /// The number of ranks that hold the same part.
+    /// The number of ranks that hold the same section.
     pub ranks: usize,
 }
 

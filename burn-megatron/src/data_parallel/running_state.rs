@@ -2,17 +2,17 @@
 //!
 //! A module visitor visits running states like parameters. But a running state has no gradient, and a hook cannot
 //! supply its value. Therefore running states are listed with the [frozen](super::frozen) parameters, whose buckets
-//! hold the values for checkpoints. The module on each rank holds the value that its own forwards update. If the ranks
-//! need a common value, it is the mean of the values over the data axis. Updates are linear, so averaging once gives
-//! the same value as averaging after each update.
+//! hold the values for checkpoints. On each rank, the module holds its own value, which the forwards of this rank
+//! update. If the ranks need a common value, it is the mean of the values over the data axis. Updates are linear, so
+//! averaging once gives the same value as averaging after each update.
 
 use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::Tensor;
 
 /// Returns for each parameter of a module whether it is a running state. The list is in the order of the module.
 ///
-/// The function distinguishes them by their ids: a parameter takes the id that a module mapper assigns, whereas a
-/// running state keeps its id.
+/// The function assigns new ids with a module mapper. A parameter takes the new id, whereas a running state keeps its
+/// id.
 pub fn running_states<M: Module>(module: &M) -> Vec<bool> {
     let mut ids = Ids {
         given: ParamId::new(),

@@ -1,5 +1,6 @@
-//! Segments of a rank's shards. A rank counts the elements of its unique segments, so that each element of the model is
-//! counted once. Other ranks of an axis also hold the elements of replicated segments.
+//! Segments: ranges of parameters in a rank's shards. A rank counts only the elements of its unique segments, so that
+//! each element of the model is counted once. The elements of replicated segments are also held by other ranks of an
+//! axis.
 
 use std::ops::Range;
 
@@ -14,17 +15,17 @@ use crate::nn::{MeshRank, ParameterEntry, ParameterTable, Section};
 #[derive(Clone, Debug)]
 pub(crate) struct ShardSegment {
     pub bucket: usize,
-    /// The index of the parameter in the table.
+    /// The index of the parameter in the parameter table.
     pub index: usize,
     /// The range of elements, relative to the start of the rank's shard.
     pub range: Range<usize>,
-    /// A mask that is true for selected elements; `None` if all elements are selected.
+    /// A mask that is true for the selected elements of the range; `None` if all elements are selected.
     pub mask: Option<Tensor<1, Bool>>,
 }
 
-/// Returns the segments that `rank` accounts for, so that each element of the model counts once. They are the
-/// segments of its partition of each bucket, without the elements that another rank of a model axis or of the
-/// pipeline accounts for.
+/// Returns the segments whose elements `rank` counts. Each element of the model is counted by one rank. The segments
+/// are the segments of the rank's partition of each bucket, without the elements that another rank of a model axis or
+/// of the pipeline counts.
 pub(super) fn unique_segments(
     plan: &ShardingPlan,
     table: &ParameterTable,
@@ -42,7 +43,7 @@ pub(super) fn unique_segments(
     segments(plan, table, range, select)
 }
 
-/// Returns the segments of the sections that have these replicas.
+/// Returns the segments of the sections that are replicated as described by `replicas`.
 pub(super) fn segments_with_replicas(
     plan: &ShardingPlan,
     table: &ParameterTable,

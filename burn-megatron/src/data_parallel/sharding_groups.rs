@@ -93,8 +93,8 @@ impl ShardingGroups {
     }
 }
 
-/// Returns the partition index of a rank, in a data-parallel group with `replicas` copies over `shards` ranks
-/// each.
+/// Returns the partition index of a rank in a data-parallel group with `replicas` copies. Each copy is sharded over
+/// `shards` ranks.
 pub(crate) fn partition_index(rank: usize, shards: usize, replicas: usize) -> usize {
     rank % shards * replicas + rank / shards
 }

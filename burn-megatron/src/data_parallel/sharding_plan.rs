@@ -42,9 +42,9 @@ pub(crate) struct ShardingPlan {
 #[derive(Clone, Debug)]
 pub(crate) struct ParameterInfo {
     pub path: String,
-    /// The shape of this rank's part.
+    /// The shape of this rank's part of the parameter.
     pub shape: Vec<usize>,
-    /// The dtype in which the model computes with it.
+    /// The dtype in which the model computes with the parameter.
     pub model_dtype: DType,
     /// The dtype of the master weight and of the gradient sums.
     pub main_dtype: DType,
@@ -110,7 +110,7 @@ impl ShardingPlan {
         self.layout.buffer_of(bucket).key.grid
     }
 
-    /// Whether any bucket is summed over several ranks.
+    /// Whether the gradients of any bucket are summed over several ranks.
     pub fn reduces_over_ranks(&self) -> bool {
         self.all_groups().any(|(_, groups)| groups.data.size() > 1)
     }
@@ -329,8 +329,8 @@ impl ShardingPlan {
         }
     }
 
-    /// Gathers every parameter from the shards of the buckets: `[elements]` per parameter, in the order of the
-    /// table. Collective: call on all ranks of the shard groups.
+    /// Gathers every parameter from the shards of the buckets. Returns a tensor `[elements]` per parameter, in the
+    /// order of the parameter table. Collective: call on all ranks of the shard groups.
     pub fn gather_parameters(&self, shards: impl Iterator<Item = Tensor<1>>) -> Vec<Tensor<1>> {
         let gather = |(bucket, shard)| self.gather(bucket, shard);
         let buckets: Vec<_> = shards.enumerate().map(gather).collect();

@@ -102,9 +102,9 @@ impl StoredParameter<'_> {
     }
 }
 
-/// Moves the parameters of a module into the buffers, and attaches a hook to each. Values are broadcast from
-/// the first rank that holds a parameter. The module retains its running states, and a placeholder of each
-/// parameter's shape, which uses no memory. Collective: call on all ranks of the stage.
+/// Moves the parameters of a module into the buffers, and attaches a hook to each parameter. The values are broadcast
+/// from the first rank that holds a parameter. The module keeps its running states. Each parameter is replaced with a
+/// placeholder of the same shape, which uses no memory. Collective: call on all ranks of the stage.
 pub(super) fn move_parameters<M: Module>(
     module: M,
     groups: &ParallelContext,
@@ -175,7 +175,7 @@ impl ModuleMapper for ParameterMover<'_> {
     }
 }
 
-/// Sets the parameters of a module to values in the order of the table.
+/// Sets the parameters of a module to values in the order of the parameter table.
 pub(super) struct ParameterFiller<V>(pub V);
 
 impl<V: Iterator<Item = Tensor<1>>> ModuleMapper for ParameterFiller<V> {

@@ -2,10 +2,10 @@
 //! of a module, the gradients, and the inputs and outputs of each collective. If a step is run twice from the same
 //! state, the fingerprints are equal.
 //!
-//! A [`Recorder`] records everything that runs in [`Recorder::watch`] on this thread. It observes operations through
-//! [`CallObserver`](burn_megatron_kernels::function::CallObserver), communicated tensors in the tensor collectives, and
-//! gradients in their buckets. To compute a fingerprint, a tensor is read from its device. A [`Corruption`] changes the
-//! tensors that operations return, to simulate hardware faults.
+//! A [`Recorder`] records everything that runs in [`Recorder::watch`] on this thread. The recorder observes operations
+//! through [`CallObserver`](burn_megatron_kernels::function::CallObserver), communicated tensors in the tensor
+//! collectives, and gradients in their buckets. To compute a fingerprint, a tensor is read from its device. A
+//! [`Corruption`] changes the tensors that operations return, to simulate hardware faults.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -24,12 +24,12 @@ thread_local! {
     static CURRENT: RefCell<Option<Arc<Recorder>>> = const { RefCell::new(None) };
 }
 
-/// Returns the recorder of this thread that takes fingerprints, or `None` without a recorder.
+/// Returns the recorder of this thread, or `None` if this thread has no recorder.
 pub(crate) fn recording() -> Option<Arc<Recorder>> {
     CURRENT.with_borrow(Clone::clone)
 }
 
-/// Notes that a layer reads this parameter. The operations that follow belong to the layer.
+/// Records that a layer reads this parameter. The operations that follow are attributed to this layer.
 pub(crate) fn note_parameter(path: impl FnOnce() -> Option<String>) {
     if let Some(recorder) = recording()
         && let Some(path) = path()
@@ -91,7 +91,7 @@ pub(crate) fn of_buffer(buffer: &Buffer) -> u64 {
 
 /// Reads the elements of a tensor from its device.
 ///
-/// Unwinds with [`raise`] if the device cannot be read.
+/// Panics (see [`raise`]) if the device cannot be read.
 pub fn host_data<const D: usize>(x: Tensor<D>) -> TensorData {
     x.try_into_data().unwrap_or_else(|error| {
         raise(CommError::Engine {

@@ -41,7 +41,7 @@ pub enum Site {
 /// The key of a collective or a message. It is the same on all ranks that take part in the call.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct CallKey {
-    /// The operation and the process group, or for a message the two ranks.
+    /// The operation, with the process group of a collective or the two ranks of a message.
     pub call: String,
     /// The sequence number among the calls of a process group or of a pair of ranks. It starts at 0 in each run.
     pub sequence: u64,
@@ -60,8 +60,8 @@ pub struct Event {
 }
 
 /// A function that simulates a fault: it changes a tensor that an operation has returned, and returns a description of
-/// the fault. It returns `None` if it does not change the tensor. The first argument is true for gradients and false
-/// for activations.
+/// the fault. The function returns `None` if it does not change the tensor. The first argument is true for gradients
+/// and false for activations.
 pub type Corruption = dyn Fn(bool, &mut DispatchTensor) -> Option<String> + Send + Sync;
 
 /// A recorder of one run of a step, which can also inject faults into the step.
@@ -92,7 +92,7 @@ struct RecorderState {
 }
 
 impl Recorder {
-    /// Creates a recorder. If `records` is false, it does not record fingerprints and only injects faults.
+    /// Creates a recorder. If `records` is false, the recorder only injects faults and does not record fingerprints.
     pub fn new(records: bool, corruption: Option<Box<Corruption>>) -> Arc<Self> {
         Arc::new(Self {
             records,

@@ -1,4 +1,4 @@
-//! The requested form of attention, which is fused or unfused, and the requested engine of fused attention.
+//! The requested implementation of attention (fused or unfused), and the requested engine of fused attention.
 
 use std::fmt::{self, Display};
 use std::str::FromStr;
@@ -9,19 +9,20 @@ use serde::{Deserialize, Serialize};
 
 use super::{KernelChoice, KernelChoiceError};
 
-/// The requested form of attention: fused or unfused, with an optional engine.
+/// The requested implementation of attention: fused or unfused, with an optional engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(into = "String", try_from = "String")]
 #[schemars(extend("enum" = ["auto", "fused", "unfused", "mma", "portable"]))]
 pub enum AttentionChoice {
-    /// Requests a form, as for any other operation. The engine of fused attention is chosen automatically.
+    /// Requests the fused or the unfused implementation, as for any other operation. The engine of fused attention is
+    /// chosen automatically.
     Form(KernelChoice),
     /// Requests fused attention with this engine. An error is returned if the engine cannot be used.
     Engine(EngineKind),
 }
 
 impl AttentionChoice {
-    /// Returns the requested form. A requested engine implies the fused form.
+    /// Returns the requested implementation. If an engine is requested, the implementation is fused.
     pub fn form(self) -> KernelChoice {
         match self {
             Self::Form(choice) => choice,

@@ -19,8 +19,8 @@ pub enum EpilogueFusion {
     Off,
     /// GELU is an epilogue. An error is returned if the model or the device does not support epilogues.
     On,
-    /// The faster of the two forms is used. A run measures both forms once before its model is built. Until then layers
-    /// are built as with [`Off`](Self::Off).
+    /// The faster of the two implementations is used. A run measures both implementations once before its model is
+    /// built. Until then layers are built as with [`Off`](Self::Off).
     Measured,
 }
 

@@ -1,8 +1,8 @@
 //! Selects fused kernels.
 //!
-//! Every operation of the [kernels crate](crate::kernels) has two equivalent forms: a fused kernel with its own
-//! backward, and a composition of Burn's operations. [`KernelChoices`] holds the forms that the user requests.
-//! [`KernelSelection`] holds the forms that are used for a device and a data type.
+//! Every operation of the [kernels crate](crate::kernels) has two equivalent implementations: a fused kernel with its
+//! own backward, and a composition of Burn's operations. [`KernelChoices`] holds the implementations that the user
+//! requests. [`KernelSelection`] holds the implementations that are used for a device and a data type.
 
 use std::path::PathBuf;
 
@@ -24,7 +24,7 @@ pub use attention::AttentionChoice;
 pub use epilogues::{EpilogueFusion, EpilogueShape};
 pub use selection::KernelSelection;
 
-/// An operation that has a fused and an unfused form.
+/// An operation that has a fused and an unfused implementation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[derive(EnumString, IntoStaticStr, VariantArray)]
@@ -44,7 +44,7 @@ pub enum Operation {
     Softmax,
     /// Cross entropy.
     Loss,
-    /// The matmuls of linear layers. The fused form also adds the bias and accumulates the weight gradients.
+    /// The matmuls of linear layers. The fused implementation also adds the bias and accumulates the weight gradients.
     Linear,
     /// AdamW, and the sum of squares that the gradient norm needs.
     Optimizer,
@@ -60,19 +60,19 @@ impl Operation {
     }
 }
 
-/// The requested form of an operation.
+/// The requested implementation of an operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 #[derive(EnumString, IntoStaticStr)]
 #[strum(serialize_all = "kebab-case")]
 #[strum(parse_err_ty = KernelChoiceError, parse_err_fn = unknown_choice)]
 pub enum KernelChoice {
-    /// Uses the fused form if the device has the kernel and the fused form is faster.
+    /// Uses the fused implementation if the device has the kernel and the fused implementation is faster.
     #[default]
     Auto,
-    /// Uses the fused form. An error is returned if the kernel is not available.
+    /// Uses the fused implementation. An error is returned if the kernel is not available.
     Fused,
-    /// Uses the unfused form, which is composed of Burn's operations.
+    /// Uses the unfused implementation, which is composed of Burn's operations.
     Unfused,
 }
 
@@ -80,48 +80,48 @@ pub enum KernelChoice {
 const EPILOGUE_FUSION: &str = "epilogue_fusion";
 const GEMM_ALGORITHMS: &str = "gemm_algorithms";
 
-/// The requested form of each operation, and other settings of kernels.
+/// The requested implementation of each operation, and other settings of kernels.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct KernelChoices {
-    /// The form of LayerNorm and RMSNorm, including the residual addition.
+    /// The implementation of LayerNorm and RMSNorm, including the residual addition.
     pub norm: KernelChoice,
-    /// The form of the activation function of the MLP, including the addition of the bias.
+    /// The implementation of the activation function of the MLP, including the addition of the bias.
     pub activation: KernelChoice,
-    /// The form of bias, dropout and residual addition.
+    /// The implementation of the bias, the dropout and the residual addition.
     pub dropout: KernelChoice,
-    /// The form of rotary position embeddings.
+    /// The implementation of rotary position embeddings.
     pub rope: KernelChoice,
-    /// The form of attention, or the engine of fused attention.
+    /// The implementation of attention, or the engine of fused attention.
     pub attention: AttentionChoice,
-    /// The form of the scale, mask and softmax of attention scores, if attention is not fused.
+    /// The implementation of the scale, mask and softmax of attention scores, if attention is not fused.
     pub softmax: KernelChoice,
-    /// The form of cross entropy.
+    /// The implementation of cross entropy.
     pub loss: KernelChoice,
     /// The chunk size of the fused loss: the number of tokens whose logits are in memory at the same time. 0 means all
     /// tokens of a micro-batch. By default the logits of a chunk use at most [1
     /// GiB](crate::nn::LogitsShape::tokens_per_chunk).
     pub loss_chunk_size: Option<usize>,
-    /// The form of the matmuls of linear layers. The fused form also adds the bias and accumulates the weight
-    /// gradients.
+    /// The implementation of the matmuls of linear layers. The fused implementation also adds the bias and accumulates
+    /// the weight gradients.
     pub linear: KernelChoice,
     /// The library for fused matmuls on the CPU, except the matmuls of experts.
     #[schemars(with = "String", extend("enum" = CpuGemm::ALL.map(CpuGemm::name)))]
     pub gemm: CpuGemm,
     /// Whether the GELU (tanh) of an MLP, its derivative and the gradient of its bias are computed as
-    /// [epilogues](crate::kernels::gemm::gelu) of the matmuls before and after it. Requires CUDA.
-    /// [`true`](EpilogueFusion::On) is an error if epilogues are not supported.
+    /// [epilogues](crate::kernels::gemm::gelu) of the matmuls before and after it. Requires CUDA. With
+    /// [`true`](EpilogueFusion::On), an error is returned if epilogues are not supported.
     pub epilogue_fusion: EpilogueFusion,
     /// A file with cuBLASLt algorithms that `burn-megatron-bench gemm --tune` has written. Rank 0 reads the file for
     /// all ranks. By default the cuBLASLt heuristic selects the algorithms. Requires CUDA.
     #[schemars(extend("value" = "PATH", "experimental" = true))]
     pub gemm_algorithms: Option<PathBuf>,
-    /// The form of AdamW and the gradient norm.
+    /// The implementation of AdamW and the gradient norm.
     pub optimizer: KernelChoice,
 }
 
 impl KernelChoices {
-    /// Requests the same form for every operation.
+    /// Requests the same implementation for every operation.
     pub fn all(choice: KernelChoice) -> Self {
         let mut choices = Self::default();
         choices.choose_all(choice);
@@ -149,7 +149,7 @@ impl KernelChoices {
         checked.map_err(KernelChoiceError::NoEpilogues)
     }
 
-    /// Checks that no form has to be measured. It is for programs that do not run the measurement.
+    /// Checks that no implementation has to be measured. Call it in programs that do not run the measurement.
     ///
     /// # Errors
     ///
@@ -161,7 +161,7 @@ impl KernelChoices {
         }
     }
 
-    /// Returns the requested form of an operation.
+    /// Returns the requested implementation of an operation.
     pub fn of(&self, operation: Operation) -> KernelChoice {
         match operation {
             Operation::Norm => self.norm,
@@ -176,7 +176,7 @@ impl KernelChoices {
         }
     }
 
-    /// Sets the requested form of an operation.
+    /// Sets the requested implementation of an operation.
     pub fn choose(&mut self, operation: Operation, choice: KernelChoice) {
         match operation {
             Operation::Norm => self.norm = choice,
@@ -191,8 +191,8 @@ impl KernelChoices {
         }
     }
 
-    /// Parses and sets requested forms. `text` is `fused`, `unfused` or `auto` for all operations, or a list such as
-    /// `norm=unfused,attention=portable,epilogue_fusion=true`.
+    /// Parses and sets the requested implementations. `text` is `fused`, `unfused` or `auto` for all operations, or a
+    /// list such as `norm=unfused,attention=portable,epilogue_fusion=true`.
     ///
     /// # Errors
     ///
@@ -234,10 +234,10 @@ pub enum KernelChoiceError {
     /// The name of an operation is unknown.
     #[error("invalid operation \"{0}\": expected {names}", names = names())]
     UnknownOperation(String),
-    /// The name of a form is unknown.
+    /// The name of an implementation is unknown.
     #[error("invalid kernel choice \"{0}\": expected auto, fused or unfused")]
     UnknownChoice(String),
-    /// The name of a form or an engine of attention is unknown.
+    /// The name of an implementation or an engine of attention is unknown.
     #[error("invalid kernel choice \"{0}\" of attention: expected auto, fused, unfused, {engines}",
         engines = engines(&EngineKind::ALL, " or "))]
     UnknownAttentionChoice(String),
@@ -300,13 +300,13 @@ pub enum KernelChoiceError {
     /// The library for matmuls cannot be opened.
     #[error("kernels: gemm: {0}; or use gemm = gemm, which is always available")]
     Blas(#[from] BlasError),
-    /// The fused form of an operation was requested but is not available.
+    /// The fused implementation of an operation was requested but is not available.
     #[error("kernels: {name} cannot be fused: {reason}; use auto or unfused",
         name = .operation.name())]
     NotFused {
         /// The operation.
         operation: Operation,
-        /// The reason why the fused form is not available.
+        /// The reason why the fused implementation is not available.
         reason: String,
     },
 }

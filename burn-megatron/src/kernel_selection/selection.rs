@@ -1,4 +1,4 @@
-//! The selected forms of the operations on a device, and the reasons for the selection.
+//! The selected implementations of the operations on a device, and the reasons for the selection.
 
 use std::fmt::{self, Display};
 
@@ -11,14 +11,14 @@ use super::{
     Operation, engines,
 };
 
-/// The selected form of one operation.
+/// The selected implementation of one operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct KernelDecision {
     fused: bool,
     reason: String,
 }
 
-/// The selected form of every operation on a device, with the reason for each selection.
+/// The selected implementation of every operation on a device, with the reason for each selection.
 ///
 /// ```
 /// use burn::tensor::{DType, Device};
@@ -44,7 +44,7 @@ pub struct KernelSelection {
 }
 
 impl KernelSelection {
-    /// Selects the form of every operation for tensors of `dtype` on `device`.
+    /// Selects the implementation of every operation for tensors of `dtype` on `device`.
     ///
     /// # Errors
     ///
@@ -89,7 +89,7 @@ impl KernelSelection {
         self.choices.epilogue_fusion == EpilogueFusion::On
     }
 
-    /// Sets whether MLPs use [epilogues](KernelChoices::epilogue_fusion), after both forms were measured.
+    /// Sets whether MLPs use [epilogues](KernelChoices::epilogue_fusion), after both implementations were measured.
     pub fn set_epilogue_fusion(&mut self, chosen: EpilogueFusion) {
         self.choices.epilogue_fusion = chosen;
     }
@@ -119,7 +119,7 @@ impl KernelSelection {
         self.choices.loss_chunk_size
     }
 
-    /// Returns the requested form of attention.
+    /// Returns the requested implementation of attention.
     pub fn attention_choice(&self) -> AttentionChoice {
         self.choices.attention
     }
@@ -150,12 +150,12 @@ impl KernelSelection {
         self.engines.push(engine);
     }
 
-    /// Selects the unfused form of an operation, because the model does not support the fused form for the given
-    /// reason.
+    /// Selects the unfused implementation of an operation, because the model does not support the fused implementation.
+    /// `reason` describes why.
     ///
     /// # Errors
     ///
-    /// [`KernelChoiceError::NotFused`] if the fused form was requested.
+    /// [`KernelChoiceError::NotFused`] if the fused implementation was requested.
     pub fn keep_unfused(
         &mut self,
         operation: Operation,
@@ -166,7 +166,8 @@ impl KernelSelection {
         Ok(())
     }
 
-    /// Selects the unfused form of an operation because it is faster, if the requested form is `auto`.
+    /// Selects the unfused implementation of an operation because it is faster, if the requested implementation is
+    /// `auto`.
     pub fn prefer_unfused(&mut self, operation: Operation, reason: impl Into<String>) {
         if self.choices.of(operation) == KernelChoice::Auto {
             self.decisions[operation as usize] = KernelDecision {

@@ -9,20 +9,20 @@ use super::{LanguageModel, Tokens};
 use crate::collective::Comm;
 use crate::nn::{KvCache, NewTokens, RealTokens, SequencePart};
 
-/// The cache of the tokens that a model `M` has processed during generation. It holds several sequences, and serves the
+/// The cache of the tokens that a model `M` has processed during generation. It stores several sequences for the
 /// pipeline stages of one rank.
 pub trait GenerationCache<M: ?Sized>: Debug + Sized {
     /// Creates an empty cache.
     fn new(model: &M) -> Self;
 
-    /// Splits the cache over the ranks of a context group. It is called once, on an empty cache. The cache of a rank
-    /// may then hold only a part of the tokens. By default each rank holds and processes all tokens.
+    /// Splits the cache over the ranks of a context group. This method is called once, on an empty cache. The cache of
+    /// a rank may then hold only a part of the tokens. By default each rank holds and processes all tokens.
     fn over_context(self, _context: &Comm) -> Self {
         self
     }
 
-    /// Returns the required divisor of the number of tokens in [`prefill`](Self::prefill). If it is above 1, the tokens
-    /// belong to one sequence, without padding.
+    /// Returns a number that must divide the number of tokens in [`prefill`](Self::prefill). If the number is above 1,
+    /// the tokens belong to one sequence and include no padding.
     fn prefill_multiple(&self) -> usize {
         1
     }
@@ -36,8 +36,8 @@ pub trait GenerationCache<M: ?Sized>: Debug + Sized {
     /// all stages of this rank, and decreased to drop the last tokens. 0 also starts a new sequence.
     fn set_len(&mut self, sequence: usize, len: usize);
 
-    /// Begins to process a text of `text` tokens in a sequence of the cache. The first `same` tokens of the text are
-    /// equal to the tokens in the cache. Returns the number of these tokens that remain in the cache. All ranks of the
+    /// Prepares a sequence of the cache for a text of `text` tokens. The first `same` tokens of the text are equal to
+    /// the first tokens in the cache. Returns the number of these tokens that remain in the cache. All ranks of the
     /// tensor, pipeline and context groups must return the same number.
     fn begin(&mut self, sequence: usize, same: usize, _text: usize) -> usize {
         self.set_len(sequence, same);
@@ -82,9 +82,9 @@ pub trait GenerationCache<M: ?Sized>: Debug + Sized {
         false
     }
 
-    /// Runs the first depth of multi-token prediction on the last stage. It is called before the number of cached
-    /// tokens is [set](Self::set_len). `hidden` is the output of [`hidden`](Self::hidden) or, if `is_prefill`, of
-    /// [`prefill`](Self::prefill) for the new tokens. `next` contains, for each new token, the token one position
+    /// Runs the first depth of multi-token prediction on the last stage. This method is called before the number of
+    /// cached tokens is [set](Self::set_len). `hidden` is the output of [`hidden`](Self::hidden) or, if `is_prefill`,
+    /// of [`prefill`](Self::prefill) for the new tokens. `next` contains, for each new token, the token one position
     /// later. Returns the input of [`logits_of`](LanguageModel::logits_of), from which the tokens two positions later
     /// are predicted.
     fn draft(

@@ -16,8 +16,8 @@ use crate::nn::{BuildError, ModelBuilder, ParallelModule};
 use crate::pipeline::split::StageLayout;
 use crate::pipeline::{stages_of, stages_on_rank};
 
-/// The configuration of a model. It holds the sizes of the model and builds the pipeline stages of each rank. A
-/// configuration type with a name is a model family. A recipe sets its fields in `[model]`.
+/// The configuration of a model. It holds the sizes of the model and builds the pipeline stages of each rank. Each
+/// model family has its own configuration type. A recipe sets the fields of this type in `[model]`.
 ///
 /// Derive `Serialize` and `Deserialize` with `#[serde(default, deny_unknown_fields)]`, so that a recipe can omit
 /// settings, and a misspelt setting is an error. Derive [`JsonSchema`], so that each setting has a command line flag.
@@ -47,8 +47,8 @@ pub trait ModelConfig:
     fn context(&self) -> usize;
 
     /// Returns the kind of a layer: a number that is equal for layers with the same modules and shapes. If several
-    /// pipeline ranks have layers of the same kinds, the planner runs only one of them. By default each layer has its
-    /// own kind.
+    /// pipeline ranks have layers of the same kinds, the planner runs only one of these ranks. By default each layer
+    /// has its own kind.
     fn layer_kind(&self, number: usize) -> usize {
         number
     }
@@ -67,9 +67,9 @@ pub trait ModelConfig:
     }
 
     /// Returns the method for exchanging keys and values between the context-parallel ranks of the layout. The default
-    /// `None` is for models that do not use the position of a rank's tokens
-    /// ([`Tokens::shard`](crate::nn::Tokens::shard)). Layouts with several context ranks are then invalid, even if
-    /// [`check_layout`](Self::check_layout) accepts them.
+    /// `None` is for models that ignore the positions of a rank's tokens in the sequence
+    /// ([`Tokens::shard`](crate::nn::Tokens::shard)). With `None`, layouts with several context ranks are invalid, even
+    /// if [`check_layout`](Self::check_layout) accepts them.
     ///
     /// # Errors
     ///
@@ -123,8 +123,8 @@ pub trait ModelConfig:
         format!("{} layers, context {}", self.layers(), self.context())
     }
 
-    /// Returns the number of logits per token on one rank. It is used to estimate the memory of the logits before a
-    /// run.
+    /// Returns the number of logits per token on one rank. The number is used to estimate the memory of the logits
+    /// before a run.
     fn local_logits(&self, layout: &ParallelConfig) -> usize {
         self.vocabulary().div_ceil(layout.tensor)
     }
@@ -143,7 +143,8 @@ pub trait ModelConfig:
         }
     }
 
-    /// Returns the settings in which two models differ, if they change the weights or the computation.
+    /// Returns the settings that differ between this model and `other`. Settings that change neither the weights nor
+    /// the computation are not included.
     fn differences(&self, other: &Self) -> Vec<ConfigDifference> {
         compare_settings(self, other)
     }
@@ -210,7 +211,7 @@ fn check_recompute(builder: &ModelBuilder, layers: usize) -> Result<(), BuildErr
 ///
 /// # Errors
 ///
-/// [`BuildError`] from [`ModelConfig::context_exchange`], or if `context_exchange` returns `None`.
+/// The error of [`ModelConfig::context_exchange`], or a [`BuildError`] if `context_exchange` returns `None`.
 pub fn check_context<C: ModelConfig>(
     config: &C,
     layout: &ParallelConfig,
@@ -240,7 +241,7 @@ fn without_axis(axis: &str, size: usize) -> BuildError {
     }
 }
 
-/// Checks that the layout does not split experts. It is for a model without experts.
+/// Checks that the layout does not split experts. Call it for a model without experts.
 ///
 /// # Errors
 ///

@@ -42,10 +42,10 @@ pub trait LanguageModel: Module + 'static {
     ///
     /// # Panics
     ///
-    /// Panics if the documents of the tokens do not match the rows of the tokens. See [`Tokens::format`].
+    /// Panics if the boundaries of the packed documents do not fit the rows of the tokens. See [`Tokens::format`].
     fn hidden(&self, stage: usize, input: Option<Tensor<3>>, tokens: Tokens) -> Tensor<3>;
 
-    /// Returns the required divisor of the sequence length. With sequence parallelism it is the size of the tensor
+    /// Returns a number that must divide the sequence length. With sequence parallelism it is the size of the tensor
     /// axis.
     fn sequence_multiple(&self) -> usize {
         1
@@ -55,7 +55,8 @@ pub trait LanguageModel: Module + 'static {
     fn vocabulary(&self) -> usize;
 
     /// Returns the number of depths of multi-token prediction. Training and evaluation pass this number of
-    /// [further](Tokens::further) tokens to the model. They append the targets of each depth as rows to the targets.
+    /// [further](Tokens::further) tokens to the model. The targets of each depth are appended to the targets as
+    /// additional rows.
     fn further_depths(&self) -> usize {
         0
     }
@@ -65,8 +66,8 @@ pub trait LanguageModel: Module + 'static {
     /// included.
     fn losses_of(&self, hidden: Tensor<3>, targets: Tensor<2, Int>) -> Losses;
 
-    /// Computes the sums of the [losses](Self::losses_of) over all tokens. A training step runs the backward of the sum
-    /// of the objective times `factor`.
+    /// Computes the sums of the [losses](Self::losses_of) over all tokens. A training step multiplies the sum of the
+    /// objective by `factor` and runs the backward of the product.
     ///
     /// With multi-token prediction, the output of the last stage and the targets also contain the rows of each
     /// [depth](Self::further_depths): `[batch (1 + depths), seq]`. A model that overrides this method can compute
@@ -82,13 +83,13 @@ pub trait LanguageModel: Module + 'static {
     }
 
     /// Returns the terms that are added to the cross-entropy in the objective, in the order of the
-    /// [parts](Losses::parts) of the losses. They are the same on every rank.
+    /// [parts](Losses::parts) of the losses. The terms are the same on every rank.
     fn loss_terms(&self) -> &[LossTerm] {
         &[]
     }
 
-    /// Computes the logits `[batch, seq, vocabulary]` from the output of the last stage. They are gathered on every
-    /// rank of the tensor axis.
+    /// Computes the logits `[batch, seq, vocabulary]` from the output of the last stage. The logits are gathered on
+    /// every rank of the tensor axis.
     fn logits_of(&self, hidden: Tensor<3>) -> Tensor<3>;
 
     /// Returns the path of the output layer's weight, or `None` if the gradient of this weight cannot be deferred

@@ -15,8 +15,9 @@ use crate::pipeline::split::StageLayout;
 /// Builds the modules of the pipeline stages on one rank. A model without a pipeline has one stage with all
 /// modules.
 ///
-/// [`first`](Self::first) and [`last`](Self::last) return the builder of a module in the first or the last stage of the
-/// model, or `None` if the rank does not have this stage. [`layers`](Self::layers) builds the layers in between.
+/// [`first`](Self::first) returns the builder of a module in the first stage of the model, and [`last`](Self::last)
+/// returns the builder of a module in the last stage. Both return `None` if the rank does not have the stage.
+/// [`layers`](Self::layers) builds the layers in between.
 #[derive(Clone, Debug)]
 pub struct StageBuilder {
     root: ModelBuilder,
@@ -87,7 +88,7 @@ impl StageBuilder {
     }
 
     /// Builds the layers of this rank for a model that calls them in [runs](StageLayers::runs). A run is a group of
-    /// consecutive layers. The runs follow from the recomputation settings.
+    /// consecutive layers. The recomputation settings determine the runs.
     ///
     /// # Errors
     ///
@@ -226,8 +227,8 @@ impl<T> StageLayers<T> {
         })
     }
 
-    /// Returns the layers of a stage in order, divided into runs of consecutive layers. The runs follow the
-    /// [recomputation settings](crate::nn::RecomputeConfig) if the layers were built with
+    /// Returns the layers of a stage in order, divided into runs of consecutive layers. The [recomputation
+    /// settings](crate::nn::RecomputeConfig) determine the runs if the layers were built with
     /// [`StageBuilder::layers_in_runs`].
     ///
     /// ```
@@ -275,8 +276,8 @@ impl<T> StageLayers<T> {
         runs
     }
 
-    /// Whether this is the last stage on this rank. It is also the last stage of the model if this rank has the [last
-    /// stage of the model](StageBuilder::last).
+    /// Whether this is the last stage on this rank. If this rank has the [last stage of the model](StageBuilder::last),
+    /// it is also the last stage of the model.
     pub fn is_last(&self, stage: usize) -> bool {
         self.stages.iter().all(|(own, _)| *own <= stage)
     }

@@ -24,8 +24,8 @@ use crate::kernel_selection::Operation;
 /// The AdamW optimizer for the parameters of a model.
 ///
 /// The fused kernel reads and writes each bucket once. In the same pass it divides the gradient by the number of
-/// tokens, unscales and clips the gradient, and writes the parameters in the dtype of the model. The unfused form is
-/// Burn's AdamW.
+/// tokens, unscales and clips the gradient, and writes the parameters in the dtype of the model. The unfused
+/// implementation is Burn's AdamW.
 ///
 /// ```
 /// use burn::nn::LinearConfig;
@@ -80,8 +80,8 @@ impl ParallelAdamW {
     ///
     /// # Errors
     ///
-    /// [`OptimizerError`] for an invalid setting or group, or if a group matches no parameter of the model. If the
-    /// optimizer is not fused, moments in bf16 and optimizer state in host memory are also errors.
+    /// [`OptimizerError`] for an invalid setting or group, or if a group matches no parameter of the model. Without the
+    /// fused kernel, bf16 moments and optimizer state in host memory are also errors.
     pub fn new<M: Module>(
         config: &AdamWConfig,
         ddp: &DistributedDataParallel<M>,
@@ -107,7 +107,7 @@ impl ParallelAdamW {
 
     /// Updates the parameters with the reduced gradients of one step. Collective: call on all ranks.
     ///
-    /// Unwinds with [`raise`](crate::comm::raise) if an optimizer step on the host fails or takes more than 300 s.
+    /// Panics (see [`raise`](crate::comm::raise)) if an optimizer step on the host fails or takes more than 300 s.
     pub fn step<M: Module>(
         &mut self,
         learning_rate: f64,
@@ -128,7 +128,7 @@ impl ParallelAdamW {
         }
     }
 
-    /// Whether [`step_with_outcome`](Self::step_with_outcome) can be called.
+    /// Whether the optimizer is fused, so that [`step_with_outcome`](Self::step_with_outcome) can be called.
     pub(crate) fn is_fused(&self) -> bool {
         matches!(self.implementation, AdamWImpl::Fused(_))
     }
@@ -147,9 +147,9 @@ impl ParallelAdamW {
         }
     }
 
-    /// Updates the parameters if `outcome`, a tensor on the device, marks the step as taken. The outcome also
-    /// contains the learning rate and the step number. Call [`record_taken`](Self::record_taken) once the
-    /// outcome is known on the host. Collective: call on all ranks.
+    /// Updates the parameters if `outcome`, a tensor on the device, indicates that the step is taken. The outcome also
+    /// contains the learning rate and the step number. Call [`record_taken`](Self::record_taken) when the host has read
+    /// the outcome. Collective: call on all ranks.
     ///
     /// # Panics
     ///
@@ -169,14 +169,14 @@ impl ParallelAdamW {
         ddp.step_buckets(gradients, Some(outcome), &fused.step_fn(step));
     }
 
-    /// Sets the number of taken steps, after steps that followed an outcome on the device.
+    /// Sets the number of taken steps. Call it after steps whose outcome was only on the device.
     pub(crate) fn record_taken(&mut self, taken: u64) {
         if let AdamWImpl::Fused(fused) = &mut self.implementation {
             fused.steps = taken;
         }
     }
 
-    /// Returns both moments of this rank's shard of a bucket. They are zero before the first step.
+    /// Returns the first and the second moment of this rank's shard of a bucket. Both are zero before the first step.
     pub fn moments(&self, bucket: usize, shard: &BucketShard) -> [Tensor<1>; 2] {
         match &self.implementation {
             AdamWImpl::Fused(fused) => {
@@ -190,8 +190,8 @@ impl ParallelAdamW {
         }
     }
 
-    /// Restores both moments of this rank's shard of a bucket. `steps` is the number of steps after which they were
-    /// saved. The dtypes must be equal to the dtypes that [`moments`](Self::moments) returns.
+    /// Restores the first and the second moment of this rank's shard of a bucket. `steps` is the number of steps after
+    /// which the moments were saved. The dtypes must be equal to the dtypes that [`moments`](Self::moments) returns.
     pub fn restore_moments(&mut self, bucket: usize, moments: [Tensor<1>; 2], steps: u64) {
         match &mut self.implementation {
             AdamWImpl::Fused(fused) => {

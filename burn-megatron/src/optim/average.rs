@@ -9,12 +9,12 @@ use super::state::StateKind;
 use crate::collective::to_host;
 use crate::data_parallel::{DistributedDataParallel, MemoryCategory, TrackedAllocation};
 
-/// The prefix of a weight's path in the key of its average.
+/// The prefix of the keys under which checkpoints store averages. The path of the weight follows the prefix.
 pub const EMA: &str = "ema/";
 
-/// Settings of the exponential moving average (EMA) of the weights. After each taken step the average is
-/// `e = decay e + (1 - decay) w`. It starts with the initial weights. It is sharded like the master weights and has the
-/// same dtype.
+/// Settings of the exponential moving average (EMA) of the weights. After each step that is not skipped, the average is
+/// `e = decay e + (1 - decay) w`. The average starts with the initial weights. It is sharded like the master weights
+/// and has the same dtype.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct EmaConfig {
@@ -80,17 +80,17 @@ impl WeightAverage {
         }
     }
 
-    /// Returns the average of each master shard, in the order of the buckets.
+    /// Returns the averages of this rank's shards of the master weights, in the order of the buckets.
     pub fn buckets(&self) -> &[Tensor<1>] {
         &self.buckets
     }
 
-    /// Returns the kind of state under which checkpoints store the averages.
+    /// Returns the [`StateKind`] with which checkpoints store the averages.
     pub fn kind(masters: &[DType]) -> StateKind {
         StateKind::of_all(EMA, masters.to_vec())
     }
 
-    /// Replaces the average of a master shard, given by the number of its bucket.
+    /// Replaces the average of this rank's shard of a bucket. `bucket` is the number of the bucket.
     pub fn restore(&mut self, bucket: usize, average: Tensor<1>) {
         self.buckets[bucket] = average;
     }

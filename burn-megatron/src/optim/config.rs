@@ -118,8 +118,8 @@ impl OptimizerConfig {
         self.into()
     }
 
-    /// Returns the settings of AdamW, or `None` if the optimizer does not have them. Muon also has settings of AdamW,
-    /// for the parameters that are not hidden matrices.
+    /// Returns the AdamW settings, or `None` if the optimizer does not use AdamW. Muon uses AdamW for the parameters
+    /// that are not hidden matrices.
     pub fn adamw(&self) -> Option<&AdamWConfig> {
         match self {
             Self::AdamW(config) => Some(config),
@@ -148,8 +148,8 @@ impl OptimizerConfig {
         }
     }
 
-    /// Sets the epsilon of AdamW, of Muon's AdamW and of Adam to 1, so that updates are about proportional to the
-    /// gradients. Returns the changed configuration.
+    /// Sets epsilon to 1 in the settings of AdamW and Adam, including the AdamW settings of Muon. The updates are then
+    /// about proportional to the gradients. Returns the changed configuration.
     pub fn with_gradient_steps(mut self) -> Self {
         match &mut self {
             Self::AdamW(config) => config.epsilon = 1.0,

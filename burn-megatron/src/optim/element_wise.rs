@@ -19,7 +19,7 @@ use crate::data_parallel::{
 ///
 /// The optimizer must update each element independently, as Adam, SGD and RMSProp do, because a shard can begin and end
 /// anywhere in a parameter. The memory of the optimizer state is included in [`usage`](DistributedDataParallel::usage)
-/// from the start. It is computed from the tensors in Burn's record of the state.
+/// even before the first step. The number of bytes is computed from the tensors in Burn's record of the state.
 pub struct ElementWise<O: Optimizer> {
     buckets: Vec<Vec<SegmentOptimizer<O>>>,
     /// The names of the tensors in the record of the state.
@@ -100,7 +100,7 @@ impl<O: Optimizer> ElementWise<O> {
         });
     }
 
-    /// Steps the segments of a bucket, with `factor` times its gradient.
+    /// Runs the optimizer step of the segments of a bucket. The gradient is multiplied by `factor`.
     pub(super) fn step_bucket(
         &mut self,
         learning_rate: f64,
@@ -197,7 +197,7 @@ where
 }
 
 impl ElementWise<AdamW> {
-    /// Returns both moments of a bucket, written into `zeros`.
+    /// Writes the first and the second moment of a bucket into `zeros`, and returns them.
     pub(super) fn moments(&self, bucket: usize, zeros: [Tensor<1>; 2]) -> [Tensor<1>; 2] {
         let write = |[first, second]: [Tensor<1>; 2], optimizer: &SegmentOptimizer<AdamW>| {
             let Some(AdamWState { momentum }) = optimizer.state.clone() else {
@@ -212,7 +212,8 @@ impl ElementWise<AdamW> {
         self.buckets[bucket].iter().fold(zeros, write)
     }
 
-    /// Restores both moments of a bucket after `steps` steps.
+    /// Restores the first and the second moment of a bucket. `steps` is the number of steps after which they were
+    /// saved.
     pub(super) fn restore_moments(&mut self, bucket: usize, moments: &[Tensor<1>; 2], steps: u64) {
         for segment_optimizer in &mut self.buckets[bucket] {
             let part = |of: &Tensor<1>| of.clone().slice([segment_optimizer.segment.range.clone()]);

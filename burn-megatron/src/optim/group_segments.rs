@@ -1,4 +1,4 @@
-//! The multipliers of the parameter groups, for the segments of this rank's shards.
+//! Computes the multipliers that the parameter groups set for each segment of this rank's shards.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ use crate::data_parallel::{BucketShard, DistributedDataParallel};
 /// A range of a rank's shard of a bucket, with the multipliers of its parameter.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct GroupSegment {
-    /// The index of the parameter in the table.
+    /// The index of the parameter in the parameter table.
     pub index: usize,
     pub range: Range<usize>,
     /// The multiplier of the weight decay.

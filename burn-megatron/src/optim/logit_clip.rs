@@ -1,6 +1,6 @@
 //! QK-Clip (MuonClip of Kimi K2, arXiv:2507.20534, section 2.1). After a step, QK-Clip scales down the query and key
-//! weights of each head whose largest attention logit in the step exceeds a threshold. It corresponds to `clip_qk` in
-//! Megatron-Core.
+//! weights of each head whose largest attention logit in the step exceeds a threshold. QK-Clip corresponds to `clip_qk`
+//! in Megatron-Core.
 //!
 //! `S` is the largest logit of a head, or of all heads that share a key. `t` is the threshold. If `S > t`, then
 //! `g = t / S`. After the optimizer step and before the parameters are gathered, the columns of weights and biases are
@@ -10,7 +10,7 @@
 //! - key columns by `g^(1 - alpha)`,
 //! - in latent attention, the query columns for the shared key by `g`.
 //!
-//! The other columns keep their bits.
+//! The other columns do not change.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -37,14 +37,15 @@ use crate::nn::{AttentionLayer, HeadPart, ParameterEntry, ParameterTable};
 pub struct QkClipConfig {
     /// The threshold: the weights of a head are scaled if its largest attention logit is larger.
     pub threshold: f64,
-    /// The share of the scaling that is applied to the queries, above 0 and below 1. The rest is applied to the keys.
+    /// The exponent with which queries are scaled, above 0 and below 1. Queries are scaled by `g^alpha` and keys by
+    /// `g^(1 - alpha)`, where `g` is the threshold divided by the largest logit.
     pub alpha: f64,
 }
 
 /// A reason why QK-Clip cannot limit the attention logits of a model.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QkClipError {
-    /// A layer normalizes its queries and keys.
+    /// A layer normalizes its queries and keys, so QK-Clip cannot limit its attention logits.
     #[error(
         "qk_clip cannot limit the logits of {path}: its queries and keys are normalized after their projections, so the \
          scale of the weights does not change them; remove qk_clip"
@@ -175,7 +176,7 @@ impl QkClip {
         })
     }
 
-    /// Checks the attention layers of a complete model before the model is built, given its parameter table.
+    /// Checks the attention layers in the parameter table of a complete model, before the model is built.
     ///
     /// # Errors
     ///
@@ -198,8 +199,8 @@ impl QkClip {
     }
 
     /// Returns the function that scales the master weights after a step. `logits` contains the largest logit of each
-    /// head of all stages. `taken`, `[1]`, is given if only the device has the outcome of the step. If its value is 0,
-    /// the weights are not changed.
+    /// head of all stages. If the outcome of the step is only on the device, pass it as `taken`, a tensor `[1]`. If its
+    /// value is 0, the weights are not changed.
     pub fn change(&self, logits: &Tensor<1>, taken: Option<&Tensor<1>>) -> AfterStep {
         let factors = self.factors(logits, taken);
         let segments = || self.segments.iter().flatten();

@@ -9,14 +9,14 @@ use crate::data_parallel::{DistributedDataParallel, Gradients, ShardingGroups};
 use crate::kernel_selection::Operation;
 use crate::mesh::Grid;
 
-/// Returns the 2-norm of the gradient of the complete model. It is the same on every rank. Collective: call on
+/// Returns the 2-norm of the gradient of the complete model. The norm is the same on every rank. Collective: call on
 /// all ranks.
 ///
 /// Each rank of a data-parallel group sums the squares of its partition of every bucket, in f64 on the CPU. The norm of
-/// f32 gradients is rounded to f32. Therefore the bits of the norm do not depend on the buckets and the sharding. The
-/// exception is about one sum in a hundred million, which lies on a rounding boundary. A replicated parameter or
-/// section is counted only on the first rank that holds it. A parameter of several pipeline stages is counted on the
-/// first of these stages.
+/// f32 gradients is rounded to f32. Therefore the norm is bitwise independent of the buckets and the sharding, with one
+/// exception: about one sum in a hundred million lies on a rounding boundary. A replicated parameter, or a replicated
+/// section of a parameter, is counted only on the first rank that holds it. A parameter of several pipeline stages is
+/// counted on the first of these stages.
 ///
 /// # Errors
 ///
@@ -49,8 +49,8 @@ pub(super) fn rounds_norm<M: Module>(
     !dtypes.contains(&DType::F64)
 }
 
-/// Returns the sum of squares, `[1]`, of the elements of a grid that this rank accounts for, or `None` if it
-/// accounts for none. The sum is in f64 on the CPU.
+/// Returns the sum of squares, `[1]`, of the elements of a grid that this rank counts, or `None` if it counts no
+/// element. The sum is in f64 on the CPU.
 pub(super) fn squares<M: Module>(
     gradients: &Gradients,
     ddp: &DistributedDataParallel<M>,
@@ -76,7 +76,7 @@ pub(super) fn squares<M: Module>(
     })
 }
 
-/// Returns the number of zeros in the gradient of the complete model. It is the same on every rank. Collective:
+/// Returns the number of zeros in the gradient of the complete model. The number is the same on every rank. Collective:
 /// call on all ranks.
 ///
 /// # Errors

@@ -15,8 +15,8 @@ use super::rules::RuleConfig;
 use super::state::{OptimizerState, ShardOptimizer, StateKind};
 use crate::data_parallel::{BucketShard, DistributedDataParallel, Gradients, Moments};
 
-/// The optimizer of a run for the parameters of a model. [`OptimizerConfig`] selects the optimizer. It can also
-/// maintain a moving average of the weights.
+/// The optimizer of a run for the parameters of a model. [`OptimizerConfig`] selects the optimizer. A
+/// `ParallelOptimizer` can also maintain a moving average of the weights.
 ///
 /// ```
 /// use burn::nn::LinearConfig;
@@ -109,7 +109,7 @@ impl ParallelOptimizer {
 
     /// Updates the parameters with the reduced gradients of one step. Collective: call on all ranks.
     ///
-    /// Unwinds with [`raise`](crate::comm::raise) if a collective or a step on the host fails.
+    /// Panics (see [`raise`](crate::comm::raise)) if a collective or an optimizer step on the host fails.
     pub fn step<M: Module>(
         &mut self,
         learning_rate: f64,
@@ -129,8 +129,8 @@ impl ParallelOptimizer {
         }
     }
 
-    /// Updates the parameters with the fused AdamW if the step is taken. `outcome` is a tensor on the device that
-    /// contains whether the step is taken.
+    /// Updates the parameters with the fused AdamW if the step is taken. `outcome` is a tensor on the device from which
+    /// the kernel reads whether the step is taken.
     ///
     /// # Panics
     ///
@@ -147,7 +147,7 @@ impl ParallelOptimizer {
         adamw.step_with_outcome(outcome, ddp, gradients);
     }
 
-    /// Sets the number of taken steps. It is called after steps whose outcome was only on the device.
+    /// Sets the number of taken steps. Call it after steps whose outcome was only on the device.
     pub fn record_taken(&mut self, taken: u64) {
         if let Implementation::AdamW(adamw) = &mut self.implementation {
             adamw.record_taken(taken);

@@ -14,7 +14,7 @@ use burn::tensor::Tensor;
 pub type StateTensors = BTreeMap<String, Tensor<1>>;
 
 /// An element-wise optimizer whose state can be restored from a checkpoint in any layout. Each tensor of the state has
-/// one element for each element of the parameter. The rest of the state follows from the number of steps.
+/// one element for each element of the parameter. The rest of the state is computed from the number of steps.
 pub trait ResumableOptimizer: Optimizer {
     /// The name of the optimizer, which is the prefix of the keys of its state tensors.
     const NAME: &'static str;

@@ -58,7 +58,7 @@ macro_rules! rule_config {
         }
 
         impl $config {
-            /// Returns the settings, to be checked.
+            /// Returns the settings that must be checked.
             pub(super) fn settings(&self) -> Vec<Setting> {
                 vec![$($($check(stringify!($setting), self.$setting),)?)*]
             }

@@ -2,7 +2,7 @@
 
 use super::error::OptimizerError;
 
-/// A setting to be checked.
+/// A setting with its name, its value and the check of the value.
 pub(super) struct Setting {
     name: &'static str,
     value: f64,
@@ -21,7 +21,8 @@ impl Setting {
     }
 }
 
-/// Checks the decay of a mean after rounding to f32, which the optimizer uses.
+/// Creates the check for the decay factor of a moving average. The value is rounded to f32 before the check, because
+/// the optimizer uses the rounded value.
 pub(super) fn beta(name: &'static str, value: f64) -> Setting {
     let is_valid = value >= 0.0 && (value as f32) < 1.0;
     Setting::new(name, value, is_valid, "at least 0 and below 1")

@@ -5,10 +5,10 @@ use std::collections::VecDeque;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Settings of the spike detection. A step is skipped as a spike if its loss or its gradient norm exceeds the mean of
-/// the window of previous steps by more than `sigmas` standard deviations.
+/// Settings of the spike detection. A step is skipped as a spike if its loss or its gradient norm exceeds the mean over
+/// a window of previous steps by more than `sigmas` standard deviations.
 ///
-/// The rule follows `SkipStepOptimizer` of OLMo-core. Before half of the window is filled, no step is skipped. Skipped
+/// The rule follows `SkipStepOptimizer` of OLMo-core. No step is skipped until half of the window is filled. Skipped
 /// steps are also added to the window, so that a lasting change is eventually accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]

@@ -1,20 +1,21 @@
-//! The state of an optimizer that checkpoints save. It consists of tensors that are sharded like the parameters.
+//! The optimizer state that checkpoints save. The state consists of tensors that are sharded like the parameters.
 
 use burn::tensor::{DType, Tensor};
 
 use crate::data_parallel::{BucketShard, BucketStep, SteppedBucket};
 
-/// The prefix of a weight's path in the key of its first AdamW moment.
+/// The prefix of the keys under which checkpoints store first AdamW moments. The path of the weight follows the prefix.
 pub const FIRST: &str = "adamw.first/";
 
-/// The prefix of a weight's path in the key of its second AdamW moment.
+/// The prefix of the keys under which checkpoints store second AdamW moments. The path of the weight follows the
+/// prefix.
 pub const SECOND: &str = "adamw.second/";
 
 /// A kind of optimizer state, such as the first moment. It has one tensor per parameter.
 pub struct StateKind {
-    /// The prefix of a parameter's path in the key of its state tensor.
+    /// The prefix of the keys of the state tensors. The path of the parameter follows the prefix.
     pub prefix: String,
-    /// The dtype of each tensor, in the order of the parameter table. `None` for a parameter that has no state tensor
+    /// The dtype of each state tensor, in the order of the parameter table. `None` if a parameter has no state tensor
     /// of this kind.
     pub types: Vec<Option<DType>>,
 }

@@ -35,7 +35,7 @@ pub struct RankStatistics {
     /// The number of tokens in this rank's micro-batches.
     pub tokens: u64,
     /// The losses of this rank's micro-batches, as flat tensors with [`loss_count`](Self::loss_count) elements in
-    /// total. Empty on ranks without the last pipeline stage.
+    /// total. The list is empty on ranks without the last pipeline stage.
     pub losses: Vec<Tensor<1>>,
     /// The number of losses on each rank that has the last pipeline stage.
     pub loss_count: usize,
@@ -150,7 +150,7 @@ impl StepStatistics {
     /// step, if the host has not read it yet. All values stay on the device. Collective: call on all ranks of the
     /// world.
     ///
-    /// Unwinds with [`raise`](crate::comm::raise) if the collective fails.
+    /// Panics (see [`raise`](crate::comm::raise)) if the collective fails.
     pub fn gather<M: Module>(
         own: RankStatistics,
         gradients: &Gradients,

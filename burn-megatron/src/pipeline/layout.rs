@@ -60,7 +60,7 @@ pub enum LayoutScheduleError {
     },
 }
 
-/// Returns the schedule of a layout. It is generated, or read from the CSV file of the layout and validated.
+/// Returns the schedule of a layout. The schedule is generated, or read from the CSV file of the layout and validated.
 /// `micro_batches` is the number of micro-batches per step on each data-parallel rank.
 ///
 /// # Errors

@@ -64,7 +64,8 @@ impl Simulation {
 }
 
 /// Returns the measured bubble of a run on `ranks` ranks: the fraction of the time in which the ranks do not compute,
-/// from 0 to 1. The time begins with the first computation on any rank and ends with the last computation on any rank.
+/// from 0 to 1. The measured time begins with the first computation on any rank and ends with the last computation on
+/// any rank.
 ///
 /// The result can be compared with [`Simulation::bubble`]. Computations of one rank must not overlap. A rank without
 /// computations counts as idle for the complete time. If no rank has a computation, the result is 0.

@@ -48,8 +48,8 @@ pub fn check<M: Module>(
     check_missing(missing, source, leniency)
 }
 
-/// Reads this rank's router biases from a [checked](check) source. Biases that the source does not have keep their
-/// values.
+/// Reads this rank's router biases from a source that [`check`] has accepted. Biases that the source does not have keep
+/// their values.
 pub fn read<M: Module>(
     ddp: &DistributedDataParallel<M>,
     source: &dyn TensorSource,
@@ -68,7 +68,7 @@ pub fn read<M: Module>(
     Ok(read)
 }
 
-/// Sets the router biases to the values that were read.
+/// Sets the router biases to the values that [`read`] returned.
 pub fn replace(read: Vec<(ExpertBias, Tensor<1>)>) {
     for (bias, value) in read {
         bias.set(value);

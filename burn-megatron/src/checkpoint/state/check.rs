@@ -96,7 +96,8 @@ pub fn check(
     }
 }
 
-/// Returns whether a source has a tensor, or an error if its shape differs or its type does not convert.
+/// Returns whether a source has a tensor. Returns an error if the shape of the tensor differs or its type cannot be
+/// converted.
 pub(super) fn has_tensor(
     source: &dyn TensorSource,
     key: &str,
@@ -143,7 +144,8 @@ pub(super) fn check_missing(
     Err(CheckpointError::Missing { of, keys }.into())
 }
 
-/// Whether a type converts to another type. It does if no value is rounded, or if `rounding` allows rounding.
+/// Whether values can be converted from type `from` to type `to`. If `rounding` is false, the conversion must not round
+/// any value.
 pub(super) fn fits(from: ElementType, to: DType, rounding: bool) -> bool {
     use ElementType::{Bf16, F16, F32, F64};
     match (from, to) {

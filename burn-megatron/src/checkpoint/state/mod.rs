@@ -1,8 +1,8 @@
-//! The state of a run that a checkpoint saves and from which the run resumes.
+//! The state of a run. A checkpoint saves this state, and the run resumes from it.
 //!
 //! Each rank writes some slices of the optimized weights and of the optimizer state ([`write_items`]), so that each
-//! element is written once. The bias of each router is also written as a tensor. For each FP8 layer with delayed
-//! scaling an object is written. The rest of the state is a [`RunState`]. To resume, a rank reads the slices that it
+//! element is written once. The bias of each router is also written as a tensor. An object is written for each FP8
+//! layer with delayed scaling. The rest of the state is a [`RunState`]. To resume, a rank reads the slices that it
 //! optimizes. The complete weights are then gathered from the ranks that optimize them.
 
 pub mod buffers;
@@ -27,10 +27,10 @@ pub use error::StateError;
 pub use read::BucketReader;
 pub use snapshot::Snapshot;
 
-/// The prefix of a weight's path in the key of its tensor.
+/// The prefix of the keys of weights. The path of the weight follows the prefix.
 pub const MODEL: &str = "model/";
 
-/// The prefix of an FP8 layer's path in the key of the object with its scales.
+/// The prefix of the keys of the objects with the scales of FP8 layers. The path of the layer follows the prefix.
 pub const FP8: &str = "fp8/";
 
 /// The state of a run, except the tensors and the scales of FP8 layers.

@@ -15,7 +15,7 @@ pub struct BucketReader<'a> {
     pub source: &'a dyn TensorSource,
     /// All parameters of the model.
     pub entries: &'a [ParameterEntry],
-    /// The rank.
+    /// The rank whose shards are read.
     pub rank: &'a MeshRank,
 }
 

@@ -27,7 +27,7 @@ pub struct Snapshot {
 }
 
 enum SnapshotData {
-    /// Tensors that are not changed in place while they are referenced here.
+    /// References to tensors. Operations do not change these tensors in place while the references exist.
     Live(LiveTensors),
     /// Bytes that have already been read.
     Read(Vec<Vec<u8>>),
@@ -120,7 +120,7 @@ impl Snapshot {
         self.shards.iter().cloned().chain(buffers).collect()
     }
 
-    /// Copies the tensors of the snapshot that are on devices that change memory in place.
+    /// Copies the tensors of the snapshot to host memory, unless all tensors are on the CPU device.
     pub fn keep(&mut self) -> Result<(), StateError> {
         let SnapshotData::Live(tensors) = &mut self.bytes else {
             return Ok(());

@@ -35,9 +35,9 @@ impl<M: Module> DistributedDataParallel<M> {
     /// Wraps a module. The ZeRO stage and `hsdp` can be set in the layout of `groups` or in `config`. Collective: call
     /// on all ranks.
     ///
-    /// Each parameter is broadcast from the first rank that holds it, so the initial values on the ranks may differ. An
-    /// exception are sections of a parameter that only some ranks of an axis replicate. These sections must already be
-    /// equal, which [`ModelBuilder`](crate::nn::ModelBuilder) ensures.
+    /// Each parameter is broadcast from the first rank that holds it, so the initial values on the ranks may differ.
+    /// The exception is a section of a parameter that only some ranks of an axis replicate. The initial values of such
+    /// a section must already be equal, which [`ModelBuilder`](crate::nn::ModelBuilder) ensures.
     ///
     /// # Errors
     ///

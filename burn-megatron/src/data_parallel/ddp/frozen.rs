@@ -24,7 +24,7 @@ impl<M: Module> DistributedDataParallel<M> {
     }
 
     /// Returns the value of each frozen parameter, gathered over the data axis. Each tensor has the shape `[elements]`
-    /// and contains the part of the parameter on this model-parallel rank. The order is the order of
+    /// and contains this model-parallel rank's part of the parameter. The tensors are in the order of
     /// [`frozen_table`](Self::frozen_table). Running states are averaged first. Collective: call on all ranks of the
     /// data axis.
     pub fn frozen_parameters(&self) -> Vec<Tensor<1>> {
@@ -49,8 +49,8 @@ impl<M: Module> DistributedDataParallel<M> {
         frozen.map(|frozen| &frozen.plan.layout)
     }
 
-    /// Returns this rank's shard of each bucket of frozen parameters, with the values of the shard in the dtype of
-    /// checkpoints.
+    /// Returns this rank's shard of each bucket of frozen parameters, and the values of the shard in the dtype in which
+    /// checkpoints store them.
     pub fn frozen_shards(&self) -> Vec<(BucketShard, Tensor<1>)> {
         let Some(frozen) = &self.buffers.frozen else {
             return vec![];
@@ -63,7 +63,8 @@ impl<M: Module> DistributedDataParallel<M> {
         shards.zip(frozen.shards()).map(value).collect()
     }
 
-    /// Returns the dtype of each frozen parameter in checkpoints, which is the dtype of a master weight.
+    /// Returns the dtype in which checkpoints store each frozen parameter. It is the dtype that the master weight would
+    /// have.
     pub(crate) fn frozen_dtypes(&self) -> Vec<DType> {
         let frozen = self.buffers.frozen.iter();
         let parameters = frozen.flat_map(|frozen| &frozen.plan.parameters);

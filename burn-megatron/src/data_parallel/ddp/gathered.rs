@@ -11,8 +11,8 @@ use crate::data_parallel::memory_usage::MemoryCategory;
 
 impl<M: Module> DistributedDataParallel<M> {
     /// Creates gradients from given values instead of a [`backward`](Self::backward). `parts` are this rank's parts of
-    /// the gradients, in the order of the table. Each part has the shape `[elements]` and is a sum over `tokens`
-    /// tokens.
+    /// the gradients, in the order of the parameter [`table`](Self::table). Each part has the shape `[elements]` and is
+    /// a sum over `tokens` tokens.
     ///
     /// # Errors
     ///
@@ -57,14 +57,15 @@ impl<M: Module> DistributedDataParallel<M> {
         Ok(gradients)
     }
 
-    /// Returns the gradient of each parameter, gathered over the data axis, in the order of the table. Each tensor has
-    /// the shape `[elements]` and belongs to the part of the parameter on this model-parallel rank. Collective: call on
-    /// all ranks of the data axis.
+    /// Returns the gradient of each parameter, gathered over the data axis, in the order of the parameter
+    /// [`table`](Self::table). Each tensor has the shape `[elements]` and is the gradient of this model-parallel rank's
+    /// part of the parameter. Collective: call on all ranks of the data axis.
     pub fn full_gradients(&self, gradients: &Gradients) -> Vec<Tensor<1>> {
         self.full_gradients_times(gradients, gradients.factor())
     }
 
-    /// Returns the gradient sum of each parameter times `factor`, gathered like in [`Self::full_gradients`].
+    /// Returns the gradient sum of each parameter, multiplied by `factor`. The sums are gathered as in
+    /// [`Self::full_gradients`].
     pub fn full_gradients_times(&self, gradients: &Gradients, factor: f64) -> Vec<Tensor<1>> {
         let sums = self
             .buffers
@@ -73,9 +74,9 @@ impl<M: Module> DistributedDataParallel<M> {
         sums.into_iter().map(|sum| sum.mul_scalar(factor)).collect()
     }
 
-    /// Returns the master weights of each parameter, gathered over the data axis, in the order of the table. Each
-    /// tensor has the shape `[elements]` and contains the part of the parameter on this model-parallel rank.
-    /// Collective: call on all ranks of the data axis.
+    /// Returns the master weights of each parameter, gathered over the data axis, in the order of the parameter
+    /// [`table`](Self::table). Each tensor has the shape `[elements]` and contains this model-parallel rank's part of
+    /// the parameter. Collective: call on all ranks of the data axis.
     pub fn parameters(&self) -> Vec<Tensor<1>> {
         let plan = &self.buffers.plan;
         let masters = (0..plan.buckets()).map(|number| self.buffers.master_on_device(number));

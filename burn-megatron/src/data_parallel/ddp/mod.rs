@@ -95,7 +95,8 @@ pub struct DistributedDataParallel<M> {
 }
 
 impl<M: Module> DistributedDataParallel<M> {
-    /// Returns the wrapped module. Outside of [`forward`](Self::forward) the module runs without recording gradients.
+    /// Returns the wrapped module. Outside of [`forward`](Self::forward), the module runs without autodiff for its
+    /// parameters.
     ///
     /// Only `Param::val` returns the parameters of this module. Module visitors bypass the hooks and read placeholders,
     /// which are NaN. Use [`to_module`](Self::to_module) for visitors.
@@ -150,12 +151,12 @@ impl<M: Module> DistributedDataParallel<M> {
         &self.buffers.plan.layout
     }
 
-    /// Returns the gradient sink, which accumulates gradients. It is for code that runs the backward itself.
+    /// Returns the gradient sink, which accumulates gradients. Use it in code that runs the backward itself.
     pub fn sink(&self) -> Arc<dyn DeferringSink> {
         self.buffers.clone()
     }
 
-    /// Returns the position of the random number streams of the module's dropout layers.
+    /// Returns the current position in the random number streams of the module's dropout layers.
     pub fn position(&self) -> &DropoutPosition {
         &self.position
     }
@@ -177,7 +178,7 @@ impl<M: Module> DistributedDataParallel<M> {
 
     /// Runs a forward with autodiff for the parameters of the module.
     ///
-    /// `device` is the device of the inputs. It may be given with or without autodiff.
+    /// `device` is the device of the inputs. The device may be given with or without autodiff.
     pub fn forward<T>(&self, device: &Device, body: impl FnOnce(&M) -> T) -> T {
         self.buffers.begin_forward(None);
         let device = device.clone().inner().autodiff();
@@ -226,9 +227,9 @@ impl<M: Module> DistributedDataParallel<M> {
         }
     }
 
-    /// Replaces the parameters by the parameters of the module that `change` returns. FP8 weights are quantized again
-    /// with the current scales of their layers. Collective: call on all ranks of the data axis, with the same change;
-    /// with `fp8_param_gather` also on all ranks of the tensor axis.
+    /// Replaces the parameters with the parameters of the module that `change` returns. FP8 weights are quantized again
+    /// with the current scales of their layers. Collective: call on all ranks of the data axis, with the same change.
+    /// With `fp8_param_gather`, also call it on all ranks of the tensor axis.
     pub fn update(&mut self, change: impl FnOnce(M) -> M) {
         let module = change(self.to_module());
         self.set_running_states(self.running_states_of(&module));

@@ -20,8 +20,9 @@ impl<M: Module> DistributedDataParallel<M> {
         host.map_or_else(HostTraffic::default, |host| host.timeline().traffic())
     }
 
-    /// Simulates the link between device and host in the next steps and records the transfers. `host_step` and
-    /// `device_step` are the times of the optimizer step of a bucket. Without offloaded buckets nothing is recorded.
+    /// Simulates the link between device and host in the next steps, and records the transfers. `host_step` and
+    /// `device_step` are the simulated times of the optimizer step of one bucket on the host and on the device. If no
+    /// bucket is offloaded, nothing is recorded.
     pub fn simulate_host_link(
         &self,
         link: SimulatedHostLink,
@@ -33,8 +34,8 @@ impl<M: Module> DistributedDataParallel<M> {
         }
     }
 
-    /// Returns the transfers that were recorded since the last call. The record is empty without a [simulated
-    /// link](Self::simulate_host_link).
+    /// Returns the transfers that were recorded since the last call. The record is empty if no [link is
+    /// simulated](Self::simulate_host_link).
     pub fn take_offload_record(&self) -> OffloadRecord {
         let host = self.host.as_ref();
         host.map_or_else(OffloadRecord::default, |host| host.timeline().take_record())

@@ -9,11 +9,12 @@ use crate::data_parallel::stores::{ParameterLoader, Stores};
 
 impl<M: Module> DistributedDataParallel<M> {
     /// Runs a micro-batch with a function that calls the backward itself. Use it in place of [`forward`](Self::forward)
-    /// and [`backward`](Self::backward) if the loss is not accessible. The loss of a micro-batch is often a mean. Its
-    /// gradients are therefore multiplied by `weight`. A micro-batch with weight 0 does not update running states.
+    /// and [`backward`](Self::backward) if the caller has no access to the loss. Since the loss of a micro-batch is
+    /// often a mean, its gradients are multiplied by `weight`. A micro-batch with weight 0 does not update running
+    /// states.
     ///
-    /// If `is_last` is true, no further micro-batch follows in the step. After the first gradient no further forward is
-    /// expected, and each bucket is reduced as soon as its gradients are final, while the backward continues.
+    /// `is_last` is true for the last micro-batch of the step. After its first gradient no further forward is expected,
+    /// and each bucket is reduced as soon as its gradients are final, while the backward continues.
     pub fn forward_and_backward<T>(
         &self,
         device: &Device,
@@ -35,8 +36,8 @@ impl<M: Module> DistributedDataParallel<M> {
         output
     }
 
-    /// Sets the parameters to the parameters of `module`, which must not have hooks. Running states keep their values.
-    /// Collective: call on all ranks, with equal values.
+    /// Sets the parameters to the values of the parameters of `module`, which must not have hooks. Running states keep
+    /// their values. Collective: call on all ranks, with equal values.
     pub fn set_parameters(&mut self, module: &M) {
         let stores = Stores::new(&self.whole, &self.running, &self.buffers);
         module.visit(&mut ParameterLoader(stores));

@@ -74,9 +74,8 @@ impl<M: Module> DistributedDataParallel<M> {
         Err(DataParallelError::OrderMismatch { rank, other, stage })
     }
 
-    /// Returns the sum of squares, `[1]`, of the elements of a grid that this rank accounts for, from the
-    /// measurements of a [`ReductionRecord`]. Returns `None` if the reduced gradients differ from the measured
-    /// gradients.
+    /// Returns the sum of squares, `[1]`, of the elements of a grid that this rank counts, from the measurements of a
+    /// [`ReductionRecord`]. Returns `None` if the reduced gradients differ from the measured gradients.
     pub(crate) fn measured_squares(&self, measured: &Tensor<1>, grid: Grid) -> Option<Tensor<1>> {
         let shares = self.measured_shares.iter().find(|shares| shares.0 == grid);
         // A single unit adds the terms, so their order is fixed.

@@ -33,13 +33,14 @@ impl<M: Module> DistributedDataParallel<M> {
         &self.buffers.plan.device
     }
 
-    /// Returns the dtype of the master weights of each parameter, in the order of the table.
+    /// Returns the dtype of the master weights of each parameter, in the order of the parameter [`table`](Self::table).
     pub fn master_dtypes(&self) -> impl Iterator<Item = DType> {
         let parameters = self.buffers.plan.parameters.iter();
         parameters.map(|parameter| parameter.main_dtype)
     }
 
-    /// Returns the master weights of this rank's shard of a bucket. They are in host memory if the bucket is offloaded.
+    /// Returns the master weights of this rank's shard of a bucket. The master weights are in host memory if the bucket
+    /// is offloaded.
     pub fn master_shard(&self, bucket: usize) -> Tensor<1> {
         self.buffers.master_shard(bucket)
     }
@@ -50,7 +51,7 @@ impl<M: Module> DistributedDataParallel<M> {
         self.buffers.parameters().change_master(bucket, change);
     }
 
-    /// Returns the index and the gathered value of each parameter, with which the model computes. Parameters whose
+    /// Returns the index of each parameter, and the gathered value with which the model computes. Parameters whose
     /// value is part of this rank's master weights, and parameters that are still being gathered, are left out.
     pub fn model_copies(&self) -> impl Iterator<Item = (usize, Tensor<1>)> {
         let plan = &self.buffers.plan;
@@ -65,7 +66,7 @@ impl<M: Module> DistributedDataParallel<M> {
         })
     }
 
-    /// Frees gathered parameters, as at the end of a step. This method has an effect only with ZeRO-3.
+    /// Frees gathered parameters, as the end of a step does. This method has an effect only with ZeRO-3.
     pub fn reshard(&self) {
         self.buffers.parameters().reshard();
         if let Some(frozen) = &self.buffers.frozen {
@@ -73,7 +74,7 @@ impl<M: Module> DistributedDataParallel<M> {
         }
     }
 
-    /// Returns the segments of the gradients that this rank accounts for, so that each element counts once.
+    /// Returns the segments of the gradients that this rank counts. Each element of the model is counted by one rank.
     pub(crate) fn unique_segments(&self) -> &[ShardSegment] {
         &self.unique_segments
     }
@@ -83,11 +84,11 @@ impl<M: Module> DistributedDataParallel<M> {
         self.buffers.plan.all_groups()
     }
 
-    /// Replaces the master weights of this rank's shards with the result of `step`. The host steps offloaded buckets
-    /// while the device steps the other buckets. Each bucket on the device is gathered, and its gradient freed, before
-    /// the next bucket is stepped. Collective: call on all ranks.
+    /// Replaces the master weights of this rank's shards with the result of `step`. The host runs the steps of
+    /// offloaded buckets while the device runs the steps of the other buckets. Each bucket on the device is gathered,
+    /// and its gradient is freed, before the step of the next bucket. Collective: call on all ranks.
     ///
-    /// Unwinds with [`raise`](crate::comm::raise) if a step on the host fails.
+    /// Panics (see [`raise`](crate::comm::raise)) if an optimizer step on the host fails.
     pub(crate) fn step_buckets(
         &mut self,
         gradients: Gradients,

@@ -44,8 +44,8 @@ impl GradientBuckets {
         }
     }
 
-    /// Returns the counts of the single micro-batch since `before`, and resets them: it was captured and did
-    /// not run.
+    /// Returns the counts of the one micro-batch since `before`, and resets the counts to `before`. The micro-batch was
+    /// captured and did not run.
     pub fn take_back(&mut self, before: Counted) -> MicroBatchUses {
         let plan = &self.plan;
         let of = |index: usize| {

@@ -74,8 +74,8 @@ impl Bucket {
             .sum()
     }
 
-    /// Returns a sort key for the order in which backward finishes buckets. Backward reaches the lowest table
-    /// index of a bucket last. Buckets of shared parameters come after all other buckets.
+    /// Returns a sort key for the order in which the backward finishes buckets. The backward reaches the parameter with
+    /// the lowest index in the parameter table last. Buckets of shared parameters come after all other buckets.
     pub(super) fn order(&self) -> (bool, Reverse<usize>) {
         let last = self.parameters.last().map_or(0, |last| last.index);
         (self.shared, Reverse(last))

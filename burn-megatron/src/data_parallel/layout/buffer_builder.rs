@@ -6,10 +6,10 @@ use super::{
     Bucket, BucketParameter, BucketRules, BufferKey, FlatBuffer, LayoutError, ParameterSize,
 };
 
-/// The index of a parameter in the table and its size.
+/// The index of a parameter in the parameter table, and the size of the parameter.
 pub(super) type IndexedSize<'a> = (usize, &'a ParameterSize);
 
-/// Builds the buffer of `members`, which are in reverse order of the table.
+/// Builds the buffer of `members`, which are in reverse order of the parameter table.
 pub(super) fn build_buffer(
     key: BufferKey,
     members: &[IndexedSize],

@@ -47,7 +47,7 @@ pub struct BufferLayout {
     pub buffers: Vec<FlatBuffer>,
     /// The buffer of each bucket number, and the bucket's index in that buffer.
     bucket_positions: Vec<(usize, usize)>,
-    /// The location of each parameter, by its index in the table.
+    /// The location of each parameter, by its index in the parameter table.
     locations: Vec<ParameterLocation>,
 }
 
@@ -93,7 +93,7 @@ pub struct ParameterLocation {
 }
 
 impl BufferLayout {
-    /// Computes the layout of the parameters of a table.
+    /// Computes the layout of the parameters of a rank, in the order of the parameter table.
     ///
     /// All ranks of a data-parallel group must have the same layout and therefore pass the same sizes.
     ///

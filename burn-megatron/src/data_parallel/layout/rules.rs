@@ -43,8 +43,8 @@ pub struct ParameterSize {
 /// The rules for dividing parameters into buckets and for padding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BucketRules {
-    /// The number of elements at which a bucket is closed. The number is checked after each parameter, so a bucket may
-    /// be larger. `None`: the size is not limited.
+    /// The number of elements at which a bucket is closed. The size of the bucket is checked after each parameter, so a
+    /// bucket may be larger. `None`: the size is not limited.
     pub size: Option<usize>,
     /// The number of ranks over which a bucket of dense parameters is sharded.
     pub ranks: usize,
@@ -117,7 +117,7 @@ impl BucketRules {
         }
     }
 
-    /// Returns the number of elements for which bucket sizes are padded to a multiple.
+    /// Returns the multiple to which bucket sizes are padded, in elements.
     pub(super) fn bucket_multiple(&self, key: &BufferKey) -> Result<usize, LayoutError> {
         let ranks = self.shards(key.grid);
         let codes = match (key.quantized, key.parameter) {
@@ -179,7 +179,7 @@ pub enum LayoutError {
          be allocated; split the model over more ranks"
     )]
     BufferTooLarge {
-        /// The index of the parameter in the table.
+        /// The index of the parameter in the parameter table.
         index: usize,
         /// The number of elements of the parameter.
         elements: usize,

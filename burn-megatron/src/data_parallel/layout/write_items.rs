@@ -15,7 +15,7 @@ const MIN_SHARE: usize = 1 << 12;
 /// A slice of a parameter that a rank writes to a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WriteItem {
-    /// The index of the parameter in the table.
+    /// The index of the parameter in the parameter table.
     pub index: usize,
     /// The number of the bucket.
     pub bucket: usize,

@@ -1,8 +1,8 @@
 //! Checks whether a run fits into the memory that is available to the processes of this machine.
 //!
-//! The check uses a lower bound of the required memory. It consists of parameters, gradients, optimizer state, and the
-//! logits of one micro-batch or chunk. Activations are not included. A run that passes the check may still need too
-//! much memory, but a run that fails the check certainly needs too much memory.
+//! The check uses a lower bound of the required memory. This lower bound is the memory of parameters, gradients,
+//! optimizer state, and the logits of one micro-batch or chunk. Activations are not included. A run that passes the
+//! check may still need too much memory, but a run that fails the check certainly needs too much memory.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -26,9 +26,9 @@ impl RequiredMemory {
     /// Computes the host memory that one rank on a CPU device needs at the same time. It is the maximum of two amounts:
     /// the memory at the end of a backward, and the memory while the logits of a micro-batch exist.
     ///
-    /// `is_first` is true if a step has a single micro-batch. Gradients then do not exist yet while the logits exist.
-    /// `is_only` is true if the run has a single step. The optimizer state then does not exist yet while the logits
-    /// exist.
+    /// `is_first` is true if a step has a single micro-batch. In this case, no gradients are allocated while the logits
+    /// exist. `is_only` is true if the run has a single step. In this case, no optimizer state is allocated while the
+    /// logits exist.
     pub fn new(state: &MemoryPlan, logits: u128, is_first: bool, is_only: bool) -> Self {
         let stepping = Self {
             parameters: state.parameters.into(),
@@ -87,7 +87,7 @@ impl RequiredMemory {
 pub struct MemoryLimit {
     /// The limit in bytes.
     pub bytes: u64,
-    /// The name of the thing to which the limit applies, such as `this machine`.
+    /// A description of the scope of the limit, such as `this machine`.
     pub of: &'static str,
 }
 

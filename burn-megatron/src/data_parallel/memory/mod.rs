@@ -64,10 +64,11 @@ pub struct MemoryPlan {
     /// The bytes of temporary buffers: the peak memory that collectives and unsharded FSDP units need at the same time.
     ///
     /// - Stage 0: none, because gradients are reduced in place.
-    /// - Stage 1: the maximum of two sizes. The first size is the rank's shard of the largest bucket, which exists
-    ///   during the optimizer step of the bucket. The second size is the FP8 codes of all weights, which exist until
-    ///   both copies of the weights are computed from the codes. Values that are gathered to be quantized are not
-    ///   included: they are gathered one bucket at a time and reuse the memory of the gradients of the bucket.
+    /// - Stage 1: the maximum of two sizes. The first size is the size of the rank's shard of the largest bucket, which
+    ///   exists during the optimizer step of the bucket. The second size is the size of the FP8 codes of all weights,
+    ///   which exist until both copies of the weights are computed from the codes. Values that are gathered to be
+    ///   quantized are not included: they are gathered one bucket at a time and reuse the memory of the gradients of
+    ///   the bucket.
     /// - Stage 2: the maximum of the buffers of stage 1 and the gradients in flight. The gradients in flight are the
     ///   full gradients of two adjacent buckets of each buffer: one bucket is filled while the other is reduced. They
     ///   include the full gradients of all shared buckets, which are filled throughout the backward. With hybrid
@@ -144,8 +145,8 @@ impl MemoryPlan {
         })
     }
 
-    /// Computes the memory of frozen parameters. It consists of the parameters, or with ZeRO stage 3 of their shards
-    /// and of the FSDP units that are gathered at the same time.
+    /// Computes the memory of frozen parameters. It is the size of all frozen parameters. With ZeRO stage 3, it is the
+    /// size of the rank's shards and of the FSDP units that are gathered at the same time.
     ///
     /// # Errors
     ///

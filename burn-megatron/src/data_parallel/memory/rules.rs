@@ -64,7 +64,7 @@ impl MemoryRules {
         }
     }
 
-    /// Returns the number of elements of a bucket that one rank steps.
+    /// Returns the number of elements of a bucket that one rank updates in the optimizer step.
     pub(in crate::data_parallel) fn stepped_elements(&self, bucket: &Bucket) -> usize {
         match (self.stage, self.shards) {
             (ZeroStage::Replicated, _) => bucket.padded(),

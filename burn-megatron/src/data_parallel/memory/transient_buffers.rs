@@ -69,8 +69,8 @@ fn gradients_in_flight(layout: &BufferLayout, rules: &MemoryRules) -> u128 {
     layout.buffers.iter().map(in_flight).sum()
 }
 
-/// Returns the size of two adjacent units of the model, in the order of the table. A shared unit is used again
-/// at the end.
+/// Returns the size of the largest pair of adjacent units of the model, in the order of the parameter table. A shared
+/// unit is used again at the end.
 pub(super) fn gathered_units(layout: &BufferLayout) -> u128 {
     let mut unit_bytes: BTreeMap<usize, u128> = BTreeMap::new();
     let (mut parameters, mut shared) = (vec![], vec![]);

@@ -1,4 +1,4 @@
-//! The threads of a rank that copy gradients to the host and step buckets there.
+//! The threads of a rank that copy gradients to the host and run optimizer steps there.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -22,27 +22,27 @@ use crate::host_link::caught;
 /// group.
 const DEADLINE: Duration = Duration::from_secs(300);
 
-/// A bucket to step on the host.
+/// The input of an optimizer step on the host.
 pub(crate) struct HostBucket {
     pub number: usize,
     /// The gradient, on the device.
     pub gradient: TrackedTensor,
     /// The master weights, on the host.
     pub master: TrackedTensor,
-    /// The tensor for the copy in the model dtype, on the host: see [`BucketStep::model`].
+    /// The host tensor for the updated parameters in the dtype of the model: see [`BucketStep::model`].
     pub model: Option<Tensor<1>>,
 }
 
-/// A bucket that was stepped on the host.
+/// The result of an optimizer step on the host.
 pub(crate) struct HostStepped {
-    /// The stepped bucket, on the host.
+    /// The result of the optimizer step, on the host.
     pub stepped: SteppedBucket,
-    /// The parameters of the model, on the device.
+    /// The updated parameters of the model, on the device.
     pub parameters: Tensor<1>,
 }
 
-/// Steps buckets on the host, in the order in which they were started. All waits have a deadline. A panic in a
-/// thread makes the wait fail.
+/// Runs the optimizer steps of buckets on the host, in the order in which they were started. All waits have a deadline.
+/// If a thread panics, the wait fails.
 #[derive(Debug)]
 pub(crate) struct HostStepper {
     /// `None` only while the stepper is dropped.
@@ -124,9 +124,9 @@ impl HostStepper {
         &self.timeline
     }
 
-    /// Starts the step of a bucket. `outcome` is on the device.
+    /// Starts the optimizer step of a bucket. The tensor `outcome` is on the device.
     ///
-    /// Unwinds with [`raise`](crate::comm::raise) if the threads have ended.
+    /// Panics (see [`raise`](crate::comm::raise)) if the threads have ended.
     pub fn begin(&self, bucket: HostBucket, step: &Arc<StepFn>, outcome: Option<&Tensor<1>>) {
         let number = bucket.number;
         let job = Job {
@@ -141,9 +141,9 @@ impl HostStepper {
         }
     }
 
-    /// Waits for the bucket that was started first and has not been waited for. This must be bucket `number`.
+    /// Waits for the oldest started bucket that has not been waited for. It must be bucket `number`.
     ///
-    /// Unwinds with [`raise`](crate::comm::raise) if a thread has failed, or after the deadline.
+    /// Panics (see [`raise`](crate::comm::raise)) if a thread has failed, or if the deadline has passed.
     pub fn wait(&self, number: usize) -> HostStepped {
         let finished = self.results.lock().recv_timeout(self.deadline);
         let finished = finished.map_err(|failed| match failed {

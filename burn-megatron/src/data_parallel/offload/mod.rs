@@ -1,13 +1,13 @@
 //! Offloading: the optimizer state of a fraction of the buckets is stored in host memory.
 //!
-//! Host memory holds the f32 master weights and the moments of the offloaded buckets. The host runs the optimizer step
-//! of these buckets with the same function that steps the other buckets on the device. Every optimizer step has these
-//! parts:
+//! Host memory holds the f32 master weights and the moments of the offloaded buckets. The optimizer step of these
+//! buckets runs on the host. It calls the same function as the optimizer step of the other buckets on the device. Every
+//! optimizer step has these parts:
 //!
 //! 1. A thread copies the gradients of all offloaded buckets to the host, one bucket after the other.
 //! 2. Meanwhile the device runs the optimizer step of the other buckets.
-//! 3. A second thread steps each offloaded bucket as soon as its gradient has arrived. It uses the same clipping factor
-//!    and loss scale as the device. Then it copies the updated parameters to the device.
+//! 3. A second thread runs the optimizer step of each offloaded bucket as soon as its gradient has arrived. It uses the
+//!   same clipping factor and loss scale as the device. Then it copies the updated parameters to the device.
 //! 4. The rank waits for each offloaded bucket, and gathers the bucket like the other buckets.
 //!
 //! Source: Rajbhandari et al. 2021, arXiv:2104.07857 (ZeRO-Offload and ZeRO-Infinity).
@@ -36,7 +36,8 @@ pub struct OffloadPlan {
 }
 
 impl OffloadPlan {
-    /// Selects the buckets of `layout` for a fraction of at most 1.
+    /// Selects the buckets of `layout` that are offloaded. `fraction` is the fraction of the optimizer state, at most
+    /// 1.
     pub(super) fn new(layout: &BufferLayout, rules: &MemoryRules, fraction: f64) -> Self {
         let state = |(_, buffer, bucket): (usize, &_, &_)| rules.state_of(buffer, bucket);
         let total: u128 = layout.buckets().map(state).sum();

@@ -50,7 +50,8 @@ impl Timeline {
         self.0.lock().now
     }
 
-    /// Records the copy of a gradient that was ready at `ready`. Returns its arrival time.
+    /// Records the copy of a gradient to the host. The copy can start at `ready`. Returns the arrival time of the
+    /// gradient.
     pub fn up(&self, bucket: usize, bytes: u64, ready: Duration) -> Duration {
         let state = &mut *self.0.lock();
         state.traffic.up += bytes;
@@ -59,7 +60,7 @@ impl Timeline {
         state.up_free
     }
 
-    /// Records a step on the host with a gradient that arrived at `ready`. Returns its end.
+    /// Records an optimizer step on the host. Its gradient arrived at `ready`. Returns the time at which the step ends.
     pub fn host_step(&self, bucket: usize, ready: Duration) -> Duration {
         let state = &mut *self.0.lock();
         let time = state.link.map(|_| state.host_time);
@@ -68,7 +69,8 @@ impl Timeline {
         state.host_free
     }
 
-    /// Records the copy of parameters that were stepped at `ready`. Returns their arrival time.
+    /// Records the copy of updated parameters to the device. The copy can start at `ready`. Returns the arrival time of
+    /// the parameters.
     pub fn down(&self, bucket: usize, bytes: u64, ready: Duration) -> Duration {
         let state = &mut *self.0.lock();
         state.traffic.down += bytes;
@@ -77,7 +79,7 @@ impl Timeline {
         state.down_free
     }
 
-    /// Records the step of a bucket on the device.
+    /// Records the optimizer step of a bucket on the device.
     pub fn device_step(&self, bucket: usize) {
         let state = &mut *self.0.lock();
         let time = state.link.map(|_| state.device_time);

@@ -13,16 +13,17 @@ use crate::mesh::ZeroStage;
 
 #[derive(Default)]
 pub(super) struct ParameterBucket {
-    /// This rank's master shard, unless it is a view of `model_params`. It is on the host if the bucket is
-    /// offloaded.
+    /// This rank's shard of the master weights, unless the shard is a view of `model_params`. The shard is on the host
+    /// if the bucket is offloaded.
     pub master: Option<TrackedTensor>,
     /// Host memory for the copy of an offloaded master in the dtype of the model.
     pub host_copy: Option<Tensor<1>>,
-    /// The shard that this rank contributes to a gather, unless it is the master; only with ZeRO-3.
+    /// The shard that this rank contributes to an all-gather, unless that shard is the shard of the master weights.
+    /// This field is only set with ZeRO-3.
     pub shard: Option<TrackedTensor>,
     pub model_params: ParamState,
-    /// The memory of gathered parameters while they are gathered again, with [static
-    /// buffers](super::super::DataParallelConfig::static_buffers).
+    /// With [static buffers](super::super::DataParallelConfig::static_buffers), the memory of the gathered parameters
+    /// while the parameters are gathered again.
     pub static_params: Option<Tensor<1>>,
     /// The weights of an FP8 bucket, which has no `model_params`.
     pub fp8_weights: Fp8Weights,
@@ -78,7 +79,7 @@ impl Drop for UnshardedParams {
     }
 }
 impl ParameterBucket {
-    /// Returns this rank's master shard, in the main dtype.
+    /// Returns this rank's shard of the master weights.
     pub fn master_shard(&mut self, number: usize, plan: &Arc<ShardingPlan>) -> Tensor<1> {
         match &self.master {
             Some(master) => master.tensor.clone(),
@@ -89,9 +90,9 @@ impl ParameterBucket {
         }
     }
 
-    /// Returns a tensor for the new copy of the master shard in the dtype of the model. It is the old copy, so that its
-    /// address stays the same, or a new tensor if the old copy is gathered. It is on the host if the bucket is
-    /// offloaded. Returns `None` if the model uses the dtype of the master weights.
+    /// Returns a tensor for the new copy of the shard in the dtype of the model. The tensor is the old copy, so that
+    /// its address stays the same, or a new tensor if the old copy is gathered. The tensor is on the host if the bucket
+    /// is offloaded. Returns `None` if the model uses the dtype of the master weights.
     pub fn take_copy(&mut self, number: usize, plan: &ShardingPlan) -> Option<Tensor<1>> {
         let (model, main) = plan.model_and_main_dtypes(number);
         if model == main {

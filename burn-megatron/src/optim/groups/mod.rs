@@ -54,7 +54,7 @@ pub enum GroupOptimizer {
     AdamW,
 }
 
-/// The optimizer settings of one parameter, which follow from all parameter groups.
+/// The optimizer settings of one parameter after all parameter groups are applied.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Multipliers {
     /// The multiplier of the weight decay.
@@ -180,8 +180,9 @@ pub fn check(groups: &[ParameterGroup]) -> Result<(), GroupError> {
     groups.iter().try_for_each(|group| group.glob().map(drop))
 }
 
-/// Returns the multipliers of each parameter, in the order of `parameters`. A parameter is given by its path and by
-/// whether weight decay applies by default ([`ParameterEntry::decay`](crate::nn::ParameterEntry::decay)).
+/// Returns the multipliers of each parameter, in the order of `parameters`. Each element of `parameters` is the path of
+/// a parameter, and whether weight decay applies to the parameter by default
+/// ([`ParameterEntry::decay`](crate::nn::ParameterEntry::decay)).
 ///
 /// If no group matches, the multiplier of the learning rate is 1, and the multiplier of the weight decay is 1 or 0. The
 /// multipliers depend only on the path of the parameter, so they are equal on all ranks that replicate the parameter. A
@@ -229,7 +230,7 @@ pub fn resolve<'a>(
 
 /// Returns the indices of the groups that match none of `paths`, in ascending order.
 ///
-/// With pipeline parallelism, it is an error if a group matches no parameter on *any* rank: see [`unmatched_error`].
+/// With pipeline parallelism, a group is an error only if it matches no parameter on any rank: see [`unmatched_error`].
 ///
 /// # Errors
 ///

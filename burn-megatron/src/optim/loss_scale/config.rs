@@ -45,8 +45,8 @@ pub struct LossScaleConfig {
     pub backoff: f64,
     /// The number of consecutive steps without an overflow after which the scale grows. It must be at least 1.
     pub growth_interval: u32,
-    /// The number of the first overflow that reduces the scale, counted since the scale last grew. Later overflows also
-    /// reduce the scale. With 1, every overflow reduces the scale.
+    /// The number of overflows, counted since the scale last grew, at which the scale is first reduced. Later overflows
+    /// also reduce the scale. With 1, every overflow reduces the scale.
     pub hysteresis: u32,
 }
 
@@ -63,7 +63,7 @@ impl Default for LossScaleConfig {
     }
 }
 
-/// An error because of an invalid loss scale.
+/// The error for an invalid loss scale setting or an invalid loss scale in a checkpoint.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum LossScaleError {
     /// A setting is out of its valid range.

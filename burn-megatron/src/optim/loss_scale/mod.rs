@@ -24,8 +24,8 @@ const MIN_SCALE: f64 = 1.0 / MAX_SCALE;
 /// The effect of a step on the loss scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScaleChange {
-    /// The scale is unchanged. This includes overflows that the hysteresis tolerates, and all steps without a dynamic
-    /// scale.
+    /// The scale is unchanged. This includes steps with an overflow that the hysteresis tolerates, and all steps if the
+    /// scale is not dynamic.
     Unchanged,
     /// The scale was increased for the next step.
     Grown,
@@ -118,8 +118,8 @@ impl LossScaler {
         self.state.scale
     }
 
-    /// Records a step. `overflow` is true if a gradient was not finite on at least one rank. It must be the same on all
-    /// ranks.
+    /// Records a step. `overflow` is true if a gradient was not finite on at least one rank. The value must be the same
+    /// on all ranks.
     ///
     /// If `overflow` is true, the caller must skip the step, regardless of the returned value.
     pub fn update(&mut self, overflow: bool) -> ScaleChange {

@@ -1,5 +1,5 @@
-//! Exchanges the matrices of Muon between ranks. Each matrix is gathered on one rank, which changes the matrix and
-//! returns its parts to the ranks that update them.
+//! Exchanges the matrices of Muon between ranks. Each matrix is gathered on one rank. This rank changes the matrix, and
+//! returns each part to the rank that updates the part.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -18,13 +18,14 @@ use crate::nn::{LocalShard, ParameterEntry, TensorSlice, local_shards};
 pub(super) struct Matrix {
     /// The index of the parameter.
     pub index: usize,
-    /// Its slice of the parameter. With three dimensions, the first has one element.
+    /// The slice of the parameter that contains the matrix. If the parameter has three dimensions, the slice has one
+    /// element along the first dimension.
     pub slice: TensorSlice,
 }
 
 impl Matrix {
-    /// Returns the matrices of a parameter of two or three dimensions. Each section of a fused weight is a
-    /// matrix, and so is each index of the first of three dimensions.
+    /// Returns the matrices of a parameter of two or three dimensions. Each section of a fused weight is a separate
+    /// matrix. If the parameter has three dimensions, each index of the first dimension is also a separate matrix.
     pub fn all_of(index: usize, entry: &ParameterEntry) -> Vec<Self> {
         let dims = entry.shape.len();
         let mut cuts: Vec<Vec<Range<usize>>> = entry
@@ -277,9 +278,9 @@ impl MatrixExchange {
         })
     }
 
-    /// Replaces each matrix by `change` of the complete matrix. `x`, `[elements]`, contains this rank's
-    /// elements of the chosen parameters, in the order of the buckets. Collective: call on all ranks of the
-    /// stage.
+    /// Applies `change` to each complete matrix, and returns this rank's elements of the results. `x`, `[elements]`,
+    /// contains this rank's elements of the chosen parameters, in the order of the buckets. Collective: call on all
+    /// ranks of the stage.
     pub fn apply(&self, x: Tensor<1>, change: impl Fn(Tensor<2>) -> Tensor<2>) -> Tensor<1> {
         let dtype = x.dtype();
         let parts = self.parts.iter().map(|part| part.read(&x)).collect();

@@ -45,7 +45,8 @@ const MOMENTUM: &str = "muon.momentum/";
 pub struct MuonConfig {
     /// The decay factor of the momentum: `m = momentum m + (1 - momentum) g`.
     pub momentum: f64,
-    /// Whether to use Nesterov momentum. It orthogonalizes `momentum m + (1 - momentum) g` instead of `m`.
+    /// Whether to use Nesterov momentum. Nesterov momentum orthogonalizes `momentum m + (1 - momentum) g` instead of
+    /// `m`.
     pub nesterov: bool,
     /// The number of Newton-Schulz iterations.
     pub ns_steps: usize,
@@ -207,7 +208,7 @@ impl ParallelMuon {
 
     /// Updates the parameters with the reduced gradients of one step. Collective: call on all ranks.
     ///
-    /// Unwinds with [`raise`](crate::comm::raise) if a collective fails.
+    /// Panics (see [`raise`](crate::comm::raise)) if a collective fails.
     pub fn step<M: Module>(
         &mut self,
         learning_rate: f64,

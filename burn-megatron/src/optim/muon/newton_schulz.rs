@@ -10,9 +10,9 @@ const COEFFICIENTS: [f64; 3] = [3.4445, -4.775, 2.0315];
 const EPSILON: f64 = 1e-7;
 
 /// Orthogonalizes a matrix approximately with the Newton-Schulz iteration. The result has the singular vectors of
-/// `matrix`, and its singular values are between about 0.7 and 1.2. The iteration starts with `x = matrix / norm`. It
-/// then computes `x = a x + (b (x x^T) + c (x x^T)^2) x` in each of the `steps` iterations, in the dtype of the matrix.
-/// 5 iterations are usual. A zero matrix stays zero.
+/// `matrix`, and its singular values are between about 0.7 and 1.2. The iteration starts with `x = matrix / norm`. Each
+/// of the `steps` iterations computes `x = a x + (b (x x^T) + c (x x^T)^2) x`, in the dtype of the matrix. 5 iterations
+/// are usual. A zero matrix stays zero.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};

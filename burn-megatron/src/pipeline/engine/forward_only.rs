@@ -21,9 +21,9 @@ pub struct ForwardOptions {
 
 /// Runs the forward of one batch through all pipeline stages. Stage `s` is on rank `placement[s]` of `comm`.
 ///
-/// `run` runs a stage of this rank on the output of the previous stage (`None` for the first stage). The rank of the
-/// last stage returns its output, and the other ranks return `None`. Collective: call on all ranks of `comm`, in the
-/// same order of batches.
+/// `run` is called for each stage of this rank, with the output of the previous stage as input (`None` for the first
+/// stage). The rank of the last stage returns the output of this stage, and the other ranks return `None`. Collective:
+/// call on all ranks of `comm`, with the batches in the same order.
 ///
 /// # Errors
 ///

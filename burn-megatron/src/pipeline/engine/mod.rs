@@ -41,8 +41,9 @@ pub trait Stage {
     fn forward(&self, stage: usize, micro_batch: usize, input: Option<Tensor<3>>) -> StageOutput;
 
     /// Runs [`forward`](Self::forward) on a rank whose schedule pairs forwards with backwards. A stage passes `nodes`
-    /// to each layer that exchanges rows between ranks. Such a layer ends a node at each exchange. By default the
-    /// complete forward is one node. The results are bitwise equal to the results of [`forward`](Self::forward).
+    /// to each layer that exchanges rows of activations between ranks. Such a layer ends a node at each exchange. By
+    /// default the complete forward is one node. The results are bitwise equal to the results of
+    /// [`forward`](Self::forward).
     fn forward_nodes(
         &self,
         stage: usize,
@@ -95,7 +96,7 @@ pub struct EngineRun {
     pub losses: Vec<Tensor<1>>,
     /// The events of all actions, in the order in which they ran.
     pub events: Vec<ActionEvent>,
-    /// The peak number of stage activations that were in memory on this rank. They are counted like
+    /// The peak number of stage activations that were in memory on this rank. Stage activations are counted like
     /// [`ActivationReport::peak_activations`](super::schedule::ActivationReport::peak_activations).
     pub peak_activations: usize,
 }
@@ -108,7 +109,7 @@ impl EngineRun {
     }
 }
 
-/// The error of a schedule that cannot be run or whose run failed.
+/// The error for a schedule that cannot be run, or for a run that failed.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum EngineError {
     /// The schedule violates a rule of valid schedules.
@@ -122,7 +123,7 @@ pub enum EngineError {
         /// The number of ranks of the pipeline axis.
         pipeline: usize,
     },
-    /// The neighboring ranks have micro-batches with different shape keys, or cannot be reached.
+    /// Neighboring ranks have micro-batches with different shape keys, or a neighboring rank cannot be reached.
     #[error("pipeline rank {rank}, before the first action: {source}")]
     Begin {
         /// The rank on the pipeline axis.
@@ -264,27 +265,27 @@ impl<'a> Engine<'a> {
         self
     }
 
-    /// Sets the options with which tensors are sent and received. They must be the same on all ranks.
+    /// Sets the options with which tensors are sent and received. The options must be the same on all ranks.
     pub fn with_p2p(mut self, p2p: P2pConfig) -> Self {
         self.p2p = p2p;
         self
     }
 
-    /// Uses a shared cache of activation shapes, in which other engines have also recorded shapes.
+    /// Uses a cache of activation shapes that is shared with other engines.
     pub fn with_shape_cache(mut self, shapes: &ShapeCache) -> Self {
         self.shapes = shapes.clone();
         self
     }
 
-    /// Sets the loss scale: the backward starts from the losses times `loss_scale`, which is a number or a tensor. The
-    /// losses in [`EngineRun::losses`] are not scaled.
+    /// Sets the loss scale: the backward starts from the losses multiplied by `loss_scale`, which is a number or a
+    /// tensor. The losses in [`EngineRun::losses`] are not scaled.
     pub fn with_loss_scale(mut self, loss_scale: impl Into<LossFactor>) -> Self {
         self.loss_scale = loss_scale.into();
         self
     }
 
-    /// Runs all actions of this rank. If the pipeline has one rank, panics and raised errors unwind instead of being
-    /// returned as errors.
+    /// Runs all actions of this rank. If the pipeline has one rank, panics and [raised](crate::comm::raise) errors
+    /// propagate to the caller instead of being returned as errors.
     ///
     /// # Errors
     ///

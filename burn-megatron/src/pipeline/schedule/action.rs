@@ -10,9 +10,9 @@ use strum::VariantArray;
 pub enum ActionKind {
     /// The forward of a stage: computes the output of the stage from its input.
     Forward,
-    /// The forward of a pair: it runs together with the backward of another micro-batch, which directly follows it in
-    /// the list. A pair starts when the inputs of the forward and of the backward are available. Its results are sent
-    /// when both are done.
+    /// The forward of a pair. It runs together with the next action in the list, which is the backward of another
+    /// micro-batch. A pair starts when the inputs of the forward and of the backward are available. The results of the
+    /// pair are sent when both computations have finished.
     PairedForward,
     /// The complete backward of a stage: computes the gradient of the stage's input and then the gradients of its
     /// weights.
@@ -181,7 +181,7 @@ impl fmt::Display for Action {
     }
 }
 
-/// The error for a text that is not an [`Action`].
+/// The error for a text that cannot be parsed as an [`Action`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "invalid action \"{text}\": expected a kind (F, B, I, W, SF, RF, SB or RB), a stage and a micro-batch, as in \"F 2 \

@@ -11,14 +11,14 @@ impl Schedule {
     ///
     /// The positions are found by simulating ranks whose sends block until the matching receive. A rank sends a tensor
     /// directly after it has computed the tensor, and receives a tensor directly before the tensor is used. If ranks
-    /// then wait for each other in a cycle, one send of the cycle is received early. It is the send whose tensor is
-    /// computed first, if forward, input gradient and weight gradient take the same time. If several tensors are
-    /// computed at that time, activations are received before gradients, and tensors of lower stages are received
-    /// first.
+    /// then wait for each other in a cycle, one send of the cycle is received early. To select this send, all forwards,
+    /// input gradients and weight gradients are assumed to take the same time. The send whose tensor is computed first
+    /// is selected. If several tensors are computed at the same time, activations are received before gradients, and
+    /// tensors of lower stages are received first.
     ///
-    /// With these times, every tensor that is received early has already arrived, so a rank that blocks in each receive
-    /// loses no time. All ranks follow one global order of all transfers. Therefore the schedule does not deadlock,
-    /// whether or not sends block.
+    /// Under the assumption of equal times, every tensor that is received early has already arrived. A rank that blocks
+    /// in each receive then loses no time. All ranks follow one global order of all transfers. Therefore the schedule
+    /// does not deadlock, whether or not sends block.
     ///
     /// All receives of a pair are before the pair, and all of its sends are after the pair. A reduction of gradients
     /// stays directly after its computation, before the result of the computation is sent.

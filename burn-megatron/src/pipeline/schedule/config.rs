@@ -10,11 +10,11 @@ pub use crate::mesh::ScheduleKind;
 pub struct ScheduleConfig {
     /// The kind of schedule.
     pub kind: ScheduleKind,
-    /// The number of pipeline ranks, which formulas call p.
+    /// The number of pipeline ranks (p in formulas).
     pub ranks: usize,
-    /// The number of stages per rank (virtual stages), which formulas call v.
+    /// The number of stages per rank (virtual stages, v in formulas).
     pub virtual_stages: usize,
-    /// The number of micro-batches per step, which formulas call m.
+    /// The number of micro-batches per step (m in formulas).
     pub micro_batches: usize,
     /// Whether forwards are [paired](super::ActionKind::PairedForward) with backwards of other micro-batches. Requires
     /// a 1F1B, interleaved 1F1B or DualPipeV schedule.

@@ -155,7 +155,7 @@ pub enum CsvFault {
         what: &'static str,
         /// The number in the cell.
         number: usize,
-        /// The lowest number that is missing in the table.
+        /// The lowest number that is missing in the CSV table.
         missing: usize,
     },
 }

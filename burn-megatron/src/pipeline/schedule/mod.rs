@@ -11,17 +11,17 @@
 //!   [`WeightGradient`](ActionKind::WeightGradient).
 //! - A forward may be [paired](ActionKind::PairedForward) with the backward of another micro-batch.
 //! - Every tensor that one rank computes and another rank uses is sent once and received once. It is sent after it is
-//!   computed, and received before it is used. Two adjacent stages on the same rank, as at the turn of a V, do not send
-//!   tensors to each other.
+//!   computed, and received before it is used. Two adjacent stages on the same rank, as at the turning point of a
+//!   V-shaped schedule, do not send tensors to each other.
 //! - The gradients of each stage are reduced once ([`ReduceGradients`](ActionKind::ReduceGradients)), by the
 //!   rank that holds the stage, at any position after the stage's last forward.
 //! - The schedule does not deadlock, even if each send blocks until the matching receive starts.
 //!
 //! # Positions of sends and receives
 //!
-//! A send directly follows the computation of its tensor, and the reductions that follow this computation. A receive is
-//! as late as possible: directly before the tensor is used, unless ranks would then wait for each other in a cycle. An
-//! example of such a cycle are two adjacent ranks of 1F1B that send to each other. See
+//! A send directly follows the computation of its tensor. If reductions follow this computation, the send follows the
+//! reductions. A receive is as late as possible: directly before the tensor is used, unless ranks would then wait for
+//! each other in a cycle. For example, two adjacent ranks of 1F1B that send to each other would form a cycle. See
 //! [`Schedule::with_communication`].
 //!
 //! # Positions of reductions
@@ -33,8 +33,8 @@
 //!
 //! The positions determine the times at which the reductions start, but do not change their results. Generators choose
 //! the earliest position, except for interleaved schedules. In an interleaved schedule, rank r finishes the last
-//! backward of a stage r backwards earlier than rank 0. Therefore rank r starts its reductions r backwards later, so
-//! that all ranks start at the same time.
+//! backward of a stage r backwards earlier than rank 0. Therefore rank r starts its reductions r backwards after the
+//! earliest position, so that all ranks start at the same time.
 //!
 //! # Engines
 //!

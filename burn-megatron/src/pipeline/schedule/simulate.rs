@@ -11,14 +11,14 @@ use super::{Action, ActionKind, Schedule, ScheduleError, validate};
 pub struct StageTimes {
     /// The time of a forward, for each stage.
     pub forward: Vec<f64>,
-    /// The time that a forward adds to the backward with which it is paired, for each stage. It is less than `forward`
-    /// if the forward and the backward overlap.
+    /// The time that a forward adds to the backward with which it is paired, for each stage. This time is less than
+    /// `forward` if the forward and the backward overlap.
     pub paired_forward: Vec<f64>,
     /// The time of an input gradient, for each stage.
     pub input_gradient: Vec<f64>,
     /// The time of a weight gradient, for each stage.
     pub weight_gradient: Vec<f64>,
-    /// The time of sending a tensor to another rank, for each stage that sends.
+    /// The time to send a tensor to another rank, for each stage that sends tensors.
     pub transfer: Vec<f64>,
 }
 
@@ -83,7 +83,7 @@ impl StageTimes {
     }
 }
 
-/// An action with its start and end in a simulation. A reduction of gradients ends when it starts.
+/// An action with its start and end in a simulation. A reduction of gradients has a duration of 0.
 ///
 /// A send lasts until its tensor has arrived. A receive lasts from its position in the list until the tensor has
 /// arrived. Sends and receives do not block their ranks.
@@ -239,8 +239,8 @@ pub fn simulate(schedule: &Schedule, times: &StageTimes) -> Result<Simulation, S
     })
 }
 
-/// Returns the [total time](Simulation::total) of a [generated](super::generate) schedule. It does not compute
-/// timelines, so it is fast enough to compare many schedules.
+/// Returns the [total time](Simulation::total) of a [generated](super::generate) schedule. This function does not
+/// compute timelines, so it is fast enough to compare many schedules.
 ///
 /// # Errors
 ///

@@ -13,9 +13,9 @@ impl Simulation {
     /// left to right. Long rows are wrapped into blocks. Below the rows are a legend, the total time, the bubble, and
     /// the peak number of stage activations in memory on each rank. The last two lines may be longer than `columns`.
     ///
-    /// Each computation is labeled with the letter of its kind and its micro-batch. If a rank has two stages, the
-    /// letters of the second stage are lower case. If a rank has more than two stages, the label ends with a point and
-    /// the index of the stage on the rank.
+    /// Each computation is labeled with the letter of its kind and the number of its micro-batch. If a rank has two
+    /// stages, the letters of the second stage are lower case. If a rank has more than two stages, the label ends with
+    /// a dot and the index of the stage on the rank.
     pub fn table(&self, columns: usize) -> String {
         let gutter = format!("r{} ", self.schedule().ranks() - 1).len();
         let width = columns.saturating_sub(gutter).max(MIN_COLUMNS);

@@ -147,9 +147,9 @@ pub fn validate(schedule: &Schedule) -> Result<ActivationReport, InvalidSchedule
 /// The actions that a list must contain in addition to its computations.
 #[derive(Clone, Copy)]
 pub(super) struct Required {
-    /// All sends and receives. If false, the list must not contain any.
+    /// Whether the list must contain all sends and receives. If false, the list must not contain any.
     pub transfers: bool,
-    /// One reduction of gradients per stage.
+    /// Whether the list must contain one reduction of gradients per stage.
     pub reductions: bool,
 }
 

@@ -105,7 +105,8 @@ impl<'a> P2pCommunicator<'a> {
         });
     }
 
-    /// Compares the shape keys of the micro-batches with the neighbors, and posts the first receives.
+    /// Compares the shape keys of the micro-batches with the shape keys of the neighboring ranks, and posts the first
+    /// receives.
     pub fn begin(&mut self) -> Result<(), CommError> {
         self.compare_keys()?;
         let peers: Vec<usize> = self.incoming.keys().copied().collect();
@@ -131,8 +132,8 @@ impl<'a> P2pCommunicator<'a> {
         self.post_ahead(to)
     }
 
-    /// Posts the receive `action` from rank `from`, unless it is already posted, and receives that follow it. `action`
-    /// must be the next receive from this rank.
+    /// Posts the receive `action` from rank `from`, unless it is already posted. Also posts receives that follow it, up
+    /// to [`P2pConfig::receives_ahead`]. `action` must be the next receive from this rank.
     pub fn start_receive(&mut self, from: usize, action: &Action) -> Result<(), CommError> {
         if !self.posted.contains_key(action) {
             if self.known_spec(action).is_none() {

@@ -1,9 +1,9 @@
 //! Point-to-point transfers of activations and gradients between pipeline ranks.
 //!
-//! The schedule determines the order in which two ranks exchange tensors. Both ranks have recorded the shape and dtype
-//! of a tensor from [earlier tensors](ShapeCache), so a tensor is sent as one message without a header. The message is
-//! sent from device memory if the engine of the communicator supports the device. Receives are posted before the
-//! tensors are needed: see [`P2pConfig`].
+//! The schedule determines the order in which two ranks exchange tensors. Both ranks have the shape and dtype of the
+//! next tensor in a [cache](ShapeCache), which earlier tensors have filled. A tensor is therefore sent as one message
+//! without a header. The message is sent from device memory if the engine of the communicator supports the device.
+//! Receives are posted before the tensors are needed: see [`P2pConfig`].
 
 mod communicator;
 pub(super) mod fp8;

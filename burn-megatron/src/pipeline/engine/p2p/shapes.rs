@@ -43,14 +43,15 @@ impl fmt::Display for TensorSpec {
 /// The cache of the activation shapes that the ranks of a pipeline have recorded from earlier micro-batches. Clones
 /// share the cache.
 ///
-/// Before the first activation of a [key](ShapeKey) is sent between two stages, a header with its shape and dtype is
-/// sent. Later activations with this key must have the same shape and dtype. Every rank must pass the same cache to all
-/// runs of a pipeline. Then a shape is either in the caches of all ranks or in none.
+/// The first activation of a [key](ShapeKey) between two stages is preceded by a header with its shape and dtype. Later
+/// activations with this key must have the same shape and dtype. On each rank, pass the same cache to all runs of a
+/// pipeline. Then a shape is either in the caches of all ranks or in none.
 #[derive(Clone, Debug, Default)]
 pub struct ShapeCache(Arc<Mutex<HashMap<(usize, ShapeKey), TensorSpec>>>);
 
 impl ShapeCache {
-    /// Returns the spec of the activation that a stage returns for micro-batches with this key, if it is known.
+    /// Returns the shape and dtype of the activation that a stage returns for micro-batches with this key, or `None` if
+    /// the cache does not contain them.
     pub(super) fn get(&self, stage: usize, key: ShapeKey) -> Option<TensorSpec> {
         self.0.lock().get(&(stage, key)).copied()
     }
@@ -60,7 +61,7 @@ impl ShapeCache {
     }
 }
 
-/// The header that precedes the first activation of a key.
+/// The header that is sent before the first activation of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TensorMetadata {
     pub stage: usize,

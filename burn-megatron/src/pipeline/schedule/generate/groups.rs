@@ -9,7 +9,7 @@ fn runs(ranks: usize, micro_batches: usize, group: usize) -> bool {
     ranks <= group && group <= micro_batches && (last == 0 || last >= ranks)
 }
 
-/// Returns an error with valid sizes if the groups are invalid.
+/// Returns an error that lists valid sizes if the group size is invalid.
 pub(super) fn check(ranks: usize, micro_batches: usize, group: usize) -> Result<(), ScheduleError> {
     if group > 0 && runs(ranks, micro_batches, group) {
         return Ok(());

@@ -19,9 +19,9 @@ pub(in super::super) fn table(m: usize, v: usize, group: usize) -> Vec<(usize, u
         .collect()
 }
 
-/// Returns the number of warm-up forwards of a rank with `below` later ranks. It is the number of forwards before the
-/// first backward, minus one. With pairs it is one more, because the first backward is paired with a later forward than
-/// its own.
+/// Returns the number of warm-up forwards of a rank that is followed by `below` ranks. Without pairs, one more forward
+/// runs before the first backward. With pairs the number is increased by one, because the first backward is paired with
+/// a forward of a later micro-batch.
 pub(super) fn warm_up(below: usize, config: &ScheduleConfig, group: usize) -> usize {
     let (v, m) = (config.virtual_stages, config.micro_batches);
     let before = v.saturating_sub(1).saturating_mul(group);
@@ -62,8 +62,8 @@ pub(super) fn list(rank: usize, config: &ScheduleConfig, group: usize) -> Vec<Ac
 
 /// Returns the index of the action after which the gradients of each stage of a rank are reduced.
 ///
-/// Rank r finishes the last backward of a stage r backwards earlier than rank 0. The reduction follows r backwards
-/// later, or after the last backward, so that all ranks start to reduce at the same time.
+/// Rank r finishes the last backward of a stage r backwards earlier than rank 0. Its reduction therefore starts r
+/// backwards later, or after the last backward of the rank. All ranks then start their reductions at the same time.
 pub(super) fn reductions_after(rank: usize, actions: &[Action]) -> BTreeMap<usize, usize> {
     let backwards: Vec<_> = (0..actions.len())
         .filter(|position| actions[*position].kind == ActionKind::Backward)

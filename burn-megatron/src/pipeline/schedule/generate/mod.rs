@@ -70,10 +70,10 @@ pub fn generate(config: &ScheduleConfig) -> Result<Schedule, ScheduleError> {
 /// - interleaved with groups of N: `2(p - r - 1) + (v - 1)N`, at most `vm`
 /// - GPipe: all forwards are in the warm-up
 ///
-/// If forwards and backwards are [paired](super::ActionKind::PairedForward), the results of a pair arrive one pair
-/// later. Therefore 1F1B with pairs has one more warm-up forward than eager 1F1B, and interleaved 1F1B with pairs has
-/// one more warm-up forward than without pairs. Returns `None` for V-shaped kinds, whose warm-up has several phases,
-/// and for a rank that is out of range.
+/// If forwards and backwards are [paired](super::ActionKind::PairedForward), each result arrives one pair later than
+/// without pairs, because it is sent at the end of the pair. Therefore 1F1B with pairs has one more warm-up forward
+/// than eager 1F1B, and interleaved 1F1B with pairs has one more warm-up forward than without pairs. Returns `None` for
+/// V-shaped kinds, whose warm-up has several phases, and for a rank that is out of range.
 pub fn warm_up(config: &ScheduleConfig, rank: usize) -> Option<usize> {
     let below = config.ranks.checked_sub(rank + 1)?;
     match config.kind {

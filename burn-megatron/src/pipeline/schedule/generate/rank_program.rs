@@ -76,8 +76,8 @@ impl RankProgram {
         }
     }
 
-    /// Returns the actions, with all deferred weight gradients, and without micro-batches from `micro_batches`
-    /// on.
+    /// Returns the actions, including all deferred weight gradients. Actions of micro-batches whose number is at least
+    /// `micro_batches` are removed.
     pub(super) fn finish(mut self, micro_batches: usize) -> Vec<Action> {
         while !self.deferred.is_empty() {
             self.weight_gradient();

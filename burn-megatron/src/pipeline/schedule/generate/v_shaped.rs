@@ -1,7 +1,7 @@
 //! Schedules whose two stages per rank form a V: with p ranks, rank r holds the stages r and 2p-1-r.
 //!
-//! Both kinds need at least 2p micro-batches. If there are fewer micro-batches, a schedule for 2p micro-batches is
-//! generated and the excess micro-batches are removed, which does not violate any dependency.
+//! Both kinds of V-shaped schedules need at least 2p micro-batches. If there are fewer micro-batches, a schedule for 2p
+//! micro-batches is generated and the excess micro-batches are removed, which does not violate any dependency.
 
 use super::{Action, RankProgram};
 
