@@ -112,7 +112,7 @@ pub fn multiply(
 /// [`Accumulation::Exact`].
 ///
 /// Any size may be 0. If `depth` is 0, the product is 0. On CUDA, the result is written directly to the buffer if
-/// `offset` is a multiple of 16 bytes. Otherwise the result is first written to a temporary matrix.
+/// `offset` is a multiple of 4 elements (16 bytes). Otherwise the result is first written to a temporary matrix.
 ///
 /// # Panics
 ///

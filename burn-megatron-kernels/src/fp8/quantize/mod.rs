@@ -80,10 +80,10 @@ pub struct Quantized {
 ///
 /// Panics with a [`KernelError`](crate::KernelError) if
 /// - the format is [`Format::E2M1`],
-/// - the scale in `scaling` is not `[1]` in f32,
+/// - a scale that is given with [`Scaling::Tensor`] is not `[1]` in f32,
 /// - the matrix has an unsupported type,
 /// - there are more elements than [`MAX_ELEMENTS`](crate::MAX_ELEMENTS),
-/// - `x` and the scale are on different devices.
+/// - the input tensors are on different devices.
 ///
 /// # Example
 ///
