@@ -39,7 +39,7 @@ pub struct FlatGradients {
 
 /// Storage for the gradients of parameters. Each parameter is identified by a number.
 pub trait GradientBuffer: Send + Sync {
-    /// Accumulates the gradients of several parameters. An operation calls this method once per backward pass. If the
+    /// Accumulates the gradients of several parameters. The backward pass of an operation calls this method. If the
     /// model uses a parameter several times, the gradients of all uses are added.
     ///
     /// The implementation must call `compute` exactly once. It may pass a flat buffer with a place for each gradient.
