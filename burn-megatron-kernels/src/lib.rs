@@ -17,7 +17,7 @@
 //! | [`adamw`] | an AdamW step over a flat buffer, and sums of squares |
 //! | [`gemm`] | matrix multiplication that adds a bias or accumulates into a buffer |
 //! | [`column_sum`] | sums over the rows of a matrix, such as bias gradients |
-//! | [`embedding`] | the gradient of an embedding lookup, added to the rows that the lookup read |
+//! | [`embedding`] | the gradient of an embedding lookup, added to the gradient of the table rows that were looked up |
 //! | [`moe`] | mixture of experts: router, token permutation, grouped GEMM, sums for the auxiliary losses |
 //! | [`flat`] | copies and additions into a flat buffer that holds many tensors |
 //! | [`fp8`] | FP8 quantization, and matrix multiplication of quantized matrices |

@@ -91,7 +91,8 @@ impl Stream {
     }
 }
 
-/// Maps a random word to a number in the open interval (0, 1): the center of one of 2^32 equal cells.
+/// Maps a random word to a number in the open interval (0, 1). If the interval is divided into 2^32 cells of equal
+/// size, the result is the center of the cell with index `word`.
 pub fn uniform(word: u32) -> f64 {
     (f64::from(word) + 0.5) / 4_294_967_296.0
 }

@@ -1,6 +1,7 @@
 //! AdamW over a flat buffer in one kernel launch, and sums of squares for the gradient norm.
 //!
-//! With the scaled gradient `g` at step `t` (Loshchilov and Hutter 2019, arXiv:1711.05101):
+//! AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101) computes the following update at step `t`, where `g` is the
+//! scaled gradient:
 //!
 //! ```text
 //! m = beta1 m + (1 - beta1) g             m' = m / (1 - beta1^t)
@@ -96,8 +97,9 @@ pub enum Decay {
 
 /// Factors of weight decay and learning rate, one per block of [`DECAY_BLOCK`] elements.
 ///
-/// The buffer may be any range of a larger buffer. Both tensors are f32 of shape `[ceil((first + length) / 64)]`.
-/// Element `i` of the buffer uses the factor with index `(first + i) / 64`.
+/// The buffer may be any range of a larger buffer. The tensors `decay` and `rate` are f32 with the shape
+/// `[ceil((first + length) / 64)]`, where `length` is the number of elements of the buffer. Element `i` of the buffer
+/// uses the factor with index `(first + i) / 64`.
 #[derive(Clone, Debug)]
 pub struct Blocks {
     /// The weight decay factor of each block.
@@ -105,7 +107,7 @@ pub struct Blocks {
     /// The learning rate factor of each block. The factor multiplies the whole update of the weights, including weight
     /// decay. `None` means 1 everywhere.
     pub rate: Option<Tensor<1>>,
-    /// The position of the buffer's first element within its block, less than 64.
+    /// The position of the buffer's first element within its block. It must be less than 64.
     pub first: usize,
 }
 
@@ -182,7 +184,7 @@ impl AdamWStep {
 /// let gradient = Tensor::full([128], 3.0, &device);
 /// let model = Tensor::empty([128], (&device, DType::BF16));
 /// let (buffers, model) = adamw(buffers, gradient, &Decay::None, &step, Some(model));
-/// // The first step has the size of the rate, whatever the gradient.
+/// // The size of the first step is the learning rate, for any gradient.
 /// let weight = buffers.master.slice([0..1]).into_scalar::<f32>();
 /// assert!((weight - 0.75).abs() < 1e-6);
 /// assert_eq!(model.unwrap().dims(), [128]);

@@ -106,7 +106,8 @@ pub struct OutcomeRule {
     pub squares: Arc<SumOrder>,
     /// Whether the CPU rounds the square root of the sum of squares to f32.
     pub rounds_norm: bool,
-    /// The largest valid sum of squares in the column [`columns::LARGEST`].
+    /// The largest allowed value in the column [`columns::LARGEST`]. If the value of a rank is larger, the step is
+    /// skipped.
     pub limit: f64,
     /// The maximum gradient norm (gradient clipping).
     pub clip: f64,

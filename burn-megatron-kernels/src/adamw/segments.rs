@@ -14,7 +14,8 @@ use crate::launch::{SimpleOp, Spec, launch_one};
 
 const NAME: &str = "largest_sums_of_squares";
 
-/// The alignment of segments. Parameters in a bucket have the same alignment.
+/// The alignment of segments: each segment must start at a multiple of this number. Parameters in a bucket have the
+/// same alignment.
 pub const SEGMENT_ALIGNMENT: usize = super::DECAY_BLOCK;
 
 /// The number of elements per chunk. A cube sums one chunk.
@@ -82,14 +83,14 @@ impl Segments {
     }
 }
 
-/// Updates `largest[first + i]` to the maximum of its value and the sum of squares of segment `i` of `x`. Updates
-/// `largest[0]` in the same way with the sum over all segments.
+/// Updates `largest[first + i]` to the maximum of its current value and the sum of squares of segment `i` of `x`.
+/// Updates `largest[0]` in the same way with the sum over all segments.
 ///
 /// NaN counts as larger than any number, so an element of `largest` that is NaN stays NaN.
 ///
 /// `largest` is `[length]` with non-negative elements, in f64 on the CPU and in f32 on other devices. It is updated in
-/// place if no other tensor shares its memory. Sums of f32 and 16-bit types are rounded to f32. The order of the
-/// summation depends only on the segment.
+/// place if no other tensor shares its memory. Sums of f32 and 16-bit types are rounded to f32. The order of summation
+/// within a segment does not depend on the other segments.
 ///
 /// # Panics
 ///

@@ -1,6 +1,7 @@
 //! Attention that does not store its scores in memory.
 //!
-//! For query `i` and its visible keys `j`, with `s_ij = scale * q_i . k_j`:
+//! Attention computes the following values for a query `i` and its visible keys `j`, with the scores
+//! `s_ij = scale * q_i . k_j`:
 //!
 //! ```text
 //! lse_i = ln(sum_j exp(s_ij) + exp(sink))        p_ij = exp(s_ij - lse_i)        o_i = sum_j p_ij v_j
@@ -18,8 +19,8 @@
 //!
 //! [`flash_attention`] and [`flash_attention_packed`] support autodiff. [`attention_forward`] and
 //! [`attention_backward`] compute the forward and the backward pass on plain tensors. Context parallelism uses them to
-//! [`merge`](merge()) partial results. [`composed`] contains the same functions composed of Burn's own operations. The
-//! composed functions store the scores.
+//! [`merge`](merge()) partial results. [`composed`] contains reference implementations of the same functions with
+//! Burn's own operations. The reference implementations store the scores.
 //!
 //! An [`AttentionEngine`] is an implementation of attention: [`Portable`] or, on CUDA, `MmaTiles`, which uses tensor
 //! cores. [`select_engine`] returns the engine for a device and a model.
@@ -189,9 +190,9 @@ pub fn attention_forward(
 /// call returns the gradients of its keys and values. The gradient of the queries is the sum of the results of all
 /// calls.
 ///
-/// With `sums`, the gradients of keys and values are written to or added to two places of a flat buffer in f32 (f64 for
-/// f64). They are stored as contiguous `[batch, keys, groups, width]` and `[batch, keys, groups, value width]`. Each
-/// place must start at a multiple of 4 elements.
+/// If `sums` is given, the gradients of keys and values are written to or added to two places of a flat buffer in f32
+/// (f64 for f64). They are stored as contiguous `[batch, keys, groups, width]` and
+/// `[batch, keys, groups, value width]`. Each place must start at a multiple of 4 elements.
 ///
 /// # Panics
 ///

@@ -39,7 +39,7 @@ pub struct Window {
 pub struct Heads {
     /// The number of query heads, a multiple of `groups`.
     pub heads: usize,
-    /// The number of key heads, which equals the number of value heads. Each of them serves `heads / groups`
+    /// The number of key heads, which equals the number of value heads. Each key head serves `heads / groups`
     /// consecutive query heads.
     pub groups: usize,
     /// The number of features per query head and per key head. In a joint projection, this is also the number of
@@ -121,7 +121,7 @@ impl KeyRanges {
     /// Creates a document mask: several documents are packed into one sequence, and each token attends only to its own
     /// document.
     ///
-    /// Document `d` is `ends[d - 1]..ends[d]`, and the first document starts at 0. A document may
+    /// Document `d` has the positions `ends[d - 1]..ends[d]`. The first document starts at position 0. A document may
     /// be empty.
     ///
     /// # Errors

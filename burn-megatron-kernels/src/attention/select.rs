@@ -66,7 +66,7 @@ pub struct SelectedEngine {
     pub kind: EngineKind,
     /// The selected engine.
     pub engine: Arc<dyn AttentionEngine>,
-    /// A message for each preferred engine that cannot be used, with the reason.
+    /// Messages about the engines that have a higher preference but cannot be used. Each message contains the reason.
     pub skipped: Vec<String>,
 }
 

@@ -131,10 +131,10 @@ pub fn cross_entropy(
 /// - `logits`: `[rows, width]`.
 /// - `targets`: `[rows]`.
 ///
-/// The statistics of a row are the maximum `m` of its logits, the sum of `exp(x - m)`, the logit of the target, and the
-/// sum of the logits. Padding columns are excluded. If the target is not in this shard, its logit is 0. If all columns
-/// are padding, the statistics are the lowest finite value, 0, 0 and 0. The function takes plain tensors and is not
-/// differentiable.
+/// The statistics of a row are the maximum `m` of its logits, the sum of `exp(x - m)` over the logits `x`, the logit of
+/// the target, and the sum of the logits. Padding columns are excluded. If the target is not in this shard, its logit
+/// is 0. If all columns are padding, the statistics are the lowest finite value, 0, 0 and 0. The function takes plain
+/// tensors and is not differentiable.
 ///
 /// # Panics
 ///

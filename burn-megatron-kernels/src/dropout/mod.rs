@@ -26,7 +26,7 @@ const NAME: &str = "bias_dropout_add";
 ///
 /// Let `e` be the flat, row-major index of an element in the local tensor of a rank. The element uses the random number
 /// with index `first + (e / run) * pitch + e % run` of [`Stream::new(key, position)`](crate::philox::Stream::new). The
-/// element is kept if this random word is less than `(1 - probability) * 2^32`.
+/// element is kept if this random number is less than `(1 - probability) * 2^32`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Draw {
     /// The probability that an element is dropped, in `[0, 1)`.

@@ -1,9 +1,9 @@
 //! The gradient of an embedding. Each row of the output gradient is added to the gradient of the table row that was
 //! looked up.
 //!
-//! The host sorts the lookups by table row, so that one cube adds the gradients of all lookups of a table row in a
-//! fixed order. The sum is bitwise identical in every run and needs no atomic additions. Only table rows with lookups
-//! are read and written.
+//! The host sorts the lookups by table row, so that one cube (thread block) adds the gradients of all lookups of a
+//! table row in a fixed order. The sum is bitwise identical in every run and needs no atomic additions. Only table rows
+//! with lookups are read and written.
 
 use std::ops::Range;
 use std::sync::Arc;

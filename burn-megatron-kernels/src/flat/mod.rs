@@ -36,7 +36,7 @@ const NAME: &str = "accumulate";
 /// otherwise copied. `values` is `[count]` in the type of `flat`. If `flat` is f32, `values` may also be f16 or bf16.
 /// `count` may be 0. 16-bit sums are computed in f32 and rounded once.
 ///
-/// On CubeCL devices this is one kernel launch, and an additional copy if the values are not contiguous. The kernel
+/// On CubeCL devices, the function launches one kernel. Values that are not contiguous are copied first. The kernel
 /// moves 128 bits at a time if `offset` and `count` are multiples of the number of elements in 128 bits.
 ///
 /// # Panics

@@ -20,9 +20,9 @@ const NAME: &str = "scale";
 /// - `x`: any shape, in f32, f64, f16 or bf16.
 /// - `factor`: `[1]` in f32 (f64 for f64).
 ///
-/// Each result is rounded once. If the factor is 1, no element is read or written. On CubeCL devices this is one kernel
-/// launch, and an additional copy if `x` is not contiguous or shares its memory with another tensor. The function is
-/// not differentiable: autodiff does not record it.
+/// Each result is rounded once. If the factor is 1, no element is read or written. On CubeCL devices, the function
+/// launches one kernel. If `x` is not contiguous or shares its memory with another tensor, it is copied first. The
+/// function is not differentiable: autodiff does not record it.
 ///
 /// # Panics
 ///

@@ -1,4 +1,4 @@
-//! Differentiable operations, defined by their forward and backward functions.
+//! Differentiable operations that are defined by a forward pass and a backward pass.
 //!
 //! [`apply`] runs a [`Function`] on up to [`MAX_INPUTS`] inputs. The forward and the backward pass get plain tensors
 //! (without autodiff), so that one implementation with `Tensor<D>` supports every backend. Only the file `backend.rs`
@@ -76,7 +76,7 @@ pub trait MultiFunction: Debug + Send + Sync + 'static {
 /// use burn::tensor::{Device, Tensor};
 /// use burn_megatron_kernels::{Function, apply};
 ///
-/// /// `2 x`, with a backward that says so.
+/// /// Computes `2 x`. The backward pass multiplies the gradient by 2.
 /// #[derive(Debug)]
 /// struct Double;
 ///

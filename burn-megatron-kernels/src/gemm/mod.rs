@@ -3,8 +3,8 @@
 //! A linear layer uses [`linear`] in its forward pass and [`accumulate_weight_gradient`] in its backward pass.
 //! [`accumulate_weight_gradient_at`] writes the weight gradient to a flat buffer that holds many gradients. The
 //! gradient of the input is `linear(gradient, weight.transpose(), None)`. This call does not copy the weight, because
-//! transposed matrices are read in place. Products of 16-bit values are exact and are summed in f32. A bias is added
-//! before the result is rounded.
+//! transposed matrices are read in place. For 16-bit types, the products of elements are exact, and they are summed in
+//! f32. A bias is added before the result is rounded.
 //!
 //! | device | engine |
 //! |---|---|

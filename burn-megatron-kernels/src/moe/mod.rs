@@ -8,7 +8,7 @@
 //! | [`router::top_k_router`] | logits `[T, E]` | indices and weights `[T, k]` |
 //! | [`capacity::keep_within_capacity`] | indices and weights | indices, with -1 for dropped pairs |
 //! | [`destinations::destinations`] | indices | the destination ranks of each token |
-//! | [`permutation::RowMap`] | indices | the row of each pair of a token and a choice |
+//! | [`permutation::RowMap`] | indices | the row of each pair of a token and a chosen expert |
 //! | [`permutation::permute`] | tokens `[T, h]` | rows sorted by expert `[N, h]` |
 //! | [`permutation::permute_weights`] | weights `[T, k]` | weights of the rows `[N]` |
 //! | [`permutation::permute_words`] | two integer tensors, such as FP8 codes and scales | integers of the rows |

@@ -75,7 +75,7 @@ pub struct RecordedGradients {
     pub inputs: Vec<Option<TensorIr>>,
 }
 
-/// A step of a [`Recording`]. Numbers are the indices of calls in [`Recording::calls`].
+/// A step of a [`Recording`]. A variant with a number refers to the call with this index in [`Recording::calls`].
 #[derive(Clone, Debug)]
 pub enum RecordedStep {
     /// An operation of Burn, or a kernel of this crate.

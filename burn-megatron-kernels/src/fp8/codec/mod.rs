@@ -26,7 +26,7 @@ pub(crate) use kernel::aot_instances;
 /// `count` may be 0. On devices that flush subnormal f16 numbers, f16 values below 2^-14 become 0. This affects only
 /// the E5M2 format.
 ///
-/// On CubeCL devices this is one kernel launch, and an additional copy if the values are not contiguous. The kernel
+/// On CubeCL devices, the function launches one kernel. Values that are not contiguous are copied first. The kernel
 /// moves 128 bits at a time if `count` is a multiple of the number of values in 128 bits.
 ///
 /// # Panics

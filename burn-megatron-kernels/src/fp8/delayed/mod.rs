@@ -128,7 +128,7 @@ pub fn empty_log(slots: usize, device: &Device) -> Tensor<1> {
 /// number of values that were quantized.
 ///
 /// If `seen` has one element, which is the largest magnitude, no value counts as saturated. The log is updated in place
-/// if no other tensor shares its memory. On CubeCL devices this is one kernel launch.
+/// if no other tensor shares its memory. On CubeCL devices, the function launches one kernel.
 ///
 /// # Panics
 ///
@@ -187,7 +187,8 @@ pub struct NextScales {
 /// loss scaling would keep the scale unchanged for the length of the history. If a slot has not received a tensor on
 /// any rank, its scale and its history do not change.
 ///
-/// On CubeCL devices this is one kernel launch. See [`quantize`](fn@super::quantize) for the accuracy of the division.
+/// On CubeCL devices, the function launches one kernel. See [`quantize`](fn@super::quantize) for the accuracy of the
+/// division.
 ///
 /// # Panics
 ///

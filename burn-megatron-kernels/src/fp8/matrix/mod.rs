@@ -102,7 +102,7 @@ impl Fp8Matrix {
     /// Returns the transposed matrix, `[depth, rows]`, with the same values. With a single scale and with blocks of 128
     /// x 128, the transposed rowwise copy of [`quantize`](fn@super::quantize) equals its columnwise copy.
     ///
-    /// On CubeCL devices this is one kernel launch. Blockwise scales need a second launch.
+    /// On CubeCL devices, the function launches one kernel. Blockwise scales require a second kernel.
     ///
     /// # Panics
     ///

@@ -11,8 +11,8 @@
 //! | MXFP8 | 10.0 and later | cuBLASLt 12.8 |
 //!
 //! cuBLASLt also requires that the numbers of rows of both operands are multiples of 16, and that at least one operand
-//! is E4M3. If the operands do not meet these requirements, the reference path is used and a warning is logged once.
-//! [`engine_of_fp8`] returns a description of the implementation that a device uses.
+//! is E4M3. If the operands do not meet these requirements, the reference implementation is used and a warning is
+//! logged once. [`engine_of_fp8`] returns a description of the implementation that a device uses.
 
 use burn::tensor::{Device, FloatDType, Tensor};
 
@@ -34,8 +34,8 @@ mod tests;
 
 pub use scales::library_scales;
 
-/// The precision in which a tensor core accumulates a product of FP8 matrices. The reference implementation, which
-/// decodes the operands, ignores it.
+/// The precision in which tensor cores accumulate the sums of an FP8 matrix multiplication. The reference
+/// implementation, which decodes the operands, ignores it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Accumulation {
     /// The partial sums of the tensor core are added to a sum in f32 at short intervals. This is used for gradients.

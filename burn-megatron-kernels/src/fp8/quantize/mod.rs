@@ -67,14 +67,14 @@ pub struct Quantized {
 ///
 /// Use MX with [`Format::E4M3`]. With E5M2, no value saturates, but the upper part of the range of E5M2 is not used.
 ///
-/// On CubeCL devices this is two kernel launches, and an additional copy if the values are not contiguous. The first
-/// launch reads `x` once. It loads 128 bits at a time if `columns` is a multiple of the number of elements in 128 bits.
-/// The second launch is small.
+/// On CubeCL devices, the function launches two kernels. Values that are not contiguous are copied first. The first
+/// kernel reads `x` once. It loads 128 bits at a time if `columns` is a multiple of the number of elements in 128 bits.
+/// The second kernel is small.
 ///
 /// All devices compute bitwise the same results as the CPU. For scales that are not powers of two, this requires IEEE
 /// 754 division. CUDA has IEEE 754 division. WebGPU allows errors of 2.5 units in the last place. Subnormal f16 numbers
-/// are read as 0 on devices that flush them. Subnormal f32 numbers are kept on all devices. An f64 matrix is rounded to
-/// f32 first.
+/// are read as 0 on devices that flush subnormal f16 numbers. Subnormal f32 numbers are kept on all devices. An f64
+/// matrix is rounded to f32 first.
 ///
 /// # Panics
 ///
@@ -100,7 +100,7 @@ pub struct Quantized {
 /// // The scales of the rows are 2^-2 and 1.
 /// let rowwise = values(quantized.rowwise.unwrap());
 /// assert_eq!(rowwise, [0.3125, -8.0, 72.0, 0.0, 1.125, 448.0]);
-/// // Those of the columns are 2^-10, 2^-5 and 1.
+/// // The scales of the columns are 2^-10, 2^-5 and 1.
 /// let columnwise = values(quantized.columnwise.unwrap());
 /// assert_eq!(columnwise, [0.3125, 0.0, -8.0, 1.125, 72.0, 448.0]);
 /// ```
@@ -186,9 +186,9 @@ fn run(
     }
 }
 
-/// Returns the largest magnitude of a tensor in f32, f16 or bf16. The result is `[1]` in f32. It is NaN if a value is
-/// NaN, and 0 for an empty tensor. On CubeCL devices this is two kernel launches. The result does not depend on the
-/// device.
+/// Returns the largest magnitude (amax) of a tensor in f32, f16 or bf16. The result is `[1]` in f32. It is NaN if a
+/// value is NaN, and 0 for an empty tensor. On CubeCL devices, the function launches two kernels. The result does not
+/// depend on the device.
 ///
 /// # Panics
 ///
@@ -210,9 +210,9 @@ pub fn amax(x: Tensor<2>) -> Tensor<1> {
 /// multiplies the values before they are encoded. It is `max / amax`, where `max` is [`Format::max`].
 ///
 /// If `amax` is smaller than [`CurrentScale::epsilon`], epsilon is used instead. If `amax` is then 0, infinite or NaN,
-/// the scale is 1. If the quotient is infinite, the scale is the largest f32. With [`CurrentScale::power_of_two`], the
-/// scale is rounded down to a power of two. On CubeCL devices this is one kernel launch. See [`quantize`] for the
-/// accuracy of the division.
+/// the scale is 1. If the quotient `max / amax` is infinite, the scale is the largest finite f32. With
+/// [`CurrentScale::power_of_two`], the scale is rounded down to a power of two. On CubeCL devices, the function
+/// launches one kernel. See [`quantize`] for the accuracy of the division.
 ///
 /// # Panics
 ///
@@ -239,7 +239,7 @@ pub fn current_scale(amax: Tensor<1>, format: Format, options: CurrentScale) -> 
 /// Returns the values of a quantized matrix, `[rows, depth]` in f32. The value of an element is its decoded code times
 /// its scale.
 ///
-/// On CubeCL devices this is one kernel launch, and values that are subnormal in f32 may become 0.
+/// On CubeCL devices, the function launches one kernel, and results that are subnormal in f32 may become 0.
 ///
 /// # Panics
 ///

@@ -4,10 +4,10 @@
 //! pass, the matrix multiplication for the gradient of the GELU output also multiplies the result by the derivative of
 //! GELU, and sums the bias gradient.
 //!
-//! On CUDA, cuBLASLt computes this with the epilogues `GELU_AUX_BIAS` and `DGELU_BGRAD`, so that the activation needs
-//! no separate kernel. On other devices, and if cuBLASLt [rejects](check_gelu_epilogues) the multiplication, the
-//! kernels of [`activation`](crate::activation) run after the multiplication. The operations are not differentiable:
-//! autodiff does not record them.
+//! On CUDA, these matrix multiplications use the cuBLASLt epilogues `GELU_AUX_BIAS` and `DGELU_BGRAD`, so that the
+//! activation needs no separate kernel. On other devices, and if cuBLASLt [rejects](check_gelu_epilogues) the
+//! multiplication, the kernels of [`activation`](crate::activation) run after the multiplication. The operations are
+//! not differentiable: autodiff does not record them.
 
 use burn::tensor::{DType, Device, Tensor};
 
