@@ -28,7 +28,7 @@ pub enum Scaling {
     /// - Frequencies in between are multiplied by `(1 - s) / factor + s`, where
     ///   `s = (original / w - low) / (high - low)`.
     Llama3 {
-        /// The factor by which the context is extended. It must be at least 1.
+        /// The context extension factor. It must be at least 1.
         factor: f64,
         /// The limit for low frequencies, in rotations per original context. A frequency with fewer rotations is
         /// divided by `factor`.
@@ -49,7 +49,7 @@ pub enum Scaling {
     /// Cosines and sines are multiplied by `attention_factor`. Its default is `m(mscale) / m(mscale_all_dim)` with
     /// `m(s) = 0.1 s ln factor + 1`.
     Yarn {
-        /// The factor by which the context is extended. It must be at least 1.
+        /// The context extension factor. It must be at least 1.
         factor: f64,
         /// The length of the original context in tokens.
         original: usize,
@@ -77,7 +77,7 @@ pub enum Scaling {
     /// Position interpolation (Chen et al. 2023, arXiv:2306.15595), as in Gemma 3. All frequencies are divided by
     /// `factor`.
     Linear {
-        /// The factor by which the context is extended. It must be at least 1.
+        /// The context extension factor. It must be at least 1.
         factor: f64,
     },
     /// LongRoPE (Ding et al. 2024, arXiv:2402.13753), as in Phi-3. The frequency of each pair is divided by its own
