@@ -1,7 +1,7 @@
 //! Kernels for ahead-of-time compilation without a device.
 //!
-//! [`aot_instances`] lists the kernels of all operations, each in every element type and with typical sizes.
-//! `cargo xtask check-cuda` compiles these kernels to machine code.
+//! [`aot_instances`] lists the kernels of all operations, for every element type and for typical sizes. `cargo xtask
+//! check-cuda` compiles these kernels to machine code.
 
 use crate::cube::instance::AotList;
 pub use crate::cube::instance::{AotInstance, AotTarget};

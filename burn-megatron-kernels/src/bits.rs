@@ -16,8 +16,8 @@ use crate::launch::{SimpleOp, Spec, launch_one};
 
 const NAME: &str = "bits";
 
-/// Reinterprets the bits of `words`, `[n]` of u32, as `[n]` of f32. Many of the results may be NaN, so do not compare
-/// them as floats.
+/// Reinterprets the bits of `words`, `[n]` of u32, as `[n]` of f32. Some bit patterns are NaN, so do not compare the
+/// results as floats.
 ///
 /// # Panics
 ///

@@ -1,8 +1,8 @@
 //! CUDA graphs: kernel launches that are captured once and then replayed by a single call from the host.
 //!
 //! A replay runs the captured kernels on the same memory addresses. Tensors whose values change between replays must
-//! therefore stay at the same address. [`memory_id`] identifies this memory. A replay does not run the host code of the
-//! captured function again.
+//! therefore stay at the same address. [`memory_id`] returns an identifier of the memory of a tensor. A replay does not
+//! run the host code of the captured function again.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -32,8 +32,8 @@ pub struct CudaGraphError {
 }
 
 impl CudaGraph {
-    /// Prepares the device for a capture. After this call, run the body once, so that its kernels are compiled and its
-    /// memory is allocated.
+    /// Prepares the device for a capture. After this call and before [`capture`](Self::capture), run the body once, so
+    /// that its kernels are compiled and its memory is allocated.
     ///
     /// # Errors
     ///
@@ -48,7 +48,8 @@ impl CudaGraph {
     /// Captures the kernel launches of `body` without running the kernels.
     ///
     /// `body` must not read values from the device and must not synchronize with the device. It must not allocate more
-    /// memory than its previous run has freed. Other threads must not use the device during the capture.
+    /// memory than its previous run without a capture has freed. Other threads must not use the device during the
+    /// capture.
     ///
     /// # Errors
     ///
@@ -76,8 +77,8 @@ impl CudaGraph {
     ///
     /// # Safety
     ///
-    /// Every tensor that the captured function used but did not create must still have the same memory. No work on
-    /// another stream or thread may use memory that the graph reads or writes.
+    /// Every tensor that the captured function used but did not create must still exist at the same memory address. No
+    /// work on another stream or thread may use memory that the graph reads or writes.
     pub unsafe fn replay(&self) -> Result<(), CudaGraphError> {
         // SAFETY: the caller keeps the tensors that the captured function used.
         let replayed = unsafe { Dispatch::graph_replay(self.device.as_dispatch(), &self.graph) };

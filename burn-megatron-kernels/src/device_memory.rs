@@ -1,18 +1,18 @@
-//! The device memory in use, as reported by the driver of the device.
+//! Queries of the device memory that is in use, as reported by the driver of the device.
 
 use burn::tensor::Device;
 
 /// The memory usage of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DriverMemory {
-    /// The number of bytes in use by all processes and libraries.
+    /// The memory in bytes that all processes and libraries use.
     pub used: u64,
-    /// The total number of bytes of the device.
+    /// The total memory of the device in bytes.
     pub total: u64,
 }
 
-/// Returns the memory of `device` as reported by its driver. Returns `None` if the device is not a
-/// CUDA device, or if the driver fails.
+/// Returns the memory usage of `device` as reported by its driver. Returns `None` if the device is not a CUDA device,
+/// or if the call of the driver fails.
 pub fn driver_memory(device: &Device) -> Option<DriverMemory> {
     driver::memory(device)
 }
@@ -20,8 +20,8 @@ pub fn driver_memory(device: &Device) -> Option<DriverMemory> {
 /// Returns unused memory of the CubeCL allocator to the driver of `device`. Does nothing on devices other than CUDA
 /// devices.
 ///
-/// The driver gets the memory when the stream of the calling thread is flushed, or when memory runs out. Until then,
-/// other libraries cannot use the memory. Do not call this function during the capture of a CUDA graph.
+/// The memory is returned when the stream of the calling thread is flushed, or when the allocator runs out of memory.
+/// Until then, other libraries cannot use the memory. Do not call this function during the capture of a CUDA graph.
 pub fn return_freed_memory(device: &Device) {
     driver::return_freed(device);
 }

@@ -1,4 +1,4 @@
-//! Errors of the fused operations.
+//! The error type of the fused operations.
 
 use std::fmt::Debug;
 
@@ -6,9 +6,10 @@ use burn::tensor::DType;
 
 use crate::cpu::wide;
 
-/// The error of a fused operation. The error is the same on every backend.
+/// The error of a fused operation. All backends report the same errors.
 ///
-/// Public functions panic with the message of this error before they allocate memory, like Burn's own operations.
+/// Like Burn's own operations, public functions panic with the message of this error. They panic before they allocate
+/// memory.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KernelError {
     /// The shapes of the inputs do not match.

@@ -1,9 +1,9 @@
 #![doc = "Fused operations for Burn with hand-written backward passes."]
 //!
-//! The crate has no concept of ranks and can be used on its own. An operation is a function on `Tensor`s, with or
-//! without autodiff. Each operation has a CubeCL kernel for GPUs, an implementation for Burn's CPU backend, and a
-//! backward pass that saves few tensors. Each operation also has an unfused reference in a module named `composed`,
-//! which uses only Burn's operations.
+//! The crate does not depend on ranks or communication and can be used on its own. An operation is a function on
+//! `Tensor`s, with or without autodiff. Each operation has a CubeCL kernel for GPUs, an implementation for Burn's CPU
+//! backend, and a backward pass that saves few tensors. Each operation also has an unfused reference implementation in
+//! a module named `composed`, which uses only Burn's operations.
 //!
 //! | operation | fused steps |
 //! |---|---|
@@ -17,7 +17,7 @@
 //! | [`adamw`] | an AdamW step over a flat buffer, and sums of squares |
 //! | [`gemm`] | matrix multiplication that adds a bias or accumulates into a buffer |
 //! | [`column_sum`] | sums over the rows of a matrix, such as bias gradients |
-//! | [`embedding`] | the gradient of an embedding lookup, added to the rows that the lookup read |
+//! | [`embedding`] | the gradient of an embedding lookup, added to the gradient of the table rows that were looked up |
 //! | [`moe`] | mixture of experts: router, token permutation, grouped GEMM, sums for the auxiliary losses |
 //! | [`flat`] | copies and additions into a flat buffer that holds many tensors |
 //! | [`fp8`] | FP8 quantization, and matrix multiplication of quantized matrices |
@@ -25,11 +25,10 @@
 //!
 //! The operations are built on [`function`] and [`philox`]. [`function`] defines an operation by its forward pass and
 //! its backward pass. [`philox`] provides counter-based random numbers, which depend only on a key and a counter.
-//! [`record`] records operations on shapes, without computing values. [`cuda_graph`] captures kernel launches and
-//! replays them.
+//! [`record`] records the operations of a model on the shapes of tensors, without computing values. [`cuda_graph`]
+//! captures kernel launches and replays them.
 //!
-//! The feature flags have Burn's names and enable the features of the same names in Burn: `cuda`, `wgpu`, `fusion`,
-//! `tracing`.
+//! The feature flags enable the Burn features with the same names: `cuda`, `wgpu`, `fusion`, `tracing`.
 
 // CubeCL expands kernels before they are compiled. In kernels, a compile-time condition cannot be joined with a runtime
 // condition, and only loops over ranges can be unrolled, not loops over iterators.

@@ -1,8 +1,8 @@
-//! Counter-based random numbers: Philox 4x32 with 10 rounds (Salmon et al., "Parallel random
-//! numbers: as easy as 1, 2, 3", SC 2011).
+//! A counter-based random number generator: Philox 4x32 with 10 rounds (Salmon et al., "Parallel random numbers: as
+//! easy as 1, 2, 3", SC 2011).
 //!
 //! A random number is a pure function of a key and a counter. It does not depend on the order in which numbers are
-//! drawn, nor on how a tensor is split.
+//! drawn, or on the sharding of a tensor.
 
 use std::f64::consts::TAU;
 
@@ -13,7 +13,7 @@ pub(crate) const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 /// The number of rounds per block of four random words.
 pub(crate) const ROUNDS: usize = 10;
 
-/// Computes one block of four random 32-bit words.
+/// Computes one block of four random 32-bit words from a key and a counter.
 pub fn block(key: [u32; 2], counter: [u32; 4]) -> [u32; 4] {
     let (mut key, mut x) = (key, counter);
     for _ in 0..ROUNDS {
@@ -30,7 +30,8 @@ fn multiply(a: u32, b: u32) -> (u32, u32) {
     ((product >> 32) as u32, product as u32)
 }
 
-/// A stream of random numbers, defined by a key and the fixed half of the counter.
+/// A stream of random numbers, defined by a 64-bit key and a 64-bit position. The position is the fixed half of the
+/// Philox counter.
 ///
 /// Random number `i` of a stream is word `i % 4` of block `i / 4`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,15 +49,17 @@ impl Stream {
         }
     }
 
-    /// Calls `draw(i, word)` for each random word with an index in `start..start + len`. `i` counts from 0.
+    /// Calls `draw(i, word)` for each random word with an index in `start..start + len`. `i` is the index minus
+    /// `start`.
     pub fn words(&self, start: u64, len: usize, draw: impl FnMut(usize, u32)) {
         self.draws(start, len, |block| block, draw);
     }
 
-    /// Calls `draw(i, value)` for each standard normal number with an index in `start..start + len`. `i` counts from 0.
-    /// The numbers are computed by the Box-Muller transform.
+    /// Calls `draw(i, value)` for each standard normal random number with an index in `start..start + len`. `i` is the
+    /// index minus `start`. The numbers are computed by the Box-Muller transform.
     ///
-    /// The transform converts one pair of random words to the numbers `2j` (cosine) and `2j + 1` (sine).
+    /// The transform converts two random words to two normal numbers, with the indices `2j` (cosine) and `2j + 1`
+    /// (sine).
     pub fn normals(&self, start: u64, len: usize, draw: impl FnMut(usize, f64)) {
         self.draws(start, len, normals, draw);
     }
@@ -88,7 +91,8 @@ impl Stream {
     }
 }
 
-/// Maps a random word to a number in the open interval (0, 1): the center of one of 2^32 equal cells.
+/// Maps a random word to a number in the open interval (0, 1). If the interval is divided into 2^32 cells of equal
+/// size, the result is the center of the cell with index `word`.
 pub fn uniform(word: u32) -> f64 {
     (f64::from(word) + 0.5) / 4_294_967_296.0
 }

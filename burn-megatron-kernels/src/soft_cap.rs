@@ -15,8 +15,8 @@ pub fn soft_cap<const D: usize>(x: Tensor<D>, cap: f64) -> Tensor<D> {
     apply(vec![x.into_dispatch()], SoftCap::<D> { cap })
 }
 
-/// Returns the derivative of [`soft_cap`], `1 - (capped / cap)^2`, in f32 (f64 for f64). `capped` is the output of
-/// [`soft_cap`].
+/// Returns the derivative of [`soft_cap`] with respect to its input, `1 - (capped / cap)^2`, in f32 (f64 for f64).
+/// `capped` is the output of [`soft_cap`].
 pub fn soft_cap_slope<const D: usize>(capped: Tensor<D>, cap: f64) -> Tensor<D> {
     let wide = wide(capped.dtype());
     let share = capped.cast::<DType>(wide).div_scalar(cap);

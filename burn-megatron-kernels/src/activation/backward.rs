@@ -44,8 +44,8 @@ pub struct ActivationFunction {
 impl ActivationFunction {
     /// Creates an activation without a row weight and with default options.
     ///
-    /// `bias` is `None` for an activation without a bias. Otherwise `bias` holds the optional destination of the bias
-    /// gradient. With a destination, the gradient goes to a flat buffer. Otherwise autodiff receives the gradient.
+    /// `bias` is `None` for an activation without a bias. `Some(None)` is a bias whose gradient is returned to
+    /// autodiff. `Some(Some(destination))` is a bias whose gradient is written to a flat buffer.
     pub fn new(kind: Activation, bias: Option<Option<Destination>>) -> Self {
         let fused = FusedActivation {
             bias: bias.is_some(),
@@ -68,19 +68,20 @@ impl ActivationFunction {
     ///
     /// # Panics
     ///
-    /// Panics if the options do not fit the nonlinearity, in the same cases as [`activate`](super::activate).
+    /// Panics if the options are not valid for this activation function, in the same cases as
+    /// [`activate`](super::activate).
     pub fn with_options(mut self, options: ActivationOptions) -> Self {
         accept(check_options(self.fused.kind, options));
         self.fused.options = options;
         self
     }
 
-    /// Returns the nonlinearity.
+    /// Returns the activation function.
     pub fn kind(&self) -> Activation {
         self.fused.kind
     }
 
-    /// Returns whether the gradient of the bias goes to a flat buffer.
+    /// Returns whether the gradient of the bias is written to a flat buffer.
     pub fn has_destination(&self) -> bool {
         self.destination.is_some()
     }

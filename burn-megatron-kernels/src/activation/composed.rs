@@ -11,7 +11,7 @@ const SQRT_2_OVER_PI: f64 = 0.797_884_560_802_865_4;
 /// The input above which tanh rounds to 1 in f64. On some devices, tanh overflows for larger inputs.
 const SATURATED: f64 = 20.0;
 
-/// Computes [`activate`](super::activate) without fusion, one Burn operation at a time.
+/// Computes [`activate`](super::activate) with separate Burn operations, without a fused kernel.
 ///
 /// 16-bit inputs are converted to f32. The output is rounded back to the input type.
 pub fn activate<const D: usize>(

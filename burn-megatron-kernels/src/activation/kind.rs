@@ -1,4 +1,4 @@
-//! The activations: their nonlinearities, options and inputs.
+//! The activation functions, their options and their inputs.
 
 /// The activation function of an MLP.
 ///
@@ -6,7 +6,8 @@
 /// (Shazeer 2020, "GLU Variants Improve Transformer").
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Activation {
-    /// `x Phi(x)` with the exact normal distribution function `Phi` (Hendrycks and Gimpel 2016).
+    /// `x Phi(x)`, where `Phi` is the exact cumulative distribution function of the standard normal distribution
+    /// (Hendrycks and Gimpel 2016).
     Gelu,
     /// `0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`, the approximation of GELU used in
     /// GPT-2.

@@ -1,7 +1,8 @@
-//! The activations of an MLP: bias, nonlinearity, gate and row weight in one kernel.
+//! Fused activations of an MLP. One kernel adds the bias, computes the activation function and the gate, and multiplies
+//! by the row weight.
 //!
-//! [`activate`] reads its input once and writes its output once. It saves only its inputs and recomputes the
-//! nonlinearity in the backward pass. [`composed::activate`] computes the same function with Burn's own operations.
+//! [`activate`] reads its input once and writes its output once. It saves only its inputs and recomputes the activation
+//! function in the backward pass. [`composed::activate`] computes the same function with Burn's own operations.
 
 use burn::tensor::{DType, Tensor};
 
@@ -24,7 +25,8 @@ pub use kind::{Activation, ActivationOptions};
 
 const NAME: &str = "activate";
 
-/// Computes `f(x + bias) * row_weight` with one kernel in the forward pass and one in the backward pass.
+/// Computes `f(x + bias) * row_weight`, where `f` is the activation function. The forward pass and the backward pass
+/// use one kernel each.
 ///
 /// - `x`: `[.., width]`. The leading dimensions form the rows.
 /// - `bias`: `[width]`, converted to the type of `x`.
@@ -32,9 +34,9 @@ const NAME: &str = "activate";
 ///   (f64 if `x` is f64).
 /// - returns `[.., width]`, or `[.., width / 2]` for a gated `kind`, in the type of `x`.
 ///
-/// All intermediate values are f32 (f64 for f64) and the result is rounded once at the end. Large finite inputs give
-/// the limits of the formulas. NaN gives NaN. The result for an infinite input is not specified. The backward pass uses
-/// `x`, `bias` and `row_weight` and recomputes all other values.
+/// All intermediate values are f32 (f64 for f64) and the result is rounded once at the end. For large finite inputs,
+/// the result is the limit of the formula. For NaN, the result is NaN. The result for an infinite input is not
+/// specified. The backward pass uses `x`, `bias` and `row_weight` and recomputes all other values.
 ///
 /// # Panics
 ///
@@ -52,7 +54,7 @@ pub fn activate<const D: usize>(
     activate_with(x, bias.map(Parameter::from), row_weight, kind, options)
 }
 
-/// Computes [`activate`] with a bias whose gradient can go to a flat buffer.
+/// Computes [`activate`] with a bias whose gradient can be written to a flat buffer.
 pub fn activate_with<const D: usize>(
     x: Tensor<D>,
     bias: Option<Parameter>,

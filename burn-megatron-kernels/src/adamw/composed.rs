@@ -62,15 +62,16 @@ fn spread(factors: Tensor<1>, first: usize, length: usize) -> Tensor<1> {
     each.narrow(0, first, length)
 }
 
-/// Computes [`sum_of_squares`](super::sum_of_squares) with Burn's operations. The order of the summation is Burn's.
+/// Computes [`sum_of_squares`](super::sum_of_squares) with Burn's operations. Burn determines the order of the
+/// summation.
 pub fn sum_of_squares(x: Tensor<1>) -> Tensor<1> {
     let own = wide(x.dtype());
     let x = x.cast(own);
     (x.clone() * x).sum()
 }
 
-/// Computes [`sum_of_squares_of`](super::sum_of_squares_of) with Burn's operations. The order of the summation is
-/// Burn's.
+/// Computes [`sum_of_squares_of`](super::sum_of_squares_of) with Burn's operations. Burn determines the order of the
+/// summation.
 ///
 /// # Panics
 ///

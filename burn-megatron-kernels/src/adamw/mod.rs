@@ -1,6 +1,7 @@
-//! AdamW over a flat buffer in one kernel launch, and sums of squares for the norm of a gradient.
+//! AdamW over a flat buffer in one kernel launch, and sums of squares for the gradient norm.
 //!
-//! With the scaled gradient `g` at step `t` (Loshchilov and Hutter 2019, arXiv:1711.05101):
+//! AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101) computes the following update at step `t`, where `g` is the
+//! scaled gradient:
 //!
 //! ```text
 //! m = beta1 m + (1 - beta1) g             m' = m / (1 - beta1^t)
@@ -8,14 +9,14 @@
 //! w = w - rate (m' / (sqrt(v') + epsilon) + weight_decay w)
 //! ```
 //!
-//! Every element is read once and written once. The same kernel writes the copy of the weights in the type that the
-//! model computes with. 16-bit values are converted to f32 for the computation.
+//! Every element is read once and written once. The same kernel also writes a copy of the weights in the compute type
+//! of the model. 16-bit values are converted to f32 for the computation.
 //!
 //! Each element depends only on its own values. A non-finite gradient element therefore makes only its own weight NaN.
-//! A buffer may be split anywhere without changing a bit of the results.
+//! If a buffer is split into several buffers, the results are bitwise identical.
 //!
-//! With an epsilon of 0, the denominator `sqrt(v') + epsilon` is 0 for elements whose gradient was always 0. The
-//! fraction is then 0, and only weight decay changes the weight.
+//! With an epsilon of 0, the denominator `sqrt(v') + epsilon` is 0 for elements whose gradient was always 0. In this
+//! case the fraction `m' / (sqrt(v') + epsilon)` is defined as 0, and only weight decay changes the weight.
 //!
 //! The operations are not differentiable: autodiff does not record them.
 
@@ -45,7 +46,7 @@ pub use squares::{sum_of_squares, sum_of_squares_of};
 
 const NAME: &str = "adamw";
 
-/// The number of consecutive elements (a block) that share one decay factor of [`Decay::Blocks`].
+/// The block size of [`Decay::Blocks`]: the number of consecutive elements that share one weight decay factor.
 pub const DECAY_BLOCK: usize = 64;
 
 /// Hyperparameters of one step. Changing them does not compile a new kernel.
@@ -63,7 +64,7 @@ pub struct AdamWStep {
     pub weight_decay: f64,
     /// The step number, starting at 1, used for bias correction.
     pub step: u64,
-    /// The factor of the gradient: the clip factor divided by the loss scale.
+    /// The factor that multiplies the gradient: the clip factor divided by the loss scale.
     pub gradient_scale: f64,
 }
 
@@ -78,7 +79,7 @@ pub struct AdamWBuffers {
     pub second: Tensor<1>,
 }
 
-/// Selects the weights to which weight decay applies, and optionally their learning rates.
+/// Selects the weights to which weight decay applies, and optionally scales the learning rate of some weights.
 #[derive(Clone, Debug)]
 #[allow(
     clippy::large_enum_variant,
@@ -89,15 +90,16 @@ pub enum Decay {
     All,
     /// Weight decay applies to no weights.
     None,
-    /// Each block of elements has its own factors, so that one buffer can hold several parameter groups. Parameter
-    /// groups must start at multiples of 64.
+    /// Each block of elements has its own factors for weight decay and learning rate, so that one buffer can hold
+    /// several parameter groups. Parameter groups must start at multiples of 64.
     Blocks(Blocks),
 }
 
 /// Factors of weight decay and learning rate, one per block of [`DECAY_BLOCK`] elements.
 ///
-/// The buffer may be any range of a larger buffer. Both tensors are f32 of shape `[ceil((first + length) / 64)]`.
-/// Element `i` of the buffer uses the factor with index `(first + i) / 64`.
+/// The buffer may be any range of a larger buffer. The tensors `decay` and `rate` are f32 with the shape
+/// `[ceil((first + length) / 64)]`, where `length` is the number of elements of the buffer. Element `i` of the buffer
+/// uses the factor with index `(first + i) / 64`.
 #[derive(Clone, Debug)]
 pub struct Blocks {
     /// The weight decay factor of each block.
@@ -105,12 +107,13 @@ pub struct Blocks {
     /// The learning rate factor of each block. The factor multiplies the whole update of the weights, including weight
     /// decay. `None` means 1 everywhere.
     pub rate: Option<Tensor<1>>,
-    /// The position of the buffer's first element within its block, less than 64.
+    /// The position of the buffer's first element within its block. It must be less than 64.
     pub first: usize,
 }
 
 impl Blocks {
-    /// Creates the factors of a buffer that starts at the beginning of a block, with a learning rate factor of 1.
+    /// Creates the factors for a buffer whose first element is the first element of a block. The learning rate factor
+    /// is 1.
     pub fn new(decay: Tensor<1>) -> Self {
         Self {
             decay,
@@ -146,15 +149,15 @@ impl AdamWStep {
 
 /// Applies one AdamW step to flat buffers. See the [module](self) for the formula.
 ///
-/// Returns the updated buffers, and the updated `model` if it is given. `model` is the copy of the weights that the
-/// model computes with, `[elements]` in the type of the model. Its old values are not read. A buffer is updated in
-/// place if no other tensor shares its memory. Otherwise it is copied.
+/// Returns the updated buffers, and the updated `model` if it is given. `model` is a copy of the weights in the compute
+/// type of the model, `[elements]`. The old values of `model` are not read. A buffer is updated in place if no other
+/// tensor shares its memory. Otherwise it is copied.
 ///
 /// `gradient` and `model` are f32, f16 or bf16. If the master weights are f64, all buffers must be f64.
 ///
 /// # Panics
 ///
-/// Panics with a [`KernelError`] if lengths or types differ, or if a hyperparameter is out of
+/// Panics with a [`KernelError`] if the lengths or types of the buffers do not match, or if a hyperparameter is out of
 /// range.
 ///
 /// # Example
@@ -181,7 +184,7 @@ impl AdamWStep {
 /// let gradient = Tensor::full([128], 3.0, &device);
 /// let model = Tensor::empty([128], (&device, DType::BF16));
 /// let (buffers, model) = adamw(buffers, gradient, &Decay::None, &step, Some(model));
-/// // The first step has the size of the rate, whatever the gradient.
+/// // The size of the first step is the learning rate, for any gradient.
 /// let weight = buffers.master.slice([0..1]).into_scalar::<f32>();
 /// assert!((weight - 0.75).abs() < 1e-6);
 /// assert_eq!(model.unwrap().dims(), [128]);
@@ -196,10 +199,10 @@ pub fn adamw(
     update(buffers, gradient, decay, step, None, model)
 }
 
-/// Applies [`adamw`] with the values that [`step_outcome`] computed on the device. These values replace the learning
-/// rate, the step number and the gradient scale of `step`.
+/// Applies [`adamw`] with the `outcome` that [`step_outcome`] computed on the device. The values of `outcome` replace
+/// the learning rate, the step number and the gradient scale of `step`.
 ///
-/// If the outcome is a skipped step, weights and moments do not change, and `model` becomes a copy of the weights.
+/// If `outcome` skips the step, weights and moments do not change, and `model` becomes a copy of the weights.
 ///
 /// # Panics
 ///

@@ -15,22 +15,24 @@ use crate::launch::{SimpleOp, Spec, launch_one};
 
 const NAME: &str = "step_outcome";
 
-/// Columns of the statistics of a rank that [`step_outcome`] reads. The loss columns follow at the end of a row.
+/// Column indices of the statistics that [`step_outcome`] reads. The statistics have one row per rank. The last columns
+/// of a row hold the losses.
 pub mod columns {
-    /// The largest sum of squares of the gradients that are checked. It is not finite if an element of these gradients
-    /// is not finite.
+    /// The largest sum of squares of any checked gradient. It is not finite if an element of a checked gradient is not
+    /// finite.
     pub const LARGEST: usize = 0;
-    /// The first of two columns with sums of squares. They cover the gradient elements for which this rank is
-    /// responsible.
+    /// The first of two columns with sums of squares, from which the gradient norm is computed. The sums include only
+    /// the gradient elements for which this rank is responsible.
     pub const SQUARES: usize = 1;
     /// The number of tokens of the rank, divided by [`TOKENS_UNIT`] and rounded down.
     pub const TOKENS_HIGH: usize = 3;
     /// The number of tokens of the rank modulo [`TOKENS_UNIT`].
     pub const TOKENS_LOW: usize = 4;
-    /// The number of columns that this module defines. Other columns and the losses follow.
+    /// The number of columns that this module defines. A row may have other columns after these columns, followed by
+    /// the losses.
     pub const COUNT: usize = 5;
-    /// The divisor that splits the number of tokens into [`TOKENS_HIGH`] and [`TOKENS_LOW`]. With this split, sums over
-    /// 16384 ranks are exact in f32 up to 2^34 tokens.
+    /// The divisor that splits the number of tokens into [`TOKENS_HIGH`] and [`TOKENS_LOW`]. With this split, sums of
+    /// token counts over 16384 ranks are exact in f32 up to 2^34 tokens.
     pub const TOKENS_UNIT: u64 = 1024;
 }
 
@@ -38,13 +40,13 @@ pub mod columns {
 pub mod elements {
     /// The kind of the outcome: [`TAKEN`], [`NOT_FINITE`] or [`NO_TARGETS`].
     pub const KIND: usize = 0;
-    /// The factor of the gradient: the clip factor divided by the number of tokens and by the loss scale.
+    /// The factor that multiplies the gradient: the clip factor divided by the number of tokens and by the loss scale.
     pub const FACTOR: usize = 1;
     /// The step size, `rate / (1 - beta1^t)`.
     pub const SIZE: usize = 2;
-    /// The factor of the gradient without the clip factor.
+    /// The factor that multiplies the gradient, without gradient clipping.
     pub const UNCLIPPED: usize = 3;
-    /// The factor of the square root of the second moment, `1 / sqrt(1 - beta2^t)`.
+    /// The factor that multiplies the square root of the second moment, `1 / sqrt(1 - beta2^t)`.
     pub const ROOT: usize = 4;
     /// The weight decay of the step, `rate * weight_decay`.
     pub const DECAY: usize = 5;
@@ -55,21 +57,22 @@ pub mod elements {
 
     /// Kind of an outcome: the step is taken.
     pub const TAKEN: f64 = 0.0;
-    /// Kind of an outcome: a loss or a gradient is not finite, or a gradient exceeds the limit. The step is skipped.
+    /// Kind of an outcome: a loss or a gradient is not finite, or a gradient exceeds
+    /// [`OutcomeRule::limit`](super::OutcomeRule::limit). The step is skipped.
     pub const NOT_FINITE: f64 = 1.0;
-    /// Kind of an outcome: no token has a loss. The step is skipped.
+    /// Kind of an outcome: no token contributes to the loss. The step is skipped.
     pub const NO_TARGETS: f64 = 2.0;
 }
 
-/// The order in which values are added.
+/// The order in which floating-point values are added, as a tree of partial sums.
 #[derive(Clone, Debug, PartialEq)]
 pub enum SumOrder {
-    /// A single value, given by its index.
+    /// A single value, given by its index in the list of values.
     Element(usize),
     /// The terms are added one after the other.
     InOrder(Vec<SumOrder>),
-    /// Neighboring terms are added in pairs, then the results are added in pairs, and so on. A term without a partner
-    /// is carried over to the next round.
+    /// Adjacent terms are added in pairs, then the results are added in pairs, and so on. If the number of terms is
+    /// odd, the last term is carried over to the next round.
     Pairwise(Vec<SumOrder>),
 }
 
@@ -95,29 +98,30 @@ impl SumOrder {
 pub struct OutcomeRule {
     /// The number of columns per rank, at least [`columns::COUNT`].
     pub columns: usize,
-    /// The index of the first loss column. All columns from this index on are losses. A step with a loss that is not
-    /// finite is skipped.
+    /// The index of the first loss column. All columns from this index to the end of the row are losses. If a loss is
+    /// not finite, the step is skipped.
     pub losses: usize,
     /// The order in which the CPU adds the sums of squares of all ranks. Other devices use a fixed order, which depends
     /// only on the number of ranks and columns.
     pub squares: Arc<SumOrder>,
     /// Whether the CPU rounds the square root of the sum of squares to f32.
     pub rounds_norm: bool,
-    /// The largest valid sum of squares in the column [`columns::LARGEST`].
+    /// The largest allowed value in the column [`columns::LARGEST`]. If the value of a rank is larger, the step is
+    /// skipped.
     pub limit: f64,
     /// The maximum gradient norm (gradient clipping).
     pub clip: f64,
-    /// The loss scale of this step for each kind of the previous outcome, in the order `TAKEN`, `NOT_FINITE`,
-    /// `NO_TARGETS`.
+    /// The loss scale of this step, with one value for each possible kind of the previous outcome, in the order
+    /// `TAKEN`, `NOT_FINITE`, `NO_TARGETS`.
     pub loss_scales: [f64; 3],
-    /// The hyperparameters of this step. The first element applies if the previous step was taken, the second element
-    /// if it was skipped.
+    /// The hyperparameters of this step. The first element applies if the previous step was taken. The second element
+    /// applies if the previous step was skipped.
     pub steps: [AdamWStep; 2],
 }
 
 /// Computes the outcome of a training step, a tensor of shape `[elements::COUNT]`.
 ///
-/// `statistics` holds the statistics of all ranks, `[ranks * columns]`, one row of `columns` values per rank. `before`
+/// `statistics` holds the statistics of all ranks, `[ranks * columns]`, with one row of [`columns`] per rank. `before`
 /// is the outcome of the previous step. Both tensors are f64 on the CPU and f32 on other devices.
 ///
 /// ```text
@@ -129,7 +133,7 @@ pub struct OutcomeRule {
 ///
 /// # Panics
 ///
-/// Panics with a [`KernelError`] if the lengths do not match the rule.
+/// Panics with a [`KernelError`] if the length of `statistics` or `before` does not match `rule`.
 pub fn step_outcome(statistics: Tensor<1>, before: Tensor<1>, rule: OutcomeRule) -> Tensor<1> {
     accept(check(&statistics, &before, &rule));
     let op = SimpleOp {

@@ -14,13 +14,14 @@ use crate::launch::{SimpleOp, Spec, launch_one};
 
 const NAME: &str = "largest_sums_of_squares";
 
-/// The alignment of segments. Parameters in a bucket have the same alignment.
+/// The alignment of segments: each segment must start at a multiple of this number. Parameters in a bucket have the
+/// same alignment.
 pub const SEGMENT_ALIGNMENT: usize = super::DECAY_BLOCK;
 
 /// The number of elements per chunk. A cube sums one chunk.
 pub(super) const CHUNK: usize = 8192;
 
-/// Disjoint ranges of a buffer. Each range has its own sum of squares.
+/// Disjoint ranges (segments) of a buffer. A sum of squares is computed for each segment.
 #[derive(Clone, Debug)]
 pub struct Segments {
     ranges: Vec<Range<usize>>,
@@ -31,7 +32,7 @@ pub struct Segments {
 impl Segments {
     /// Creates segments from ranges. The ranges must start at multiples of [`SEGMENT_ALIGNMENT`].
     ///
-    /// Between the end of a segment and the next multiple of the alignment, the buffer must be 0.
+    /// The elements between the end of a segment and the next multiple of [`SEGMENT_ALIGNMENT`] must be 0.
     ///
     /// # Panics
     ///
@@ -82,19 +83,19 @@ impl Segments {
     }
 }
 
-/// Updates `largest[first + i]` to the maximum of its value and the sum of squares of segment `i` of `x`. Updates
-/// `largest[0]` in the same way with the sum over all segments.
+/// Updates `largest[first + i]` to the maximum of its current value and the sum of squares of segment `i` of `x`.
+/// Updates `largest[0]` in the same way with the sum over all segments.
 ///
-/// NaN counts as larger than any number, so an element that is NaN stays NaN.
+/// NaN counts as larger than any number, so an element of `largest` that is NaN stays NaN.
 ///
 /// `largest` is `[length]` with non-negative elements, in f64 on the CPU and in f32 on other devices. It is updated in
-/// place if no other tensor shares its memory. Sums of f32 and 16-bit types are rounded to f32. The order of the
-/// summation depends only on the segment.
+/// place if no other tensor shares its memory. Sums of f32 and 16-bit types are rounded to f32. The order of summation
+/// within a segment does not depend on the other segments.
 ///
 /// # Panics
 ///
-/// Panics with a [`KernelError`] if a segment exceeds the end of `x`, if a result exceeds the end of `largest`, or if
-/// `first` is 0.
+/// Panics with a [`KernelError`] if a segment ends after the end of `x`, if `largest` is too short for the results, or
+/// if `first` is 0.
 pub fn largest_sums_of_squares(
     x: Tensor<1>,
     segments: &Segments,

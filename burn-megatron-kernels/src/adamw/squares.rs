@@ -1,4 +1,4 @@
-//! Sums of squares, whose order of summation depends only on the lengths of the buffers.
+//! Sums of squares. The order of summation depends only on the lengths of the buffers.
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Tensor};
@@ -13,8 +13,8 @@ const LANES: usize = 16;
 
 /// Returns the sum of squares of `x`, `[length]`. The result is `[1]` in f32 (f64 for f64).
 ///
-/// The result does not depend on the number of threads. The CPU adds in f64. Other devices add in f32, in a tree over
-/// groups of a fixed size.
+/// The result does not depend on the number of threads. The CPU adds in f64. Other devices add in f32: first within
+/// groups of a fixed size, then the sums of the groups.
 ///
 /// # Panics
 ///
@@ -23,7 +23,8 @@ pub fn sum_of_squares(x: Tensor<1>) -> Tensor<1> {
     sum(&[x])
 }
 
-/// Returns the sum of squares over all `buffers`, `[1]`. The result is f64 if a buffer is f64, and otherwise f32.
+/// Returns the sum of squares over all `buffers`, `[1]`. The result is f64 if at least one buffer is f64, and otherwise
+/// f32.
 ///
 /// The buffers may differ in type and length, and may have no elements. See [`sum_of_squares`] for the order of the
 /// summation.

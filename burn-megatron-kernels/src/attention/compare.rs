@@ -33,11 +33,11 @@ pub enum EngineMismatch {
          {tolerance:.2e}"
     )]
     Differs {
-        /// The name of the results that differ, such as a gradient.
+        /// The name of the output or gradient that differs.
         what: &'static str,
         /// The element type.
         dtype: DType,
-        /// The largest error of a row: the norm of the difference, relative to the norm of the row.
+        /// The largest relative error of any row: the norm of the difference divided by the norm of the row.
         difference: f64,
         /// The largest difference that rounding can explain.
         tolerance: f64,
@@ -123,13 +123,13 @@ fn random<const D: usize>(
 
 /// Compares an engine with [`Portable`], forward and backward, on a small causal problem.
 ///
-/// The problem has two sequences of 150 tokens in `dtype` on `device`. It has at most two of the groups of `heads`,
-/// values of `value_width` features, and the given window.
+/// The problem has two sequences of 150 tokens in `dtype` on `device`. It uses at most two of the key-value groups of
+/// `heads`, value heads with `value_width` features, and the given window.
 ///
 /// # Errors
 ///
-/// Returns [`EngineMismatch`] for the first result or gradient whose difference is too large to be explained by
-/// rounding to `dtype`.
+/// Returns [`EngineMismatch`] for the first output or gradient that differs by more than rounding to `dtype` can
+/// explain.
 ///
 /// # Panics
 ///

@@ -19,8 +19,8 @@ use crate::launch::launch;
 /// An implementation of attention, forward and backward, on plain tensors (without autodiff).
 ///
 /// [`Portable`] supports every problem on every device. Other engines support only some devices and problems, which
-/// [`supports`](Self::supports) checks. For an unsupported problem, attention panics and never falls back to another
-/// engine. The temporary memory of an engine must be linear in the sequence length.
+/// [`supports`](Self::supports) checks. For an unsupported problem, the attention functions panic. They never fall back
+/// to another engine. The temporary memory of an engine must be linear in the sequence length.
 pub trait AttentionEngine: Debug + Send + Sync {
     /// Returns the name of the engine for error messages.
     fn name(&self) -> &'static str;
@@ -41,8 +41,8 @@ pub trait AttentionEngine: Debug + Send + Sync {
     fn backward(&self, problem: &AttentionProblem, inputs: BackwardInputs) -> AttentionGradients;
 }
 
-/// The attention engine of this crate that supports every device: SIMD code on the CPU, and tiles in shared memory on
-/// CubeCL devices.
+/// The portable attention engine, which supports every device. It uses SIMD code on the CPU, and tiles in shared memory
+/// on CubeCL devices.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Portable;
 

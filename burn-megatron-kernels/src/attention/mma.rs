@@ -14,15 +14,16 @@ use crate::cube::cube_device;
 use crate::cube::mma::missing_support;
 use crate::error::accept;
 
-/// Attention engine for NVIDIA tensor cores, based on Dao, "FlashAttention-2" (2023).
+/// An attention engine for NVIDIA tensor cores, based on Dao, "FlashAttention-2" (2023).
 ///
 /// Matrix multiplications use `mma.sync` with tiles of 16 by 8 by 16 in f16 or bf16, and accumulate in f32. Scores,
-/// weights and their gradients stay in registers. `ldmatrix` reads keys and values from shared memory. `cp.async`
+/// probabilities and their gradients stay in registers. `ldmatrix` reads keys and values from shared memory. `cp.async`
 /// copies the next tile while the current tile is processed.
 ///
-/// The engine requires heads of 16 to 256 features in steps of 16, values that are no wider than keys, and a positive
-/// scale. Within these limits it supports the same problems as [`Portable`](super::Portable): grouped-query attention,
-/// masks, key ranges, sinks and views. Views whose rows do not start at multiples of 16 bytes are copied.
+/// The engine requires heads whose number of features is a multiple of 16 and at most 256, value heads that are not
+/// wider than key heads, and a positive scale. Within these limits it supports the same problems as
+/// [`Portable`](super::Portable): grouped-query attention, masks, key ranges, sinks and strided views of tensors. Views
+/// whose rows do not start at multiples of 16 bytes are copied.
 ///
 /// The softmax, its statistics and all sums are in f32. As in the paper, probabilities and score gradients are rounded
 /// to the type of the inputs before a matrix multiplication. The backward pass uses no atomic additions. It has one

@@ -1,6 +1,7 @@
 //! Attention that does not store its scores in memory.
 //!
-//! For query `i` and its visible keys `j`, with `s_ij = scale * q_i . k_j`:
+//! Attention computes the following values for a query `i` and its visible keys `j`, with the scores
+//! `s_ij = scale * q_i . k_j`:
 //!
 //! ```text
 //! lse_i = ln(sum_j exp(s_ij) + exp(sink))        p_ij = exp(s_ij - lse_i)        o_i = sum_j p_ij v_j
@@ -18,8 +19,8 @@
 //!
 //! [`flash_attention`] and [`flash_attention_packed`] support autodiff. [`attention_forward`] and
 //! [`attention_backward`] compute the forward and the backward pass on plain tensors. Context parallelism uses them to
-//! [`merge`](merge()) partial results. [`composed`] contains the same functions composed of Burn's own operations. The
-//! composed functions store the scores.
+//! [`merge`](merge()) partial results. [`composed`] contains reference implementations of the same functions with
+//! Burn's own operations. The reference implementations store the scores.
 //!
 //! An [`AttentionEngine`] is an implementation of attention: [`Portable`] or, on CUDA, `MmaTiles`, which uses tensor
 //! cores. [`select_engine`] returns the engine for a device and a model.
@@ -84,7 +85,7 @@ use crate::gradient::FlatGradients;
 /// Panics with a [`KernelError`] if
 /// - shapes or types do not match,
 /// - a head is wider than [`MAX_WIDTH`],
-/// - the number of keys or queries differs from the numbers in the key ranges of `options`,
+/// - the number of keys or queries differs from the number in `options.ranges`,
 /// - the device does not support the type.
 pub fn flash_attention(
     q: Tensor<4>,
@@ -116,11 +117,11 @@ pub fn flash_attention_with(
     apply(inputs, step(engine, problem))
 }
 
-/// Computes self-attention of a joint projection `qkv`, `[batch, seq, (heads + 2 groups) * width]`, and returns
+/// Computes self-attention from a joint projection `qkv`, `[batch, seq, (heads + 2 groups) * width]`, and returns
 /// `[batch, seq, heads * width]`.
 ///
-/// The features of `qkv` are all query heads, followed by the heads of the keys and the heads of the values. `qkv` is
-/// not split, and its gradient is one tensor. See [`flash_attention`].
+/// The features of `qkv` are the query heads, followed by the key heads and the value heads. `qkv` is not split, and
+/// its gradient is one tensor. See [`flash_attention`].
 ///
 /// # Panics
 ///
@@ -160,8 +161,8 @@ pub fn flash_attention_packed_with(
 /// The log-sum-exp is `[batch, heads, queries]`, in f64 for f64 and otherwise in f32. It includes the sink. Without a
 /// sink, it is minus infinity for a query without visible keys.
 ///
-/// [`merge`](merge()) combines two results for the same queries and different keys. Only one of the two calls may have
-/// the sink. If no key is visible, no kernel is launched.
+/// [`merge`](merge()) combines two results for the same queries and different keys. If there is a sink, pass it to only
+/// one of the two calls. If no key is visible, no kernel is launched.
 ///
 /// # Panics
 ///
@@ -184,13 +185,14 @@ pub fn attention_forward(
 /// Computes the gradients of [`attention_forward`] from the gradient `dout` of its output, on plain tensors (without
 /// autodiff).
 ///
-/// `result` holds the output and the log-sum-exp. They may be merged from several calls of [`attention_forward`] with
-/// different keys. In this case, call this function once with the keys of each call. It returns the gradients of these
-/// keys and values. The gradient of the queries is the sum over all calls.
+/// `result` holds the output and the log-sum-exp. Both may be the merged results of several calls of
+/// [`attention_forward`] with different keys. In this case, call this function once with the keys of each call. Each
+/// call returns the gradients of its keys and values. The gradient of the queries is the sum of the results of all
+/// calls.
 ///
-/// With `sums`, the gradients of keys and values are written to or added to two places of a flat buffer in f32 (f64 for
-/// f64). They are stored as contiguous `[batch, keys, groups, width]` and `[batch, keys, groups, value width]`. Each
-/// place must start at a multiple of 4 elements.
+/// If `sums` is given, the gradients of keys and values are written to or added to two places of a flat buffer in f32
+/// (f64 for f64). They are stored as contiguous `[batch, keys, groups, width]` and
+/// `[batch, keys, groups, value width]`. Each place must start at a multiple of 4 elements.
 ///
 /// # Panics
 ///

@@ -8,7 +8,7 @@ use crate::KernelError;
 
 /// Options of attention: the scale of the scores and the mask, which determines the visible keys of a query.
 ///
-/// The last query has the position of the last key: query `i` has the position of key `i + keys - queries`.
+/// The last query and the last key have the same position: query `i` has the position of key `i + keys - queries`.
 #[derive(Clone, Debug, Default)]
 pub struct AttentionOptions {
     /// The factor that multiplies the scores. The default is `1 / sqrt(width)`.
@@ -20,8 +20,8 @@ pub struct AttentionOptions {
     pub causal: bool,
     /// The sliding window, which hides keys that are too far from the position of the query.
     pub window: Option<Window>,
-    /// The range of visible keys of each query. It is used for document masking, and for the keys of another rank in
-    /// context parallelism.
+    /// The range of visible keys of each query. It is used for document masking. Context parallelism also uses it for
+    /// the keys of other ranks.
     pub ranges: Option<KeyRanges>,
 }
 
@@ -39,10 +39,11 @@ pub struct Window {
 pub struct Heads {
     /// The number of query heads, a multiple of `groups`.
     pub heads: usize,
-    /// The number of key heads, which equals the number of value heads. Each of them serves `heads / groups`
+    /// The number of key heads, which equals the number of value heads. Each key head serves `heads / groups`
     /// consecutive query heads.
     pub groups: usize,
-    /// The number of features per query head and per key head. In a joint projection, value heads have the same width.
+    /// The number of features per query head and per key head. In a joint projection, this is also the number of
+    /// features per value head.
     pub width: usize,
 }
 
@@ -55,8 +56,8 @@ impl Heads {
 
 /// The range of visible keys for each query of a sequence. All sequences of the batch share these ranges.
 ///
-/// The starts and the ends of the ranges must not decrease from query to query. With context parallelism, the visible
-/// keys of another rank have this form for every assignment of positions to ranks.
+/// The starts and the ends of the ranges must not decrease from query to query. In context parallelism, the visible
+/// keys of another rank always form such ranges, for any assignment of positions to ranks.
 #[derive(Clone, Debug)]
 pub struct KeyRanges {
     ranges: Vec<Range<usize>>,
@@ -75,7 +76,7 @@ impl KeyRanges {
     ///
     /// Returns an error if
     /// - the starts or the ends decrease,
-    /// - a range ends before its start or after the last key,
+    /// - a range ends before its start, or ends after the last key,
     /// - there are more than 2^30 queries or keys.
     pub fn new(
         ranges: Vec<Range<usize>>,
@@ -120,7 +121,7 @@ impl KeyRanges {
     /// Creates a document mask: several documents are packed into one sequence, and each token attends only to its own
     /// document.
     ///
-    /// Document `d` is `ends[d - 1]..ends[d]`, and the first document starts at 0. A document may
+    /// Document `d` has the positions `ends[d - 1]..ends[d]`. The first document starts at position 0. A document may
     /// be empty.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! The description of one attention call with checked sizes and options.
+//! The description of one attention call, whose sizes and options have been checked.
 
 use burn::tensor::{DType, Tensor};
 
@@ -26,9 +26,10 @@ pub struct AttentionProblem {
     pub queries: usize,
     /// The number of keys per sequence.
     pub keys: usize,
-    /// The numbers of query heads and of groups, and the number of features per head of queries and keys.
+    /// The number of query heads, the number of key-value groups, and the number of features per query head and key
+    /// head.
     pub heads: Heads,
-    /// The number of features per head of values and of the output.
+    /// The number of features per value head and per head of the output.
     pub value_width: usize,
     /// The element type of queries, keys and values.
     pub dtype: DType,
@@ -49,7 +50,7 @@ pub struct AttentionProblem {
 pub struct AttentionInputs {
     /// Queries, keys and values.
     pub projections: Projections,
-    /// The logit of each head's attention sink, `[heads]`, in the type of the log-sum-exp.
+    /// The logit of each head's attention sink, `[heads]`, in the type of the log-sum-exp (f64 for f64, otherwise f32).
     pub sink: Option<Tensor<1>>,
 }
 
@@ -58,8 +59,8 @@ pub struct AttentionInputs {
 pub struct AttentionOutputs {
     /// The output, `[batch, queries, heads, value width]`. It is 0 for a query without visible keys.
     pub out: Tensor<4>,
-    /// The log-sum-exp of the visible scores and the sink for each query, `[batch, heads, queries]`. It is f64 for f64,
-    /// otherwise f32. Without a sink, it is minus infinity for a query without visible keys.
+    /// The log-sum-exp of each query over its visible scores and the sink, `[batch, heads, queries]`. It is f64 for
+    /// f64, otherwise f32. Without a sink, it is minus infinity for a query without visible keys.
     pub lse: Tensor<3>,
     /// The largest scaled and masked score of each query, without the sink, in the shape and the type of `lse`. For a
     /// query without visible keys, it is minus infinity or a finite number of at most -1e30.
@@ -71,8 +72,8 @@ pub struct AttentionOutputs {
 pub struct BackwardInputs {
     /// The inputs of the forward pass.
     pub inputs: AttentionInputs,
-    /// Output and log-sum-exp of the forward pass. They may include keys that are not in `inputs`, because
-    /// probabilities are computed as `exp(score - lse)`.
+    /// Output and log-sum-exp of the forward pass. They may be computed from more keys than the keys in `inputs`,
+    /// because probabilities are computed as `exp(score - lse)`.
     pub result: (Tensor<4>, Tensor<3>),
     /// The gradient of the output.
     pub dout: Tensor<4>,
@@ -105,7 +106,7 @@ pub enum Projections {
 pub struct AttentionGradients {
     /// The gradients of queries, keys and values.
     pub projections: ProjectionGradients,
-    /// The gradient of the sink, `[heads]`, if there is a sink.
+    /// The gradient of the sink, `[heads]`. `None` without a sink.
     pub dsink: Option<Tensor<1>>,
 }
 

@@ -1,4 +1,4 @@
-//! Selection of an attention engine for a device, an element type and the heads of a model.
+//! Selection of an attention engine for a device, an element type, and the head sizes of a model.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
@@ -66,16 +66,16 @@ pub struct SelectedEngine {
     pub kind: EngineKind,
     /// The selected engine.
     pub engine: Arc<dyn AttentionEngine>,
-    /// The engines with a higher preference that cannot be used, each with the reason.
+    /// Messages about the engines that have a higher preference but cannot be used. Each message contains the reason.
     pub skipped: Vec<String>,
 }
 
 /// Returns the first engine of `kinds` that can be used on `device` for attention in `dtype`. `heads`, `value_width`
-/// and `window` are the sizes of the model's attention.
+/// and `window` describe the attention of the model.
 ///
 /// Every engine except [`Portable`] is first [compared](super::compare_with_portable) with [`Portable`] on a small
-/// problem. The comparison runs once per process for each device, type, size of heads and window. If the results
-/// differ, a warning is logged and the engine is not used.
+/// attention problem. The comparison runs once per process for each combination of device, type, head sizes and window.
+/// If the results differ, a warning is logged and the engine is not used.
 ///
 /// # Errors
 ///

@@ -20,14 +20,14 @@ const NAME: &str = "column_sum";
 
 /// Returns the sum over the rows of `x`, `[rows, columns]`. The result is `[columns]` in f32 (f64 for f64).
 ///
-/// With a `target`, which must have one place, the sum is written to or added to this place, and the function returns
-/// the flat buffer. The buffer is updated in place if no other tensor shares its memory. If `x` has no rows, the sum is
-/// 0.
+/// If `target` is given, the sum is written to or added to its flat buffer, and the function returns the flat buffer.
+/// `target` must have exactly one place. The buffer is updated in place if no other tensor shares its memory. If `x`
+/// has no rows, the sum is 0.
 ///
 /// # Panics
 ///
-/// Panics with a [`KernelError`](crate::KernelError) if the place exceeds the buffer, or if the type of the buffer does
-/// not match the type of `x`.
+/// Panics with a [`KernelError`](crate::KernelError) if the place extends beyond the end of the buffer, or if the type
+/// of the buffer does not match the type of `x`.
 ///
 /// # Example
 ///
@@ -50,11 +50,12 @@ pub fn column_sum(x: Tensor<2>, target: Option<FlatGradients>) -> Tensor<1> {
     sum_of_rows(x.into_dispatch(), columns, target)
 }
 
-/// Computes the gradient of a bias `[columns]` that was added to an output `[.., columns]`. It is meant for the
-/// backward pass of a [`Function`](crate::Function).
+/// Computes the gradient of a bias `[columns]` that was added to an output `[.., columns]`. Call it in the backward
+/// pass of a [`Function`](crate::Function).
 ///
-/// `gradient` is the gradient of the output. With a destination, the bias gradient goes to the flat buffer and the
-/// function returns `None`. Otherwise it is returned in `dtype`, or not computed if `dtype` is `None`.
+/// `gradient` is the gradient of the output. With a destination, the bias gradient is written to the flat buffer, and
+/// the function returns `None`. Without a destination, the function returns the bias gradient in `dtype`. If `dtype` is
+/// also `None`, the bias gradient is not computed.
 ///
 /// # Panics
 ///

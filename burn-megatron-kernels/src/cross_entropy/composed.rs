@@ -8,8 +8,8 @@ use crate::error::accept;
 
 /// Returns the cross entropy loss of each row. See [`cross_entropy`](super::cross_entropy).
 ///
-/// The log-softmax is saved for the backward pass. Unlike the fused loss, the gradient of an ignored row is NaN if its
-/// logits are not finite.
+/// The log-softmax is saved for the backward pass. If the logits of an ignored row are not finite, the gradient of the
+/// row is NaN. With the fused loss, it is 0.
 pub fn cross_entropy(
     logits: Tensor<2>,
     targets: Tensor<1, Int>,

@@ -1,16 +1,16 @@
 //! Cross entropy of logits against integer targets, without storing the softmax.
 //!
-//! Let `x` be a row of logits over a vocabulary of `K` tokens, `t` its target, and `lse = log sum
-//! over k of exp(x[k])`. With label smoothing `e`, `s = e K / (K - 1)` and z-loss `z`:
+//! Let `x` be a row of logits over a vocabulary of `K` tokens, let `t` be the target of the row, and let `lse = log(sum
+//! over k of exp(x[k]))`. With label smoothing `e`, `s = e K / (K - 1)` and z-loss `z`:
 //!
 //! ```text
 //! loss    = lse - (1 - s) x[t] - s mean over k of x[k] + z lse^2
 //! d x[k]  = g ((1 + 2 z lse) exp(x[k] - lse) - (1 - s) [k = t] - s / K)
 //! ```
 //!
-//! The probability of the target token is smoothed to `1 - e`. The other tokens share the probability `e` (Szegedy et
-//! al. 2016, "Rethinking the Inception Architecture"). The z-loss is from Chowdhery et al. 2022, "PaLM". A vocabulary
-//! of one token is not smoothed.
+//! The probability of the target token is smoothed to `1 - e`. The remaining probability `e` is distributed equally
+//! over the other tokens (Szegedy et al. 2016, "Rethinking the Inception Architecture"). The z-loss is from Chowdhery
+//! et al. 2022, "PaLM". For a vocabulary of one token, label smoothing has no effect.
 //!
 //! [`cross_entropy`] computes the loss of logits over the complete vocabulary. If the vocabulary is split over ranks,
 //! call three functions:
@@ -19,23 +19,24 @@
 //! - [`combine`] on every rank, which computes the loss,
 //! - [`gradient`] on every rank, which computes the gradient of the local logits.
 //!
-//! The logits are read once for the loss. For the gradient, they are read once and written once. [`loss_and_gradient`]
-//! reads the logits once for the loss and the gradient. The maximum and the sum of the exponentials are computed in one
-//! pass (Milakov and Gimelshein 2018, "Online normalizer calculation for softmax").
+//! The loss reads the logits once. The gradient reads the logits once and writes each element once.
+//! [`loss_and_gradient`] computes both and reads the logits only once. The maximum and the sum of the exponentials are
+//! computed in one pass (Milakov and Gimelshein 2018, "Online normalizer calculation for softmax").
 //!
 //! # Targets
 //!
-//! A row whose target equals [`CrossEntropyOptions::ignore`] has a loss and a gradient of exactly 0, whatever its
-//! logits are. Any other target outside the vocabulary gives a loss and a gradient of NaN, so that invalid data is
-//! noticed. Padding columns have probability 0 and a gradient of exactly 0, whatever their logits are.
+//! A row whose target equals [`CrossEntropyOptions::ignore`] has a loss and a gradient of exactly 0 for any logits. Any
+//! other target outside the vocabulary gives a loss and a gradient of NaN, so that invalid data is noticed. Padding
+//! columns have probability 0 and a gradient of exactly 0 for any logits.
 //!
 //! # Values
 //!
 //! All values are computed in f32 (f64 for f64). Finite logits never overflow the exponential. The gradient depends on
 //! the difference `x[k] - lse`, so its relative error is about `|lse|` units in the last place.
 //!
-//! A logit of negative infinity has probability 0. With label smoothing, the loss of its row is infinite. A row gives
-//! NaN if a logit is NaN or positive infinity, or if all logits are negative infinity. Other rows are not affected.
+//! A logit of negative infinity has probability 0. With label smoothing, the loss of its row is infinite. The loss and
+//! the gradient of a row are NaN if a logit is NaN or positive infinity, or if all logits are negative infinity. Other
+//! rows are not affected.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Int, IntDType, Tensor};
@@ -67,23 +68,23 @@ pub struct CrossEntropyOptions {
     pub label_smoothing: f64,
     /// The weight `z` of the squared log-sum-exp (the z-loss). It must be at least 0.
     pub z_loss: f64,
-    /// The target value whose rows have no loss and no gradient, such as -100.
+    /// The target value of ignored rows, such as -100. Ignored rows have a loss and a gradient of 0.
     pub ignore: Option<i64>,
 }
 
-/// The part of the vocabulary to which the columns of the logits of a rank belong.
+/// The vocabulary shard of a rank: the tokens that correspond to the columns of its logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VocabularyShard {
-    /// The index of column 0 in the complete vocabulary.
+    /// The token index of column 0 in the complete vocabulary.
     pub first: usize,
-    /// The number of tokens of the complete vocabulary. Columns with a larger index are padding.
+    /// The number of tokens of the complete vocabulary. Columns whose token index is at least this number are padding.
     pub tokens: usize,
 }
 
 /// Returns the cross entropy loss of each row, `[rows]` in f32 (f64 for f64).
 ///
 /// - `logits`: `[rows, width]`. Every column is a token.
-/// - `targets`: `[rows]`, the token of each row.
+/// - `targets`: `[rows]`, the target token of each row.
 ///
 /// With autodiff, the logits are saved for the backward pass. The backward pass writes the gradient into the memory of
 /// the logits if no other tensor shares it.
@@ -130,10 +131,10 @@ pub fn cross_entropy(
 /// - `logits`: `[rows, width]`.
 /// - `targets`: `[rows]`.
 ///
-/// The statistics of a row are the maximum `m` of its logits, the sum of `exp(x - m)`, the logit of the target, and the
-/// sum of the logits. Padding columns are excluded. If the target is not in this shard, its logit is 0. If all columns
-/// are padding, the statistics are the lowest finite value, 0, 0 and 0. The function takes plain tensors and is not
-/// differentiable.
+/// The statistics of a row are the maximum `m` of its logits, the sum of `exp(x - m)` over the logits `x`, the logit of
+/// the target, and the sum of the logits. Padding columns are excluded. If the target is not in this shard, its logit
+/// is 0. If all columns are padding, the statistics are the lowest finite value, 0, 0 and 0. The function takes plain
+/// tensors and is not differentiable.
 ///
 /// # Panics
 ///
@@ -184,7 +185,7 @@ fn combined(
 ///
 /// # Panics
 ///
-/// Panics in the same cases as [`statistics`], and if `lse` or `gradient` has a wrong length or type.
+/// Panics in the same cases as [`statistics`], and if the length or type of `lse` or `gradient` is wrong.
 pub fn gradient(
     logits: Tensor<2>,
     targets: Tensor<1, Int>,
@@ -206,12 +207,13 @@ pub fn gradient(
 }
 
 /// Computes the loss `[rows]` and the gradient of the logits in one call. `upstream` `[rows]` is the gradient of the
-/// loss. The columns of `logits` are the complete vocabulary of `tokens` tokens, followed by padding.
+/// loss. The columns of `logits` are the complete vocabulary of `tokens` tokens, followed by optional padding columns.
 ///
 /// If the size of a row is a multiple of 128 bits, CubeCL devices run a single kernel, which reads each row from memory
-/// once and writes it once. Otherwise the function calls [`statistics`], [`combine`] and [`gradient`]. Both ways
-/// compute the same values, on GPUs up to rounding. The result is written into the memory of `logits` if no other
-/// tensor shares it. The function takes plain tensors and is not differentiable.
+/// once and writes it once. Otherwise the function calls [`statistics`], [`combine`] and [`gradient`]. The single
+/// kernel and the three functions compute the same values. On GPUs, the values may differ by rounding. The result is
+/// written into the memory of `logits` if no other tensor shares it. The function takes plain tensors and is not
+/// differentiable.
 ///
 /// # Panics
 ///

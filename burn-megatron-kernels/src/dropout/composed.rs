@@ -1,4 +1,4 @@
-//! The reference [`bias_dropout_add`](super::bias_dropout_add), composed of Burn's own operations.
+//! The reference implementation of [`bias_dropout_add`](super::bias_dropout_add), composed of Burn's own operations.
 
 use burn::tensor::{Tensor, TensorData};
 

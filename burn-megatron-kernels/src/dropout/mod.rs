@@ -1,7 +1,7 @@
 //! Bias, dropout and residual addition in one operation. The dropout mask is computed from Philox counters.
 //!
 //! The output is `y = residual + mask * (x + bias)`. The mask is `1 / (1 - p)` for elements that are kept and 0 for
-//! dropped elements. The mask is not stored. The backward pass computes it again.
+//! dropped elements. The mask is not stored. The backward pass recomputes it.
 
 use burn::tensor::{DType, Tensor};
 
@@ -22,11 +22,11 @@ use backward::BiasDropoutAdd;
 
 const NAME: &str = "bias_dropout_add";
 
-/// The random numbers of a dropout mask.
+/// Parameters of the random numbers that determine a dropout mask.
 ///
-/// `e` is the flat, row-major index of an element in the tensor of a rank. The element uses the random number with
-/// index `first + (e / run) * pitch + e % run` of [`Stream::new(key, position)`](crate::philox::Stream::new). The
-/// element is kept if this random word is less than `(1 - probability) * 2^32`.
+/// Let `e` be the flat, row-major index of an element in the local tensor of a rank. The element uses the random number
+/// with index `first + (e / run) * pitch + e % run` of [`Stream::new(key, position)`](crate::philox::Stream::new). The
+/// element is kept if this random number is less than `(1 - probability) * 2^32`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Draw {
     /// The probability that an element is dropped, in `[0, 1)`.
@@ -43,21 +43,21 @@ pub struct Draw {
     pub pitch: u64,
 }
 
-/// Computes `residual + dropout(x + bias)`.
+/// Computes `residual + dropout(x + bias)` in one operation.
 ///
 /// - `x`: `[.., width]`.
 /// - `bias`: `[width]`, of any float type.
 /// - `residual`: the shape of `x`, in the type of `x`. If `x` is f16 or bf16, the residual may be f32.
 ///
-/// Without a `draw`, nothing is dropped. The function computes in f32 (f64 for f64). It rounds once, to the type of the
-/// residual, or to the type of `x` if there is no residual. A dropped value is multiplied by 0, so that infinite and
-/// NaN values become NaN and are not hidden.
+/// Without a `draw`, nothing is dropped. The function computes in f32 (f64 for f64). The result is rounded once, to the
+/// type of the residual, or to the type of `x` if there is no residual. A dropped value is multiplied by 0. If the
+/// value is infinite or NaN, the result is therefore NaN.
 ///
 /// # Panics
 ///
 /// Panics with a [`KernelError`] if
 /// - shapes do not match, or the residual has an unsupported type,
-/// - the probability is not in `[0, 1)`, a run is 0, or the index of a random number exceeds 2^64,
+/// - the probability is not in `[0, 1)`, [`Draw::run`] is 0, or the index of a random number exceeds 2^64,
 /// - the device does not support the element type.
 ///
 /// # Example
@@ -88,7 +88,7 @@ pub fn bias_dropout_add<const D: usize>(
     bias_dropout_add_with(x, bias.map(Parameter::from), residual, draw)
 }
 
-/// Computes [`bias_dropout_add`] with a bias whose gradient can go to a flat buffer.
+/// Computes [`bias_dropout_add`] with a bias whose gradient can be written to a flat buffer.
 pub fn bias_dropout_add_with<const D: usize>(
     x: Tensor<D>,
     bias: Option<Parameter>,

@@ -1,7 +1,9 @@
-//! The gradient of an embedding. Each row of the output gradient is added to the table row that was looked up.
+//! The gradient of an embedding. Each row of the output gradient is added to the gradient of the table row that was
+//! looked up.
 //!
-//! The host sorts the lookups by table row, so that one cube adds the lookups of a row in a fixed order. The sum has
-//! the same bits in every run and needs no atomic additions. Only rows with lookups are read and written.
+//! The host sorts the lookups by table row, so that one cube (thread block) adds the gradients of all lookups of a
+//! table row in a fixed order. The sum is bitwise identical in every run and needs no atomic additions. Only table rows
+//! with lookups are read and written.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -27,26 +29,28 @@ pub use sorted::SortedLookups;
 
 const NAME: &str = "accumulate_rows";
 
-/// Adds the gradient of embedding lookups, `[lookups, width]`, to the gradient of the table rows `rows`,
-/// `[rows, width]`.
+/// Adds the gradients of embedding lookups, `[lookups, width]`, to the gradient of the embedding table. `rows` is the
+/// range of the table rows on this rank.
 ///
-/// The gradient of the table is stored at the place of `target` in a flat buffer. The function returns the flat buffer,
-/// which is updated in place if no other tensor shares its memory.
+/// The gradient of the table rows, `[rows, width]`, is stored at the place of `target` in a flat buffer. The function
+/// returns the flat buffer, which is updated in place if no other tensor shares its memory.
 ///
 /// Row `i` of `gradient` is added to row `ids[i]` of the table, where `ids` are the ids of `lookups`. Ids outside
-/// `rows` are skipped, because other ranks have these rows.
+/// `rows` are skipped, because their table rows are on other ranks.
 ///
-/// The rows of one id are added in order in f32 (f64 for f64). The CPU adds the rows one after the other. CubeCL
-/// devices add parts of 128 rows, and then add the parts in order. The sum is added to the buffer. If the place has
-/// `add: false`, the sum overwrites the buffer, and rows without a lookup become 0.
+/// The gradient rows of one id are added in order in f32 (f64 for f64). The CPU adds the rows one after the other.
+/// CubeCL devices first add blocks of up to 128 rows, and then add the sums of the blocks in order. The total is added
+/// to the buffer. If the place has `add: false`, the total overwrites the buffer, and table rows without a lookup
+/// become 0.
 ///
-/// On CubeCL devices the sorted lookups are uploaded: 4 bytes per lookup and up to 28 bytes per id.
+/// On CubeCL devices the sorted lookups are copied to the device: 4 bytes per lookup and up to 28 bytes per distinct
+/// id.
 ///
 /// # Panics
 ///
 /// Panics with a [`KernelError`] if
 /// - the number of gradient rows differs from the number of lookups,
-/// - the place exceeds the buffer,
+/// - the place extends beyond the end of the buffer,
 /// - the type of the buffer does not match the type of the gradient.
 ///
 /// # Example

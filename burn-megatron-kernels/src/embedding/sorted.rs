@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-/// Embedding lookups, sorted by id. Lookups with the same id keep their order.
+/// Embedding lookups, sorted by id (the index of the table row). Lookups with the same id keep their order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SortedLookups {
     /// The lookups sorted by id, as indices into the original ids.

@@ -20,7 +20,7 @@ const NAME: &str = "clear";
 #[cfg_attr(not(feature = "cubecl"), allow(dead_code))]
 pub(super) const PIECE: usize = 4096;
 
-/// Ranges of a flat buffer, stored on a device so that several calls of [`clear`] can use them.
+/// Ranges of a flat buffer for [`clear`]. They are stored on a device, so that several calls can use them.
 #[derive(Clone, Debug)]
 pub struct Ranges {
     ranges: Arc<[Range<usize>]>,
@@ -30,7 +30,7 @@ pub struct Ranges {
 }
 
 impl Ranges {
-    /// Creates ranges on `device`, which must be the device of the buffer. Empty ranges are ignored.
+    /// Creates ranges of a flat buffer on `device`, which must be the device of the buffer. Empty ranges are ignored.
     pub fn new(ranges: impl IntoIterator<Item = Range<usize>>, device: &Device) -> Self {
         let ranges = ranges.into_iter().filter(|range| !range.is_empty());
         let ranges: Arc<[_]> = ranges.collect();
@@ -63,13 +63,13 @@ impl Ranges {
     }
 }
 
-/// Writes zeros to these ranges of `flat`, `[length]`. `flat` is updated in place if no other tensor shares its memory.
+/// Writes zeros to `ranges` of `flat`, `[length]`. `flat` is updated in place if no other tensor shares its memory.
 ///
 /// On CubeCL devices, one kernel launch clears all ranges.
 ///
 /// # Panics
 ///
-/// Panics with a [`KernelError`](crate::KernelError) if a range exceeds the buffer.
+/// Panics with a [`KernelError`](crate::KernelError) if a range extends beyond the end of the buffer.
 pub fn clear(flat: Tensor<1>, ranges: &Ranges) -> Tensor<1> {
     for range in ranges.ranges.iter() {
         accept(check_range(NAME, &flat, range.start, &[range.len()]));

@@ -8,7 +8,7 @@ use crate::cpu::wide;
 ///
 /// # Panics
 ///
-/// Panics with an error message of Burn if a range exceeds the buffer.
+/// Panics with an error message of Burn if the range extends beyond the end of the buffer.
 pub fn accumulate(flat: Tensor<1>, offset: usize, values: Tensor<1>, add: bool) -> Tensor<1> {
     let [count] = values.dims();
     // Burn does not slice an empty tensor.

@@ -1,10 +1,11 @@
-//! Writes to a flat buffer that holds many tensors at different offsets.
+//! Operations that write to a flat buffer, which holds many tensors at different offsets.
 //!
 //! The gradients of many parameters share one buffer, so that they can be reduced and updated together. [`accumulate`]
-//! converts a gradient to the type of the buffer and writes or adds it in one pass. [`clear`] writes zeros to ranges.
-//! [`scale`] multiplies gradients by a factor that is usually 1. If a gradient is the result of a matrix
-//! multiplication, [`gemm::accumulate_weight_gradient_at`](crate::gemm::accumulate_weight_gradient_at) writes it
-//! without an intermediate tensor.
+//! converts a gradient to the type of the buffer and writes or adds it in one pass. [`clear`] writes zeros to ranges of
+//! the buffer. [`scale`] multiplies gradients by a factor. The factor is usually 1, and the gradients are then not read
+//! or written. If a gradient is the result of a matrix multiplication,
+//! [`gemm::accumulate_weight_gradient_at`](crate::gemm::accumulate_weight_gradient_at) writes it without an
+//! intermediate tensor.
 //!
 //! The operations are not differentiable: autodiff does not record them.
 
@@ -35,12 +36,12 @@ const NAME: &str = "accumulate";
 /// otherwise copied. `values` is `[count]` in the type of `flat`. If `flat` is f32, `values` may also be f16 or bf16.
 /// `count` may be 0. 16-bit sums are computed in f32 and rounded once.
 ///
-/// On CubeCL devices this is one kernel launch, and an additional copy if the values are not contiguous. The kernel
+/// On CubeCL devices, the function launches one kernel. Values that are not contiguous are copied first. The kernel
 /// moves 128 bits at a time if `offset` and `count` are multiples of the number of elements in 128 bits.
 ///
 /// # Panics
 ///
-/// Panics with a [`KernelError`] if the range exceeds the buffer, or if the types do not match.
+/// Panics with a [`KernelError`] if the values extend beyond the end of the buffer, or if the types do not match.
 ///
 /// # Example
 ///

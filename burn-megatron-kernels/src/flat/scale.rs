@@ -14,18 +14,19 @@ use crate::launch::{DeviceOp, InPlace, Spec, launch_one};
 
 const NAME: &str = "scale";
 
-/// Returns `x * factor`. `x` is updated in place if no other tensor shares its memory.
+/// Returns `x * factor`, where `factor` is a tensor on the device. `x` is updated in place if no other tensor shares
+/// its memory.
 ///
 /// - `x`: any shape, in f32, f64, f16 or bf16.
 /// - `factor`: `[1]` in f32 (f64 for f64).
 ///
-/// Each result is rounded once. If the factor is 1, no element is read or written. On CubeCL devices this is one kernel
-/// launch, and an additional copy if `x` shares its memory or is not contiguous. The function is not differentiable:
-/// autodiff does not record it.
+/// Each result is rounded once. If the factor is 1, no element is read or written. On CubeCL devices, the function
+/// launches one kernel. If `x` is not contiguous or shares its memory with another tensor, it is copied first. The
+/// function is not differentiable: autodiff does not record it.
 ///
 /// # Panics
 ///
-/// Panics with a [`KernelError`] if the factor has a different length or type.
+/// Panics with a [`KernelError`] if the length or type of `factor` is wrong.
 ///
 /// # Example
 ///

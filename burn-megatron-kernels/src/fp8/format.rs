@@ -1,4 +1,4 @@
-//! The 8-bit and 4-bit floating-point formats, and conversion of single values.
+//! The 8-bit and 4-bit floating-point formats, and the conversion of single values.
 //!
 //! E4M3 and E5M2 are defined by Micikevicius et al. 2022, arXiv:2209.05433. E2M1 and E8M0 are defined by the OCP
 //! Microscaling Formats (MX) Specification 1.0. All conversions use integer operations on bits, so that every device
@@ -105,7 +105,7 @@ impl Format {
         (if is_nan { nan } else { sign | code }) as u8
     }
 
-    /// Returns the exact value of a code. Bits of `code` above the width of the format are ignored.
+    /// Returns the exact value of a code. Higher bits of `code` than the format has are ignored.
     pub fn decode(self, code: u8) -> f32 {
         let (mantissa, bias) = (self.mantissa_bits(), self.bias());
         let sign = (u32::from(code) >> (self.bits() - 1) & 1) << 31;
@@ -125,17 +125,18 @@ impl Format {
     }
 }
 
-/// The rounding of a value to one of the two adjacent powers of two.
+/// The rounding mode of [`e8m0::encode`], which rounds a value to a power of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rounding {
-    /// To the nearest power of two. A value halfway between two powers, `1.5 * 2^n`, is rounded up. This is rounding to
-    /// nearest even: in units of half the upper power, the lower power is 1 and the upper power is 2.
+    /// Rounds to the nearest power of two. A value halfway between two powers, `1.5 * 2^n`, is rounded up. This is
+    /// rounding to nearest even: if both powers are divided by the lower power, they are 1 (odd) and 2 (even).
     Nearest,
-    /// To the next larger power of two.
+    /// Rounds up to the next power of two. Powers of two do not change.
     Up,
 }
 
-/// E8M0: a power of two from 2^-127 to 2^127, stored as its exponent plus 127. Code 255 is NaN.
+/// The E8M0 format for scales. A value is a power of two from 2^-127 to 2^127, stored as its exponent plus 127. Code
+/// 255 is NaN.
 pub mod e8m0 {
     use super::Rounding;
 
@@ -166,10 +167,11 @@ pub mod e8m0 {
     }
 
     /// Returns the code of the scale for an E4M3 block with the largest magnitude `amax`. The scale is `amax / 448`,
-    /// rounded up to a power of two. 0 gives the smallest scale, infinity gives the largest scale, and NaN gives NaN.
+    /// rounded up to a power of two. An `amax` of 0 gives the smallest scale, infinity gives the largest scale, and NaN
+    /// gives NaN.
     ///
-    /// 448 is `1.75 * 2^8`, so no division is needed: the exponent of `amax` decreases by 8, or by 7 if its mantissa is
-    /// above 1.75.
+    /// 448 is `1.75 * 2^8`, so no division is needed: the exponent of the scale is the exponent of `amax` minus 8, or
+    /// minus 7 if the mantissa of `amax` is above 1.75.
     pub fn of_amax(amax: f32) -> u8 {
         let bits = amax.to_bits() & 0x7fff_ffff;
         if bits > 0x7f80_0000 {

@@ -1,9 +1,9 @@
 //! FP8: 8-bit floating-point formats, quantizers, and multiplication of quantized matrices.
 //!
 //! A linear layer that trains in FP8 computes three matrix multiplications. Each of them sums over a different
-//! dimension of its operands. [`quantize`] reads a matrix once and writes the copies for these multiplications. The
-//! rowwise copy has the layout of the matrix and is summed over the columns. The columnwise copy is transposed.
-//! [`multiply`] and [`accumulate_at`] multiply two such matrices.
+//! dimension of its operands. [`quantize`] reads a matrix once and writes up to two quantized copies for these
+//! multiplications. The rowwise copy has the layout of the matrix, and multiplications sum over its columns. The
+//! columnwise copy is the transposed matrix. [`multiply`] and [`accumulate_at`] multiply two quantized matrices.
 //!
 //! ```text
 //! y  = x w        x rowwise    [tokens, in]   w columnwise [out, in]

@@ -1,7 +1,7 @@
-//! Differentiable operations, defined by their forward and backward functions.
+//! Differentiable operations that are defined by a forward pass and a backward pass.
 //!
-//! [`apply`] runs a [`Function`] on up to [`MAX_INPUTS`] inputs. The forward and the backward function get plain
-//! tensors (without autodiff) on any backend, so that a function is written once with `Tensor<D>`. Only `backend.rs`
+//! [`apply`] runs a [`Function`] on up to [`MAX_INPUTS`] inputs. The forward and the backward pass get plain tensors
+//! (without autodiff), so that one implementation with `Tensor<D>` supports every backend. Only the file `backend.rs`
 //! uses the backend traits of Burn.
 
 use std::fmt::Debug;
@@ -22,16 +22,16 @@ pub use observe::{CallObserver, observed};
 /// The maximum number of inputs of a [`Function`].
 pub const MAX_INPUTS: usize = 7;
 
-/// The inputs of a function, or the tensors saved for its backward pass.
+/// The inputs of a function, or the tensors that the function saves for its backward pass.
 pub type Tensors = Vec<DispatchTensor>;
 
-/// The gradients of the inputs or outputs of a function.
+/// The gradients of the inputs or outputs of a function, with `None` for a missing gradient.
 pub type Gradients = Vec<Option<DispatchTensor>>;
 
 /// A differentiable operation with one float output, similar to `torch.autograd.Function`.
 ///
 /// Inputs, saved tensors and gradients are `DispatchTensor`s, which do not have a static number of dimensions. Convert
-/// them to `Tensor<D>` with `Tensor::from_dispatch`. None of them is tracked by autodiff.
+/// them to `Tensor<D>` with `Tensor::from_dispatch`. Autodiff tracks none of these tensors.
 pub trait Function: Debug + Send + Sync + 'static {
     /// Computes the output. Also returns the tensors that the backward pass needs.
     ///
@@ -40,15 +40,15 @@ pub trait Function: Debug + Send + Sync + 'static {
 
     /// Computes the gradient of each input from the gradient of the output.
     ///
-    /// `needed[i]` is false if autodiff does not track input `i`. The gradient of this input is ignored and may be
-    /// `None`. For a tracked input, `None` means that the function has passed on the gradient itself, for example by
-    /// writing it to a flat buffer.
+    /// `needed[i]` is false if autodiff does not track input `i`. In this case the gradient of input `i` is ignored and
+    /// may be `None`. For a tracked input, return `None` if this method has already stored the gradient elsewhere, for
+    /// example in a flat buffer.
     fn backward(&self, saved: Tensors, gradient: DispatchTensor, needed: &[bool]) -> Gradients;
 }
 
 /// A differentiable operation with several float outputs. See [`Function`] for an operation with one output.
 pub trait MultiFunction: Debug + Send + Sync + 'static {
-    /// Returns the path of the type, which identifies the function.
+    /// Returns the name of the function. The default is the path of its type.
     fn name(&self) -> &'static str {
         std::any::type_name::<Self>()
     }
@@ -63,7 +63,7 @@ pub trait MultiFunction: Debug + Send + Sync + 'static {
 
 /// Runs `function` on `inputs`. Autodiff records the call if it tracks at least one input.
 ///
-/// Inputs that autodiff does not track are constants.
+/// Inputs that autodiff does not track are constants and get no gradient.
 ///
 /// # Panics
 ///
@@ -76,7 +76,7 @@ pub trait MultiFunction: Debug + Send + Sync + 'static {
 /// use burn::tensor::{Device, Tensor};
 /// use burn_megatron_kernels::{Function, apply};
 ///
-/// /// `2 x`, with a backward that says so.
+/// /// Computes `2 x`. The backward pass multiplies the gradient by 2.
 /// #[derive(Debug)]
 /// struct Double;
 ///
@@ -106,8 +106,8 @@ pub fn apply<const O: usize>(inputs: Vec<DispatchTensor>, function: impl Functio
     output
 }
 
-/// Computes [`apply`] for a function with `K` outputs, which have the same number of dimensions. If autodiff tracks an
-/// input, it tracks all outputs.
+/// Runs a function with `K` outputs on `inputs`, as in [`apply`]. All outputs have `O` dimensions. If autodiff tracks
+/// at least one input, it tracks all outputs.
 ///
 /// # Panics
 ///

@@ -1,8 +1,8 @@
-//! Observes the inputs and results of function calls.
+//! Observers of the inputs and results of [`Function`](super::Function) calls.
 //!
-//! [`observed`] runs a body and reports the function calls of the body to an observer. It reports the forward passes on
-//! the calling thread, and the backward passes of these calls on any thread. Without an observer, no tensor is read or
-//! kept.
+//! [`observed`] runs a closure and reports the function calls of the closure to an observer. It reports forward passes
+//! on the calling thread. It also reports the backward passes of these calls, on any thread. Without an observer, no
+//! tensor is read or kept.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -12,20 +12,22 @@ use burn::backend::DispatchTensor;
 
 use super::Gradients;
 
-/// An observer of function calls, which may change the results of the calls.
+/// An observer of [`Function`](super::Function) calls, which may also change the results of the calls.
 pub trait CallObserver: Send + Sync + 'static {
     /// Receives the tensors that a forward or backward pass is about to read. In a forward pass, `forward` is `None`.
-    /// In a backward pass, `forward` is the number of the call, and `tensors` are the gradients of its outputs. Returns
-    /// a number that is passed to the observer with the results.
+    /// In a backward pass, `forward` is the number that [`outputs`](Self::outputs) returned for the call, and `tensors`
+    /// are the gradients of the outputs. Returns a number that identifies these inputs. [`outputs`](Self::outputs) or
+    /// [`gradients`](Self::gradients) receives this number.
     fn inputs(&self, forward: Option<u64>, tensors: &[&DispatchTensor]) -> u64;
 
     /// Receives the outputs of a forward pass, and may change them. `inputs` is the number that
-    /// [`inputs`](Self::inputs) returned. Returns a number for the call, which is passed to the observer in the
-    /// backward pass.
+    /// [`inputs`](Self::inputs) returned. Returns a number that identifies the call. The backward pass of the call
+    /// passes this number as `forward`.
     fn outputs(&self, function: &str, inputs: u64, outputs: &mut [DispatchTensor]) -> u64;
 
-    /// Receives the gradients of the inputs of a call, and may change them. `forward` is the number that
-    /// [`outputs`](Self::outputs) returned. `inputs` is the number that [`inputs`](Self::inputs) returned.
+    /// Receives the gradients of the inputs after a backward pass, and may change them. `forward` is the number that
+    /// [`outputs`](Self::outputs) returned for the call. `inputs` is the number that [`inputs`](Self::inputs) returned
+    /// for this backward pass.
     fn gradients(
         &self,
         function: &str,
@@ -48,7 +50,8 @@ impl Drop for Restore {
     }
 }
 
-/// Runs `body` and reports its function calls to `observer`. An outer observer does not receive these calls.
+/// Runs `body` and reports its function calls to `observer`. If calls of `observed` are nested, only the innermost
+/// observer receives the calls.
 pub fn observed<T>(observer: Arc<dyn CallObserver>, body: impl FnOnce() -> T) -> T {
     let _restore = Restore(CURRENT.replace(Some(observer)));
     body()

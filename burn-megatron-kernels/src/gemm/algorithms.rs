@@ -1,9 +1,10 @@
 //! The choice of cuBLASLt algorithms for matrix multiplications. By default, cuBLASLt selects an algorithm by its
 //! heuristic.
 //!
-//! [`time_algorithms`] runs some work, times several algorithms for each of its matrix multiplications, and returns the
-//! fastest. [`use_algorithms`] makes later multiplications use these algorithms. Without these two calls, nothing is
-//! timed. The algorithm determines the order of the sums, so all ranks of a run must use the same algorithms.
+//! [`time_algorithms`] runs a closure, times several algorithms for each matrix multiplication of the closure, and
+//! returns the fastest algorithms. [`use_algorithms`] makes later multiplications use these algorithms. Without a call
+//! of [`time_algorithms`], nothing is timed. The algorithm determines the order of summation, so all ranks of a run
+//! must use the same algorithms.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
@@ -11,7 +12,7 @@ use std::fmt::{self, Display};
 use burn::tensor::Device;
 use serde::{Deserialize, Serialize};
 
-/// A device and its version of cuBLASLt. An algorithm is valid only for one device and version.
+/// A device and its cuBLASLt version. An algorithm is valid only for the device and version with which it was timed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GemmLibrary {
@@ -27,20 +28,22 @@ pub struct GemmLibrary {
 pub struct GemmAlgorithms {
     /// The device and the library version with which the algorithms were timed.
     pub library: GemmLibrary,
-    /// The fastest algorithm of each multiplication. The key describes the multiplication: its sizes, the layouts of
-    /// its matrices, its types and its epilogue.
+    /// The fastest algorithm for each matrix multiplication. The key describes the multiplication: its sizes, the
+    /// layouts of its matrices, its types and its epilogue.
     pub products: BTreeMap<String, GemmAlgorithm>,
 }
 
-/// The fastest algorithm of a matrix multiplication.
+/// The fastest cuBLASLt algorithm for one matrix multiplication, with the measured times.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GemmAlgorithm {
-    /// The `cublasLtMatmulAlgo_t`. NVIDIA allows storing it for use with the same version of the library.
+    /// The contents of the `cublasLtMatmulAlgo_t` of the algorithm. NVIDIA allows storing it for later use with the
+    /// same version of the library.
     pub algorithm: [u64; 8],
-    /// The index of the algorithm among the candidates. Index 0 is the choice of the heuristic.
+    /// The index of the algorithm in the list of candidates. Candidate 0 is the choice of the heuristic.
     pub candidate: usize,
-    /// The median time of each candidate in microseconds, in the order of the heuristic.
+    /// The median time of each candidate in microseconds. The candidates are in the order in which the heuristic
+    /// returns them.
     pub microseconds: Vec<f64>,
 }
 
@@ -51,7 +54,7 @@ pub struct GemmTiming {
     pub candidates: usize,
     /// The number of measured rounds. In each round, all candidates are timed one after the other.
     pub rounds: usize,
-    /// The number of runs per candidate and round.
+    /// The number of times that each candidate runs per round.
     pub runs: usize,
 }
 
@@ -67,7 +70,7 @@ impl Display for GemmLibrary {
     }
 }
 
-/// Returns the device and its version of cuBLASLt.
+/// Returns the name of a device and the version of its cuBLASLt library.
 ///
 /// # Errors
 ///
@@ -79,8 +82,9 @@ pub fn gemm_library(device: &Device) -> Result<GemmLibrary, String> {
 /// Runs `work` and times each of its matrix multiplications on `device` with every candidate algorithm. Returns the
 /// fastest algorithms.
 ///
-/// A multiplication that accumulates into a buffer runs several times, so do not use the results of `work`. If several
-/// threads call this function at the same time, each call also times the multiplications of the other threads.
+/// A multiplication that accumulates into a buffer runs several times, so the values that `work` computes are wrong and
+/// must not be used. If several threads call this function at the same time, each call also times the multiplications
+/// of the other threads.
 ///
 /// # Errors
 ///
@@ -94,7 +98,7 @@ pub fn time_algorithms(
 }
 
 /// Makes later matrix multiplications on `device` use these algorithms. A multiplication without an algorithm in
-/// `algorithms` uses the heuristic. An algorithm that the library no longer accepts is skipped with a warning.
+/// `algorithms` uses the heuristic. An algorithm that the library rejects is skipped with a warning.
 ///
 /// # Errors
 ///

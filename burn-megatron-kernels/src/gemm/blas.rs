@@ -1,9 +1,9 @@
 //! Matrix multiplication on the CPU with a BLAS library that is opened at run time: Intel MKL, OpenBLAS or BLIS.
 //!
 //! The library computes on the thread that calls it. This module splits the result along its longer side and computes
-//! the parts on several threads. The parts depend only on the sizes and the number of threads. Therefore a result has
-//! the same bits in every run with the same number of threads. Unlike with the `gemm` crate, the bits of a row may
-//! depend on the other rows.
+//! the parts on several threads. The parts depend only on the sizes and the number of threads. Therefore a result is
+//! bitwise identical in every run with the same number of threads. The result of a row may depend on the other rows.
+//! With the `gemm` crate, it does not.
 
 use std::ffi::{c_int, c_void};
 use std::fmt::{self, Debug, Display};
@@ -20,7 +20,7 @@ use crate::cpu::{Real, for_each_task};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CpuGemm {
-    /// The `gemm` crate, which is always available. The bits of a row of the result do not depend on the other rows.
+    /// The `gemm` crate, which is always available. Each row of the result is bitwise independent of the other rows.
     #[default]
     #[serde(rename = "gemm")]
     Crate,
@@ -33,7 +33,7 @@ pub enum CpuGemm {
 }
 
 impl CpuGemm {
-    /// All libraries.
+    /// All values of [`CpuGemm`].
     pub const ALL: [Self; 4] = [Self::Crate, Self::Mkl, Self::OpenBlas, Self::Blis];
 
     /// Returns the name of the library in recipes and command-line flags.
@@ -121,7 +121,7 @@ impl FromStr for CpuGemm {
     }
 }
 
-/// Error of parsing a name that is not the name of a [`CpuGemm`].
+/// The error of parsing an unknown [`CpuGemm`] name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("invalid gemm \"{0}\": expected gemm, mkl, openblas or blis")]
 pub struct UnknownCpuGemm(pub String);
@@ -134,7 +134,7 @@ pub enum BlasError {
     Missing {
         /// The library that is missing.
         kind: CpuGemm,
-        /// The error of opening the last file name.
+        /// The error message of opening the last file name that was tried.
         cause: String,
     },
     /// The library does not have a required function.
@@ -237,7 +237,7 @@ impl Functions {
     }
 }
 
-/// A BLAS library that has been opened.
+/// A BLAS library that has been opened. See [`CpuGemm::open`].
 #[derive(Clone, Copy)]
 pub struct Blas {
     functions: &'static Functions,
@@ -268,7 +268,7 @@ impl Display for Blas {
 type Factor<'a, W> = (&'a [W], Matrix);
 
 impl Blas {
-    /// Returns the library.
+    /// Returns the kind of the library.
     pub fn kind(self) -> CpuGemm {
         self.functions.kind
     }

@@ -1,4 +1,5 @@
-//! The matrix multiplication that an engine computes, and its conversion from row-major to column-major matrices.
+//! The description of a matrix multiplication for an engine, and its conversion from row-major to column-major
+//! matrices.
 
 use std::fmt::Debug;
 
@@ -20,7 +21,7 @@ pub trait GemmEngine<T>: Debug + Send + Sync {
     fn multiply(&self, problem: &GemmProblem, operands: Operands<T>) -> T;
 }
 
-/// A matrix multiplication `result = left right` with an epilogue.
+/// A matrix multiplication `result = left right` with an optional epilogue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GemmProblem {
     /// The layout of the left operand, `[m, k]`.
@@ -29,7 +30,7 @@ pub struct GemmProblem {
     pub right: Matrix,
     /// The type of both operands.
     pub factors: DType,
-    /// The type of the result. The result is a row-major matrix without gaps, or a range of a flat buffer.
+    /// The type of the result. The result is a row-major contiguous matrix, or a range of a flat buffer.
     pub result: DType,
     /// The operation after the multiplication.
     pub epilogue: Epilogue,
@@ -38,7 +39,7 @@ pub struct GemmProblem {
 /// The operation that is fused with a matrix multiplication: adding a bias, or writing to a flat buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Epilogue {
-    /// No epilogue.
+    /// No epilogue: the result is stored unchanged.
     Nothing,
     /// Adds a bias of `n` elements to each row. The bias has the type of the result.
     Bias,
@@ -59,7 +60,7 @@ pub struct Operands<T> {
     /// The tensor for [`GemmProblem::epilogue`]: a bias `[n]`, or a flat buffer. The flat buffer is copied if another
     /// tensor shares its memory.
     pub epilogue: Option<T>,
-    /// The element of the flat buffer at which the result begins. It is 0 without a flat buffer.
+    /// The index of the first element of the result in the flat buffer. It is 0 without a flat buffer.
     pub offset: usize,
 }
 
@@ -77,7 +78,7 @@ pub struct Matrix {
 }
 
 impl Matrix {
-    /// Returns the layout of a row-major matrix without gaps.
+    /// Returns the layout of a contiguous row-major matrix.
     pub fn contiguous(rows: usize, columns: usize) -> Self {
         Self {
             rows,
@@ -88,7 +89,7 @@ impl Matrix {
     }
 
     /// Returns the layout of a matrix `[rows, columns]` with these strides in elements. Returns `None` if neither the
-    /// rows nor the columns are contiguous, or if they overlap in memory.
+    /// rows nor the columns are contiguous, or if rows or columns overlap in memory.
     pub fn of([rows, columns]: [usize; 2], strides: [isize; 2]) -> Option<Self> {
         let [row, column] = strides;
         // An empty matrix fits every layout. Its strides may be 0.
@@ -133,7 +134,7 @@ impl GemmProblem {
         [self.left.rows, self.right.columns, self.left.columns]
     }
 
-    /// Returns the same matrix multiplication in the form of a column-major library.
+    /// Returns the same matrix multiplication for a column-major library, such as BLAS.
     pub fn column_major(&self) -> ColumnMajor {
         ColumnMajor::of(self.left, self.right)
     }
@@ -171,11 +172,11 @@ pub struct Operand {
 }
 
 impl ColumnMajor {
-    /// Returns the multiplication `left right` in the form of a column-major library.
+    /// Converts the row-major multiplication `left right` for a column-major library, such as BLAS.
     ///
     /// A row-major matrix is a transposed column-major matrix, and `(left right)^T` is `right^T left^T`. Therefore
     /// `right` is the first operand of the library and `left` is the second operand, and the library writes the
-    /// row-major result. A bias per column of the row-major result is a bias per row for the library.
+    /// row-major result. A bias per column of the row-major result is a bias per row of the column-major result.
     pub fn of(left: Matrix, right: Matrix) -> Self {
         Self {
             m: right.columns,

@@ -1,9 +1,10 @@
-//! Matrix multiplication (GEMM), and the trait of the engines that compute it.
+//! Matrix multiplication (GEMM), and the engine trait that its implementations share.
 //!
 //! A linear layer uses [`linear`] in its forward pass and [`accumulate_weight_gradient`] in its backward pass.
-//! [`accumulate_weight_gradient_at`] writes to a flat buffer that holds many gradients. The gradient of the input is
-//! `linear(gradient, weight.transpose(), None)`. This does not copy the weight, because transposed matrices are read in
-//! place. Products of 16-bit values are exact and are summed in f32. A bias is added before the result is rounded.
+//! [`accumulate_weight_gradient_at`] writes the weight gradient to a flat buffer that holds many gradients. The
+//! gradient of the input is `linear(gradient, weight.transpose(), None)`. This call does not copy the weight, because
+//! transposed matrices are read in place. For 16-bit types, the products of elements are exact, and they are summed in
+//! f32. A bias is added before the result is rounded.
 //!
 //! | device | engine |
 //! |---|---|
@@ -55,8 +56,8 @@ use op::GemmOp;
 /// - `bias`: `[out]`.
 /// - returns `[rows, out]`.
 ///
-/// All tensors have the same type. On a given device the result does not depend on the number of
-/// threads. On the CPU, a row of the result does not depend on the other rows or their number.
+/// All tensors have the same type. On a given device, the result does not depend on the number of threads. On the CPU,
+/// a row of the result does not depend on the other rows or their number.
 ///
 /// # Panics
 ///
@@ -79,7 +80,7 @@ pub fn linear(x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tenso
     linear_by(None, x, weight, bias)
 }
 
-/// Computes [`linear`]. On the CPU, the given BLAS library multiplies. Other devices ignore the library.
+/// Computes [`linear`] with the given BLAS library on the CPU. Other devices ignore the library.
 ///
 /// # Panics
 ///
@@ -103,8 +104,8 @@ pub fn linear_by(
 /// - `gradient`: `[rows, out]`, in the type of `x`.
 /// - `into`: `[in, out]` in f32 (f64 for f64).
 ///
-/// On a given device the result does not depend on the number of threads. [`accumulate_weight_gradient_at`] does the
-/// same with a flat buffer.
+/// On a given device, the result does not depend on the number of threads. [`accumulate_weight_gradient_at`] is the
+/// same operation for a flat buffer.
 ///
 /// # Panics
 ///
@@ -125,17 +126,18 @@ pub fn accumulate_weight_gradient(x: Tensor<2>, gradient: Tensor<2>, into: Tenso
 ///
 /// - `x`: `[rows, in]`.
 /// - `gradient`: `[rows, out]`, in the type of `x`.
-/// - `flat`: `[length]` in f32 (f64 for f64). The weight gradient takes `in * out` elements.
+/// - `flat`: `[length]` in f32 (f64 for f64). The weight gradient has `in * out` elements.
 ///
-/// If `x` has no rows, the weight gradient is 0. On a given device the result does not depend on the number of threads.
+/// If `x` has no rows, the weight gradient is 0. On a given device, the result does not depend on the number of
+/// threads.
 ///
-/// The result is written directly to the buffer on the CPU. On CUDA, it is written directly if the range starts at a
-/// multiple of 16 bytes. Otherwise it is first written to a temporary tensor, and
+/// The result is written directly to the buffer on the CPU. On CUDA, it is written directly if the first element is at
+/// a multiple of 16 bytes in the buffer. Otherwise it is first written to a temporary tensor, and
 /// [`flat::accumulate`](crate::flat::accumulate) writes it to the buffer.
 ///
 /// # Panics
 ///
-/// Panics with a [`KernelError`] if sizes or types do not match, or if the range exceeds the buffer.
+/// Panics with a [`KernelError`] if sizes or types do not match, or if the result extends beyond the end of the buffer.
 ///
 /// # Example
 ///
@@ -160,8 +162,7 @@ pub fn accumulate_weight_gradient_at(
     accumulate_weight_gradient_at_by(None, x, gradient, flat, offset, add)
 }
 
-/// Computes [`accumulate_weight_gradient_at`]. On the CPU, the given BLAS library multiplies. Other devices ignore the
-/// library.
+/// Computes [`accumulate_weight_gradient_at`] with the given BLAS library on the CPU. Other devices ignore the library.
 ///
 /// # Panics
 ///
@@ -195,8 +196,8 @@ fn weight_gradient(
     Tensor::from_dispatch(launch_one(op, inputs))
 }
 
-/// Returns a description of the engine that multiplies matrices on a device by default, with the reason why no faster
-/// engine is used.
+/// Returns a description of the engine that multiplies matrices on a device by default. The description contains the
+/// reason why no faster engine is used.
 pub fn engine_of(device: &Device) -> String {
     describe(device.as_dispatch())
 }

@@ -1,8 +1,9 @@
 //! Parameter gradients that the backward pass adds directly to a flat buffer instead of returning them to autodiff.
 //!
-//! A buffer holds the gradients of many parameters. An operation may get a [`Parameter`] with a [`GradientBuffer`] as
-//! the destination of its gradient. The operation then computes the gradient in f32 (f64 for f64) and adds it to the
-//! buffer. This needs no tensor per gradient, and gradients are not rounded to the type of the parameter.
+//! A buffer holds the gradients of many parameters. An operation can take a [`Parameter`] whose gradient has a
+//! [`GradientBuffer`] as its destination. The operation then computes the gradient in f32 (f64 for f64) and adds it to
+//! the buffer. No separate tensor is needed for each gradient, and gradients are not rounded to the type of the
+//! parameter.
 
 use std::fmt;
 use std::sync::Arc;
@@ -27,26 +28,27 @@ pub struct Place {
     pub add: bool,
 }
 
-/// A flat buffer, and the places in it to which an operation writes gradients.
+/// A flat buffer, and the places in the buffer to which an operation writes gradients.
 #[derive(Debug)]
 pub struct FlatGradients {
-    /// The flat buffer, `[length]` in f32, f16 or bf16. For operations in f64 it is f64.
+    /// The flat buffer, `[length]` in f32, f16 or bf16. For f64 operations, the buffer is f64.
     pub flat: Tensor<1>,
     /// The place of each gradient. Places must not overlap.
     pub places: Vec<Place>,
 }
 
-/// A store for the gradients of parameters. Each parameter is identified by a number.
+/// Storage for the gradients of parameters. Each parameter is identified by a number.
 pub trait GradientBuffer: Send + Sync {
-    /// Accumulates the gradients of these parameters for one use of each parameter in the model.
+    /// Accumulates the gradients of several parameters. The backward pass of an operation calls this method. If the
+    /// model uses a parameter several times, the gradients of all uses are added.
     ///
     /// The implementation must call `compute` exactly once. It may pass a flat buffer with a place for each gradient.
     /// In this case `compute` writes the gradients to the buffer and returns the buffer. Otherwise `compute` returns
     /// each gradient as a flat tensor.
     fn accumulate(&self, parameters: &[usize], compute: ComputeGradients<'_>);
 
-    /// Accumulates the gradient of a weight for one use of the weight in the model. The implementation must call
-    /// `compute` exactly once, but may call it later. By default it is called immediately.
+    /// Accumulates the gradient of a weight, possibly after this method has returned. The implementation must call
+    /// `compute` exactly once, but may call it later. The default implementation calls `compute` immediately.
     fn accumulate_later(&self, parameter: usize, compute: WeightGradientFn) {
         let mut compute = Some(compute);
         self.accumulate(&[parameter], &mut |target| match compute.take() {
@@ -68,7 +70,7 @@ pub type ComputeGradients<'a> = &'a mut dyn FnMut(Option<FlatGradients>) -> Vec<
 /// A one-dimensional parameter of an operation, and the destination of its gradient: autodiff or a gradient buffer.
 #[derive(Clone, Debug)]
 pub struct Parameter {
-    /// The value of the parameter, `[n]`. Autodiff does not track it if there is a destination.
+    /// The value of the parameter, `[n]`. If there is a destination, autodiff does not track the value.
     pub value: Tensor<1>,
     /// The destination of the gradient. With `None`, autodiff receives the gradient.
     pub destination: Option<Destination>,
@@ -94,7 +96,8 @@ pub struct Destination {
 }
 
 impl Destination {
-    /// Accumulates the gradient of the parameter. See [`GradientBuffer::accumulate_later`].
+    /// Accumulates the gradient of the parameter, possibly after this method has returned. See
+    /// [`GradientBuffer::accumulate_later`].
     pub fn accumulate_later(
         &self,
         compute: impl FnOnce(Option<FlatGradients>) -> Tensor<1> + Send + 'static,
@@ -117,10 +120,10 @@ impl fmt::Debug for Destination {
     }
 }
 
-/// Accumulates the gradients of these parameters in their gradient buffer.
+/// Accumulates the gradients of several parameters in their common gradient buffer.
 ///
-/// `compute` computes the gradients and another result. It gets an optional flat buffer with a place for each gradient,
-/// as in [`GradientBuffer::accumulate`]. This function returns the other result.
+/// `compute` returns an additional result and the gradients. Its argument is an optional flat buffer with a place for
+/// each gradient, as in [`GradientBuffer::accumulate`]. `accumulate` returns the additional result.
 ///
 /// # Panics
 ///

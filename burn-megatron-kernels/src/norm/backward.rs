@@ -183,7 +183,7 @@ impl Function for NormFunction {
 }
 
 /// The norm of a residual stream as a [`MultiFunction`] with the outputs `[norm, sum]`, which have `D` dimensions. The
-/// sum is `(x + x_bias) + residual`, or an input.
+/// sum is `(x + x_bias) + residual`. If there is no residual, the input `x` is the sum.
 ///
 /// The function saves the sum, the weight and the statistics for its backward pass. See
 /// [`StreamNorm::into_function`](super::StreamNorm::into_function) for the inputs.
@@ -245,8 +245,8 @@ impl<const D: usize> StreamNormFunction<D> {
         if self.norm.inputs.residual { 2 } else { 1 }
     }
 
-    /// Computes the output of the norm again from the tensors that the forward pass saved, and from the bias. The
-    /// result has the same bits.
+    /// Recomputes the output of the norm from the tensors that the forward pass saved and from the bias. The result is
+    /// bitwise identical to the output of the forward pass.
     pub fn norm_again(
         &self,
         saved: &[DispatchTensor],
@@ -262,7 +262,7 @@ impl<const D: usize> StreamNormFunction<D> {
         self.norm.inputs.bias.then(|| self.terms() + 1)
     }
 
-    /// Returns whether the gradient of at least one parameter goes to a flat buffer.
+    /// Returns whether the gradient of at least one parameter is written to a flat buffer.
     pub fn has_buffer(&self) -> bool {
         self.norm.destinations.iter().any(Option::is_some)
     }

@@ -1,13 +1,13 @@
 //! Reference norms, composed of Burn's own operations and differentiated by Burn.
 //!
-//! They use the same formulas in the same precision, but store every intermediate tensor.
+//! They use the same formulas and the same precision as the fused norms, but store every intermediate tensor.
 
 use burn::tensor::Tensor;
 
 use super::{NormKind, NormOptions};
 use crate::cpu::wide;
 
-/// Computes [`layer_norm`](super::layer_norm) without fusion.
+/// Computes [`layer_norm`](super::layer_norm) with Burn's operations, without a fused kernel.
 pub fn layer_norm<const D: usize>(
     x: Tensor<D>,
     weight: Tensor<1>,
@@ -21,7 +21,7 @@ pub fn layer_norm<const D: usize>(
     affine(normalised, weight, bias, options).cast(dtype)
 }
 
-/// Computes [`rms_norm`](super::rms_norm) without fusion.
+/// Computes [`rms_norm`](super::rms_norm) with Burn's operations, without a fused kernel.
 pub fn rms_norm<const D: usize>(
     x: Tensor<D>,
     weight: Tensor<1>,
@@ -32,7 +32,7 @@ pub fn rms_norm<const D: usize>(
     affine(normalised, weight, None, options).cast(dtype)
 }
 
-/// Computes [`add_normalise`](super::add_normalise) without fusion.
+/// Computes [`add_normalise`](super::add_normalise) with Burn's operations, without a fused kernel.
 pub fn add_normalise<const D: usize>(
     kind: NormKind,
     x: Tensor<D>,

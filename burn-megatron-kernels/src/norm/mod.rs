@@ -1,17 +1,17 @@
 //! LayerNorm and RMSNorm over the last dimension, with an optional residual addition before the norm.
 //!
-//! The formulas use a row `x` of width `n`, the weight `w` (replaced by `1 + w` with
-//! [`zero_centered`](NormOptions::zero_centered)) and the bias `b`:
+//! In the formulas, `x` is a row of width `n`, `w` is the weight and `b` is the bias. With
+//! [`zero_centered`](NormOptions::zero_centered), `1 + w` replaces `w`:
 //!
 //! - LayerNorm (Ba et al., 2016): `y = (x - mean(x)) / sqrt(mean((x - mean(x))^2) + epsilon) w + b`
 //! - RMSNorm (Zhang and Sennrich, 2019): `y = x / sqrt(mean(x^2) + epsilon) w`
 //!
-//! Statistics are computed in f32 (f64 for f64). The variance is the mean of the squared deviations, never a difference
-//! of squares. For the backward pass, the norm saves its input and 1 or 3 numbers per row, but not the normalized
-//! values.
+//! Statistics are computed in f32 (f64 for f64). The variance is computed as the mean of the squared deviations, not as
+//! `mean(x^2) - mean(x)^2`. For the backward pass, the norm saves its input and 1 or 3 numbers per row. It does not
+//! save the normalized values.
 //!
-//! The weight and the bias may have a different float type than `x`. Their gradients have the type of the parameter.
-//! The bias is converted to the type of the weight.
+//! The weight and the bias may have a different float type than `x`. The gradient of a parameter has the type of the
+//! parameter. The bias is converted to the type of the weight.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Tensor};
@@ -33,7 +33,7 @@ mod tests;
 pub use backward::StreamNormFunction;
 use backward::{EachParameter, Norm, NormFormula, NormFunction, NormInputs};
 
-/// The kind of a normalization.
+/// The kind of normalization.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NormKind {
     /// LayerNorm, with a weight and an optional bias.
@@ -47,13 +47,13 @@ pub enum NormKind {
 pub struct NormOptions {
     /// The number added to the variance (LayerNorm) or to the mean square (RMSNorm). It must be at least 0.
     pub epsilon: f64,
-    /// Whether the factor is `1 + w` instead of the weight `w`. The weight is then initialized with 0, and weight decay
-    /// pulls the factor towards 1.
+    /// Whether the normalized values are multiplied by `1 + w` instead of the weight `w`. Initialize the weight with 0
+    /// in this case. Weight decay then pulls the factor `1 + w` towards 1.
     pub zero_centered: bool,
 }
 
 impl NormOptions {
-    /// Creates options whose factor is the weight itself.
+    /// Creates options with the given epsilon and without zero-centered weights.
     pub fn new(epsilon: f64) -> Self {
         Self {
             epsilon,
@@ -107,13 +107,13 @@ pub fn rms_norm<const D: usize>(
     normalise(NormKind::Rms, x, weight.into(), None, options)
 }
 
-/// Computes [`layer_norm`] or [`rms_norm`] with parameters whose gradients can go to a flat buffer. If one parameter
-/// has a destination, a parameter without a destination must be a constant.
+/// Computes [`layer_norm`] or [`rms_norm`] with parameters whose gradients can be written to a flat buffer. If one
+/// parameter has a destination, all parameters without a destination must be constants.
 ///
 /// # Panics
 ///
-/// Panics in the same cases as [`layer_norm`]. Also panics with a [`KernelError`] for RMSNorm with a bias. Also panics
-/// if one parameter has a destination, and autodiff tracks another parameter without a destination.
+/// Panics in the same cases as [`layer_norm`]. Also panics with a [`KernelError`] if RMSNorm has a bias. Also panics if
+/// one parameter has a destination, but another parameter has no destination and is tracked by autodiff.
 pub fn normalise<const D: usize>(
     kind: NormKind,
     x: Tensor<D>,
@@ -143,8 +143,9 @@ pub fn normalise<const D: usize>(
 /// has the type of `x`. If `x` is f16 or bf16, the residual may be f32. The sum is computed in f32 and rounded once to
 /// the type of the residual. The norm is computed from the rounded sum and has the type of `x`.
 ///
-/// In the backward pass, one kernel computes the gradient of the norm and adds the gradient of the sum from its other
-/// uses. The result is the gradient of `x` and of the residual. The kernel also sums the gradient of `x_bias`.
+/// The sum is usually also an input of later operations. In the backward pass, one kernel computes the gradient of the
+/// norm and adds the gradient from these operations. The result is the gradient of `x` and of the residual. The kernel
+/// also sums the gradient of `x_bias`.
 ///
 /// # Panics
 ///
@@ -166,10 +167,11 @@ pub fn add_normalise<const D: usize>(
     stream.normalise(kind, weight, bias, options)
 }
 
-/// A residual stream, and the value that is added to it before the norm. See [`add_normalise`].
+/// A residual stream, and the value that is added to the residual stream before the norm. See [`add_normalise`].
 #[derive(Clone, Debug)]
 pub struct StreamNorm<const D: usize> {
-    /// The value that is added to the residual stream. Without a `residual`, it is the stream itself.
+    /// The value that is added to the residual stream. If `residual` is `None`, it is the residual stream after the
+    /// addition.
     pub x: Tensor<D>,
     /// The residual stream before the addition.
     pub residual: Option<Tensor<D>>,
@@ -179,8 +181,8 @@ pub struct StreamNorm<const D: usize> {
 }
 
 impl<const D: usize> StreamNorm<D> {
-    /// Returns the norm and the sum. If `x` is already the sum, results and gradients have the same bits as with
-    /// [`add_normalise`].
+    /// Returns the norm and the sum. If `x` is already the sum, results and gradients are bitwise identical to the
+    /// results and gradients of [`add_normalise`].
     ///
     /// # Panics
     ///
@@ -199,7 +201,7 @@ impl<const D: usize> StreamNorm<D> {
         (y, if on_autodiff { sum } else { sum.inner() })
     }
 
-    /// Returns whether the sum is on an autodiff device.
+    /// Returns whether the residual stream is on an autodiff device.
     pub fn is_autodiff(&self) -> bool {
         let terms = [Some(&self.x), self.residual.as_ref()];
         let mut terms = terms.into_iter().flatten();
@@ -207,8 +209,9 @@ impl<const D: usize> StreamNorm<D> {
         terms.any(|term| term.is_autodiff()) || of_bias.is_some_and(|bias| bias.value.is_autodiff())
     }
 
-    /// Returns the norm as a function that other functions can use, and its inputs: `x`, then the residual, the weight,
-    /// the bias and the bias of `x`, if present.
+    /// Returns the norm as a [`MultiFunction`](crate::MultiFunction), for use in other functions, and the inputs of
+    /// this function. The inputs are `x`, the residual, the weight, the bias and the bias of `x`. Inputs that are not
+    /// present are omitted.
     ///
     /// # Panics
     ///

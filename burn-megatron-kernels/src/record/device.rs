@@ -144,7 +144,7 @@ fn described(tensor: &DispatchTensor) -> Option<TensorIr> {
     }
 }
 
-/// Returns the identifier of a tensor in a recording, or `None` for a tensor on another device.
+/// Returns the identifier of a tensor in the recording, or `None` if the tensor is not on the recording device.
 pub fn tensor_id<const D: usize, K: Basic>(tensor: &Tensor<D, K>) -> Option<TensorId> {
     described(&tensor.clone().into_dispatch()).map(|it| it.id)
 }
@@ -220,8 +220,9 @@ fn created(tensor: &Primitive) -> TensorIr {
     TensorIr::uninit(tensor.id(), tensor.shape(), tensor.dtype())
 }
 
-/// Returns the input and the output of a recorded kernel that share memory, or `None` if no input and output share
-/// memory. They share memory only if no other tensor uses the memory of the input.
+/// Returns the input of a recorded kernel that is updated in place, and the output that replaces the input. Returns
+/// `None` if the kernel updates no input in place. The update is in place only if no other tensor uses the memory of
+/// the input.
 pub fn in_place(kernel: &CustomOpIr) -> Option<(&TensorIr, &TensorIr)> {
     let [ScalarIr::UInt(input), ScalarIr::UInt(output)] = kernel.scalars[..] else {
         return None;

@@ -1,12 +1,14 @@
-//! Records the operations of a model on shapes without values, so that the memory of the model can be planned.
+//! Records the operations of a model on the shapes of tensors, without computing values, so that the memory of the
+//! model can be planned.
 //!
-//! [`record`] runs a function on a device that computes and allocates nothing (Burn's capture device). It records every
-//! operation on tensors of this device in order: Burn's operations, and the kernels of this crate with the shapes that
-//! they declare. For each call of a [`Function`](crate::Function), it also records the start, the end, and the tensors
-//! that the forward pass saves. The device has no autodiff. [`backward`] runs the backward pass of a recorded call.
+//! [`record`] runs a closure on a recording device (Burn's capture device), which computes nothing and allocates no
+//! memory. It records every operation on tensors of this device in order: Burn's operations, and the kernels of this
+//! crate with the shapes that they declare. For each call of a [`Function`](crate::Function), it also records the
+//! start, the end, and the tensors that the forward pass saves. The device has no autodiff. [`backward`] runs the
+//! backward pass of a recorded call.
 //!
-//! Each thread has its own recording. [`ShapeSettings`] sets properties that do not follow from shapes, such as the
-//! number of tokens per expert.
+//! Each thread has its own recording. [`ShapeSettings`] sets properties that cannot be computed from the shapes of
+//! tensors, such as the number of tokens per expert.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -30,7 +32,7 @@ pub use device::{in_place, tensor_id};
 pub(crate) use device::{launch_on_shapes, run_function};
 pub use replay::Replay;
 
-/// Properties that do not follow from the shapes of tensors.
+/// Properties of a model that cannot be computed from the shapes of tensors.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ShapeSettings {
     /// The load imbalance of the experts: the number of rows on the rank with the most rows, divided by the average
@@ -67,13 +69,13 @@ pub struct RecordedCall {
 /// The gradients of the outputs and inputs of a [`RecordedCall`].
 #[derive(Clone, Debug)]
 pub struct RecordedGradients {
-    /// The gradients of the outputs, which the recording creates when it starts the backward pass.
+    /// The gradients of the outputs, which are created at the start of the backward pass.
     pub outputs: Vec<TensorIr>,
     /// The gradients of the inputs. `None` for an input whose gradient the backward pass does not return.
     pub inputs: Vec<Option<TensorIr>>,
 }
 
-/// A recorded step. A step refers to a call by the index of the call in [`Recording::calls`].
+/// A step of a [`Recording`]. A variant with a number refers to the call with this index in [`Recording::calls`].
 #[derive(Clone, Debug)]
 pub enum RecordedStep {
     /// An operation of Burn, or a kernel of this crate.
@@ -86,34 +88,34 @@ pub enum RecordedStep {
     Backward(usize),
     /// The end of the backward pass of a call.
     BackwardEnd(usize),
-    /// A value that was added by [`note`].
+    /// A value that was added with [`note`].
     Note(Note),
 }
 
-/// A value that [`note`] adds to the recorded steps.
+/// A value of any type that [`note`] adds to the recorded steps.
 pub type Note = Arc<dyn Any + Send + Sync>;
 
-/// The recorded steps, calls and values.
+/// The result of [`record`]: the recorded steps, calls and values.
 #[derive(Clone, Debug, Default)]
 pub struct Recording {
     /// The recorded steps in order.
     pub steps: Vec<RecordedStep>,
     /// The recorded calls of functions.
     pub calls: Vec<RecordedCall>,
-    /// The values of tensors that were created from values, such as parameters that were moved to the device.
+    /// The values of tensors that were created on the host, such as parameters that were moved to the recording device.
     pub values: BTreeMap<TensorId, TensorData>,
 }
 
-/// The reason why operations could not be recorded.
+/// The error of [`record`]: the reason why operations could not be recorded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
     /// The thread is already recording. A thread can have only one recording at a time.
     #[error("this thread is already recording operations: expected one recording at a time")]
     Nested,
-    /// The operations do not form a graph.
+    /// The recorded operations do not form a valid graph.
     #[error("the operations cannot be recorded: {0}")]
     Graph(String),
-    /// An operation cannot run without values, because it reads values or uses a backend directly.
+    /// An operation cannot be recorded on shapes alone, because it reads values or uses a backend directly.
     #[error("{operation} has no form on shapes alone: {reason}")]
     NoShapes {
         /// The name of the operation.
@@ -153,13 +155,13 @@ impl Drop for Stop {
     }
 }
 
-/// Runs `body` on a recording device and returns its result and the recording. The tensors of the device must not leave
-/// `body`.
+/// Runs `body` on a recording device and returns its result and the recording. Tensors of the recording device must not
+/// be used after `body` returns.
 ///
 /// # Errors
 ///
-/// Returns [`RecordError`] if an operation cannot be recorded. The error names an operation that cannot run without
-/// values.
+/// Returns [`RecordError`] if an operation cannot be recorded. If an operation needs values, the error contains the
+/// name of the operation.
 pub fn record<T>(
     settings: ShapeSettings,
     body: impl FnOnce(&Device) -> T,
@@ -193,9 +195,9 @@ fn outside_recordings(hook: PanicHook) -> PanicHook {
     })
 }
 
-/// Marks all existing tensors as constants. [`backward`] computes no gradients of constants. The parameters of a model
-/// are constants in a recording, because they enter the graph through an operation or get their gradients through a
-/// hook.
+/// Marks all existing tensors of the recording as constants. [`backward`] computes no gradients of constants. The
+/// parameters of a model are also constants in a recording, because an operation passes them into the graph, or a hook
+/// receives their gradients.
 pub fn begin_variables() {
     with(|recorder| recorder.first_variable = Some(recorder.handle.client.create_empty_handle()));
 }
@@ -205,8 +207,8 @@ pub fn is_recording() -> bool {
     CURRENT.with_borrow(Option::is_some)
 }
 
-/// Returns whether this thread is recording and is not inside the forward or backward pass of a function. Only in this
-/// state are calls of functions recorded.
+/// Returns whether this thread records function calls. It does if it is recording and is not inside the forward or
+/// backward pass of a [`Function`](crate::Function).
 pub fn is_recording_calls() -> bool {
     CURRENT.with_borrow(|current| matches!(current, Some(it) if it.inside.is_empty()))
 }
@@ -221,21 +223,21 @@ pub fn note(value: impl Any + Send + Sync) {
     with(|recorder| recorder.push(RecordedStep::Note(Arc::new(value))));
 }
 
-/// Returns the number of calls that have been recorded so far.
+/// Returns the number of function calls that this thread has recorded so far.
 pub fn calls() -> usize {
     with(|recorder| recorder.calls.len()).unwrap_or_default()
 }
 
-/// Runs the backward pass of a call, with a gradient for each of its outputs. The backward pass of a call runs only
-/// once.
+/// Runs the backward pass of the recorded call with index `call`, with a gradient for each output of the call. The
+/// backward pass of a call can run only once.
 ///
 /// `needed` selects the inputs whose gradients are computed. [Constants](begin_variables) never have a gradient.
 pub fn backward(call: usize, needed: &[bool]) {
     device::run_backward(call, needed);
 }
 
-/// Runs `body`, and then the backward passes of its calls in reverse order. It is meant for a backward pass that runs a
-/// part of the forward pass again, as with activation recomputation.
+/// Runs `body`, and then the backward passes of the calls that `body` has recorded, in reverse order. Use it in a
+/// backward pass that reruns a part of the forward pass, as with activation checkpointing.
 pub fn second_pass(body: impl FnOnce()) {
     let outer = with(|recorder| (std::mem::take(&mut recorder.inside), recorder.calls.len()));
     body();
@@ -246,7 +248,8 @@ pub fn second_pass(body: impl FnOnce()) {
     with(|recorder| recorder.inside = outer);
 }
 
-/// Runs the backward passes of all calls from index `first` on, in reverse order, with the gradients of all inputs.
+/// Runs the backward passes of all recorded calls whose index is at least `first`, in reverse order. It computes the
+/// gradients of all inputs.
 pub fn backward_since(first: usize) {
     for call in (first..calls()).rev() {
         let inputs = with(|recorder| recorder.calls[call].inputs.len()).unwrap_or_default();

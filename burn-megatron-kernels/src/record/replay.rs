@@ -11,22 +11,22 @@ use burn_router::{CustomOpRegistry, TensorInterpreter};
 use super::RecordedCall;
 use crate::function::{SharedFunction, forward};
 
-/// Runs the operations of a [`Recording`](super::Recording) on given values.
+/// An interpreter that runs the operations of a [`Recording`](super::Recording) on given values.
 ///
-/// A tensor is identified by its number in the recording. It is kept until an operation consumes it (its status in the
-/// operation is read-write) or until [`forget`](Self::forget) frees it.
+/// A tensor is identified by its number in the recording. A tensor is kept until an operation consumes it, or until
+/// [`forget`](Self::forget) frees it. An operation consumes its inputs with the status read-write.
 pub struct Replay(Box<dyn Interpreter>);
 
 impl Replay {
-    /// Creates a replay on `device`. With the feature `fusion`, a GPU fuses operations whose intermediate results are
-    /// not read, as in a normal program. Returns `None` for a device that is neither the CPU (Flex) nor a CubeCL
+    /// Creates a replay on `device`. With the feature `fusion`, GPU operations whose intermediate results are not read
+    /// are fused, as in a normal program. Returns `None` for a device that is neither the CPU (Flex) nor a CubeCL
     /// device.
     pub fn new(device: &Device) -> Option<Self> {
         of_device(device.as_dispatch())
     }
 
-    /// Creates a replay on a GPU that does not fuse operations, although the feature `fusion` is enabled. Returns
-    /// `None` for devices on which [`new`](Self::new) does not fuse operations.
+    /// Creates a replay on a GPU without fusing operations, even if the feature `fusion` is enabled. Returns `None` for
+    /// devices on which [`new`](Self::new) does not fuse operations.
     ///
     /// Function [calls](Self::call) are not supported.
     pub fn unfused(device: &Device) -> Option<Self> {
@@ -38,12 +38,12 @@ impl Replay {
         self.0.set(id, values);
     }
 
-    /// Runs an operation. Its inputs must exist.
+    /// Runs an operation. All inputs of the operation must exist in the replay.
     ///
     /// # Panics
     ///
     /// Panics in the same cases as the operation. Also panics for a custom operation. Use [`call`](Self::call) for the
-    /// custom operations of a function.
+    /// custom operations of a [`Function`](crate::Function).
     pub fn run(&mut self, operation: OperationIr) {
         self.0.run(operation);
     }

@@ -6,7 +6,7 @@ use super::{MlaDims, Pairing, Positions, RopeOptions, RopeTable, RotaryHeads, ch
 use crate::cpu::wide;
 use crate::error::accept;
 
-/// Computes [`rotate`](super::rotate) with Burn's slices, multiplications and concatenations.
+/// Computes [`rotate`](super::rotate) with Burn's operations: slices, multiplications and concatenations.
 ///
 /// # Panics
 ///
@@ -24,7 +24,7 @@ pub fn rotate(
     }
 }
 
-/// Computes [`rotate_mla`](super::rotate_mla) with Burn's slices, multiplications and concatenations.
+/// Computes [`rotate_mla`](super::rotate_mla) with Burn's operations: slices, multiplications and concatenations.
 ///
 /// # Panics
 ///

@@ -1,18 +1,20 @@
 //! Rotary position embedding (Su et al. 2021, arXiv:2104.09864).
 //!
-//! Pair number `i` of a head, `(a, b)`, is rotated by the angle `t = position * frequency_i`:
+//! The features of a head are grouped into pairs `(a, b)`. Pair `i` is rotated by the angle
+//! `t = position * frequency_i`:
 //!
 //! ```text
 //! a' = a cos t - b sin t
 //! b' = b cos t + a sin t
 //! ```
 //!
-//! [`RopeTable`] holds the cosines and sines. Its frequencies depend on the [`Scaling`]. [`rotate`] rotates the heads
-//! of queries and keys in one pass over memory. [`rotate_mla`] is for multi-head latent attention (MLA), where all
-//! heads share one key with a position. The backward pass of a rotation is the rotation by the negative angle, so it
-//! needs no saved tensor except the table. A tensor is rotated in place if no other tensor shares its memory.
+//! [`RopeTable`] holds the cosines and sines. The frequencies depend on the [`Scaling`]. [`rotate`] rotates the heads
+//! of queries and keys in one pass over memory. [`rotate_mla`] is for multi-head latent attention (MLA), in which all
+//! heads share one part of the key that is rotated. The backward pass of a rotation is the rotation by the negative
+//! angle, so the table is the only tensor that is saved for the backward pass. A tensor is rotated in place if no other
+//! tensor shares its memory.
 //!
-//! For 16-bit types, the rotation is computed in f32 with a table in f32.
+//! For 16-bit types, the table is f32 and the rotation is computed in f32.
 
 use burn::tensor::{Int, Tensor};
 
@@ -31,40 +33,41 @@ mod tests;
 
 pub use table::{RopeConfig, RopeTable, Scaling};
 
-/// The pairs into which the features of a head are grouped.
+/// The grouping of the features of a head into pairs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Pairing {
     /// Feature `i` is paired with feature `i + width / 2`, as in GPT-NeoX and the published weights of Llama.
     #[default]
     Halves,
-    /// Feature `2i` is paired with feature `2i + 1`, as in the paper. The order of the features does not change.
+    /// Feature `2i` is paired with feature `2i + 1`, as in the paper (RoFormer). The order of the features does not
+    /// change.
     Interleaved,
 }
 
-/// The rows of a [`RopeTable`] that the tokens use. The row of a token is [`RopeTable::first_row`] plus the position of
-/// the token in its sequence.
+/// The positions of the tokens, given as rows of a [`RopeTable`]. The row of a token is [`RopeTable::first_row`] plus
+/// the position of the token in its sequence.
 #[derive(Clone, Debug)]
 pub enum Positions {
-    /// The row of the first token of every sequence. The following tokens use the following rows.
+    /// The row of the first token, which is the same for every sequence. The following tokens use the following rows.
     From(usize),
     /// The row of each token, `[batch, seq]`.
     ///
-    /// The rows are not validated, because that would synchronize with the device. A row outside the table is clamped
-    /// to the table.
+    /// The rows are not validated, because a check would synchronize with the device. Rows outside the table are
+    /// clamped to the first or the last row.
     Each(Tensor<2, Int>),
 }
 
-/// Options of [`rotate`]. By default, [`rotate`] rotates the first features of every head.
+/// Options of [`rotate`]. By default, [`rotate`] rotates all heads, starting at the first feature of a head.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RopeOptions {
-    /// The pairs of features that are rotated together.
+    /// The grouping of features into pairs that are rotated together.
     pub pairing: Pairing,
-    /// The index of the first rotated feature of a head. The number of rotated features is the width of the table. The
-    /// features before and after them are copied unchanged.
+    /// The index of the first rotated feature of a head. The number of rotated features is the width of the table. All
+    /// other features are copied unchanged.
     pub first: usize,
-    /// The number of rotated heads `n`. Only the first `n` heads are rotated, and the other heads are copied. This
-    /// allows rotating the queries and keys of a joint projection `q|k|v` in one kernel launch. `None` rotates all
-    /// heads.
+    /// The number of rotated heads, `n`. Only the first `n` heads are rotated. The other heads are copied unchanged.
+    /// With this option, one kernel launch rotates the queries and keys of a joint projection of queries, keys and
+    /// values. `None` rotates all heads.
     pub heads: Option<usize>,
 }
 
@@ -97,15 +100,16 @@ pub(crate) struct MlaDims {
 /// Applies rotary position embedding to `x`, `[batch, seq, heads, features]`. Features and heads that are not rotated
 /// are copied unchanged.
 ///
-/// The function is differentiable in `x`. A joint projection of queries, keys and values does not have to be split
-/// first. See [`RopeOptions::heads`].
+/// The function is differentiable in `x`. A joint projection of queries, keys and values can be rotated without
+/// splitting it. See [`RopeOptions::heads`].
 ///
 /// # Panics
 ///
 /// Panics with a [`KernelError`](crate::KernelError) if
 /// - a head has fewer features than [`RopeOptions::first`] plus the width of the table,
 /// - there are fewer heads than [`RopeOptions::heads`],
-/// - a position exceeds the table, or the positions do not have the shape `[batch, seq]`,
+/// - the rows of [`Positions::From`] extend beyond the end of the table, or the shape of [`Positions::Each`] is not
+///   `[batch, seq]`,
 /// - the table is on a different device, or has a wrong type (f64 is required for f64, otherwise f32).
 ///
 /// # Example
@@ -140,20 +144,21 @@ pub fn rotate(
 
 /// Applies rotary position embedding in multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1.3).
 ///
-/// The inputs are (`rotary` is the width of the table):
+/// In the shapes of the inputs, `rotary` is the width of the table, and `nope` is the number of features without a
+/// rotation:
 ///
 /// - `q`: `[batch, seq, heads, nope + rotary]`. The last `rotary` features of each head are rotated.
-/// - `kv`: `[batch, seq, heads, nope + value]`. For each head, the part of the key without a position, followed by the
-///   value.
-/// - `k_rope`: `[batch, seq, rotary]`. The part of the key with a position, which all heads share. It is rotated once
-///   and copied to every head. Its gradient is the sum over the heads in a fixed order, rotated back.
+/// - `kv`: `[batch, seq, heads, nope + value]`. For each head, it holds the part of the key that is not rotated,
+///   followed by the value.
+/// - `k_rope`: `[batch, seq, rotary]`. The part of the key that is rotated, which all heads share. It is rotated once
+///   and copied to every head. Its gradient is the sum over the heads in a fixed order, rotated by the negative angle.
 ///
 /// Returns the rotated `q`, the keys `[batch, seq, heads, nope + rotary]`, and the values `[batch, seq, heads, value]`,
-/// which are a slice of `kv`. One kernel launch computes queries and keys.
+/// which are a slice of `kv`. One kernel launch computes the queries and the keys.
 ///
 /// [`Pairing::Interleaved`] keeps the order of the features. The fused operation of Megatron-LM instead moves the even
-/// features to the first half and the odd features to the second half. It does so for both queries and keys, so the
-/// results of attention are equal up to rounding.
+/// features to the first half and the odd features to the second half. Megatron-LM reorders both queries and keys, so
+/// the results of attention are equal up to rounding.
 ///
 /// # Panics
 ///

@@ -1,4 +1,4 @@
-//! The frequencies of rotary position embedding, and the table of cosines and sines.
+//! The frequencies of rotary position embedding, and the table of their cosines and sines.
 
 use std::f64::consts::PI;
 use std::ops::Range;
@@ -13,59 +13,60 @@ use crate::cpu::wide;
 use crate::error::check_size;
 use crate::record;
 
-/// The scaling of the rotary frequencies, with which a model supports longer sequences than the sequences of its
-/// training. Without scaling, pair `i` has the frequency `base^(-2i / width)`.
+/// The scaling of the rotary frequencies. It extends a model to sequences that are longer than its training sequences.
+/// Without scaling, pair `i` has the frequency `base^(-2i / width)`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Scaling {
     /// Unscaled frequencies.
     #[default]
     None,
-    /// The scaling of Llama 3.1. It depends on the wavelengths `w = 2 pi / frequency`:
+    /// The scaling of Llama 3.1. The scaling of a frequency depends on its wavelength `w = 2 pi / frequency`:
     ///
     /// - Frequencies with `w` above `original / low` are divided by `factor`.
     /// - Frequencies with `w` below `original / high` do not change.
     /// - Frequencies in between are multiplied by `(1 - s) / factor + s`, where
     ///   `s = (original / w - low) / (high - low)`.
     Llama3 {
-        /// The factor of the context extension, at least 1.
+        /// The context extension factor. It must be at least 1.
         factor: f64,
-        /// The limit for low frequencies. A frequency with fewer full rotations than this within the original context
-        /// is divided by `factor`.
+        /// The limit for low frequencies, in rotations per original context. A frequency with fewer rotations is
+        /// divided by `factor`.
         low: f64,
-        /// The limit for high frequencies, larger than `low`. A frequency with more full rotations than this within the
-        /// original context does not change.
+        /// The limit for high frequencies, in rotations per original context. A frequency with more rotations does not
+        /// change. It must be larger than `low`.
         high: f64,
         /// The length of the original context in tokens.
         original: usize,
     },
-    /// The scaling YaRN (Peng et al. 2023, arXiv:2309.00071), as implemented in DeepSeek and Megatron-LM.
+    /// YaRN scaling (Peng et al. 2023, arXiv:2309.00071), as implemented in DeepSeek and Megatron-LM.
     ///
     /// The pair that makes `r` full rotations within the original context has the index
     /// `d(r) = width ln(original / (2 pi r)) / (2 ln base)`. The frequencies of pairs up to `floor d(beta_fast)` do not
     /// change. The frequencies of pairs from `ceil d(beta_slow)` on are divided by `factor`. Between these two indices,
-    /// the scaling changes linearly. If `truncate` is false, the two indices are not rounded.
+    /// the scaling is interpolated linearly. If `truncate` is false, the two indices are not rounded.
     ///
     /// Cosines and sines are multiplied by `attention_factor`. Its default is `m(mscale) / m(mscale_all_dim)` with
     /// `m(s) = 0.1 s ln factor + 1`.
     Yarn {
-        /// The factor of the context extension, at least 1.
+        /// The context extension factor. It must be at least 1.
         factor: f64,
         /// The length of the original context in tokens.
         original: usize,
-        /// The number of full rotations within the original context above which a frequency does not change. It is
-        /// larger than `beta_slow`, usually 32.
+        /// The number of full rotations within the original context above which a frequency does not change. It must be
+        /// larger than `beta_slow`. It is usually 32.
         beta_fast: f64,
-        /// The number of full rotations within the original context below which a frequency is divided by `factor`,
-        /// usually 1.
+        /// The number of full rotations within the original context below which a frequency is divided by `factor`. It
+        /// is usually 1.
         beta_slow: f64,
-        /// The value `s` in `0.1 s ln factor + 1`, the numerator of the default `attention_factor`. It is usually 1.
+        /// The value `s` of `m(s) = 0.1 s ln factor + 1` in the numerator of the default `attention_factor`. It is
+        /// usually 1.
         mscale: f64,
-        /// The value `s` in `0.1 s ln factor + 1`, the denominator of the default `attention_factor`. It is 0 for a
-        /// denominator of 1. Latent attention multiplies its scores by the square of this denominator.
+        /// The value `s` of `m(s) = 0.1 s ln factor + 1` in the denominator of the default `attention_factor`. If it is
+        /// 0, the denominator is 1. Multi-head latent attention multiplies its scores by the square of the denominator.
         mscale_all_dim: f64,
-        /// Whether the first and the last pair of the transition between scaled and unscaled frequencies are rounded to
-        /// integers. It is false in gpt-oss.
+        /// Whether the two pair indices between which the scaling is interpolated are rounded to integers. It is false
+        /// in gpt-oss.
         #[serde(default = "rounded")]
         truncate: bool,
         /// The factor that multiplies cosines and sines. The default is computed from `factor`, `mscale` and
@@ -76,16 +77,16 @@ pub enum Scaling {
     /// Position interpolation (Chen et al. 2023, arXiv:2306.15595), as in Gemma 3. All frequencies are divided by
     /// `factor`.
     Linear {
-        /// The factor of the context extension, at least 1.
+        /// The context extension factor. It must be at least 1.
         factor: f64,
     },
     /// LongRoPE (Ding et al. 2024, arXiv:2402.13753), as in Phi-3. The frequency of each pair is divided by its own
     /// factor.
     ///
-    /// The length of a sequence selects the factors: `short_factor` for up to `original` tokens, and `long_factor` for
-    /// more tokens. The table has rows for both cases, see [`RopeTable::first_row`]. A sequence is a row of a batch, a
-    /// document without its padding, or the text so far in generation. If a generated text becomes longer than
-    /// `original`, all of its tokens are processed again.
+    /// The length of a sequence determines the factors: `short_factor` for sequences of up to `original` tokens, and
+    /// `long_factor` for longer sequences. The table has rows for both cases, see [`RopeTable::first_row`]. The
+    /// sequence is a row of a batch, or a document without its padding. In text generation, it is the prompt with the
+    /// text generated so far. If this text becomes longer than `original`, all of its tokens are processed again.
     #[serde(rename = "longrope")]
     LongRope {
         /// The factors that divide the frequencies of the `width / 2` pairs in sequences of up to `original` tokens.
@@ -98,8 +99,8 @@ pub enum Scaling {
         /// The factor that multiplies cosines and sines, for sequences of any length.
         attention_factor: f64,
     },
-    /// Dynamic NTK scaling of `transformers`. It does not change the frequencies within the original context. Longer
-    /// sequences than the original context are not supported.
+    /// Dynamic NTK scaling of the `transformers` library. For sequences within the original context, it does not change
+    /// the frequencies. Sequences that are longer than the original context are not supported.
     Dynamic {
         /// The factor for sequences that are longer than the original context.
         factor: f64,
@@ -240,8 +241,8 @@ impl RopeConfig {
         }
     }
 
-    /// Returns the number of rows of the table. There is one row per position. With [`Scaling::LongRope`] and more
-    /// positions than the original context, additional rows for short sequences follow.
+    /// Returns the number of rows of the table. There is one row per position. With [`Scaling::LongRope`], if
+    /// `max_positions` exceeds the original context, additional rows for short sequences follow.
     pub fn rows(&self) -> usize {
         self.max_positions + self.short_rows()
     }
@@ -255,7 +256,7 @@ impl RopeConfig {
     }
 
     /// Returns the frequencies of the `width / 2` pairs in f64, in radians per position. With [`Scaling::LongRope`],
-    /// they are the frequencies of a sequence of [`max_positions`](Self::max_positions) tokens.
+    /// they are the frequencies for a sequence of [`max_positions`](Self::max_positions) tokens.
     ///
     /// # Errors
     ///
@@ -326,7 +327,7 @@ impl RopeConfig {
         ((pair as f64 - from) / (to - from)).clamp(0.0, 1.0)
     }
 
-    /// Returns the factor that multiplies cosines and sines. It is 1 except for YaRN and LongRoPE.
+    /// Returns the factor that multiplies cosines and sines. It is 1 for all scalings except YaRN and LongRoPE.
     pub fn concentration(&self) -> f64 {
         match self.scaling {
             Scaling::LongRope {
@@ -347,9 +348,9 @@ impl RopeConfig {
     }
 }
 
-/// The cosines and sines of every position, `[rows, width / 2]` each.
+/// The table of cosines and sines for all positions. The cosines and the sines are `[rows, width / 2]` each.
 ///
-/// They are computed in f64 and stored in f32 (f64 for f64 tensors). Cloning is cheap.
+/// They are computed in f64 and stored in f32 (f64 for f64 tensors). Cloning a table is cheap.
 #[derive(Clone, Debug)]
 pub struct RopeTable {
     cosine: Tensor<2>,
@@ -414,18 +415,19 @@ impl RopeTable {
         self.rows() - self.short_rows
     }
 
-    /// Returns the number of rows. See [`RopeConfig::rows`].
+    /// Returns the number of rows of the table. See [`RopeConfig::rows`].
     pub fn rows(&self) -> usize {
         self.cosine.dims()[0]
     }
 
     /// Returns the rows for short sequences, or `None` if all sequences use the same rows. A sequence is short if its
-    /// length is at most the number of these rows.
+    /// length is at most the number of the returned rows.
     pub fn short_rows(&self) -> Option<Range<usize>> {
         (self.short_rows > 0).then(|| self.max_positions()..self.rows())
     }
 
-    /// Returns the row of position 0 for a sequence of `length` tokens. The following positions use the following rows.
+    /// Returns the row of position 0 for a sequence of `length` tokens. Position `i` uses the row with this index plus
+    /// `i`.
     pub fn first_row(&self, length: usize) -> usize {
         match self.short_rows() {
             Some(short) if length <= short.len() => short.start,

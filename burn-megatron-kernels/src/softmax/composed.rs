@@ -1,4 +1,4 @@
-//! The reference [`masked_softmax`](super::masked_softmax), composed of Burn's own operations.
+//! The reference implementation of [`masked_softmax`](super::masked_softmax), composed of Burn's own operations.
 
 use burn::tensor::{Bool, Device, Int, Tensor};
 

@@ -1,15 +1,18 @@
-//! Scale, mask and softmax of attention scores in one operation.
+//! Masked softmax: one operation that scales and masks attention scores and computes their softmax.
 //!
-//! The formula for a row of scores `x` with the visible keys `S` and an optional sink `s` is:
+//! For a row of scores `x` with the visible keys `S` and an optional sink with the logit `s`, the probabilities are:
 //!
 //! ```text
 //! p_j = exp(scale x_j) / (sum over k in S of exp(scale x_k) + exp(s))    for j in S, else 0
 //! ```
 //!
-//! The sink is one additional logit in the softmax denominator. Its probability is not part of the output. The logit is
-//! 0 for "softmax off by one" (Miller, "Attention is off by one", 2023) and is learned per head in gpt-oss. The
-//! backward pass needs only the output: with `D = sum of dp_j p_j`, the gradient of a score is `dx_j = scale p_j (dp_j
-//! - D)`. The gradient of the sink is the sum of `-p_s D` over the rows, where `p_s` is the probability of the sink.
+//! The sink is one additional logit in the softmax denominator. Its probability is not part of the output. The logit of
+//! the sink is 0 for "softmax off by one" (Miller, "Attention is off by one", 2023). In gpt-oss, each head has a
+//! learned logit.
+//!
+//! The backward pass needs only the output. With `D = sum of dp_j p_j`, the gradient of a score is
+//! `dx_j = scale p_j (dp_j - D)`. The gradient of the logit of the sink is the sum of `-p_s D` over the rows, where
+//! `p_s` is the probability of the sink.
 
 use burn::tensor::{Bool, Int, IntDType, Tensor};
 
@@ -35,8 +38,8 @@ pub enum Mask {
     /// All keys are visible.
     #[default]
     None,
-    /// Causal mask: key `j` is visible to query `i` if `j <= i + (keys - queries)`. The last query has the position of
-    /// the last key.
+    /// Causal mask: key `j` is visible to query `i` if `j <= i + (keys - queries)`. The last query and the last key
+    /// have the same position.
     Causal,
     /// Sliding window: key `j` is visible to query `i` if `i + shift - left <= j <= i + shift + right`, with
     /// `shift = keys - queries`.
@@ -46,8 +49,8 @@ pub enum Mask {
         /// The number of visible keys after the position of the query.
         right: usize,
     },
-    /// The number of visible keys of each sequence, `[batch]`. The visible keys are the first keys of the sequence. A
-    /// number outside `0..=keys` is clamped.
+    /// Padding mask: the number of visible keys of each sequence, `[batch]`. The visible keys are the first keys of the
+    /// sequence. A number outside `0..=keys` is clamped to this range.
     Lengths(Tensor<1, Int>),
     /// A tensor that is true for masked keys, `[batch or 1, heads or 1, queries, keys]`.
     Hidden(Tensor<4, Bool>),
@@ -59,19 +62,19 @@ pub enum Sink {
     /// No sink.
     #[default]
     None,
-    /// A sink with the logit 0.
+    /// A sink with the constant logit 0.
     OffByOne,
-    /// A learned logit per head, `[heads]` of any float type. It is not multiplied by the scale.
+    /// A sink with a learned logit per head, `[heads]` of any float type. The logit is not multiplied by the scale.
     PerHead(Tensor<1>),
 }
 
 /// Multiplies scores by `scale`, masks them and returns their softmax over the keys. Scores and result are
 /// `[batch, heads, queries, keys]` in the same type. The softmax is computed in f32 (f64 for f64).
 ///
-/// If no key of a row is visible, the row and its gradient are 0. The score of a masked key is ignored, even if it is
-/// infinite or NaN. If a visible score is NaN, the probabilities of all visible keys of its row are NaN. A visible
-/// score counts as masked if it is -inf, or if it is at most the lowest finite f32 after scaling. The backward pass
-/// ignores the gradient of a probability that is 0.
+/// If no key of a row is visible, the row of the result and its gradient are 0. The score of a masked key is ignored,
+/// even if it is infinite or NaN. If a visible score is NaN, the probabilities of all visible keys of its row are NaN.
+/// A visible score is treated as masked if it is -inf, or if the scaled score is at most the lowest finite f32. The
+/// backward pass ignores the gradients of probabilities that are 0.
 ///
 /// # Panics
 ///

@@ -27,9 +27,10 @@ pub(crate) const UNSEEN: f64 = -1e30;
 /// lse = ln(e^lse1 + e^lse2)      out = e^(lse1 - lse) out1 + e^(lse2 - lse) out2
 /// ```
 ///
-/// For a query without visible keys in both results, the output is 0 and the log-sum-exp is minus infinity. The first
-/// output is updated in place if no other tensor shares its memory. The function is not differentiable: autodiff does
-/// not record it. [`composed::merge`](super::composed::merge) computes the same function with Burn's own operations.
+/// If a query has no visible keys in either result, the merged output is 0 and the merged log-sum-exp is minus
+/// infinity. The first output is updated in place if no other tensor shares its memory. The function is not
+/// differentiable: autodiff does not record it. [`composed::merge`](super::composed::merge) computes the same function
+/// with Burn's own operations.
 ///
 /// # Panics
 ///

@@ -1,4 +1,4 @@
-//! Encodes many values as packed codes, and decodes these codes.
+//! Encodes tensors as packed FP8 or FP4 codes, and decodes these codes.
 
 use burn::tensor::{DType, FloatDType, Int, Tensor};
 
@@ -24,14 +24,15 @@ pub(crate) use kernel::aot_instances;
 /// Each value is rounded to the nearest value of the format. Ties are rounded to the even code. See [`Format::encode`]
 /// for saturation and NaN. `values` may be f32, f16, bf16 or, on the CPU, f64. f64 values are rounded to f32 first.
 /// `count` may be 0. On devices that flush subnormal f16 numbers, f16 values below 2^-14 become 0. This affects only
-/// E5M2.
+/// the E5M2 format.
 ///
-/// On CubeCL devices this is one kernel launch, and an additional copy if the values are not contiguous. The kernel
+/// On CubeCL devices, the function launches one kernel. Values that are not contiguous are copied first. The kernel
 /// moves 128 bits at a time if `count` is a multiple of the number of values in 128 bits.
 ///
 /// # Panics
 ///
-/// Panics with a [`KernelError`] if the values have a different type, or if the device does not support their type.
+/// Panics with a [`KernelError`] if `values` has a type that is not listed above, or if the device does not support the
+/// type.
 ///
 /// # Example
 ///
@@ -53,13 +54,14 @@ pub fn encode(values: Tensor<1>, format: Format) -> Tensor<1, Int> {
 /// Decodes the first `count` of the packed `codes`, which have the layout of [`encode`]. The result is `[count]` in
 /// `dtype`.
 ///
-/// The result is exact, because f32, f64, f16 and bf16 can represent all values of the formats, including infinities
-/// and NaN. Only E5M2 has values that are subnormal in f16. They become 0 on devices that flush subnormal f16 numbers.
+/// The result is exact, because f32, f64, f16 and bf16 can represent all values of every [`Format`], including
+/// infinities and NaN. Only E5M2 has values that are subnormal in f16. They become 0 on devices that flush subnormal
+/// f16 numbers.
 ///
 /// # Panics
 ///
 /// Panics with a [`KernelError`] if there are fewer than `count` codes, if the codes are not u32, or if the device does
-/// not support a type.
+/// not support `dtype`.
 pub fn decode(codes: Tensor<1, Int>, count: usize, format: Format, dtype: FloatDType) -> Tensor<1> {
     decode_as(codes, count, dtype, Coding::Value(format))
 }
@@ -68,7 +70,7 @@ pub fn decode(codes: Tensor<1, Int>, count: usize, format: Format, dtype: FloatD
 /// the lowest bits. The unused bits of the last word are 0.
 ///
 /// See [`e8m0::encode`] for values outside the range of the format, negative values and NaN. `values` may have the same
-/// types as in [`encode`].
+/// types as the values of [`encode`].
 ///
 /// # Panics
 ///
@@ -90,7 +92,7 @@ pub fn encode_scales(values: Tensor<1>, rounding: Rounding) -> Tensor<1, Int> {
 }
 
 /// Decodes the first `count` of the packed E8M0 `codes`, which have the layout of [`encode_scales`]. The result is
-/// exact, `[count]` in f32. The smallest value, 2^-127, is subnormal in f32.
+/// `[count]` in f32 and is exact. The smallest value, 2^-127, is a subnormal f32 number.
 ///
 /// # Panics
 ///

@@ -1,14 +1,15 @@
 //! Delayed scaling on the device: records the largest magnitude (amax) of each tensor, and computes scales from these
 //! magnitudes.
 //!
-//! The operands of a model share two buffers, in which each operand has a slot:
+//! All quantized operands of a model share two buffers. Each operand has a slot in both buffers:
 //!
-//! - The log holds the magnitudes of the current step. [`quantize_logged`](super::quantize_logged) updates the log.
-//! - The state holds the scales and the magnitudes of earlier steps. Quantizers read the scales with
-//!   [`Scaling::Element`](super::Scaling::Element).
+//! - The log holds the largest magnitudes of the current step. [`quantize_logged`](super::quantize_logged) updates the
+//!   log.
+//! - The state holds the scales and the largest magnitudes of earlier steps (the amax history). Quantizers read the
+//!   scales with [`Scaling::Element`](super::Scaling::Element).
 //!
-//! Call [`next_scales`] at the end of a step. The formulas follow Transformer Engine (Micikevicius et al. 2022,
-//! arXiv:2209.05433).
+//! Call [`next_scales`] at the end of a step to compute the scales of the next step. The formulas follow Transformer
+//! Engine (Micikevicius et al. 2022, arXiv:2209.05433).
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -30,8 +31,9 @@ mod tests;
 
 pub(super) use cpu::log_entry;
 
-/// The number of values per slot in a log: the largest magnitude, the number of saturated values, and the number of all
-/// values. A value is saturated if it exceeds the largest value of the format. See [`empty_log`].
+/// The number of elements per slot in a log. The elements are the largest magnitude, the number of saturated values,
+/// and the number of all values. A value is saturated if its scaled magnitude exceeds the largest value of the format.
+/// See [`empty_log`].
 pub const LOG_COLUMNS: usize = 3;
 
 /// The values of a slot that has not received a tensor.
@@ -44,12 +46,13 @@ pub struct ScaleRule {
     pub history: usize,
     /// The numerator in `scale = numerator / amax`: the largest value of the format, reduced by the margin.
     pub numerator: f32,
-    /// Whether the most recent magnitude of the history is used as `amax`. Otherwise the largest magnitude of the
-    /// history is used.
+    /// Whether `amax` is the most recent magnitude of the history. Otherwise `amax` is the largest magnitude of the
+    /// history.
     pub most_recent: bool,
 }
 
-/// The rules of all slots, stored on a device. Create them once for all steps. A slot without a rule keeps its scale.
+/// The [`ScaleRule`]s of all slots, stored on a device. Create them once and use them in all steps. A slot without a
+/// rule keeps its scale.
 ///
 /// The state is `[length]` in f32. It holds the scales of all slots, followed by the [amax history](Self::history) of
 /// each slot with a rule, newest first.
@@ -107,14 +110,14 @@ impl ScaleRules {
         self.starts[slot]..self.starts[slot + 1]
     }
 
-    /// Returns the number of elements of a state.
+    /// Returns the number of elements of the state.
     pub fn state_len(&self) -> usize {
         self.starts[self.slots()]
     }
 }
 
 /// Creates an empty log, `[LOG_COLUMNS * slots]` in f32. The largest magnitude of a slot is -1 before the slot receives
-/// a tensor. It is NaN after a tensor with a NaN. Counts are exact up to 2^24 and rounded beyond.
+/// a tensor. It is NaN after a tensor with a NaN. Counts up to 2^24 are exact. Larger counts are rounded.
 pub fn empty_log(slots: usize, device: &Device) -> Tensor<1> {
     let numbers: Vec<f32> = NOTHING.repeat(slots);
     let shape = [numbers.len()];
@@ -125,12 +128,11 @@ pub fn empty_log(slots: usize, device: &Device) -> Tensor<1> {
 /// number of values that were quantized.
 ///
 /// If `seen` has one element, which is the largest magnitude, no value counts as saturated. The log is updated in place
-/// if no other tensor shares its memory. On CubeCL devices this is one kernel launch.
+/// if no other tensor shares its memory. On CubeCL devices, the function launches one kernel.
 ///
 /// # Panics
 ///
-/// Panics with a [`KernelError`] if the log has no such entry, or if `seen` is not `[1]` or `[2]`
-/// in f32.
+/// Panics with a [`KernelError`] if the log has no entry `slot`, or if `seen` is not `[1]` or `[2]` in f32.
 pub fn log_magnitude(log: Tensor<1>, slot: usize, seen: Tensor<1>, elements: usize) -> Tensor<1> {
     const NAME: &str = "log_magnitude";
     accept(check::entry(NAME, &log, slot));
@@ -163,8 +165,8 @@ pub struct NextScales {
     pub state: Tensor<1>,
     /// An empty log for the next step.
     pub log: Tensor<1>,
-    /// The counts of each slot over all ranks, `[2 * slots]` in f32: the number of saturated values and the number of
-    /// all values.
+    /// Two counts per slot, summed over all ranks, `[2 * slots]` in f32: the number of saturated values and the number
+    /// of all values.
     pub counts: Tensor<1>,
 }
 
@@ -173,23 +175,25 @@ pub struct NextScales {
 /// `logs` holds the concatenated logs, `[ranks * LOG_COLUMNS * slots]`.
 ///
 /// If a slot has received a tensor on any rank, the largest magnitude of all ranks is added to its history. The largest
-/// magnitude is NaN if it is NaN on a rank.
+/// magnitude is NaN if it is NaN on any rank.
 ///
 /// ```text
 /// amax  = the last magnitude of the history, or the largest finite magnitude of the history
 /// scale = numerator / amax    if the last magnitude is finite and amax above 0, else the previous scale
 /// ```
 ///
-/// If the quotient is infinite, the scale is the largest f32. If the last magnitude is infinite or NaN, the scale does
-/// not change. Later steps ignore such a magnitude, because one overflow of loss scaling would otherwise fix the scale
-/// for the length of the history. If a slot has not received a tensor on any rank, its scale and its history do not
-/// change.
+/// If the quotient `numerator / amax` is infinite, the scale is the largest finite f32. If the last magnitude is
+/// infinite or NaN, the scale does not change. Later steps ignore such a magnitude. Otherwise, a single overflow due to
+/// loss scaling would keep the scale unchanged for the length of the history. If a slot has not received a tensor on
+/// any rank, its scale and its history do not change.
 ///
-/// On CubeCL devices this is one kernel launch. See [`quantize`](fn@super::quantize) for the accuracy of the division.
+/// On CubeCL devices, the function launches one kernel. See [`quantize`](fn@super::quantize) for the accuracy of the
+/// division.
 ///
 /// # Panics
 ///
-/// Panics with a [`KernelError`] if the lengths do not match the rules, or if a tensor is not f32.
+/// Panics with a [`KernelError`] if the length of `logs` or `state` does not match `rules`, or if `logs` or `state` is
+/// not f32.
 pub fn next_scales(logs: Tensor<1>, state: Tensor<1>, rules: &ScaleRules) -> NextScales {
     accept(check_lengths(&logs, &state, rules));
     let (slots, flat) = (rules.slots(), |count| Spec::new([count], DType::F32));

@@ -18,11 +18,11 @@ mod tests;
 
 pub(super) use cpu::transposed_codes;
 
-/// The alignment of rows in bytes. Rows are padded to a multiple of this size, as FP8 matrix multiplication on GPUs
-/// requires.
+/// The alignment of rows in bytes. Rows are padded to a multiple of this size, because FP8 matrix multiplication on
+/// GPUs requires it.
 pub const ROW_BYTES: usize = 16;
 
-/// The number of elements along the summed dimension that share a scale in a matrix with blockwise scales.
+/// The block size of blockwise scales: the number of elements along the summed dimension that share a scale.
 pub const BLOCK: usize = 128;
 
 /// The number of elements that share a scale in MXFP8.
@@ -31,15 +31,15 @@ pub const MX_BLOCK: usize = 32;
 /// The name of the element type of codes in error messages.
 const CODES: &str = "type of the codes";
 
-/// A matrix `[rows, depth]` of 8-bit codes, as an operand of a matrix multiplication. The multiplication sums along the
-/// rows, over `depth`.
+/// A quantized matrix, `[rows, depth]` of 8-bit codes, as an operand of a matrix multiplication. The multiplication
+/// sums over `depth`, the last dimension.
 ///
-/// A value is its code times its scale. Rows are padded with zeros to a multiple of [`ROW_BYTES`]. The zeros do not
-/// change the result of a multiplication.
+/// The value of an element is its decoded code times its scale. Rows are padded with zeros to a multiple of
+/// [`ROW_BYTES`]. The zeros do not change the result of a multiplication.
 #[derive(Clone, Debug)]
 pub struct Fp8Matrix {
-    /// The codes, `[rows, words]` in u32 with `words = 4 ceil(depth / 16)`. A word holds four codes, the first in the
-    /// lowest bits.
+    /// The codes, `[rows, words]` in u32 with `words = 4 ceil(depth / 16)`. A word holds four codes. The first code is
+    /// in the lowest bits.
     pub codes: Tensor<2, Int>,
     /// The scales, which multiply the codes.
     pub scales: Scales,
@@ -81,8 +81,8 @@ impl Fp8Matrix {
         ]
     }
 
-    /// Returns the matrix with these codes and scales. They must have the same types and sizes as the tensors that
-    /// [`tensors`](Self::tensors) returns.
+    /// Returns a copy of this matrix with the given codes and scales. They must have the same types and sizes as the
+    /// tensors that [`tensors`](Self::tensors) returns.
     pub fn with_tensors(&self, [codes, scales]: [DispatchTensor; 2]) -> Self {
         let scales = match &self.scales {
             Scales::Tensor(_) => Scales::Tensor(Tensor::from_dispatch(scales)),
@@ -100,14 +100,14 @@ impl Fp8Matrix {
     }
 
     /// Returns the transposed matrix, `[depth, rows]`, with the same values. With a single scale and with blocks of 128
-    /// x 128, this equals the other copy that [`quantize`](fn@super::quantize) computes of the same matrix.
+    /// x 128, the transposed rowwise copy of [`quantize`](fn@super::quantize) equals its columnwise copy.
     ///
-    /// On CubeCL devices this is one kernel launch. The scales of blocks need a second launch.
+    /// On CubeCL devices, the function launches one kernel. Blockwise scales require a second kernel.
     ///
     /// # Panics
     ///
-    /// Panics with a [`KernelError`] if codes and scales do not match. Also panics for blocks of 1 x 128 and for MX,
-    /// because their scales belong to the elements of one row.
+    /// Panics with a [`KernelError`] if the sizes of codes and scales do not match. Also panics for blocks of 1 x 128
+    /// and for MX, because each of their scales belongs to elements of a single row.
     pub fn transposed(&self) -> Self {
         accept(self.check("transposed", "the matrix"));
         let scales = match &self.scales {
@@ -145,10 +145,10 @@ impl Fp8Matrix {
 
     /// Creates a matrix `[rows, depth]` from contiguous codes without padding.
     ///
-    /// `codes` is `[words]` in u32 with four codes per word, the first in the lowest bits, as returned by
-    /// [`encode`](super::encode). Only the first `rows * depth` codes are used. `descale`, `[1]` in f32, is the scale
-    /// of the matrix. If `depth` is a multiple of [`ROW_BYTES`], nothing is copied. Otherwise the codes are padded,
-    /// which is one kernel launch on CubeCL devices.
+    /// `codes` is `[words]` in u32, as returned by [`encode`](super::encode). A word holds four codes, with the first
+    /// code in the lowest bits. Only the first `rows * depth` codes are used. `descale`, `[1]` in f32, is the scale of
+    /// the matrix. If `depth` is a multiple of [`ROW_BYTES`], nothing is copied. Otherwise the codes are padded, which
+    /// takes one kernel launch on CubeCL devices.
     ///
     /// # Panics
     ///

@@ -1,8 +1,8 @@
 //! Multiplication of quantized matrices.
 //!
-//! The reference path decodes both operands to f32 and multiplies them in f32, or in f64 if the result is f64. On CUDA,
-//! cuBLASLt multiplies the codes directly if the GPU and the library support it. The two results differ only by the
-//! rounding of the sums.
+//! The reference implementation decodes both operands to f32 and multiplies them in f32, or in f64 if the result is
+//! f64. On CUDA, cuBLASLt multiplies the codes directly if the GPU and the library support it. The results of both
+//! implementations differ only by the rounding of the sums.
 //!
 //! | scales | compute capability | library |
 //! |---|---|---|
@@ -10,9 +10,9 @@
 //! | 1 x 128 and 128 x 128, not both operands 128 x 128 | 9.0 only | cuBLASLt 12.9 |
 //! | MXFP8 | 10.0 and later | cuBLASLt 12.8 |
 //!
-//! cuBLASLt also requires that the number of rows of both operands is a multiple of 16 and that at least one operand is
-//! E4M3. Other operands are decoded, and a warning is logged once. [`engine_of_fp8`] returns a description of the path
-//! that a device uses.
+//! cuBLASLt also requires that the numbers of rows of both operands are multiples of 16, and that at least one operand
+//! is E4M3. If the operands do not meet these requirements, the reference implementation is used and a warning is
+//! logged once. [`engine_of_fp8`] returns a description of the implementation that a device uses.
 
 use burn::tensor::{Device, FloatDType, Tensor};
 
@@ -34,15 +34,16 @@ mod tests;
 
 pub use scales::library_scales;
 
-/// The precision in which a tensor core accumulates a product of FP8 matrices. The emulated path ignores it.
+/// The precision in which tensor cores accumulate the sums of an FP8 matrix multiplication. The reference
+/// implementation, which decodes the operands, ignores it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Accumulation {
-    /// The partial sums of the tensor core are added in f32 every few steps. This is used for gradients.
+    /// The partial sums of the tensor core are added to a sum in f32 at short intervals. This is used for gradients.
     #[default]
     Exact,
     /// The sums stay in the accumulators of the tensor core. This is faster, but on Hopper these accumulators have
-    /// fewer bits than f32. It is used for outputs, as in Transformer Engine. It requires a single scale per operand.
-    /// With other scales it equals [`Exact`](Self::Exact).
+    /// fewer bits than f32. It is used for the outputs of layers, as in Transformer Engine. It requires a single scale
+    /// per operand. With other scales, the multiplication uses [`Exact`](Self::Exact).
     Fast,
 }
 
@@ -55,14 +56,14 @@ pub enum Accumulation {
 ///
 /// Sums are computed in f32 (f64 if `dtype` is f64). The bias is added before the result is rounded once.
 ///
-/// Both operands may have any kind of scales and be E4M3 or E5M2. Any size may be 0. If `depth` is 0, the product
-/// `a b^T` is 0.
+/// Each operand may have any kind of [`Scales`](super::Scales), and may be E4M3 or E5M2. Any size may be 0. If `depth`
+/// is 0, the product `a b^T` is 0.
 ///
 /// # Panics
 ///
 /// Panics with a [`KernelError`](crate::KernelError) if
-/// - the depths differ, or the bias has a wrong size,
-/// - codes or scales do not have the sizes that are documented for [`Fp8Matrix`],
+/// - the operands differ in `depth`, or the bias has a wrong size,
+/// - the sizes of codes or scales differ from the sizes documented for [`Fp8Matrix`],
 /// - the matrices are on different devices,
 /// - the device does not support `dtype` or the type of the bias.
 ///
@@ -105,19 +106,20 @@ pub fn multiply(
 /// - `a`: `[m, depth]`.
 /// - `b`: `[n, depth]`.
 /// - `flat`: `[length]` in f32, or in f64 on the CPU. It is updated in place if no other tensor shares its memory. The
-///   result takes `m n` elements.
+///   result has `m n` elements.
 ///
-/// The function is meant for weight gradients. Sums are computed in the type of `flat` with [`Accumulation::Exact`].
+/// Use this function to accumulate weight gradients. Sums are computed in the type of `flat` with
+/// [`Accumulation::Exact`].
 ///
-/// Any size may be 0. If `depth` is 0, the product is 0. On CUDA, the result is written directly to the buffer if the
-/// range starts at a multiple of 16 bytes. Otherwise it is first written to a temporary matrix.
+/// Any size may be 0. If `depth` is 0, the product is 0. On CUDA, the result is written directly to the buffer if
+/// `offset` is a multiple of 4 elements (16 bytes). Otherwise the result is first written to a temporary matrix.
 ///
 /// # Panics
 ///
 /// Panics with a [`KernelError`](crate::KernelError) if
-/// - the depths differ,
-/// - the range exceeds the buffer, or the buffer has a wrong type,
-/// - codes or scales do not have the sizes that are documented for [`Fp8Matrix`],
+/// - the operands differ in `depth`,
+/// - the result extends beyond the end of the buffer, or the buffer has a wrong type,
+/// - the sizes of codes or scales differ from the sizes documented for [`Fp8Matrix`],
 /// - the tensors are on different devices.
 ///
 /// # Example
@@ -149,8 +151,8 @@ pub fn accumulate_at(
     emulated::accumulate_at(a, b, flat, offset, add)
 }
 
-/// Returns a description of the engine that multiplies FP8 matrices on a device, with the reason why no faster engine
-/// is used.
+/// Returns a description of the engine that multiplies FP8 matrices on a device. The description contains the reason
+/// why no faster engine is used.
 pub fn engine_of_fp8(device: &Device) -> String {
     engine::describe(device)
 }

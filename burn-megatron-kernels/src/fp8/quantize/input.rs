@@ -8,7 +8,7 @@ use crate::activation::{
 };
 use crate::error::accept;
 
-/// The matrix that a quantizer reads. It is f32, f16, bf16 or f64. An f64 matrix is rounded to f32 first.
+/// The matrix that a quantizer reads, in f32, f16, bf16 or f64. An f64 matrix is rounded to f32 before it is quantized.
 #[derive(Clone, Debug)]
 pub struct QuantizerInput {
     x: Tensor<2>,
@@ -24,8 +24,8 @@ impl From<Tensor<2>> for QuantizerInput {
 
 impl QuantizerInput {
     /// Creates an input from the output of [`activate`] with default options. `x` is `[rows, width]` and the bias is
-    /// `[width]`. The quantizer computes the activation, rounds it to the type of `x` and quantizes it, without writing
-    /// it to memory.
+    /// `[width]`. The quantizer computes the activation, rounds it to the type of `x` and quantizes it. The unquantized
+    /// activation is not written to memory.
     ///
     /// # Panics
     ///
@@ -39,7 +39,7 @@ impl QuantizerInput {
         Self { x, activation }
     }
 
-    /// Returns the rows and columns of the matrix.
+    /// Returns the number of rows and the number of columns of the matrix.
     pub fn dims(&self) -> [usize; 2] {
         let [rows, width] = self.x.dims();
         match self.activation {
@@ -53,7 +53,7 @@ impl QuantizerInput {
         self.x.device()
     }
 
-    /// Returns the values of the matrix. If the input is an activation, computes it first.
+    /// Returns the values of the matrix. If the input is an activation, the function computes the activation.
     pub fn into_values(self) -> Tensor<2> {
         match self.activation {
             Some((kind, bias)) => activate(self.x, bias, None, kind, ActivationOptions::default()),

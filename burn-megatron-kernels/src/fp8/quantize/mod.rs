@@ -1,4 +1,5 @@
-//! Quantizers, which convert floats to codes and scales, and return the largest magnitude as a by-product.
+//! Quantizers, which convert float tensors to FP8 codes and scales. They also return the largest magnitude of the
+//! tensor.
 //!
 //! The formulas follow Transformer Engine. The MX formulas follow the OCP Microscaling Formats (MX) Specification 1.0,
 //! with scales that are rounded up.
@@ -30,25 +31,25 @@ const NAME: &str = "quantize";
 /// The result of [`quantize`].
 #[derive(Clone, Debug)]
 pub struct Quantized {
-    /// The copy for multiplications that sum over the columns, if requested.
+    /// The rowwise copy for multiplications that sum over the columns. `None` if it was not requested.
     pub rowwise: Option<Fp8Matrix>,
-    /// The transposed copy for multiplications that sum over the rows, if requested.
+    /// The transposed (columnwise) copy for multiplications that sum over the rows. `None` if it was not requested.
     pub columnwise: Option<Fp8Matrix>,
     /// Statistics of the values, `[2]` in f32: the largest magnitude (NaN if a value is NaN), and the number of
     /// saturated values.
     ///
-    /// A value is saturated if it exceeds the largest value of the format after scaling. If both copies are computed,
-    /// saturation is counted in the rowwise copy. Infinities count as saturated, NaN does not.
+    /// A value is saturated if its magnitude after scaling exceeds the largest value of the format. If both copies are
+    /// computed, saturation is counted in the rowwise copy. Infinities count as saturated, NaN does not.
     pub seen: Tensor<1>,
 }
 
 /// Quantizes the matrix `x`, `[rows, columns]` in f32, f16 or bf16, in one pass.
 ///
-/// See [`Fp8Matrix`] for the layout of the copies. `x` may be the output of an activation, which is computed in the
-/// same pass. See [`QuantizerInput::activated`].
+/// See [`Fp8Matrix`] for the layout of the copies. `x` may also be an activation that is computed in the same pass. See
+/// [`QuantizerInput::activated`].
 ///
-/// A value `v` is multiplied by a factor `s`, and `v s` is converted to a code by [`Format::encode`]. The scale in the
-/// copy is `1 / s`, rounded to f32. The factor depends on the scaling method. In the formulas, `max` is
+/// A value `v` is multiplied by a factor `s`, and `v s` is converted to a code by [`Format::encode`]. The scale that is
+/// stored in the copy is `1 / s`, rounded to f32. The factor depends on the scaling method. In the formulas, `max` is
 /// [`Format::max`], and `amax` is the largest magnitude of a block:
 ///
 /// ```text
@@ -59,29 +60,30 @@ pub struct Quantized {
 ///          2^-127 for 0, 2^127 for infinity, NaN for NaN
 /// ```
 ///
-/// The last block may be smaller than the other blocks, so all sizes are valid, including 0. Infinities saturate. NaN
-/// is converted to the code of NaN. With MX, all values of a block that contains NaN are converted to the code of NaN.
-/// With 1 x 128 blocks and with MX, the two copies have different blocks and scales. The columnwise copy is therefore
-/// not the transpose of the rowwise copy.
+/// The last block may be smaller than the other blocks, so all sizes are valid, including 0. Infinities are converted
+/// to the code of the largest finite value. NaN is converted to the code of NaN. With MX, all values of a block that
+/// contains NaN are converted to the code of NaN. With 1 x 128 blocks and with MX, the two copies have different blocks
+/// and scales. The columnwise copy is therefore not the transpose of the rowwise copy.
 ///
-/// MX is meant for [`Format::E4M3`]. With E5M2, no value saturates, but the upper part of the range is not used.
+/// Use MX with [`Format::E4M3`]. With E5M2, no value saturates, but the upper part of the range of E5M2 is not used.
 ///
-/// On CubeCL devices this is two kernel launches, and an additional copy if the values are not contiguous. The first
-/// launch reads `x` once. It loads 128 bits at a time if `columns` is a multiple of the number of elements in 128 bits.
-/// The second launch is small.
+/// On CubeCL devices, the function launches two kernels. Values that are not contiguous are copied first. The first
+/// kernel reads `x` once. It loads 128 bits at a time if `columns` is a multiple of the number of elements in 128 bits.
+/// The second kernel is small.
 ///
-/// All devices compute the same bits as the CPU. For scales that are not powers of two, this requires IEEE 754
-/// division, as on CUDA. WebGPU allows errors of 2.5 units in the last place. Subnormal f16 numbers are read as 0 on
-/// devices that flush them. Subnormal f32 numbers are kept on all devices. An f64 matrix is rounded to f32 first.
+/// All devices compute bitwise the same results as the CPU. For scales that are not powers of two, this requires IEEE
+/// 754 division. CUDA has IEEE 754 division. WebGPU allows errors of 2.5 units in the last place. Subnormal f16 numbers
+/// are read as 0 on devices that flush subnormal f16 numbers. Subnormal f32 numbers are kept on all devices. An f64
+/// matrix is rounded to f32 first.
 ///
 /// # Panics
 ///
 /// Panics with a [`KernelError`](crate::KernelError) if
 /// - the format is [`Format::E2M1`],
-/// - a scale that is given is not `[1]` in f32,
+/// - a scale that is given with [`Scaling::Tensor`] is not `[1]` in f32,
 /// - the matrix has an unsupported type,
 /// - there are more elements than [`MAX_ELEMENTS`](crate::MAX_ELEMENTS),
-/// - tensors are on different devices.
+/// - the input tensors are on different devices.
 ///
 /// # Example
 ///
@@ -98,7 +100,7 @@ pub struct Quantized {
 /// // The scales of the rows are 2^-2 and 1.
 /// let rowwise = values(quantized.rowwise.unwrap());
 /// assert_eq!(rowwise, [0.3125, -8.0, 72.0, 0.0, 1.125, 448.0]);
-/// // Those of the columns are 2^-10, 2^-5 and 1.
+/// // The scales of the columns are 2^-10, 2^-5 and 1.
 /// let columnwise = values(quantized.columnwise.unwrap());
 /// assert_eq!(columnwise, [0.3125, 0.0, -8.0, 1.125, 72.0, 448.0]);
 /// ```
@@ -111,8 +113,9 @@ pub fn quantize(
     run(x.into(), format, scaling, usage, None)
 }
 
-/// Computes [`quantize`] and adds the statistics of `x` to entry `slot` of a [log](super::empty_log). The log is
-/// returned as [`Quantized::seen`]. It is updated in place if no other tensor shares its memory.
+/// Computes [`quantize`] and adds the statistics of `x` to entry `slot` of a [log](super::empty_log). The field
+/// [`Quantized::seen`] of the result holds the updated log. It is updated in place if no other tensor shares its
+/// memory.
 ///
 /// # Panics
 ///
@@ -183,9 +186,9 @@ fn run(
     }
 }
 
-/// Returns the largest magnitude of a tensor in f32, f16 or bf16. The result is `[1]` in f32. It is NaN if a value is
-/// NaN, and 0 for an empty tensor. On CubeCL devices this is two kernel launches. The result does not depend on the
-/// device.
+/// Returns the largest magnitude (amax) of a tensor in f32, f16 or bf16. The result is `[1]` in f32. It is NaN if a
+/// value is NaN, and 0 for an empty tensor. On CubeCL devices, the function launches two kernels. The result does not
+/// depend on the device.
 ///
 /// # Panics
 ///
@@ -203,13 +206,13 @@ pub fn amax(x: Tensor<2>) -> Tensor<1> {
     Tensor::from_dispatch(launch_one(op, inputs))
 }
 
-/// Returns the scale for a tensor whose largest magnitude is `amax`. Both are `[1]` in f32. The scale multiplies the
-/// values before they are encoded. It is `max / amax`, where `max` is [`Format::max`].
+/// Returns the scale for a tensor whose largest magnitude is `amax`. `amax` and the scale are `[1]` in f32. The scale
+/// multiplies the values before they are encoded. It is `max / amax`, where `max` is [`Format::max`].
 ///
-/// If `amax` is smaller than [`CurrentScale::epsilon`], epsilon is used instead. If the result is 0, infinite or NaN,
-/// the scale is 1. If the quotient is infinite, the scale is the largest f32. With [`CurrentScale::power_of_two`], the
-/// scale is rounded down to a power of two. On CubeCL devices this is one kernel launch. See [`quantize`] for the
-/// accuracy of the division.
+/// If `amax` is smaller than [`CurrentScale::epsilon`], epsilon is used instead. If `amax` is then 0, infinite or NaN,
+/// the scale is 1. If the quotient `max / amax` is infinite, the scale is the largest finite f32. With
+/// [`CurrentScale::power_of_two`], the scale is rounded down to a power of two. On CubeCL devices, the function
+/// launches one kernel. See [`quantize`] for the accuracy of the division.
 ///
 /// # Panics
 ///
@@ -233,14 +236,15 @@ pub fn current_scale(amax: Tensor<1>, format: Format, options: CurrentScale) -> 
     Tensor::from_dispatch(launch_one(op, vec![amax.into_dispatch()]))
 }
 
-/// Returns the values of a quantized matrix, `[rows, depth]` in f32. A value is its code times its scale.
+/// Returns the values of a quantized matrix, `[rows, depth]` in f32. The value of an element is its decoded code times
+/// its scale.
 ///
-/// On CubeCL devices this is one kernel launch, and values that are subnormal in f32 may become 0.
+/// On CubeCL devices, the function launches one kernel, and results that are subnormal in f32 may become 0.
 ///
 /// # Panics
 ///
-/// Panics with a [`KernelError`](crate::KernelError) if codes and scales do not match, if their types differ from the
-/// types that are documented for [`Fp8Matrix`], or if the format is [`Format::E2M1`].
+/// Panics with a [`KernelError`](crate::KernelError) if the sizes of codes and scales do not match, if their types
+/// differ from the types documented for [`Fp8Matrix`], or if the format is [`Format::E2M1`].
 pub fn dequantize(matrix: &Fp8Matrix) -> Tensor<2> {
     const NAME: &str = "dequantize";
     accept(matrix.check(NAME, "the matrix"));

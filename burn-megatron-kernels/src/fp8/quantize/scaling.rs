@@ -9,10 +9,10 @@ use crate::launch::Spec;
 /// The method that determines the scales of a quantized matrix.
 #[derive(Clone, Debug)]
 pub enum Scaling {
-    /// A given scale for the complete matrix, `[1]` in f32. The values are multiplied by it before they are encoded. It
-    /// must be a positive normal number.
+    /// One given scale for the complete matrix, `[1]` in f32. The values are multiplied by the scale before they are
+    /// encoded. The scale must be a positive normal number.
     Tensor(Tensor<1>),
-    /// A given scale that is one element of a tensor with the scales of many matrices.
+    /// One given scale for the complete matrix, stored as an element of a tensor with the scales of many matrices.
     Element {
         /// The tensor of scales, `[count]` in f32.
         scales: Tensor<1>,
@@ -61,7 +61,8 @@ impl QuantizerUsage {
 /// Options of [`current_scale`](super::current_scale), which computes a scale from the largest magnitude of a tensor.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct CurrentScale {
-    /// The lower bound for the largest magnitude. It must be at least 0.
+    /// The lower bound for the largest magnitude (amax). Smaller magnitudes are replaced by this value. It must be at
+    /// least 0.
     pub epsilon: f32,
     /// Whether the scale is rounded down to a power of two.
     pub power_of_two: bool,

@@ -1,4 +1,4 @@
-//! Quantization errors of a tensor, for reports.
+//! Statistics of the quantization errors of a tensor, for reports.
 
 use burn::tensor::{Bool, DType, FloatDType, Tensor};
 
@@ -10,12 +10,13 @@ use crate::error::{accept, check_shape};
 
 const NAME: &str = "statistics";
 
-/// Quantization errors of a matrix.
+/// Statistics of the quantization errors of a matrix.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Statistics {
-    /// The largest magnitude. It is NaN if a value is NaN, and 0 for an empty matrix.
+    /// The largest magnitude of the values. It is NaN if a value is NaN, and 0 for an empty matrix.
     pub amax: f64,
-    /// The fraction of values that saturate: their magnitude exceeds the largest value of the format times their scale.
+    /// The fraction of values that saturate. A value saturates if its magnitude exceeds the largest value of the format
+    /// times the scale.
     pub saturated: f64,
     /// The fraction of nonzero values that the quantization converted to zero.
     pub flushed: f64,
@@ -30,15 +31,15 @@ const ROUNDING: f64 = 4.0 * f32::EPSILON as f64;
 
 /// Computes the quantization errors of a matrix from its quantized copy.
 ///
-/// `x` is `[rows, depth]`, as in the copy. For a columnwise copy, pass the transposed matrix.
+/// `x` has the shape `[rows, depth]` of the copy. For a columnwise copy, pass the transposed matrix.
 ///
-/// The function is meant for reports. It launches a dozen of Burn's operations and waits for the result. Sums are in
-/// f32. For an empty matrix, the signal-to-noise ratio is infinite and all other values are 0. NaN counts as neither
-/// saturated nor flushed to zero.
+/// Use this function only for reports, because it is slow: it launches a dozen of Burn's operations and waits for the
+/// result. Sums are computed in f32. For an empty matrix, the signal-to-noise ratio is infinite and all other values
+/// are 0. NaN counts as neither saturated nor flushed to zero.
 ///
 /// # Panics
 ///
-/// Panics with a [`KernelError`] if the size of `x` differs from the size of the copy, and in the same cases as
+/// Panics with a [`KernelError`] if the shape of `x` differs from the shape of the copy, and in the same cases as
 /// [`dequantize`].
 ///
 /// # Example

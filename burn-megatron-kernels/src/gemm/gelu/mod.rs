@@ -1,13 +1,13 @@
 //! GELU (tanh approximation) as the epilogue of the matrix multiplications of an MLP.
 //!
-//! The multiplication before GELU stores the output of GELU and also the input of GELU. In the backward pass, the
-//! multiplication after GELU computes its input gradient, multiplies it by the derivative of GELU, and sums the bias
-//! gradient.
+//! In the forward pass, the matrix multiplication before GELU stores the output and the input of GELU. In the backward
+//! pass, the matrix multiplication for the gradient of the GELU output also multiplies the result by the derivative of
+//! GELU, and sums the bias gradient.
 //!
-//! On CUDA these are the epilogues `GELU_AUX_BIAS` and `DGELU_BGRAD` of cuBLASLt, so that the activation needs no
-//! separate kernel. On other devices, and if cuBLASLt [rejects](check_gelu_epilogues) the multiplication, the kernels
-//! of [`activation`](crate::activation) run after the multiplication. The operations are not differentiable: autodiff
-//! does not record them.
+//! On CUDA, these matrix multiplications use the cuBLASLt epilogues `GELU_AUX_BIAS` and `DGELU_BGRAD`, so that the
+//! activation needs no separate kernel. On other devices, and if cuBLASLt [rejects](check_gelu_epilogues) the
+//! multiplication, the kernels of [`activation`](crate::activation) run after the multiplication. The operations are
+//! not differentiable: autodiff does not record them.
 
 use burn::tensor::{DType, Device, Tensor};
 
@@ -27,13 +27,13 @@ const GRADIENT: &str = "gelu_gradient";
 /// The result of [`linear_gelu`].
 #[derive(Clone, Debug)]
 pub struct GeluOutput {
-    /// The output of GELU, `[rows, out]`: GELU of [`input`](Self::input).
+    /// The output of GELU, `[rows, out]`. It is GELU applied to [`input`](Self::input).
     pub activated: Tensor<2>,
-    /// The input of GELU, `[rows, out]`: `x weight + bias`. Save it for the backward pass.
+    /// The input of GELU, `[rows, out]`. It is `x weight + bias`. Save it for the backward pass.
     pub input: Tensor<2>,
 }
 
-/// Computes a linear layer followed by GELU (tanh approximation): GELU of `x weight + bias`.
+/// Computes `gelu(x weight + bias)`: a linear layer followed by GELU (tanh approximation).
 ///
 /// - `x`: `[rows, in]`.
 /// - `weight`: `[in, out]`.
@@ -59,7 +59,7 @@ pub fn linear_gelu(x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> 
     }
 }
 
-/// Computes the gradient of the input of GELU for a GELU that is followed by a linear layer.
+/// Computes the gradient of the GELU input in an MLP in which a linear layer follows GELU.
 ///
 /// The result is `gradient weight^T` times the derivative of GELU at `input`. With `with_bias`, the function also
 /// returns the sum over the rows of the result, which is the gradient of the bias before GELU.
@@ -68,7 +68,7 @@ pub fn linear_gelu(x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> 
 /// - `weight`: `[width, out]`, the weight of the linear layer.
 /// - `input`: `[rows, width]`, the input of GELU.
 ///
-/// All tensors and both results have the same type.
+/// All input tensors and both results have the same type.
 ///
 /// # Panics
 ///
@@ -99,7 +99,7 @@ pub fn gelu_gradient(
 }
 
 /// Checks whether a device supports the GELU epilogues in `dtype` for a linear layer with `inputs` input features and
-/// `width` output features. `width` is the number of features of GELU.
+/// `width` output features. GELU is applied to the output features.
 ///
 /// # Errors
 ///

@@ -1,8 +1,8 @@
 //! Expert capacity: selects the tokens that each expert keeps.
 //!
-//! A pair consists of a token and an expert that the token chose. Pairs beyond the capacity of their expert are
-//! dropped. Pairs are ranked by weight (largest first), then by token index. Without weights, they are ranked by token
-//! index. No data is copied to the host.
+//! A pair consists of a token and one of the experts that the router chose for the token. Pairs beyond the capacity of
+//! their expert are dropped. Pairs are ranked by weight (largest first), then by token index. Without weights, they are
+//! ranked by token index. No data is copied to the host.
 
 use burn::tensor::{DType, Int, IntDType, Tensor};
 
@@ -20,12 +20,12 @@ mod tests;
 
 const NAME: &str = "keep_within_capacity";
 
-/// Drops token-expert pairs, so that each expert keeps at most `capacity` pairs. Returns `indices` in I32, with -1 for
-/// each dropped pair.
+/// Drops token-expert pairs, so that each expert keeps at most `capacity` pairs. Returns `indices` in I32, with dropped
+/// pairs replaced by -1.
 ///
-/// - `indices`: `[tokens, k]`, the experts that each token chose.
-/// - `weights`: `[tokens, k]`. Each expert keeps the pairs with the largest weights. Without weights, it keeps the
-///   first pairs.
+/// - `indices`: `[tokens, k]`, the experts that the router chose for each token.
+/// - `weights`: `[tokens, k]`, the router weights. Each expert keeps the pairs with the largest weights. Without
+///   weights, it keeps the pairs with the smallest token indices.
 ///
 /// An index outside `0..experts` selects no expert and is returned unchanged. The function is not differentiable.
 ///

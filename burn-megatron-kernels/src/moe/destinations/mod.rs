@@ -1,10 +1,10 @@
-//! The destination ranks of each token. Each rank occurs only once per token, even if it has several of the token's
-//! experts.
+//! Computes the destination ranks of each token. A rank occurs only once per token, even if it has several of the
+//! token's experts.
 //!
-//! A token with the choices `indices[t, j]` has `k` slots, or `k parts` slots if `parts` ranks share each expert. The
-//! first slot with a given destination holds this destination. Later slots with the same destination hold -1. A
-//! [`RowMap`](super::permutation::RowMap) of the destinations therefore has one row for each pair of a token and a
-//! destination. [`unpermute`](super::permutation::unpermute) adds these rows.
+//! A token with `k` chosen experts has `k` slots, or `k * parts` slots if `parts` ranks share each expert. The first
+//! slot of a destination holds the index of this destination. Later slots with the same destination hold -1. A
+//! [`RowMap`](super::permutation::RowMap) that is created from the destinations therefore has one row for each pair of
+//! a token and a destination. [`unpermute`](super::permutation::unpermute) adds the rows of each token.
 
 use burn::tensor::{DType, Int, IntDType, Tensor};
 
@@ -21,11 +21,11 @@ mod tests;
 
 const NAME: &str = "destinations";
 
-/// The placement of experts on ranks, and of ranks in destinations.
+/// The placement of experts on ranks, and the grouping of ranks into destinations.
 ///
 /// A destination is a group of `size` consecutive ranks, such as a single rank or a node of a cluster. There are
-/// `count` destinations, and the first one starts at rank `first`. Expert `e` is on the ranks
-/// `(e / experts_per_rank) stride + part part_stride`, for each `part` below `parts`.
+/// `count` destinations. The first destination starts at rank `first`. Expert `e` is on the ranks
+/// `(e / experts_per_rank) * stride + part * part_stride` for `part` in `0..parts`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ExpertPlacement {
     /// The total number of experts on all ranks.
@@ -46,12 +46,12 @@ pub struct ExpertPlacement {
     pub count: usize,
 }
 
-/// Returns the destination of each slot of a token. `indices`, `[tokens, k]`, are the experts that each token chose.
-/// The result is `[tokens, k parts]` in I32.
+/// Returns the destinations of each token. `indices`, `[tokens, k]`, are the experts that the router chose for each
+/// token. The result is `[tokens, k * parts]` in I32. It has one slot for each chosen expert and part.
 ///
-/// A slot is -1 if
+/// A slot holds -1 if
 /// - an earlier slot of the token has the same destination,
-/// - the rank of the expert is in no destination,
+/// - the rank of the expert belongs to no destination,
 /// - the index is outside `0..experts`.
 ///
 /// The function is not differentiable.

@@ -27,7 +27,7 @@ pub struct GroupedMatmul {
 }
 
 impl GroupedMatmul {
-    /// Creates the multiplication of rows of this shape and type with `weights`.
+    /// Creates the multiplication of rows with the given shape and type by `weights`.
     ///
     /// # Panics
     ///
@@ -47,7 +47,7 @@ impl GroupedMatmul {
         }
     }
 
-    /// Returns whether the gradient of the weights goes to a flat buffer.
+    /// Returns whether the gradient of the weights is written to a flat buffer.
     pub fn has_destination(&self) -> bool {
         self.destination.is_some()
     }

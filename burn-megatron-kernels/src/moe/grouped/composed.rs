@@ -1,4 +1,4 @@
-//! The reference grouped matrix multiplication, composed of Burn's own operations.
+//! The reference implementation of grouped matrix multiplication, composed of Burn's own operations.
 
 use burn::tensor::Tensor;
 

@@ -9,17 +9,18 @@
 //!
 //! Sums are computed in f32 (f64 for f64). If an expert has no rows, the gradient of its weights is exactly 0.
 //!
-//! On the CPU, blocks of rows are multiplied in parallel, each on one thread. The result does not depend on the number
-//! of threads.
+//! On the CPU, blocks of rows are multiplied in parallel, with one thread per block. The result does not depend on the
+//! number of threads.
 //!
 //! On CUDA devices with compute capability 8.0 or later, one kernel launch with `mma.sync` computes all experts if
 //! - the type is f16 or bf16,
 //! - `in` and `out` are multiples of 8,
-//! - the multiplication of a single expert does not fill the GPU. It fills the GPU if its result has at least 4 tiles
-//!   of 128 by 128 per multiprocessor.
+//! - the multiplication of a single expert is too small to use the whole GPU. It uses the whole GPU if its result has
+//!   at least 4 tiles of 128 by 128 per multiprocessor.
 //!
 //! In all other cases, and on other CubeCL devices, the [engine](crate::gemm) for single matrix multiplications
-//! computes one expert after the other. The number of kernel launches is then the number of experts that have rows.
+//! computes one expert after the other. In this case, the number of kernel launches is the number of experts that have
+//! rows.
 
 use std::sync::Arc;
 
@@ -54,8 +55,8 @@ const NAME: &str = "grouped_matmul";
 /// - `group_sizes`: the number of rows of each expert.
 /// - returns `[rows, out]` in the type of `x`.
 ///
-/// The gradient of the input is the same function with `weights.swap_dims(1, 2)`. Weights that are transposed in this
-/// way are read in place. The function is differentiable in `x` and `weights`.
+/// To compute the gradient of the input, call this function with the gradient of the result and `weights.swap_dims(1,
+/// 2)`. Weights that are transposed in this way are not copied. The function is differentiable in `x` and `weights`.
 ///
 /// # Panics
 ///
@@ -77,7 +78,7 @@ pub fn grouped_matmul(x: Tensor<2>, weights: Tensor<3>, group_sizes: &[usize]) -
     grouped_matmul_with(x, weights, None, group_sizes)
 }
 
-/// Computes [`grouped_matmul`] with weights whose gradient can go to a flat buffer. If there is a destination,
+/// Computes [`grouped_matmul`] with weights whose gradient can be written to a flat buffer. If there is a destination,
 /// `weights` must not be tracked by autodiff.
 ///
 /// # Panics
@@ -131,14 +132,15 @@ pub fn grouped_weight_gradient(
 ///
 /// - `x`: `[rows, in]`.
 /// - `gradient`: `[rows, out]`, the gradient of the result, in the type of `x`.
-/// - `flat`: `[length]` in f32 (f64 for f64). The gradient takes `experts * in * out` elements: expert by expert, each
-///   row by row.
+/// - `flat`: `[length]` in f32 (f64 for f64). The gradient has `experts * in * out` elements. They are stored expert by
+///   expert, and row by row for each expert.
 ///
 /// If an expert has no rows, its gradient is 0. The function is not differentiable.
 ///
 /// # Panics
 ///
-/// Panics with a [`KernelError`] if sizes or types do not match, or if the range exceeds the buffer.
+/// Panics with a [`KernelError`] if sizes or types do not match, or if the gradient extends beyond the end of the
+/// buffer.
 ///
 /// # Example
 ///

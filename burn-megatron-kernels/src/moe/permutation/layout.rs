@@ -7,16 +7,16 @@ use crate::error::{check_option, check_shape};
 /// The layout of the permuted rows, which determines the number of rows of each expert.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowLayout {
-    /// Each expert has one row for each of its pairs that is not dropped. The counts are copied to the host.
+    /// Each expert has one row for each of its pairs that is not dropped. The numbers of rows are copied to the host.
     Kept,
-    /// The rows of [`Kept`](Self::Kept), limited or extended to this total number. Pairs beyond the total are dropped.
-    /// Rows beyond the pairs are empty. Nothing is copied to the host.
+    /// The rows of [`Kept`](Self::Kept), truncated or padded to this total number of rows. Pairs that do not fit are
+    /// dropped. Padding rows are empty. Nothing is copied to the host.
     Rows(usize),
-    /// The rows of [`Kept`](Self::Kept), with the number of rows of each expert padded to a multiple of this number by
-    /// empty rows. The counts are copied to the host.
+    /// The rows of [`Kept`](Self::Kept), followed by empty rows, so that the number of rows of each expert is a
+    /// multiple of this number. The numbers of rows are copied to the host.
     Aligned(usize),
-    /// Each expert has this number of rows: its first pairs in token order, followed by empty rows. Nothing is copied
-    /// to the host.
+    /// Each expert has this number of rows. They hold its first pairs in token order, followed by empty rows. Nothing
+    /// is copied to the host.
     Capacity(usize),
 }
 

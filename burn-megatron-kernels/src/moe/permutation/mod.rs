@@ -1,6 +1,6 @@
-//! Permutation of tokens into rows that are sorted by expert, and back.
+//! Permutation of tokens into rows that are sorted by expert, and the reverse permutation.
 //!
-//! A token `t` with the choices `indices[t, j]` has `k` pairs `(t, j)`. Each pair becomes one row of its expert.
+//! The router chooses `k` experts `indices[t, j]` for each token `t`. Each pair `(t, j)` becomes one row of its expert.
 //! [`RowMap`] is a stable counting sort of the pairs by expert, so the rows of an expert are in the order of the
 //! tokens. A pair whose index is outside `0..experts` is dropped and has no row.
 //!
@@ -9,9 +9,10 @@
 //! unpermute:  y[t] = sum over the rows n of t, by slot, of x[n]    [rows, h] to [tokens, h]
 //! ```
 //!
-//! Each operation is the backward pass of the other operation. Both are gathers without atomic additions. Sums are
-//! computed in f32 (f64 for f64) and rounded once. The operations do not apply the router weights. [`permute_weights`]
-//! returns the weights of the rows, and an [activation](crate::activation::activate) multiplies by them.
+//! Each of the two operations is the backward pass of the other operation. Both are gathers without atomic additions.
+//! Sums are computed in f32 (f64 for f64) and rounded once. The operations do not apply the router weights.
+//! [`permute_weights`] returns the weights of the rows, and an [activation](crate::activation::activate) multiplies the
+//! rows by these weights.
 
 use burn::tensor::{DType, Int, IntDType, Tensor, TensorData};
 
@@ -52,10 +53,10 @@ pub struct RowMap {
 }
 
 impl RowMap {
-    /// Sorts `indices`, `[tokens, k]` of any integer type, by expert.
+    /// Creates the row map by sorting `indices`, `[tokens, k]` of any integer type, by expert.
     ///
-    /// On a GPU, the sort runs on the device. With [`RowLayout::Kept`] and [`RowLayout::Aligned`], the counts are
-    /// copied to the host, because the host needs the number of rows.
+    /// On a GPU, the sort runs on the device. With [`RowLayout::Kept`] and [`RowLayout::Aligned`], the numbers of rows
+    /// are copied to the host, because the shapes of later tensors depend on them.
     ///
     /// # Panics
     ///
@@ -143,7 +144,7 @@ impl RowMap {
         self.tokens
     }
 
-    /// Returns the number of choices per token, `k`.
+    /// Returns the number of chosen experts per token, `k`.
     pub fn top_k(&self) -> usize {
         self.top_k
     }
@@ -161,8 +162,8 @@ impl RowMap {
     /// Returns the number of rows of each expert, including empty rows, as an argument for
     /// [`grouped_matmul`](crate::moe::grouped::grouped_matmul).
     ///
-    /// With [`RowLayout::Rows`], the counts are copied from the device. Rows after the rows of the last expert belong
-    /// to no expert.
+    /// With [`RowLayout::Rows`], this method copies the numbers from the device. Padding rows after the rows of the
+    /// last expert belong to no expert.
     pub fn group_sizes(&self) -> Vec<usize> {
         match &self.group_sizes {
             Some(sizes) => sizes.clone(),
@@ -170,7 +171,7 @@ impl RowMap {
         }
     }
 
-    /// Returns the row of each pair, or -1 for a dropped pair, `[tokens, k]`.
+    /// Returns the index of the row of each pair, `[tokens, k]`. The index is -1 for a dropped pair.
     pub fn slot_to_row(&self) -> Tensor<2, Int> {
         self.slot_to_row.clone()
     }

@@ -1,4 +1,4 @@
-//! The reference router weights, composed of Burn's own operations.
+//! The reference implementation of the router weights, composed of Burn's own operations.
 
 use burn::tensor::{Int, Tensor, activation};
 

@@ -1,7 +1,7 @@
 //! The top-k router: chooses `k` experts for each token and computes their weights.
 //!
-//! The table uses the logits `z` `[tokens, experts]`, the chosen experts `S` of a token, the scaling factor `c` and the
-//! gradient `g` of the weights `p`:
+//! In the table, `z` are the logits `[tokens, experts]`, `S` are the chosen experts of a token, `c` is the scaling
+//! factor, and `g` is the gradient of the weights `p`:
 //!
 //! | score | experts are chosen by | weight | backward |
 //! |---|---|---|---|
@@ -10,12 +10,12 @@
 //! | `Sigmoid` | `s = sigmoid(z)` | `c s_i / D` | `dz_i = ds_i s_i (1 - s_i)`, `ds_i = c / D (g_i - sum of g_j s_j / D)` |
 //! | `SqrtSoftplus` | `s = sqrt(ln(1 + e^z))` | as `Sigmoid` | `dz_i = ds_i sigmoid(z_i) / (2 s_i)` |
 //!
-//! `D` is 1e-20 plus the sum of `s` over `S`. If the weights are not [normalized](RouterOptions::normalized), the
-//! weights of `Sigmoid` and `SqrtSoftplus` are `p = c s`. This is the default for `k = 1`. A softmax over all experts
-//! that is divided by its sum over the chosen experts equals `Softmax`.
+//! `D` is 1e-20 plus the sum of `s` over `S`. If the weights are not [normalized](RouterOptions::normalized), which is
+//! the default for `k = 1`, the weights of `Sigmoid` and `SqrtSoftplus` are `p = c s`. If the softmax over all experts
+//! is divided by its sum over the chosen experts, the result equals the weights of `Softmax`.
 //!
 //! All values are computed in f32 (f64 for f64). Experts are ranked by score (largest first), then by index (smallest
-//! first). A score that is NaN or below the lowest finite f32 counts as the lowest finite f32.
+//! first). A score that is NaN or below the lowest finite f32 is treated as the lowest finite f32.
 
 use burn::tensor::{Int, IntDType, Tensor};
 
@@ -47,7 +47,7 @@ const LOWEST: f32 = f32::MIN;
 /// weights, `[tokens, k]` in f32 (f64 for f64).
 ///
 /// - `logits`: `[tokens, experts]`.
-/// - `bias`: `[experts]`.
+/// - `bias`: `[experts]`, an optional bias of the scores.
 ///
 /// The bias is added to the scores that select experts and groups. With [`ScoreFunction::Softmax`] these scores are the
 /// logits. The bias does not affect the weights of the chosen experts and has no gradient. Only the weights are
@@ -55,8 +55,8 @@ const LOWEST: f32 = f32::MIN;
 ///
 /// # Panics
 ///
-/// Panics with a [`KernelError`] if [`RouterOptions::check`] fails, or if the length of the bias is not the number of
-/// experts.
+/// Panics with a [`KernelError`] if [`RouterOptions::check`] fails, or if the length of the bias differs from the
+/// number of experts.
 ///
 /// # Example
 ///
@@ -91,8 +91,8 @@ pub fn top_k_router(
 /// - `logits`: `[tokens, experts]`.
 /// - `indices`: `[tokens, k]`, the chosen experts, for example from an earlier call of [`top_k_router`].
 ///
-/// The experts of a token must differ. An index outside `0..experts` has weight 0 and no gradient. It is not included
-/// in the sum that normalizes the other weights.
+/// The chosen experts of a token must be distinct. An index outside `0..experts` has weight 0 and no gradient. It does
+/// not contribute to the sum that normalizes the other weights.
 ///
 /// # Panics
 ///

@@ -6,7 +6,7 @@ use crate::error::{check_option, check_shape};
 use crate::moe::permutation::sort::check_experts;
 use crate::moe::score::ScoreFunction;
 
-/// Options of the router: the choice of experts for a token, and the weights of these experts.
+/// Options of the router. They determine the experts that are chosen for a token, and the weights of these experts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RouterOptions {
     /// The number of experts per token, `k`.
@@ -18,17 +18,19 @@ pub struct RouterOptions {
     pub normalized: Option<bool>,
     /// The factor that multiplies the weights.
     pub scaling_factor: f64,
-    /// Limits the experts of a token to some groups of experts (group-limited routing).
+    /// Groups of experts for group-limited routing, in which each token chooses experts from only some groups. `None`
+    /// disables group-limited routing.
     pub groups: Option<ExpertGroups>,
 }
 
-/// Groups of experts for group-limited routing. Of `E` experts, group `i` of `G` groups has the experts from `i E / G`
-/// up to, but not including, `(i + 1) E / G`.
+/// Groups of experts for group-limited routing. With `E` experts and `G` groups, group `i` contains the experts
+/// `i * E / G..(i + 1) * E / G`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertGroups {
     /// The number of groups, `G`.
     pub groups: usize,
-    /// The number of groups from which a token may choose experts, `g`. The groups with the largest scores are used.
+    /// The number of groups from which a token may choose experts, `g`. For each token, the groups with the largest
+    /// scores are used.
     pub chosen: usize,
     /// The method that computes the score of a group.
     pub score: GroupScore,
@@ -37,9 +39,10 @@ pub struct ExpertGroups {
 /// The method that computes the score of a group from the scores of its experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GroupScore {
-    /// The largest score of an expert, as in DeepSeek-V2.
+    /// The largest score of the experts in the group, as in DeepSeek-V2.
     Max,
-    /// The sum of this number of largest scores. The number is 2 in DeepSeek-V3 and `k / g` in Megatron Core.
+    /// The sum of the largest scores of the experts in the group. The value is the number of scores that are added. It
+    /// is 2 in DeepSeek-V3 and `k / g` in Megatron Core.
     SumOf(usize),
 }
 
@@ -54,7 +57,7 @@ impl GroupScore {
 }
 
 impl RouterOptions {
-    /// Creates options for a router that chooses `top_k` experts by a softmax over their logits.
+    /// Creates options for a router that chooses `top_k` experts with [`ScoreFunction::Softmax`].
     pub fn new(top_k: usize) -> Self {
         Self {
             top_k,
@@ -70,14 +73,15 @@ impl RouterOptions {
         self.score.is_softmax() || self.normalized.unwrap_or(self.top_k > 1)
     }
 
-    /// Checks the options for a model with this number of experts.
+    /// Checks the options for a model with the given number of experts.
     ///
     /// # Errors
     ///
     /// Returns an error if
     /// - `top_k` is 0 or exceeds the number of experts that a token may use,
-    /// - the number of groups is not a divisor of the number of experts, or more groups are chosen than exist,
-    /// - the score of a group is the sum of 0 scores, or of more scores than a group has,
+    /// - the number of groups is not a divisor of the number of experts, or [`ExpertGroups::chosen`] exceeds the number
+    ///   of groups,
+    /// - [`GroupScore::SumOf`] is 0, or exceeds the number of experts per group,
     /// - the scaling factor is not finite.
     pub fn check(&self, experts: usize) -> Result<(), KernelError> {
         check_experts(NAME, experts)?;

@@ -1,4 +1,4 @@
-//! Scores of experts, which are functions of the logits of a token.
+//! Score functions, which compute the scores of the experts from the logits of a token.
 //!
 //! The formulas use the numerator `n(z)` of a score and the sum `D` of the numerators that share a denominator:
 //!
@@ -21,11 +21,11 @@ pub enum ScoreFunction {
     /// Experts are chosen by their logits. The weights are the softmax over the logits of the chosen experts. If a
     /// token chooses one expert, the weight is constant and has no gradient.
     Softmax,
-    /// Experts are chosen by the softmax over all experts. The weights are the softmax values, which do not add up to 1
-    /// for the chosen experts.
+    /// Experts are chosen by the softmax over all experts. The weights are these softmax values. The weights of the
+    /// chosen experts are not normalized to a sum of 1.
     PreSoftmax,
-    /// Experts are chosen by the sigmoid of their logits. By default, the weights are divided by their sum if a token
-    /// chooses several experts.
+    /// Experts are chosen by the sigmoid of their logits. The weights are these scores. By default, they are divided by
+    /// their sum if a token chooses several experts.
     Sigmoid,
     /// Experts are chosen by the square root of the softplus of their logits. The weights are computed from these
     /// scores as with [`Sigmoid`](Self::Sigmoid).

@@ -1,4 +1,4 @@
-//! Reference sums over tokens, composed of Burn's own operations.
+//! Reference implementations of the sums over tokens, composed of Burn's own operations.
 
 use burn::tensor::{Bool, Tensor, activation};
 

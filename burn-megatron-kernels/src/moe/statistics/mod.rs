@@ -1,8 +1,8 @@
 //! Sums over tokens, from which the auxiliary losses are computed.
 //!
-//! Let `s` be the scores of a token over all experts: a softmax, or sigmoids divided by their sum. `P_e` is the sum of
-//! the scores of expert `e` over the tokens. `c_e` is the number of tokens that choose expert `e`, and `T` is the
-//! number of tokens for which the choices were counted:
+//! Let `s` be the normalized scores of a token over all experts, such as a softmax, or sigmoids divided by their sum.
+//! `P_e` is the sum of the scores of expert `e` over the tokens. `c_e` is the number of tokens that choose expert `e`,
+//! and `T` is the number of tokens that are included in these counts:
 //!
 //! ```text
 //! load balancing    F = E / (k T^2) sum over e of P_e c_e      dF/ds_te = E c_e / (k T^2)
@@ -11,12 +11,12 @@
 //!
 //! `F` is 1 if all experts are used equally, and at most `E / k`. Counts have no gradient. The counts may be summed
 //! over all ranks, while `P` covers only the tokens of one rank. In this case, the sum of `F` over all ranks is the
-//! loss of all tokens. The load balancing loss is from Shazeer et al. 2017 and Fedus et al. 2021, "Switch
-//! Transformers". The z-loss is from Zoph et al. 2022, "ST-MoE".
+//! load balancing loss of all tokens. The load balancing loss is from Shazeer et al. 2017 and Fedus et al. 2021,
+//! "Switch Transformers". The z-loss is from Zoph et al. 2022, "ST-MoE".
 //!
-//! The tokens consist of consecutive sequences of equal length. Pass the number of sequences of a micro-batch, or 1 to
-//! treat all tokens as a single sequence. All values are computed in f32 (f64 for f64), in an order that depends only
-//! on the sizes.
+//! The functions split the tokens into `sequences` consecutive sequences of equal length. Pass the number of sequences
+//! of a micro-batch, or 1 to treat all tokens as a single sequence. All values are computed in f32 (f64 for f64), in an
+//! order that depends only on the sizes.
 
 use burn::tensor::{Bool, Int, IntDType, Tensor};
 
@@ -58,13 +58,13 @@ pub fn count_experts(indices: Tensor<2, Int>, experts: usize, sequences: usize) 
 /// `[sequences, experts]` in f32 (f64 for f64). The function is differentiable.
 ///
 /// With [`ScoreFunction::Softmax`] and [`ScoreFunction::PreSoftmax`] the scores are the softmax over all experts. Other
-/// scores are divided by their sum over all experts. `valid` `[tokens]` is false for tokens that are excluded. Without
+/// scores are divided by their sum over all experts. `valid`, `[tokens]`, is true for tokens that are included. Without
 /// `valid`, all tokens are included.
 ///
 /// # Panics
 ///
-/// Panics with a [`KernelError`] in the same cases as [`count_experts`], and if the length of `valid` is not the number
-/// of tokens.
+/// Panics with a [`KernelError`] in the same cases as [`count_experts`], and if the length of `valid` differs from the
+/// number of tokens.
 ///
 /// # Example
 ///
@@ -99,11 +99,12 @@ pub fn sum_squared_lse(logits: Tensor<2>, valid: Option<Tensor<1, Bool>>) -> Ten
     router_sums(logits, SumKind::SquaredLse, 1, valid)
 }
 
-/// Returns the load balancing loss `F`, averaged over the sequences. The result is `[1]` in the type of `score_sums`.
+/// Returns the load balancing loss `F` (see the [module](self)), averaged over the sequences. The result is `[1]` in
+/// the type of `score_sums`.
 ///
 /// `score_sums` (see [`sum_scores`]) and `counts` (see [`count_experts`]) are `[sequences, experts]`. The function is
 /// differentiable in `score_sums`. The number of tokens is the sum of the counts divided by `top_k`. If all counts of a
-/// sequence are 0, its loss is 0. Counts may be sums over several ranks, or means over several micro-batches.
+/// sequence are 0, its loss is 0. `counts` may be sums over several ranks, or means over several micro-batches.
 ///
 /// # Panics
 ///

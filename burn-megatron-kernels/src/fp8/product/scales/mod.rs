@@ -16,13 +16,13 @@ const TILE: usize = 128;
 /// Returns the scales of a matrix `[rows, depth]` in the order in which cuBLASLt reads them:
 ///
 /// - Single scale: `[1]` in f32, unchanged.
-/// - 1 x 128 blocks: `[ceil(depth / 128) rows]` in f32, column by column. A column has the scales of all rows for one
-///   block of the depth.
-/// - 128 x 128 blocks: `[ceil(rows / 128) 4 ceil(depth / 512)]` in f32, row by row. Each row of blocks is padded with
-///   zeros to a multiple of 4.
-/// - MXFP8: `[128 ceil(rows / 128) ceil(depth / 128)]` in u32, in tiles of 128 rows and 4 blocks of the depth, one row
-///   of tiles after the other. In a tile (512 bytes), the scale of block `j` of row `i` is byte
-///   `16 (i mod 32) + 4 floor(i / 32) + j`. Bytes outside the matrix are zero.
+/// - 1 x 128 blocks: `[ceil(depth / 128) * rows]` in f32, column by column. A column contains the scales of all rows
+///   for one block along `depth`.
+/// - 128 x 128 blocks: `[ceil(rows / 128) * 4 * ceil(depth / 512)]` in f32, row by row. Each row of blocks is padded
+///   with zeros to a multiple of 4.
+/// - MXFP8: `[128 * ceil(rows / 128) * ceil(depth / 128)]` in u32. The scales are stored in tiles of 128 rows and 4
+///   blocks along `depth`, one row of tiles after the other. In a tile (512 bytes), the scale of block `j` of row `i`
+///   is the byte with index `16 * (i mod 32) + 4 * floor(i / 32) + j`. Bytes outside the matrix are zero.
 pub fn library_scales(matrix: &Fp8Matrix) -> DispatchTensor {
     let order = match &matrix.scales {
         Scales::Tensor(scale) => return scale.clone().into_dispatch(),

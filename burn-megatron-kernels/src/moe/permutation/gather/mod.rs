@@ -1,4 +1,4 @@
-//! Gathers of rows, which implement the permutation in both directions.
+//! Gather operations on rows, which implement the permutation in both directions.
 
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{Int, Tensor};
@@ -16,10 +16,10 @@ pub(crate) mod kernel;
 
 const NAME: &str = "permute";
 
-/// Copies the rows of `x`, `[tokens, hidden]`, into the order of `map`. The result is `[rows, hidden]`. Each row is a
-/// copy of its token. Empty rows are zero.
+/// Copies the tokens of `x`, `[tokens, hidden]`, into the row order of `map`. The result is `[rows, hidden]`. Each row
+/// is a copy of its token. Empty rows (padding) are zero.
 ///
-/// The backward pass is [`unpermute`].
+/// The backward pass calls [`unpermute`].
 ///
 /// # Panics
 ///
@@ -33,10 +33,10 @@ pub fn permute(x: Tensor<2>, map: &RowMap) -> Tensor<2> {
 
 /// Sums the rows of each token. `rows` is `[rows, hidden]` and the result is `[tokens, hidden]`.
 ///
-/// The rows of a token are added in the order of its choices, in f32 (f64 for f64). The sum is 0 for a token without
-/// rows. Empty rows are not read.
+/// The rows of a token are added in the order of its chosen experts, in f32 (f64 for f64). The result is 0 for a token
+/// without rows. Empty rows are not read.
 ///
-/// The backward pass is [`permute`].
+/// The backward pass calls [`permute`].
 ///
 /// # Panics
 ///
@@ -47,12 +47,12 @@ pub fn unpermute(rows: Tensor<2>, map: &RowMap) -> Tensor<2> {
     run(rows, to_tokens, to_rows)
 }
 
-/// Gathers the weight of each row. `weights`, `[tokens, k]`, are the weights of the pairs, and the result is `[rows]`.
-/// Empty rows have weight 0. The gradient of the weight of a dropped pair is 0.
+/// Gathers the router weight of each row. `weights`, `[tokens, k]`, are the weights of the token-expert pairs, and the
+/// result is `[rows]`. Empty rows have weight 0. The gradient of the weight of a dropped pair is 0.
 ///
 /// # Panics
 ///
-/// Panics with a [`KernelError`](crate::KernelError) if the sizes differ from the sizes in `map`.
+/// Panics with a [`KernelError`](crate::KernelError) if the shape of `weights` does not match `map`.
 pub fn permute_weights(weights: Tensor<2>, map: &RowMap) -> Tensor<1> {
     let ([tokens, top_k], of_map) = (weights.dims(), [map.tokens, map.top_k]);
     accept(check_shape(

@@ -1,4 +1,4 @@
-//! Permutation of integer rows that consist of parts from two tensors.
+//! Permutation of the rows of two integer tensors, which are joined in the result.
 
 use burn::tensor::{DType, Int, Tensor};
 
@@ -14,9 +14,9 @@ mod tests;
 
 const NAME: &str = "permute_words";
 
-/// Copies the rows of two integer tensors, such as FP8 codes and their scales, into the order of `map`. The result is
-/// `[rows, a + b]`. Each row holds the integers of its token from `left`, followed by the integers from `right`. Empty
-/// rows are zero.
+/// Copies the rows of two integer tensors, such as FP8 codes and their scales, into the row order of `map`. The result
+/// is `[rows, a + b]`. Each row holds the integers of its token from `left`, followed by the integers from `right`.
+/// Empty rows are zero.
 ///
 /// - `left`: `[tokens, a]` in U32.
 /// - `right`: `[tokens, b]` in U32.
