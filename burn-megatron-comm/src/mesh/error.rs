@@ -145,7 +145,7 @@ pub enum RequiredRanks {
     Exactly(usize),
     /// The grid requires a multiple of this number of ranks.
     MultipleOf(usize),
-    /// The product of the axis sizes exceeds `usize`.
+    /// The product of the axis sizes exceeds the range of `usize`.
     Uncountable,
 }
 

@@ -38,7 +38,7 @@ pub enum WorldError {
     /// The NCCL settings are invalid.
     #[error(transparent)]
     Nccl(#[from] NcclConfigError),
-    /// A rank returned an error, panicked or [raised](crate::raise) an error. This has ended all ranks.
+    /// A rank returned an error, panicked or [raised](crate::raise) an error. The failure ended all ranks.
     #[error("rank {rank} failed: {message}\n{positions}\n{}", log_line(.call_log))]
     RankFailed {
         /// The rank that failed first.
@@ -98,8 +98,8 @@ pub enum WorldError {
     /// The engine could not be started.
     #[error(transparent)]
     Engine(#[from] CommError),
-    /// This process has already run this rank. With NCCL, a process can run each rank of a rendezvous address only
-    /// once. With MPI, a process can run only one world.
+    /// This process has already run this rank. With NCCL, a process can run each rank only once for a rendezvous
+    /// address. With MPI, a process can run only one world.
     #[error("this process has already been this rank of the world: a world of processes runs once")]
     RanAlready,
 }

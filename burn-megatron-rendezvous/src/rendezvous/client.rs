@@ -290,7 +290,8 @@ impl RendezvousClient {
             .unwrap_or_default()
     }
 
-    /// Reports the failure of this rank. Returns the failure report of the world as soon as it is decided.
+    /// Reports the failure of this rank. Waits for the failure report of the world and returns it, or `None` after a
+    /// timeout.
     pub fn fail(&self, cause: FailureCause, position: RankPosition) -> Option<FailureReport> {
         // If the send fails, the connection is closed, which ends the world too.
         let _ = self.send(&RankMessage::Failed { cause, position });
