@@ -185,7 +185,7 @@ impl Batch {
     /// Splits a batch of complete rows over the `ranks` ranks of a context group, and returns the part of rank `rank`.
     /// Targets are already shifted before the split, so each target stays with its token.
     /// [`ContextSplit::ZigzagPerDocument`] pads each document to a length that can be divided over the ranks, and then
-    /// pads all rows to the longest row. Targets of the padding are ignored.
+    /// pads all rows to the length of the longest row. Targets of the padding are ignored.
     ///
     /// # Errors
     ///

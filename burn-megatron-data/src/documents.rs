@@ -76,7 +76,7 @@ impl TextDocuments {
         self.documents.len()
     }
 
-    /// Whether there are no non-empty documents.
+    /// Returns whether all documents are empty, or no documents were added.
     pub fn is_empty(&self) -> bool {
         self.documents.is_empty()
     }

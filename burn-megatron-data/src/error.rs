@@ -124,7 +124,7 @@ pub enum DataError {
     /// The sequence length is 0.
     #[error("a sequence length of 0 holds no token: give at least 1")]
     ZeroLength,
-    /// A batch would have no rows.
+    /// A batch without samples was requested.
     #[error("a batch of 0 rows holds no token: give at least 1 window")]
     NoRows,
     /// The samples of a batch have different lengths.

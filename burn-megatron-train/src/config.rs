@@ -243,7 +243,7 @@ pub enum ConfigError {
 }
 
 impl TrainConfig {
-    /// Pairs of setting names. The default of the first setting follows from the second setting: see
+    /// Pairs of setting names. In a pair, the default of the first setting is derived from the second setting: see
     /// [`scaled`](Self::scaled).
     pub const FOLLOWING: [(&str, &str); 5] = [
         ("warmup_steps", "steps"),
@@ -253,8 +253,8 @@ impl TrainConfig {
         ("min_learning_rate", "learning_rate"),
     ];
 
-    /// Returns these settings for another number of steps. The numbers of steps of warm-up and decay are scaled in
-    /// proportion. A part that is rounded to 0 steps is removed, except that a decay keeps at least one step.
+    /// Returns these settings for another number of steps. The lengths of the warm-up and the decay are scaled in
+    /// proportion. A warm-up or a part of it that is rounded to 0 steps is removed. A decay keeps at least one step.
     pub fn scaled(&self, steps: usize) -> Self {
         let before = self.steps.max(1) as u128;
         let part = |part: usize| {
@@ -383,7 +383,7 @@ impl TrainConfig {
         }
     }
 
-    /// Whether QK-Clip limits the attention logits after each step.
+    /// Returns whether QK-Clip limits the attention logits after each step.
     pub fn limits_logits(&self) -> bool {
         self.qk_clip.is_some()
     }
@@ -417,7 +417,8 @@ impl TrainConfig {
         }
     }
 
-    /// Returns the number of optimizer state tensors and EMA tensors per parameter, from which the memory is planned.
+    /// Returns the number of optimizer state tensors and EMA tensors per parameter. This number is used to plan the
+    /// memory.
     pub fn state_tensors(&self) -> u8 {
         self.optimizer.state_tensors() + u8::from(self.ema.is_some())
     }
@@ -447,12 +448,12 @@ impl TrainConfig {
         BatchSizes::new(self.batch_warmup.clone(), self.global_batch_size)
     }
 
-    /// Returns the parts of the batch size warm-up: the first steps of the run, which have smaller batches.
+    /// Returns the parts of the batch size warm-up, which set smaller batch sizes for the first steps of the run.
     pub fn smaller_batches(&self) -> &[BatchWarmup] {
         &self.batch_warmup
     }
 
-    /// Returns the parts of the sequence length warm-up: the first steps of the run, which have shorter sequences.
+    /// Returns the parts of the sequence length warm-up, which set shorter sequences for the first steps of the run.
     pub fn shorter_rows(&self) -> &[SequenceWarmup] {
         &self.sequence_warmup
     }

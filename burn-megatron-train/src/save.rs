@@ -150,7 +150,7 @@ impl Saver {
     /// Prepares the folder of checkpoints for a run that resumes from `step`. Collective: call on all ranks of the
     /// world.
     ///
-    /// The checkpoints in `passed` are [quarantined](CheckpointFolder::quarantine). Only rank 0 has to pass them.
+    /// The checkpoints in `passed` are [quarantined](CheckpointFolder::quarantine). Only rank 0 uses `passed`.
     /// Checkpoints of later steps are [discarded](CheckpointFolder::discard_after) if `discard_later` is true.
     ///
     /// # Errors

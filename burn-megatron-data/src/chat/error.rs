@@ -70,7 +70,7 @@ pub enum ChatLineError {
     /// A value has the wrong type.
     #[error("invalid {what}: expected {expected}")]
     Type {
-        /// The key.
+        /// The key of the value.
         what: String,
         /// The expected value.
         expected: &'static str,
@@ -78,7 +78,7 @@ pub enum ChatLineError {
     /// The text is not JSON, but JSON is expected.
     #[error("invalid {what}: it is a text that is not JSON: {source}")]
     JsonText {
-        /// The key.
+        /// The key of the text.
         what: String,
         /// The error of the parser.
         source: serde_json::Error,

@@ -142,7 +142,7 @@ impl NpyArray {
         self.shape.iter().product()
     }
 
-    /// Whether the array has no elements.
+    /// Returns whether the array has no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

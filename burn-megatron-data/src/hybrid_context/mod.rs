@@ -45,8 +45,8 @@ pub struct HybridContextConfig {
     pub ranks: usize,
     /// The maximum number of tokens per rank in a micro-batch, including padding.
     pub max_seqlen_per_dp_cp_rank: usize,
-    /// The number of tokens per rank in a micro-batch must be a multiple of this number. It is the number of tensor
-    /// ranks with sequence parallelism, which split these tokens, and 1 without sequence parallelism.
+    /// The required divisor of the number of tokens per rank in a micro-batch. With sequence parallelism, it is the
+    /// number of tensor ranks, which split these tokens. Without sequence parallelism, it is 1.
     pub multiple: usize,
     /// The cost of a sample in FLOPs.
     pub flops: SampleFlops,
@@ -95,7 +95,7 @@ pub enum HybridContextError {
         /// The number of ranks of the context and data axes together.
         ranks: usize,
     },
-    /// The maximum number of tokens per rank cannot be split by all groups.
+    /// The maximum number of tokens per rank is not a multiple of the required divisor.
     #[error(
         "invalid max_seqlen_per_dp_cp_rank = {tokens}: expected a multiple of {multiple}, such as {}",
         (tokens / multiple).max(1) * multiple
