@@ -41,7 +41,7 @@ pub enum DType {
 }
 
 impl DType {
-    /// The list of all types. Control messages contain the index of a type in this list.
+    /// The list of all types. Messages between ranks encode a type as its index in this list.
     pub const ALL: [DType; 7] = *Self::VARIANTS.as_array().unwrap();
 
     /// Returns the number of bytes per element.
@@ -117,7 +117,7 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A type that a [`Buffer`] can hold. The trait is sealed: exactly the types of [`DType`] implement it.
+/// A type that a [`Buffer`] can hold. The trait is sealed: only the types in [`DType`] implement it.
 pub trait Element: sealed::Sealed + Copy + Send + Sync + fmt::Debug + 'static {
     /// The [`DType`] of this type.
     const DTYPE: DType;

@@ -39,7 +39,7 @@ pub enum ReduceOp {
 }
 
 impl ReduceOp {
-    /// The list of all reductions. Control messages contain the index of a reduction in this list.
+    /// The list of all reductions. Messages between ranks encode a reduction as its index in this list.
     pub const ALL: [ReduceOp; 4] = *Self::VARIANTS.as_array().unwrap();
 }
 

@@ -88,8 +88,8 @@ pub struct TrainConfig {
     /// step with an invalid loss is computed again.
     #[schemars(extend("resume" = "may_differ"))]
     pub check_replay_every: Option<usize>,
-    /// Whether a run must give bitwise equal results on machines of the same kind. Settings that could change the
-    /// results are errors, or the command that starts the run sets them to a fixed value.
+    /// Whether a run must give bitwise equal results on machines of the same kind. A setting that could change the
+    /// results is an error, unless the command that starts the run sets it to a fixed value.
     #[schemars(extend("resume" = "may_differ"))]
     pub deterministic: bool,
     /// Whether micro-batches run as CUDA graphs. The forward and backward of the third micro-batch of each input shape
@@ -283,11 +283,11 @@ impl TrainConfig {
         scaled
     }
 
-    /// Checks that the settings allow conversations as training data, which must never be cut.
+    /// Checks that no setting splits samples, because conversations that are used as training data must not be split.
     ///
     /// # Errors
     ///
-    /// [`ConfigError::CutsConversations`] if a setting cuts samples.
+    /// [`ConfigError::CutsConversations`] if a setting splits samples.
     pub fn check_conversations(&self) -> Result<(), ConfigError> {
         match self.sequence_warmup.is_empty() {
             true => Ok(()),

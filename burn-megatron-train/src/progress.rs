@@ -104,8 +104,8 @@ impl Progress {
         }
     }
 
-    /// Shows the largest load of an expert in the step that was shown last, divided by the even share. If (token,
-    /// expert) pairs were dropped, it also shows their fraction.
+    /// Shows the largest load of an expert in the step that was shown last, divided by the mean load of the experts of
+    /// its layer. If (token, expert) pairs were dropped, it also shows the fraction of dropped pairs.
     pub fn experts(&mut self, metrics: &ExpertMetrics) {
         let Some((layer, max)) = metrics.most_loaded().filter(|_| self.is_shown) else {
             return;

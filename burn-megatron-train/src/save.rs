@@ -81,8 +81,8 @@ impl fmt::Display for SavedCheckpoint {
 
 /// A saver, which saves the checkpoints of a run. Each rank has one saver.
 ///
-/// At most one checkpoint is being saved at a time: the next save waits for the previous save, and so does the end of
-/// the run. An error on one rank is returned on all ranks.
+/// At most one checkpoint is being saved at a time. The next save and the end of the run wait until the previous save
+/// is complete. An error on one rank is returned on all ranks.
 pub struct Saver {
     saving: SaveConfig,
     folder: CheckpointFolder,

@@ -229,7 +229,7 @@ impl Mesh {
     /// Returns all groups of `grid` over the set `axes`. The ranks of a group differ only in these axes.
     ///
     /// The groups and their members are in the order of the mesh. Each rank is in exactly one group. If `axes` is
-    /// empty, each rank is a group of one.
+    /// empty, each group contains a single rank.
     ///
     /// # Panics
     ///

@@ -106,7 +106,7 @@ impl NpyArray {
         }
     }
 
-    /// Maps a `.npy` file into memory. Returns `None` if the file has another type or shape.
+    /// Maps a `.npy` file into memory. Returns `None` if the file has a different type or shape.
     ///
     /// # Errors
     ///

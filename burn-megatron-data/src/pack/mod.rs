@@ -8,7 +8,7 @@ use super::gpt::{check_vocabulary, part_range};
 use super::indexed::IndexedDataset;
 use super::{DataError, IGNORE, Sample, Samples};
 
-/// The sequences of one part of token files, which are packed into rows.
+/// The sequences of one part of token files (training, validation or test), packed into rows.
 ///
 /// A sequence that is longer than a row is cut into segments of the length of a row, and a shorter last segment. Each
 /// segment is a separate document of its row: its tokens do not attend to other segments, and positions restart. The

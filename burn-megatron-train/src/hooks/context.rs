@@ -37,7 +37,7 @@ impl<M: LanguageModel> StepContext<'_, M> {
         self.ddp
     }
 
-    /// Returns the model and its parameters for changes. All ranks must make the same change.
+    /// Returns a mutable reference to the model and its parameters. All ranks must make the same changes.
     pub fn model_mut(&mut self) -> &mut DistributedDataParallel<M> {
         self.ddp
     }

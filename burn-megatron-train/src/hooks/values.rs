@@ -114,7 +114,7 @@ impl StepUpdate<'_> {
         self.launches
     }
 
-    /// Returns a tensor `[1]` on the device that is 1 if the step is taken, and 0 if it is skipped.
+    /// Returns a tensor `[1]` on the device that is 1 if the step updates the weights, and 0 if the update is skipped.
     pub fn taken(&self) -> Tensor<1> {
         match self.statistics.taken() {
             taken if self.skipped => taken.zeros_like(),
