@@ -26,7 +26,7 @@
 //! | [`blend`] | blends of several data sets, by weight |
 //! | `chat` | with the feature `tokenizers`: conversations for fine-tuning; by default only the answers have a loss |
 //! | [`hybrid_context`] | hybrid context parallelism: the length of a sample determines its number of ranks |
-//! | [`PackedSamples`] | several documents per row, without attention between them |
+//! | [`PackedSamples`] | several documents per sample, without attention between them |
 //! | [`Prefetcher`] | prefetches batches while the model computes |
 
 mod batch;

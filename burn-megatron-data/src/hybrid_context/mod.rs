@@ -68,9 +68,9 @@ pub struct HybridContextSlot {
     /// The ranks of the group. The number of ranks is a power of two, and the index of the first rank is a multiple of
     /// this number.
     pub ranks: Range<usize>,
-    /// The indices of the samples, which are packed into one row. With more than one rank, each sample is padded to a
-    /// multiple of `2 ranks` tokens. The list is empty if there are too few samples. The slot then has a single rank,
-    /// which computes padding.
+    /// The indices of the samples, which are packed into one sequence. With more than one rank, each sample is padded
+    /// to a multiple of `2 ranks` tokens. The list is empty if there are too few samples. The slot then has a single
+    /// rank, which computes padding.
     pub samples: Vec<usize>,
 }
 
@@ -237,8 +237,8 @@ impl HybridContextConfig {
         })
     }
 
-    /// Returns the required divisor of the padded length of a row. If it divides the length, any group of ranks can
-    /// split the row.
+    /// Returns the required divisor of the padded length of a sequence. If it divides the length, any group of ranks
+    /// can split the sequence.
     pub fn row_divisor(&self) -> usize {
         self.ranks * self.row_multiple()
     }

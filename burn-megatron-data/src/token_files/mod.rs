@@ -76,7 +76,7 @@ pub struct TokenFilesConfig {
     pub reset_attention: bool,
     /// Whether the incomplete last sample of the validation part is dropped: see [`GptOptions::drop_last`].
     pub drop_last: bool,
-    /// Whether documents are packed into rows: see [`PackedSamples`].
+    /// Whether several documents are packed into one sample: see [`PackedSamples`].
     pub packing: bool,
     /// The vocabulary size. With `None`, the vocabulary size is read from the sidecar files.
     pub vocabulary: Option<usize>,
