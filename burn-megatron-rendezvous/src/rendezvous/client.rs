@@ -41,7 +41,8 @@ pub struct JoinRequest {
     pub heartbeat_timeout: Duration,
 }
 
-/// A source of the position of a rank. The methods are called from other threads, even while the rank computes.
+/// The interface through which the rendezvous gets the position of a rank. The methods are called from
+/// other threads, even while the rank computes.
 pub trait StatusProvider: Send + Sync {
     /// Returns the current position of the rank.
     fn position(&self) -> RankPosition;
