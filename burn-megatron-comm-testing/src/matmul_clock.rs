@@ -13,8 +13,8 @@ use super::Link;
 /// A `tracing` subscriber that adds the compute time of matrix multiplications to the clock of a [`Link`]. It includes
 /// the matrix multiplications that linear layers compute on this thread.
 ///
-/// With a virtual clock, the share of hidden transfers can be measured even if the ranks share CPU cores. See
-/// [`Link::with_virtual_clock`].
+/// With a virtual clock, the share of the transfer time that is hidden behind computation can be measured even if the
+/// ranks share CPU cores. See [`Link::with_virtual_clock`].
 #[derive(Debug)]
 pub struct MatmulClock {
     /// The network link of this rank.

@@ -41,7 +41,7 @@ pub enum DType {
 }
 
 impl DType {
-    /// The list of all types. Control messages contain the index of a type in this list.
+    /// The list of all types. Messages between ranks encode a type as its index in this list.
     pub const ALL: [DType; 7] = *Self::VARIANTS.as_array().unwrap();
 
     /// Returns the number of bytes per element.
@@ -95,7 +95,7 @@ pub enum Buffer {
     U8(Vec<u8>),
 }
 
-/// The error of an operation that requires a different element type.
+/// The error of a [`Buffer`] operation: the element type is wrong, or there are no buffers to concatenate.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BufferError {
     /// The elements do not have the requested type.
@@ -117,7 +117,7 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A type that a [`Buffer`] can hold. The trait is sealed: exactly the types of [`DType`] implement it.
+/// A type that a [`Buffer`] can hold. The trait is sealed: only the types in [`DType`] implement it.
 pub trait Element: sealed::Sealed + Copy + Send + Sync + fmt::Debug + 'static {
     /// The [`DType`] of this type.
     const DTYPE: DType;
@@ -241,8 +241,8 @@ impl Buffer {
         T::view(self).ok_or_else(|| self.wrong_type(T::DTYPE))
     }
 
-    /// Converts the buffer into a vector. Use this method if the element type is known: the result of a collective has
-    /// the type of its input.
+    /// Converts the buffer into a vector. Use this method if you know the element type. For example, the result of a
+    /// collective has the same element type as its input.
     ///
     /// # Panics
     /// If the elements have a different type. [`Vec::try_from`] returns an error instead.
@@ -283,7 +283,7 @@ impl Buffer {
         Ok(())
     }
 
-    /// Overwrites the elements from index `at` on with the elements of `other` whose indices are in `range`.
+    /// Copies the elements of `other` whose indices are in `range` into this buffer, starting at index `at`.
     ///
     /// # Errors
     /// [`BufferError::WrongType`] if the buffers have different types.

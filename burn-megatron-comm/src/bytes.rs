@@ -85,8 +85,8 @@ pub fn broadcast_bytes(
 /// Collective: call on all ranks of the group.
 ///
 /// # Errors
-/// The errors of [`broadcast`](Communicator::broadcast). An error of `make` is returned only on the root. The root must
-/// then fail, so that the collectives of the other ranks fail too.
+/// The errors of [`broadcast`](Communicator::broadcast). If `make` fails, only the root returns the error of `make`.
+/// The root rank must then end with an error, so that the collectives of the other ranks fail too.
 pub fn broadcast_when_ready<E: Send>(
     comm: &dyn Communicator,
     make: Option<impl FnOnce() -> Result<Vec<u8>, E> + Send>,

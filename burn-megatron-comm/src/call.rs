@@ -39,7 +39,7 @@ pub enum ReduceOp {
 }
 
 impl ReduceOp {
-    /// The list of all reductions. Control messages contain the index of a reduction in this list.
+    /// The list of all reductions. Messages between ranks encode a reduction as its index in this list.
     pub const ALL: [ReduceOp; 4] = *Self::VARIANTS.as_array().unwrap();
 }
 
@@ -100,16 +100,18 @@ impl Call {
         }
     }
 
-    /// Describes the operation, with the length and type of `input`. Other ranks are named by their world ranks.
+    /// Describes the operation, with the length and type of `input`. The description contains the world ranks of the
+    /// root and the peers.
     pub fn describe(&self, group: &Group, input: &Buffer) -> String {
         Signature::new(self.clone(), input).describe(group)
     }
 
-    /// Checks, without communication, that the other ranks are in the group, the counts match the input, and the
-    /// element type supports the reduction. An engine calls this method before it sends anything.
+    /// Checks, without communication, that the root or peer ranks are in the group, that the counts match the length of
+    /// the input, and that the element type supports the reduction. An engine calls this method before it sends
+    /// anything.
     ///
     /// # Errors
-    /// [`CommError::InvalidCall`], with the given sizes and the valid sizes.
+    /// [`CommError::InvalidCall`] if a check fails. The error contains the given values and the valid values.
     pub fn check(&self, group: &Group, input: &Buffer) -> Result<(), CommError> {
         self.check_sizes(group, input.dtype(), input.len())
     }

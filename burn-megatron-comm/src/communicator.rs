@@ -81,7 +81,8 @@ impl fmt::Display for Group {
 ///
 /// All ranks of a group must issue the same collectives in the same order. The arguments are compared between ranks. If
 /// they differ, the collective fails with [`CommError::Mismatch`]. Messages ([`send`](Self::send),
-/// [`receive`](Self::receive)) are ordered separately for each pair of ranks. They are not counted as collectives.
+/// [`receive`](Self::receive)) have a separate order for each pair of ranks, which is independent of the order of the
+/// collectives.
 ///
 /// Methods whose names start with `start_` return immediately. The other methods wait for the result. Root and peer
 /// ranks are indices in the group. Counts are numbers of elements. Every method returns [`CommError::InvalidCall`] if

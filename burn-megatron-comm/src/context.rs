@@ -79,8 +79,8 @@ impl ParallelContext {
     ///
     /// # Errors
     ///
-    /// [`ParallelContextError::Mesh`] if the sizes do not match the world or a setting has no effect.
-    /// [`ParallelContextError::Comm`] if a rank is missing or has a different configuration.
+    /// [`ParallelContextError::Mesh`] if the axis sizes do not match the world size, or if a setting has no effect.
+    /// [`ParallelContextError::Comm`] if a rank does not take part or has a different configuration.
     pub fn new(config: &ParallelConfig, rank: &Rank) -> Result<Self, ParallelContextError> {
         Self::from_world(config, rank.communicator())
     }
@@ -104,7 +104,7 @@ impl ParallelContext {
     ///
     /// # Errors
     ///
-    /// [`CommError`] if a rank is missing or has a different mesh.
+    /// [`CommError`] if a rank does not take part or has a different mesh.
     pub fn from_mesh(mesh: Mesh, world: Arc<dyn Communicator>) -> Result<Self, CommError> {
         let embedding = embedding_groups(&mesh);
         Self::with_groups(mesh, world, false, &embedding)
@@ -150,12 +150,17 @@ impl ParallelContext {
         }
     }
 
-    /// Creates the context of one rank without a running world, for example to compute memory use. Modules that are
-    /// built with this context have the same shapes as on that rank. Every collective fails.
+    /// Creates the context of the rank `rank` without a running world, for example to plan memory. Modules that are
+    /// built with this context have the same parameter shapes as in a run on this rank. Every collective returns an
+    /// error.
     ///
     /// # Errors
     ///
-    /// Returns no error if `rank` is a rank of the mesh. Otherwise, this function panics.
+    /// Does not return an error if `rank` is a rank of the mesh.
+    ///
+    /// # Panics
+    ///
+    /// If `rank` is not a rank of the mesh.
     pub fn offline(mesh: Mesh, rank: usize) -> Result<Self, CommError> {
         let world = OfflineCommunicator::world(mesh.world_size(), rank);
         let embedding = match mesh.embedding_group(rank) {
@@ -203,18 +208,19 @@ impl ParallelContext {
         self.standard_group(Standard::World)
     }
 
-    /// Returns the tensor-parallel group: the ranks that differ from this rank only in the tensor axis.
+    /// Returns the tensor-parallel group: the ranks that differ from this rank only in the tensor coordinate.
     pub fn tensor(&self) -> &Arc<dyn Communicator> {
         self.standard_group(Standard::Tensor)
     }
 
-    /// Returns the context-parallel group: the ranks that differ from this rank only in the context axis. The ranks of
-    /// this group share sequences.
+    /// Returns the context-parallel group: the ranks that differ from this rank only in the context coordinate. The
+    /// ranks of this group process different parts of the same sequences.
     pub fn context(&self) -> &Arc<dyn Communicator> {
         self.standard_group(Standard::Context)
     }
 
-    /// Returns the data-parallel group: the ranks that differ from this rank only in the data axis of the dense grid.
+    /// Returns the data-parallel group: the ranks that differ from this rank only in the data coordinate of the dense
+    /// grid.
     ///
     /// The gradients of a parameter are summed over the [`group`](Self::group) of the [`data_axes`](Grid::data_axes) of
     /// the parameter's grid. In the dense grid, the data axes include the context axis. In the expert grid, the
@@ -223,13 +229,13 @@ impl ParallelContext {
         self.standard_group(Standard::Data)
     }
 
-    /// Returns the pipeline-parallel group: the ranks that differ from this rank only in the pipeline axis.
+    /// Returns the pipeline-parallel group: the ranks that differ from this rank only in the pipeline coordinate.
     pub fn pipeline(&self) -> &Arc<dyn Communicator> {
         self.standard_group(Standard::Pipeline)
     }
 
-    /// Returns the group of ranks that hold the same pipeline stages as this rank. It spans all axes except the
-    /// pipeline axis. It is the same in both grids.
+    /// Returns the group of ranks that hold the same pipeline stages as this rank. The group spans all axes except the
+    /// pipeline axis, and is the same in both grids.
     pub fn stage(&self) -> &Arc<dyn Communicator> {
         self.standard_group(Standard::Stage)
     }

@@ -17,8 +17,8 @@ pub trait DeviceCommunicator: Send + Sync + fmt::Debug {
     /// memory.
     fn takes(&self, device: &Device) -> bool;
 
-    /// Returns whether a receive may be started before other operations that its sender waits for. If this is false,
-    /// all later work on the device waits for the receives that were started earlier.
+    /// Returns whether a receive may be started before operations on which the sender of the message depends. If false,
+    /// all later work on the device waits until the message of a started receive has arrived.
     fn allows_early_receives(&self) -> bool {
         true
     }

@@ -123,8 +123,8 @@ impl CommError {
 
 /// Raises an error in code that cannot return a `Result`, such as a forward or backward pass.
 ///
-/// Unwinds the stack without running the panic hook, so nothing is printed. [`World::run`](crate::World::run) returns
-/// the error.
+/// Panics without running the panic hook, so no message is printed. [`World::run`](crate::World::run) catches the panic
+/// and returns the error.
 pub fn raise(error: CommError) -> ! {
     resume_unwind(Box::new(error))
 }

@@ -2,10 +2,10 @@
 //!
 //! A *rank* is one worker of a *world*. A [`Communicator`] connects the ranks of one [`Group`]. It provides the usual
 //! collectives and point-to-point messages. Inputs and results are plain [`Buffer`]s. Asynchronous operations return a
-//! [`Pending`] handle. Every wait has a timeout. Mismatched operations, missing ranks and failed ranks return a
-//! [`CommError`] that names the ranks, so an operation never hangs. The [`BufferPool`] of a rank recycles communication
-//! buffers. The crate `burn-megatron-comm-testing` contains conformance tests for engines, fault injection, and a
-//! simulated slow network.
+//! [`Pending`] handle. Every wait has a timeout. If the operations of the ranks do not match, or if a rank is missing
+//! or has failed, an operation does not hang. Instead, it returns a [`CommError`] that contains the affected ranks. The
+//! [`BufferPool`] of a rank recycles communication buffers. The crate `burn-megatron-comm-testing` contains conformance
+//! tests for engines, fault injection, and a simulated slow network.
 //!
 //! [`World::threads`] needs no setup: the ranks are threads of one process. The `threads` engine reduces in a fixed
 //! order, so equal inputs give bit-identical results. Use [`World::from_env`] in a process that a launcher such as

@@ -94,9 +94,9 @@ pub struct NcclGroupConfig {
     /// The maximum number of CTAs of a collective, from 1 to [64](MAX_CTAS). By default, NCCL chooses the number.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_ctas: Option<u32>,
-    /// Whether collectives run on a high-priority stream, concurrently with the collectives on the other stream. By
-    /// default, the collectives of tensor and expert groups run on this stream if this cannot cause a deadlock. If the
-    /// setting could cause a deadlock, the engine does not start.
+    /// Whether collectives run on a high-priority stream, concurrently with the collectives on the stream of normal
+    /// priority. By default, the collectives of tensor and expert groups run on the high-priority stream if this cannot
+    /// cause a deadlock. If the setting could cause a deadlock, the engine does not start.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub high_priority_stream: Option<bool>,
 }

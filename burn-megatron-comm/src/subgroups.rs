@@ -13,7 +13,7 @@ use crate::error::CommError;
 ///
 /// # Errors
 ///
-/// [`CommError`] if a rank is missing or passes a different size.
+/// [`CommError`] if a rank does not take part or passes a different size.
 pub fn consecutive_subgroups(
     comm: &Arc<dyn Communicator>,
     size: usize,

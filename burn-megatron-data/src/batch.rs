@@ -42,7 +42,7 @@ pub struct Batch {
     /// `0, ..., rows * seq` (as `cu_seqlens` in FlashAttention). A token only attends to tokens of the same document.
     /// `None` if every row is one document.
     pub documents: Option<Vec<i32>>,
-    /// The tokens of each row that this rank holds, if the rows are split over the ranks of a context group. `seq` is
+    /// If the rows are split over the ranks of a context group, the tokens of each row that are on this rank. `seq` is
     /// then the number of these tokens, and `documents` is `None`.
     pub shard: Option<Arc<SequenceShard>>,
     /// The number of padding tokens that were added to complete rows so that each document can be split.
@@ -185,7 +185,7 @@ impl Batch {
     /// Splits a batch of complete rows over the `ranks` ranks of a context group, and returns the part of rank `rank`.
     /// Targets are already shifted before the split, so each target stays with its token.
     /// [`ContextSplit::ZigzagPerDocument`] pads each document to a length that can be divided over the ranks, and then
-    /// pads all rows to the longest row. Targets of the padding are ignored.
+    /// pads all rows to the length of the longest row. Targets of the padding are ignored.
     ///
     /// # Errors
     ///
@@ -340,8 +340,8 @@ impl Batch {
         }
     }
 
-    /// Returns the number of targets in the complete rows that are not ignored. If the rows are split over a context
-    /// group, this rank only holds a part of these targets.
+    /// Returns the number of targets that are not ignored, counted in the complete rows. If the rows are split over a
+    /// context group, this rank only holds a part of these targets.
     pub fn counted_of_rows(&self) -> u64 {
         self.counted_of_rows.unwrap_or_else(|| self.counted())
     }

@@ -38,7 +38,7 @@ pub(super) struct DocumentEnd {
 
 impl TextDocuments {
     /// Adds a document. Its key, for example its path, must be unique. The hash of the key determines whether the
-    /// document is held out. Empty documents are only counted.
+    /// document is held out. Empty documents are counted but not stored.
     pub fn push(&mut self, key: &[u8], text: &[u8]) {
         self.given += 1;
         if !text.is_empty() {
@@ -76,7 +76,7 @@ impl TextDocuments {
         self.documents.len()
     }
 
-    /// Whether there are no non-empty documents.
+    /// Returns whether all documents are empty, or no documents were added.
     pub fn is_empty(&self) -> bool {
         self.documents.is_empty()
     }

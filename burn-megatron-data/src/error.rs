@@ -124,17 +124,17 @@ pub enum DataError {
     /// The sequence length is 0.
     #[error("a sequence length of 0 holds no token: give at least 1")]
     ZeroLength,
-    /// A batch would have no rows.
+    /// A batch without samples was requested.
     #[error("a batch of 0 rows holds no token: give at least 1 window")]
     NoRows,
     /// The samples of a batch have different lengths.
     #[error("row {row} of the batch has {length} tokens, but row 0 has {seq}")]
     UnequalRows {
-        /// The index of the row that differs.
+        /// The index of the sample whose length differs.
         row: usize,
-        /// The length of this row in tokens.
+        /// The length of this sample in tokens.
         length: usize,
-        /// The length of row 0 in tokens.
+        /// The length of sample 0 in tokens.
         seq: usize,
     },
     /// Reading token files failed.

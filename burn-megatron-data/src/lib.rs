@@ -24,9 +24,9 @@
 //! | [`indexed`] | Megatron's indexed dataset: tokens, and the offsets of sequences |
 //! | [`gpt`] | Megatron's GPT sampling: the assignment of tokens to samples, and the order of samples |
 //! | [`blend`] | blends of several data sets, by weight |
-//! | `chat` | with the feature `tokenizers`: conversations to fine-tune on, with the loss of the answers |
-//! | [`hybrid_context`] | hybrid context parallelism: chooses the ranks that share a sample by its length |
-//! | [`PackedSamples`] | several documents per row, without attention between them |
+//! | `chat` | with the feature `tokenizers`: conversations for fine-tuning; by default only the answers have a loss |
+//! | [`hybrid_context`] | hybrid context parallelism: the length of a sample determines its number of ranks |
+//! | [`PackedSamples`] | several documents per sample, without attention between them |
 //! | [`Prefetcher`] | prefetches batches while the model computes |
 
 mod batch;

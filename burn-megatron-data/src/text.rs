@@ -82,8 +82,8 @@ impl TextData {
         })
     }
 
-    /// Sets whether attention is limited to documents (the files of a folder), and positions restart at 0 in each
-    /// document.
+    /// Sets whether a token only attends to tokens of its own document (a file of the folder). If true, positions also
+    /// restart at 0 in each document.
     pub fn with_reset_attention(self, reset_attention: bool) -> Self {
         Self {
             reset_attention,

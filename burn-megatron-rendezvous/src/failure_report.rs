@@ -109,8 +109,8 @@ pub fn describe_some(positions: &[(usize, RankPosition)]) -> String {
 /// The report of the failure that ended a world. `Display` writes the report for the user.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FailureReport {
-    /// The rank whose failure is most likely the cause: the failure of the kind with the highest precedence. Among
-    /// failures of the same kind, this is the first one.
+    /// The rank whose failure is most likely the cause of the other failures. It is the rank whose kind of failure has
+    /// the highest precedence. If several failures are of this kind, it is the rank that failed first.
     pub rank: usize,
     /// The error message of this rank.
     pub message: String,

@@ -25,8 +25,8 @@ pub struct PipelineConfig {
     /// The pipeline schedule.
     pub schedule: Schedule,
     /// The maximum number of weight gradients of the output layer that the last stage defers to its cool-down phase. 0
-    /// means that the number is not limited. `None` means that no gradient is deferred. Requires a schedule without
-    /// split backwards.
+    /// means that the number is not limited. `None` means that no gradient is deferred. Requires a schedule that
+    /// computes the input gradients and weight gradients of a stage together.
     pub defer_embedding_wgrad: Option<usize>,
 }
 

@@ -88,8 +88,8 @@ pub struct TrainConfig {
     /// step with an invalid loss is computed again.
     #[schemars(extend("resume" = "may_differ"))]
     pub check_replay_every: Option<usize>,
-    /// Whether a run must give bitwise equal results on machines of the same kind. Settings that could change the
-    /// results are errors, or the command that starts the run sets them to a fixed value.
+    /// Whether a run must give bitwise equal results on machines of the same kind. A setting that could change the
+    /// results is an error, unless the command that starts the run sets it to a fixed value.
     #[schemars(extend("resume" = "may_differ"))]
     pub deterministic: bool,
     /// Whether micro-batches run as CUDA graphs. The forward and backward of the third micro-batch of each input shape
@@ -243,7 +243,7 @@ pub enum ConfigError {
 }
 
 impl TrainConfig {
-    /// Pairs of setting names. The default of the first setting follows from the second setting: see
+    /// Pairs of setting names. In a pair, the default of the first setting is derived from the second setting: see
     /// [`scaled`](Self::scaled).
     pub const FOLLOWING: [(&str, &str); 5] = [
         ("warmup_steps", "steps"),
@@ -253,8 +253,8 @@ impl TrainConfig {
         ("min_learning_rate", "learning_rate"),
     ];
 
-    /// Returns these settings for another number of steps. The numbers of steps of warm-up and decay are scaled in
-    /// proportion. A part that is rounded to 0 steps is removed, except that a decay keeps at least one step.
+    /// Returns these settings for another number of steps. The lengths of the warm-up and the decay are scaled in
+    /// proportion. A warm-up or a part of it that is rounded to 0 steps is removed. A decay keeps at least one step.
     pub fn scaled(&self, steps: usize) -> Self {
         let before = self.steps.max(1) as u128;
         let part = |part: usize| {
@@ -283,11 +283,11 @@ impl TrainConfig {
         scaled
     }
 
-    /// Checks that the settings allow conversations as training data, which must never be cut.
+    /// Checks that no setting splits samples, because conversations that are used as training data must not be split.
     ///
     /// # Errors
     ///
-    /// [`ConfigError::CutsConversations`] if a setting cuts samples.
+    /// [`ConfigError::CutsConversations`] if a setting splits samples.
     pub fn check_conversations(&self) -> Result<(), ConfigError> {
         match self.sequence_warmup.is_empty() {
             true => Ok(()),
@@ -383,7 +383,7 @@ impl TrainConfig {
         }
     }
 
-    /// Whether QK-Clip limits the attention logits after each step.
+    /// Returns whether QK-Clip limits the attention logits after each step.
     pub fn limits_logits(&self) -> bool {
         self.qk_clip.is_some()
     }
@@ -417,7 +417,8 @@ impl TrainConfig {
         }
     }
 
-    /// Returns the number of optimizer state tensors and EMA tensors per parameter, from which the memory is planned.
+    /// Returns the number of optimizer state tensors and EMA tensors per parameter. This number is used to plan the
+    /// memory.
     pub fn state_tensors(&self) -> u8 {
         self.optimizer.state_tensors() + u8::from(self.ema.is_some())
     }
@@ -447,12 +448,12 @@ impl TrainConfig {
         BatchSizes::new(self.batch_warmup.clone(), self.global_batch_size)
     }
 
-    /// Returns the parts of the batch size warm-up: the first steps of the run, which have smaller batches.
+    /// Returns the parts of the batch size warm-up, which set smaller batch sizes for the first steps of the run.
     pub fn smaller_batches(&self) -> &[BatchWarmup] {
         &self.batch_warmup
     }
 
-    /// Returns the parts of the sequence length warm-up: the first steps of the run, which have shorter sequences.
+    /// Returns the parts of the sequence length warm-up, which set shorter sequences for the first steps of the run.
     pub fn shorter_rows(&self) -> &[SequenceWarmup] {
         &self.sequence_warmup
     }

@@ -66,9 +66,9 @@ pub enum TrainError {
     /// Too many consecutive steps were skipped because the loss is not finite.
     #[error("training diverged at step {step}, from which on no loss is finite: {skips}")]
     Diverged {
-        /// The first step without a finite loss, counted from 1.
+        /// The first step, counted from 1, since which no loss has been finite.
         step: usize,
-        /// The numbers of taken and skipped steps.
+        /// The numbers of skipped steps and of steps that updated the weights.
         skips: TooManySkips,
     },
     /// An error of the pipeline engine.

@@ -14,9 +14,10 @@ use burn_megatron::nn::LossFactor;
 use burn_megatron_data::{Batch, Dataset};
 
 impl<M: LanguageModel> Trainer<M> {
-    /// Computes the mean loss on held-out text after the current number of steps, like [`evaluate`](Self::evaluate). It
-    /// uses the averaged weights if [`ema.evaluate`](burn_megatron::optim::EmaConfig::evaluate) is set. Collective:
-    /// call on all ranks of the world.
+    /// Computes the mean loss on held-out text with the current weights, in the same way as
+    /// [`evaluate`](Self::evaluate). If [`ema.evaluate`](burn_megatron::optim::EmaConfig::evaluate) is set, the
+    /// averaged weights are used instead. The metrics contain the current number of steps. Collective: call on all
+    /// ranks of the world.
     ///
     /// # Errors
     ///

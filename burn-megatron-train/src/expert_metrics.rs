@@ -56,8 +56,8 @@ impl ExpertMetrics {
         }
     }
 
-    /// Returns the layer whose [`max`](LayerLoad::max) is largest, and this maximum. Returns `None` if no expert has a
-    /// load.
+    /// Returns the layer whose [`max`](LayerLoad::max) is largest, and this maximum. Returns `None` if no expert has
+    /// processed a token.
     pub fn most_loaded(&self) -> Option<(&LayerLoad, f64)> {
         let layers = self.layers.iter().map(|layer| (layer, layer.max()));
         layers
@@ -65,7 +65,8 @@ impl ExpertMetrics {
             .max_by(|(_, a), (_, b)| a.total_cmp(b))
     }
 
-    /// Returns the fraction of dropped pairs in all layers. It is NaN if there are no pairs.
+    /// Returns the fraction of (token, expert) pairs that were dropped, over all layers. It is NaN if there are no
+    /// pairs.
     pub fn dropped_fraction(&self) -> f64 {
         let dropped: u64 = self.layers.iter().map(|layer| layer.dropped).sum();
         let pairs: u64 = self.layers.iter().map(LayerLoad::pairs).sum();
@@ -74,18 +75,21 @@ impl ExpertMetrics {
 }
 
 impl LayerLoad {
-    /// Returns the smallest load of an expert, divided by the even share. It is NaN if no expert has a load.
+    /// Returns the smallest load of an expert, divided by the mean load of the layer's experts. It is NaN if no expert
+    /// has processed a token.
     pub fn min(&self) -> f64 {
         even_shares(&self.load).reduce(f64::min).unwrap_or(f64::NAN)
     }
 
-    /// Returns the largest load of an expert, divided by the even share. It is NaN if no expert has a load.
+    /// Returns the largest load of an expert, divided by the mean load of the layer's experts. It is NaN if no expert
+    /// has processed a token.
     pub fn max(&self) -> f64 {
         even_shares(&self.load).reduce(f64::max).unwrap_or(f64::NAN)
     }
 
     /// Returns the normalized entropy of the load. It is 1 if all experts have the same load or there is a single
-    /// expert, and 0 if one of several experts processes all pairs. It is NaN if no expert has a load.
+    /// expert, and 0 if one of several experts processes all (token, expert) pairs. It is NaN if no expert has
+    /// processed a token.
     pub fn entropy(&self) -> f64 {
         let total = self.load.iter().sum::<u64>() as f64;
         if total == 0.0 {
@@ -102,7 +106,7 @@ impl LayerLoad {
         entropy.clamp(0.0, 1.0) // but for rounding it is there
     }
 
-    /// Returns the fraction of dropped pairs. It is NaN if there are no pairs.
+    /// Returns the fraction of (token, expert) pairs that were dropped. It is NaN if there are no pairs.
     pub fn dropped_fraction(&self) -> f64 {
         self.dropped as f64 / self.pairs() as f64
     }
@@ -144,16 +148,16 @@ pub struct ExpertSummary {
 pub struct LayerSummary {
     /// The path of the layer: see [`LayerLoad::layer`].
     pub layer: String,
-    /// The smallest load of an expert, divided by the even share: see [`LayerLoad::min`].
+    /// The smallest load of an expert, divided by the mean load of the layer's experts: see [`LayerLoad::min`].
     #[serde(with = "json_float")]
     pub min: f64,
-    /// The largest load of an expert, divided by the even share: see [`LayerLoad::max`].
+    /// The largest load of an expert, divided by the mean load of the layer's experts: see [`LayerLoad::max`].
     #[serde(with = "json_float")]
     pub max: f64,
     /// The normalized entropy of the load: see [`LayerLoad::entropy`].
     #[serde(with = "json_float")]
     pub entropy: f64,
-    /// The fraction of dropped pairs: see [`LayerLoad::dropped_fraction`].
+    /// The fraction of (token, expert) pairs that were dropped: see [`LayerLoad::dropped_fraction`].
     #[serde(with = "json_float")]
     pub dropped: f64,
     /// The mean of each router loss: see [`LayerLoad::losses`]. The field is absent if there are no router losses.

@@ -34,9 +34,9 @@ impl StepGradients<'_> {
         &(self.reading)().invalid_gradients
     }
 
-    /// Returns the gradient of each parameter, gathered over the data axis, in the order of the table. Each tensor has
-    /// the shape `[elements]` and belongs to the part of the parameter on this model-parallel rank. This method waits
-    /// for the device. Collective: call on all ranks of the data axis.
+    /// Returns the gradient of each parameter, gathered over the data axis, in the order of the parameters in `table`.
+    /// Each tensor has the shape `[elements]` and is the gradient of the part of the parameter that this model-parallel
+    /// rank holds. This method waits for the device. Collective: call on all ranks of the data axis.
     pub fn full(&self) -> Vec<Tensor<1>> {
         (self.gather)()
     }
@@ -77,7 +77,7 @@ impl StepGradients<'_> {
 /// # Ok::<(), ObserverError>(())
 /// ```
 pub trait Observer {
-    /// Is called in each step after the gradients are reduced and before they are clipped, even if the step will be
+    /// Called in each step after the gradients are reduced and before they are clipped, even if the step will be
     /// skipped. Gradients are only gathered if the observer calls [`StepGradients::full`].
     ///
     /// # Errors
@@ -88,15 +88,15 @@ pub trait Observer {
         Ok(())
     }
 
-    /// Is called after each step, in order. If the run [defers](super::Trainer::defer_readings) its readings, the
-    /// method is called one step later.
+    /// Called after each step, in order. If the run [defers](super::Trainer::defer_readings) its readings, the method
+    /// is called one step later.
     ///
     /// # Errors
     ///
     /// An error ends the run.
     fn step(&mut self, metrics: &StepMetrics, timing: &StepTiming) -> Result<(), ObserverError>;
 
-    /// Is called after [`step`](Self::step), for the same step, if the model has experts.
+    /// Called after [`step`](Self::step), for the same step, if the model has experts.
     ///
     /// # Errors
     ///
@@ -106,14 +106,14 @@ pub trait Observer {
         Ok(())
     }
 
-    /// Is called after each evaluation on held-out text.
+    /// Called after each evaluation on held-out text.
     ///
     /// # Errors
     ///
     /// An error ends the run.
     fn held_out(&mut self, metrics: &HeldOutMetrics) -> Result<(), ObserverError>;
 
-    /// Is called on rank 0 when a checkpoint has been published.
+    /// Called on rank 0 when a checkpoint has been published.
     ///
     /// # Errors
     ///
@@ -123,8 +123,8 @@ pub trait Observer {
         Ok(())
     }
 
-    /// Whether the run should stop after this step. If any rank returns true, all ranks stop after the same step. If
-    /// the run [defers](super::Trainer::defer_readings) its readings, the ranks stop up to three steps later.
+    /// Returns whether the run should stop after this step. If any rank returns true, all ranks stop after the same
+    /// step. If the run [defers](super::Trainer::defer_readings) its readings, the ranks stop up to three steps later.
     fn stop(&self) -> bool {
         false
     }

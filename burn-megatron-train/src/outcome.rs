@@ -28,8 +28,8 @@ pub struct TrainOutcome {
     /// The statistics of CUDA graphs on this rank since the start of the run or since it was resumed. `None` without
     /// CUDA graphs.
     pub cuda_graphs: Option<CudaGraphStats>,
-    /// The padding of documents since the start of the run or since it was resumed. It is zero, except for the split
-    /// [per document](burn_megatron::mesh::ContextSplit::ZigzagPerDocument) and hybrid context parallelism.
+    /// The padding of documents since the start of the run or since it was resumed. It is zero unless the run uses the
+    /// [per-document split](burn_megatron::mesh::ContextSplit::ZigzagPerDocument) or hybrid context parallelism.
     pub padding: Padding,
     /// Whether the run was stopped before its last step.
     pub stopped: bool,

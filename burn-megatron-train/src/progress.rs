@@ -20,8 +20,8 @@ const TEMPLATE: &str = "{pos}/{len} {bar:10.cyan/blue} ETA {prefix}  {wide_msg}"
 /// Shows the progress of a training run on standard error.
 ///
 /// A terminal shows a progress bar. For other outputs (CI, pipes, log files), plain lines are printed: at the first and
-/// the last step, at every tenth of the run, and after 30 seconds without a line. Only rank 0 shows the progress. Steps
-/// are numbered from 1. Errors of writing to standard error are ignored.
+/// the last step, after each tenth of the run, and after 30 seconds without a line. Only rank 0 shows the progress.
+/// Steps are numbered from 1. Errors of writing to standard error are ignored.
 pub struct Progress {
     output: ProgressOutput,
     steps: Range<usize>,
@@ -104,8 +104,8 @@ impl Progress {
         }
     }
 
-    /// Shows the largest load of an expert in the step that was shown last, divided by the even share. If (token,
-    /// expert) pairs were dropped, it also shows their fraction.
+    /// Shows the largest load of an expert in the step that was shown last, divided by the mean load of the experts of
+    /// its layer. If (token, expert) pairs were dropped, it also shows the fraction of dropped pairs.
     pub fn experts(&mut self, metrics: &ExpertMetrics) {
         let Some((layer, max)) = metrics.most_loaded().filter(|_| self.is_shown) else {
             return;

@@ -9,8 +9,8 @@ use burn_megatron::checkpoint::{Checkpoint, LoadTolerance, TensorSource, load_we
 use burn_megatron::model::LanguageModel;
 
 impl<M: LanguageModel> Trainer<M> {
-    /// Sets the saver of the trainer. [`fit`](Self::fit) then saves a checkpoint when one is due, when the run is
-    /// stopped, and at the end of the run.
+    /// Sets the saver of the trainer. [`fit`](Self::fit) then saves checkpoints at the interval that the saver
+    /// specifies, when the run is stopped, and at the end of the run.
     pub fn save_with(&mut self, saver: Saver) {
         self.saver = Some(saver);
     }
@@ -20,8 +20,8 @@ impl<M: LanguageModel> Trainer<M> {
     ///
     /// # Errors
     ///
-    /// [`TrainError::State`] on every rank if any rank failed to write this checkpoint or the previous checkpoint.
-    /// Errors of [hooks](crate::hooks::StepHook::before_save).
+    /// [`TrainError::State`] on every rank if any rank failed to write this checkpoint or the previous checkpoint. Also
+    /// the errors that [hooks](crate::hooks::StepHook::before_save) return before the checkpoint is saved.
     pub fn save(&mut self) -> Result<Vec<SavedCheckpoint>, TrainError> {
         let _span = tracing::info_span!("save", step = self.position.count.made()).entered();
         let (hooks, mut context) = self.split(self.steps());
@@ -82,8 +82,8 @@ impl<M: LanguageModel> Trainer<M> {
         hooks.load_state(&mut context, Some(&state))
     }
 
-    /// Loads only the weights, with which a new run starts: see [`load_weights`]. Collective: call on all ranks of the
-    /// world.
+    /// Loads only the weights of a checkpoint, to start a new run with these weights: see [`load_weights`]. Collective:
+    /// call on all ranks of the world.
     ///
     /// # Errors
     ///

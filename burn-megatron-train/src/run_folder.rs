@@ -78,7 +78,7 @@ impl RunFolder {
     /// Creates the folder `root/name`, and also `root` if it does not exist. The default name is the time in UTC, such
     /// as `2026-05-31-142501`.
     ///
-    /// If the folder already exists, `-2`, `-3` and so on is appended to the name of the new folder.
+    /// If the folder already exists, the name of the new folder gets the suffix `-2`, `-3` and so on.
     ///
     /// # Errors
     ///

@@ -81,8 +81,8 @@ impl fmt::Display for SavedCheckpoint {
 
 /// A saver, which saves the checkpoints of a run. Each rank has one saver.
 ///
-/// At most one checkpoint is being saved at a time: the next save waits for the previous save, and so does the end of
-/// the run. An error on one rank is returned on all ranks.
+/// At most one checkpoint is being saved at a time. The next save and the end of the run wait until the previous save
+/// is complete. An error on one rank is returned on all ranks.
 pub struct Saver {
     saving: SaveConfig,
     folder: CheckpointFolder,
@@ -150,7 +150,7 @@ impl Saver {
     /// Prepares the folder of checkpoints for a run that resumes from `step`. Collective: call on all ranks of the
     /// world.
     ///
-    /// The checkpoints in `passed` are [quarantined](CheckpointFolder::quarantine). Only rank 0 has to pass them.
+    /// The checkpoints in `passed` are [quarantined](CheckpointFolder::quarantine). Only rank 0 uses `passed`.
     /// Checkpoints of later steps are [discarded](CheckpointFolder::discard_after) if `discard_later` is true.
     ///
     /// # Errors

@@ -117,9 +117,10 @@ fn fitting_decay(warmup_steps: usize, total_steps: usize) -> String {
 /// - For `s < W`: `peak (s + 1) / W`. The learning rate of the first update is `peak / W`, not 0. The learning rate of
 ///   the last update of the warm-up is `peak`.
 /// - For `W <= s < T`: the decay of the style with `r = (s - W) / (T - W)`. The learning rate of the first update after
-///   the warm-up is `peak`. The last update of the run is one step before the learning rate would reach `min`.
-///   [`LrStyle::Wsd`] with a decay of `D` steps uses `r = (s - (T - D)) / D`, and `peak` before the decay.
-///   [`LrStyle::InverseSqrt`] has its own formula, starts slightly below `peak`, and does not end at `min`.
+///   the warm-up is `peak`. The last update of the run is one step before the learning rate would reach `min`. With
+///   [`LrStyle::Wsd`] and a decay of `D` steps, the learning rate is `peak` before the decay, and the decay uses
+///   `r = (s - (T - D)) / D`. [`LrStyle::InverseSqrt`] has its own formula, starts slightly below `peak`, and does not
+///   end at `min`.
 /// - For `s >= T`: `min`, or `peak` for [`LrStyle::Constant`].
 ///
 /// After the warm-up, the learning rate never increases and never falls below `min`. During the warm-up it may be below

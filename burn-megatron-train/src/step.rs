@@ -26,9 +26,9 @@ pub(super) struct LaunchedStep {
 }
 
 impl<M: LanguageModel> Trainer<M> {
-    /// Runs one update: all micro-batches, the gradient reduction, clipping and the optimizer. `samples` are the
-    /// samples of the run, and the step reads the next samples. The only method of the observer that is called is
-    /// [`gradients`](Observer::gradients). Collective: call on all ranks of the world.
+    /// Runs one training step: all micro-batches, the gradient reduction, clipping and the optimizer. `samples`
+    /// contains the samples of the run, and the step reads the next samples from it. The only method of the observer
+    /// that is called is [`gradients`](Observer::gradients). Collective: call on all ranks of the world.
     ///
     /// All ranks skip the update if a loss or a gradient is not finite on any rank, or if all targets of the global
     /// batch are masked. A step without targets does not change the loss scale.

@@ -90,10 +90,10 @@ impl<M: LanguageModel> Trainer<M> {
         self.hook::<CudaGraphs>().map(|graphs| graphs.stats)
     }
 
-    /// Sets whether readings are deferred: [`fit`](Self::fit) then reads the statistics of a step one step later, so
-    /// that the host does not wait for the step that it has just launched. Deferred readings do not change weights,
+    /// Sets whether [`fit`](Self::fit) defers the reading of statistics. Deferred statistics are read one step later,
+    /// so that the host does not wait for the step that it has just launched. Deferred readings do not change weights,
     /// metrics and checkpoints. The default is true on GPUs with a fused optimizer, unless a hook reads the statistics
-    /// of each step. On the CPU it is false.
+    /// of each step. On the CPU, the default is false.
     ///
     /// With deferred readings, the device computes whether a step is skipped. A skipped step still gathers the
     /// parameters. Before a checkpoint, before an evaluation and at the end of the run, the host waits for the last
@@ -102,7 +102,7 @@ impl<M: LanguageModel> Trainer<M> {
     /// # Errors
     ///
     /// - [`TrainError::Unfused`] if `defers` is true and the optimizer is not the fused AdamW.
-    /// - [`TrainError::Deferred`] if `defers` is true and spikes are skipped or steps are replayed.
+    /// - [`TrainError::Deferred`] if `defers` is true and spike detection or replay checks are enabled.
     /// - The error of a custom hook that reads the statistics of each step.
     pub fn defer_readings(&mut self, defers: bool) -> Result<(), TrainError> {
         if defers && !self.optimizer.is_fused() {
@@ -133,7 +133,7 @@ impl<M: LanguageModel> Trainer<M> {
         plan
     }
 
-    /// Returns the micro-batches of this rank for the next [`step`](Self::step) with the same samples.
+    /// Returns the micro-batches that the next call of [`step`](Self::step) with `samples` processes on this rank.
     ///
     /// # Errors
     ///
@@ -184,7 +184,7 @@ impl<M: LanguageModel> Trainer<M> {
         Ok(self)
     }
 
-    /// Removes a hook. Call this method on every rank. The technique of the hook is then off, even if the settings
+    /// Removes a hook. Call this method on every rank. The technique of the hook is then disabled, even if the settings
     /// enable it.
     ///
     /// # Errors

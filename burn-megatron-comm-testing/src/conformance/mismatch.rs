@@ -91,7 +91,8 @@ impl MismatchCase {
     }
 }
 
-/// Runs one call in which the last rank differs from the other ranks. Returns the error on this rank.
+/// Issues one call on each rank, where the call of the last rank differs from the calls of the other ranks. Returns the
+/// error on this rank.
 ///
 /// The error is usually a [`CommError::Mismatch`]. If the engine reports the mismatch only on some ranks, the other
 /// ranks may return [`CommError::Deadline`], [`CommError::PeerFailed`] or [`CommError::PeerFinished`]. The result is

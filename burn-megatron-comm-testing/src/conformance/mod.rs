@@ -49,7 +49,8 @@ pub struct ConformanceOptions {
     pub dtypes: Vec<DType>,
     /// The buffer lengths with which every operation is tested, in elements. The default is 0, 1, 7, 1000 and 20,011.
     pub sizes: Vec<usize>,
-    /// The length of the long buffers, in elements. The default is 2^20, which is 4 MiB of `f32`.
+    /// The length of the buffers in the tests of long buffers, in elements. The default is 2^20, which is 4 MiB of
+    /// `f32`.
     pub long: usize,
     /// Whether the engine reduces in group order and accumulates 16-bit floats in `f32` with one rounding at the end.
     /// Group order means that adjacent ranks are combined first, then pairs of results, and so on. If true,

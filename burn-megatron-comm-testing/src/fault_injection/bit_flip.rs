@@ -8,8 +8,8 @@ use strum::VariantArray as _;
 
 use burn_megatron_comm::Buffer;
 
-/// The kind of tensor in which a bit is flipped. Tensors of the same kind are counted to find the tensor of a
-/// [`Fault`](super::Fault).
+/// The kind of tensor in which a bit is flipped. A [`Fault`](super::Fault) selects a tensor by its number among the
+/// tensors of the same kind.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, strum::EnumString, strum::IntoStaticStr, strum::VariantArray,
 )]

@@ -17,9 +17,10 @@ pub enum FaultKind {
     /// The call is never started, and its wait fails after 1.5 times the
     /// [`FaultPlan::deadline`](super::FaultPlan::deadline). The string form is `drop`.
     Drop,
-    /// The call has more elements than it should have. The string form is `shape`. A reduce_scatter gets one more
-    /// element per chunk and an all_to_all gets one more element per rank, because the rank itself would reject other
-    /// lengths. All other calls get one more element. A barrier has no elements, so it returns an error.
+    /// The input of the call has more elements than it should have. The string form is `shape`. The input of a
+    /// reduce_scatter gets one more element per chunk, and the input of an all_to_all gets one more element per rank.
+    /// With other lengths, the rank itself would reject the call. The input of any other call gets one more element. A
+    /// barrier has no elements, so it returns an error.
     Shape,
     /// The rank issues a different operation: an all_gather instead of an all_reduce, and an all_reduce instead of any
     /// other operation. The string form is `wrong-call`.

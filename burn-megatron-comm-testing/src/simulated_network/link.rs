@@ -16,7 +16,7 @@ use burn_megatron_comm::{Buffer, CommError, Group, Pending};
 /// for a long time.
 pub(super) const MAX_TRANSFER_TIME: Duration = Duration::from_secs(600);
 
-/// The simulated network link of one rank. It has a bandwidth, and a latency that each call pays.
+/// The simulated network link of one rank. It has a bandwidth, and a latency that is added to each call.
 ///
 /// All groups of a rank share its link. The transfers run one after the other, in the order in which they were started.
 /// All times count from the creation of the link.
@@ -82,7 +82,8 @@ pub struct Transfer {
     pub done: Duration,
     /// The time at which the rank began to wait for the call. `None` if the wait has not ended.
     pub begin_wait: Option<Duration>,
-    /// The time for which the rank was blocked in the wait, first for the transfer and then for the other ranks.
+    /// The time for which the rank was blocked while it waited for the call: first for the transfer, and then for the
+    /// other ranks.
     pub waited: Duration,
 }
 
@@ -135,8 +136,8 @@ impl Link {
         Self::with_clock(latency, bytes_per_second, Some(nodes), None)
     }
 
-    /// Creates a link with a virtual clock. Only waiting for transfers and [`advance`](Self::advance) advance this
-    /// clock. They do not sleep, so a test does not depend on the load of the machine.
+    /// Creates a link with a virtual clock. The clock advances only if a rank waits for a transfer or calls
+    /// [`advance`](Self::advance). Neither of them sleeps, so a test does not depend on the load of the machine.
     ///
     /// # Errors
     /// The errors of [`new`](Self::new).

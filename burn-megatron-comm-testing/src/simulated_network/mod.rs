@@ -12,13 +12,14 @@ use std::time::Duration;
 use burn_megatron_comm::{Buffer, BufferPool, Call, CommError, Communicator, Group, Pending};
 pub use link::{Link, LinkError, Transfer, hidden_share};
 
-/// A communicator whose calls take as long as their transfers over a simulated [`Link`]. `start` returns immediately.
-/// Waiting for a call blocks until the simulated transfer is complete and the wrapped engine has the result.
+/// A communicator whose calls take the time that their transfers need on a simulated [`Link`]. `start` returns
+/// immediately. Waiting for a call blocks until the simulated transfer is complete and the wrapped engine has the
+/// result.
 ///
 /// The number of bytes of a transfer is the number of bytes that a ring algorithm sends. With `d` ranks and a complete
 /// buffer of `n` bytes, an all_gather or a reduce_scatter sends `n(d-1)/d` bytes, and an all_reduce sends `2n(d-1)/d`
-/// bytes. Calls that are [started together](Communicator::start_all) pay the latency only once. A group of one rank
-/// does not use the link.
+/// bytes. The latency is added only once for calls that are [started together](Communicator::start_all). A group of one
+/// rank does not use the link.
 ///
 /// A message begins to arrive as soon as its send and its receive have been started and all earlier messages have
 /// arrived. The link is full duplex: it sends and receives at the same time.
@@ -26,8 +27,8 @@ pub use link::{Link, LinkError, Transfer, hidden_share};
 /// With a virtual clock, each rank has its own time. In this case, a message begins to arrive when its receive is
 /// started, and the link cannot send and receive at the same time.
 ///
-/// On a link [with nodes](Link::with_nodes), a ring collective of a group that spans several nodes is as slow as the
-/// link between nodes. An all-to-all uses the link inside the node and the link between nodes at the same time.
+/// On a link [with nodes](Link::with_nodes), a ring collective of a group that spans several nodes runs at the
+/// bandwidth between nodes. An all-to-all uses the link inside the node and the link between nodes at the same time.
 #[derive(Debug)]
 pub struct SimulatedNetwork {
     inner: Arc<dyn Communicator>,

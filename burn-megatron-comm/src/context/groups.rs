@@ -20,7 +20,7 @@ pub struct NodeGroups {
 }
 
 impl ParallelContext {
-    /// Returns the group of ranks that differ from this rank only in `axes` of `grid`.
+    /// Returns the group of ranks that differ from this rank only in their coordinates on the axes `axes` of `grid`.
     ///
     /// The communicator is created by the first call and cached. Clones of the context share the cache. Axes of size 1
     /// are ignored. Two sets of axes with the same groups share a communicator. For example, without context
@@ -35,8 +35,8 @@ impl ParallelContext {
     ///
     /// # Errors
     ///
-    /// [`CommError::InvalidCall`] if the grid does not have one of the axes. Another [`CommError`] if a rank is missing
-    /// or requests a different group.
+    /// [`CommError::InvalidCall`] if the grid does not have one of the axes. Another [`CommError`] if a rank does not
+    /// take part or requests a different group.
     pub fn group(
         &self,
         grid: Grid,
@@ -112,7 +112,7 @@ impl ParallelContext {
     ///
     /// # Errors
     ///
-    /// [`CommError`] if a rank is missing.
+    /// [`CommError`] if a rank does not take part.
     pub fn connect(&self) -> Result<(), CommError> {
         let standard = [self.tensor(), self.context(), self.data(), &self.embedding];
         let mut groups: Vec<_> = standard.into_iter().cloned().collect();
@@ -187,12 +187,13 @@ impl ParallelContext {
     /// Splits the group of an axis into groups of `size` consecutive ranks. The groups are named, for example,
     /// `tensor/2`.
     ///
-    /// Collective: call on all ranks of the group of the axis with the same arguments. If the group of the axis does
-    /// not exist yet, it is created. For this, the ranks listed in [`group`](Self::group) must call this method.
+    /// Collective: call with the same arguments on all ranks of the group of the axis. If the group of the axis does
+    /// not exist yet, this method creates it. In this case, all ranks that must call [`group`](Self::group) for this
+    /// axis must call this method.
     ///
     /// # Errors
     ///
-    /// [`CommError`] if the grid does not have the axis, or if a rank is missing or passes a different size.
+    /// [`CommError`] if the grid does not have the axis, or if a rank does not take part or passes a different size.
     pub fn subgroups(
         &self,
         grid: Grid,

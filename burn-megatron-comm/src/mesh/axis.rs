@@ -55,8 +55,8 @@ impl Axis {
 
 /// The order in which the axes number the ranks. The leftmost axis varies fastest.
 ///
-/// The default order is written `tp-cp-ep-dp-pp`. In the expert grid, `tp` stands for the expert-tensor axis, which has
-/// no abbreviation in an order. An axis of size 1 may be omitted.
+/// The default order is written `tp-cp-ep-dp-pp`. An order never contains `etp`: in the expert grid, `tp` stands for
+/// the expert-tensor axis. An axis of size 1 may be omitted.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AxisOrder(Vec<Axis>);
 

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use super::Axis;
 
-/// One of the two ways to number the ranks by axes. Both grids have a `data` axis, but its groups contain different
-/// ranks in each grid.
+/// One of the two grids of a device mesh. Each grid numbers the same ranks by its own set of axes. Both grids have a
+/// `data` axis, but its groups contain different ranks in each grid.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
 )]
@@ -40,9 +40,9 @@ impl Grid {
         }
     }
 
-    /// Returns the axes whose ranks read different tokens. In the dense grid these are context and data, in the expert
-    /// grid only data. On each rank, the gradient of a parameter is a partial sum, which must be reduced over these
-    /// axes.
+    /// Returns the axes whose ranks process different tokens. In the dense grid, these are the context and data axes.
+    /// In the expert grid, this is only the data axis. On each rank, the gradient of a parameter is a partial sum,
+    /// which must be reduced over these axes.
     pub const fn data_axes(self) -> AxisSet {
         let data = AxisSet::of(Axis::Data);
         match self {

@@ -187,7 +187,7 @@ pub enum LayoutError {
          remove sequence_parallel"
     )]
     SequenceParallel,
-    /// A setting of tensor-parallel overlap is set without sequence parallelism.
+    /// A setting of the tensor-parallel communication overlap is set without sequence parallelism.
     #[error(
         "{name} requires sequence parallelism: set sequence_parallel = true (--sp) and tensor (--tp) to 2 or more, or \
          remove {name}"
@@ -215,14 +215,14 @@ pub enum LayoutError {
         /// The name of the setting.
         name: &'static str,
     },
-    /// The overlap of expert exchanges is enabled without expert parallelism.
+    /// The overlap of expert-parallel communication is enabled without expert parallelism.
     #[error(
         "overlap_moe_expert_parallel_comm requires expert parallelism, and expert = 1: set expert (--ep) to 2 or more, \
          or remove overlap_moe_expert_parallel_comm"
     )]
     NoExpertExchange,
-    /// The overlap of expert exchanges is enabled with a schedule that cannot pair the forward of one micro-batch with
-    /// the backward of another.
+    /// The overlap of expert-parallel communication is enabled with a schedule that cannot run the forward pass of one
+    /// micro-batch together with the backward pass of another micro-batch.
     #[error(
         "overlap_moe_expert_parallel_comm requires a schedule that pairs forwards with backwards, and schedule = \
          {schedule} does not: expected 1f1b, interleaved or dualpipe-v, or a file with pairs (FB)"
@@ -256,8 +256,7 @@ pub enum LayoutError {
     /// The number of ranks per node is 0.
     #[error("invalid ranks_per_node = 0: expected at least 1, or none for one node")]
     EmptyNode,
-    /// The inner group size and the hierarchical context exchange must be set together, or the inner group size is
-    /// invalid.
+    /// Only one of `context_inner` and the hierarchical context exchange is set, or `context_inner` is invalid.
     #[error(
         "context_inner = {inner} and context_exchange = {exchange}: a hierarchical exchange requires both, and a \
          context_inner that divides context = {context} and is neither 1 nor {context}{}",

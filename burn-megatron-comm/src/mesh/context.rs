@@ -69,7 +69,7 @@ pub enum ContextExchange {
     multiples_around(*length, *divisor)
 )]
 pub struct ContextSplitError {
-    /// The name of the split object, such as a sequence.
+    /// The name of the object that cannot be split, such as a sequence.
     pub what: &'static str,
     /// The length in tokens.
     pub length: usize,

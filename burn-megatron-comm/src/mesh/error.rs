@@ -46,7 +46,7 @@ pub enum MeshError {
         axis: Axis,
         /// The size of the axis.
         parts: usize,
-        /// The sizes of the axis that divide `size`. If there are many, only the nearest sizes are listed.
+        /// The axis sizes that divide the number of items. If there are many, only the nearest sizes are listed.
         fits: Vec<usize>,
     },
     /// The number of samples per data-parallel rank is not a multiple of the micro-batch size.
@@ -110,15 +110,15 @@ pub enum MeshFault {
         axis.abbreviation()
     )]
     MissingAxis {
-        /// The omitted axis. Tensor also stands for expert-tensor, as in an axis order.
+        /// The omitted axis. As in an axis order, the tensor axis also stands for the expert-tensor axis.
         axis: Axis,
         /// The larger of the sizes of this axis in the two grids.
         size: usize,
         /// The axis order.
         order: AxisOrder,
     },
-    /// The pipelines of the dense grid and the expert grid contain different ranks, or the axis order does not end with
-    /// the pipeline axis and the two data sizes differ.
+    /// The pipelines of the dense grid and the expert grid contain different ranks. Or the data sizes of the two grids
+    /// differ, although the axis order does not end with the pipeline axis.
     #[error(
         "with the order {order} the pipelines of the two grids do not line up: \
          data {dense_data} and pipeline stride {dense_stride} in the dense grid, \
@@ -145,7 +145,7 @@ pub enum RequiredRanks {
     Exactly(usize),
     /// The grid requires a multiple of this number of ranks.
     MultipleOf(usize),
-    /// The product of the axis sizes exceeds `usize`.
+    /// The product of the axis sizes exceeds the range of `usize`.
     Uncountable,
 }
 

@@ -75,8 +75,8 @@ use rank_grid::RankGrid;
 /// # Panics
 ///
 /// Methods that take a rank panic if the rank is not less than [`world_size`](Mesh::world_size). Methods that take axes
-/// panic if the grid does not have one of the axes. These panics are programming errors: the axes that a program passes
-/// do not depend on the configuration.
+/// panic if the grid does not have one of the axes. Such a panic indicates a programming error, because the axes that a
+/// program passes do not depend on the configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mesh {
     config: ParallelConfig,
@@ -229,7 +229,7 @@ impl Mesh {
     /// Returns all groups of `grid` over the set `axes`. The ranks of a group differ only in these axes.
     ///
     /// The groups and their members are in the order of the mesh. Each rank is in exactly one group. If `axes` is
-    /// empty, each rank is a group of one.
+    /// empty, each group contains a single rank.
     ///
     /// # Panics
     ///
@@ -269,8 +269,9 @@ impl Mesh {
         }
     }
 
-    /// Returns the number of ranks in `members` on each node. `members` must be in ascending order. Returns `None`
-    /// unless the ranks are on several nodes, each with the same number of ranks and more than one rank.
+    /// Returns the number of ranks in `members` on each node. `members` must be in ascending order. Returns `None` if
+    /// all members are on one node, if the number of members differs between nodes, or if there is only one member per
+    /// node.
     pub fn members_per_node(&self, members: &[usize]) -> Option<usize> {
         let ranks = self.config.ranks_per_node?;
         let nodes: Vec<_> = members.chunk_by(|a, b| a / ranks == b / ranks).collect();

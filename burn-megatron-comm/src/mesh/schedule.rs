@@ -8,8 +8,8 @@ use super::as_text::serde_as_text;
 
 /// A kind of pipeline schedule.
 ///
-/// The name of a kind, also in files, is `gpipe`, `1f1b`, `eager-1f1b`, `interleaved` (or `interleaved:6` with groups
-/// of 6 micro-batches), `zb-h1`, `zb-v` or `dualpipe-v`.
+/// In files and on the command line, a kind is written as `gpipe`, `1f1b`, `eager-1f1b`, `interleaved` (or
+/// `interleaved:6` with groups of 6 micro-batches), `zb-h1`, `zb-v` or `dualpipe-v`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ScheduleKind {
     /// All forward passes, then all backward passes (Huang et al. 2019, arXiv:1811.06965).
@@ -20,7 +20,8 @@ pub enum ScheduleKind {
     /// 1F1B with twice the number of forward passes before the first backward pass, so that transfers overlap with
     /// computation (Zhuang et al. 2022, arXiv:2211.05322).
     EagerOneFOneB,
-    /// 1F1B with several stages per rank. The stages of a rank are `ranks` apart (Narayanan et al. 2021).
+    /// 1F1B with several stages per rank. In a pipeline of `p` ranks, rank `r` holds the stages `r`, `r + p`, `r + 2p`,
+    /// and so on (Narayanan et al. 2021).
     Interleaved {
         /// The number of consecutive micro-batches that a rank processes for one stage before it switches to its next
         /// stage. `None` means the number of pipeline ranks.
@@ -29,8 +30,8 @@ pub enum ScheduleKind {
     /// 1F1B with split backward passes: weight gradients are computed while the rank would otherwise be idle. The peak
     /// memory equals the peak memory of 1F1B on the first rank (Qi et al. 2023, arXiv:2401.10241).
     ZbH1,
-    /// Two stages per rank, assigned in a V shape. A rank is never idle if forward, input gradient and weight gradient
-    /// take the same time (Qi et al. 2024, arXiv:2405.15362).
+    /// Two stages per rank, assigned in a V shape. A rank is never idle if the forward pass, the input gradient and the
+    /// weight gradient take the same time (Qi et al. 2024, arXiv:2405.15362).
     ZbV,
     /// Two stages per rank, assigned in a V shape. The forward passes of one stage overlap with the backward passes of
     /// the other stage (DualPipeV of DeepSeek-AI's DualPipe, 2025).
@@ -146,7 +147,7 @@ pub struct UnknownScheduleKind(pub String);
 
 /// The source of a pipeline schedule: a built-in kind of schedule, or a CSV file.
 ///
-/// It is written, also in files, as the name of the kind or as a path that ends with `.csv`.
+/// As text, for example in a recipe file, a source is the name of the kind or a path that ends with `.csv`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum ScheduleSource {
     /// A schedule that is generated for the number of stages and micro-batches.

@@ -16,7 +16,7 @@ pub enum WorldError {
     /// The number of ranks is 0.
     #[error("invalid number of ranks 0: expected at least 1")]
     NoRanks,
-    /// The number of ranks exceeds the maximum number of ranks that are threads.
+    /// The requested number of ranks exceeds the maximum number of ranks in a world of threads.
     #[error("invalid number of ranks {asked}: expected at most {limit} as threads of one process")]
     TooManyRanks {
         /// The requested number of ranks.
@@ -38,7 +38,7 @@ pub enum WorldError {
     /// The NCCL settings are invalid.
     #[error(transparent)]
     Nccl(#[from] NcclConfigError),
-    /// A rank returned an error, panicked or [raised](crate::raise) an error. This has ended all ranks.
+    /// A rank returned an error, panicked or [raised](crate::raise) an error. The failure ended all ranks.
     #[error("rank {rank} failed: {message}\n{positions}\n{}", log_line(.call_log))]
     RankFailed {
         /// The rank that failed first.
@@ -50,8 +50,9 @@ pub enum WorldError {
         source: Box<dyn Error + Send + Sync>,
         /// A text that describes the activity of each rank at the time of the failure.
         positions: String,
-        /// The path of the call log, or the reason why the call log could not be written. After a header line with the
-        /// message and the positions of the ranks, the call log contains the recent calls of all ranks as JSON lines.
+        /// The path of the call log, or the reason why the call log could not be written. The first line of the call
+        /// log contains the error message and the activity of each rank. The other lines contain the recent calls of
+        /// all ranks, as JSON lines.
         call_log: Result<PathBuf, String>,
         /// Whether the error has already been printed. If the ranks are processes, the launcher or one of the processes
         /// prints the error to standard error immediately.
@@ -98,8 +99,8 @@ pub enum WorldError {
     /// The engine could not be started.
     #[error(transparent)]
     Engine(#[from] CommError),
-    /// This process has already run this rank. With NCCL, a process can run each rank of a rendezvous address only
-    /// once. With MPI, a process can run only one world.
+    /// This process has already run this rank. With NCCL, a process can run each rank only once for a rendezvous
+    /// address. With MPI, a process can run only one world.
     #[error("this process has already been this rank of the world: a world of processes runs once")]
     RanAlready,
 }

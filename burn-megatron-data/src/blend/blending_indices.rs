@@ -47,8 +47,8 @@ fn pairwise_sum(values: &[f64]) -> f64 {
     }
 }
 
-/// Returns two numbers for each data set of a blend of `size` samples: its share of the samples, and the number of
-/// samples that it should provide.
+/// Returns two numbers for each data set of a blend of `size` samples. The first is the number of samples that its
+/// weight requires, and the second is the number of samples that the data set should provide, which includes a surplus.
 pub fn sizes(weights: &[f64], size: u64) -> Vec<(u64, u64)> {
     let target = |weight: &f64| (size as f64 * weight).ceil();
     let targets = weights.iter().map(target);
@@ -59,8 +59,8 @@ pub fn sizes(weights: &[f64], size: u64) -> Vec<(u64, u64)> {
 /// Assigns each of the `size` samples of a blend to a data set. Returns the data set of each sample, and the index of
 /// the sample in its data set.
 ///
-/// Sample `i` comes from the data set with the largest deficit `weight * max(i, 1) - taken`. In a tie, the first data
-/// set is chosen. Weights must sum to 1.
+/// Sample `i` comes from the data set with the largest deficit `weight * max(i, 1) - taken`, where `taken` is the
+/// number of earlier samples from the data set. In a tie, the first data set is chosen. Weights must sum to 1.
 ///
 /// ```
 /// use burn_megatron_data::blend::build_blending_indices;

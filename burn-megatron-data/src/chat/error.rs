@@ -42,12 +42,12 @@ pub enum ChatDataError {
         /// The requested share.
         share: f64,
     },
-    /// The requested row length differs from the length of the packed rows.
+    /// The requested sequence length differs from the length of the packed sequences.
     #[error("the conversations were packed into rows of {opened} tokens, not {seq}")]
     Length {
-        /// The length of the packed rows.
+        /// The length of the packed sequences, in tokens.
         opened: usize,
-        /// The requested length.
+        /// The requested sequence length, in tokens.
         seq: usize,
     },
 }
@@ -70,7 +70,7 @@ pub enum ChatLineError {
     /// A value has the wrong type.
     #[error("invalid {what}: expected {expected}")]
     Type {
-        /// The key.
+        /// The key of the value.
         what: String,
         /// The expected value.
         expected: &'static str,
@@ -78,7 +78,7 @@ pub enum ChatLineError {
     /// The text is not JSON, but JSON is expected.
     #[error("invalid {what}: it is a text that is not JSON: {source}")]
     JsonText {
-        /// The key.
+        /// The key of the text.
         what: String,
         /// The error of the parser.
         source: serde_json::Error,
@@ -120,7 +120,7 @@ pub enum ChatLineError {
          `prompt` and `completion` as text"
     )]
     NoTemplate(String),
-    /// The tokenizer has no end token, with which an answer would end, and no chat template.
+    /// The tokenizer has neither a chat template nor an end token, so answers would not end.
     #[error(
         "the tokenizer {0} has neither a chat template nor an end token, so answers would not end"
     )]
@@ -157,7 +157,7 @@ pub enum ChatLineError {
     /// The tokenizer fails to tokenize the text.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
-    /// The example is longer than a row.
+    /// The example is longer than the sequence length.
     #[error(
         "it has {tokens} tokens, and a row of {seq} has space for {}: use a train.sequence_length of at least {}, or set \
          data.chat.long to \"truncate\" or \"drop\"", seq + 1, tokens - 1
@@ -165,7 +165,7 @@ pub enum ChatLineError {
     Long {
         /// The number of tokens of the example.
         tokens: usize,
-        /// The number of tokens per row.
+        /// The sequence length, in tokens.
         seq: usize,
     },
 }

@@ -2,8 +2,8 @@
 //! answers have a loss.
 //!
 //! Each line is rendered with the [chat template](crate::tokenizer::chat) of the tokenizer, and then tokenized.
-//! Examples are packed into rows, like with `packing = "bfd"` in TRL. Tokens do not attend to other examples in their
-//! row.
+//! Examples are packed into sequences, like with `packing = "bfd"` in TRL. Tokens do not attend to other examples in
+//! their sequence.
 
 mod error;
 mod examples;
@@ -53,7 +53,7 @@ pub enum TrainedTokens {
     All,
 }
 
-/// The treatment of examples that are longer than a row.
+/// The treatment of examples that are longer than the sequence length.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum LongExamples {
@@ -76,7 +76,7 @@ pub enum HeldOutExamples {
     Files(Vec<PathBuf>),
 }
 
-/// Settings for reading conversations and packing them into rows.
+/// Settings for reading conversations and packing them into sequences.
 ///
 /// ```
 /// use burn_megatron_data::chat::{
@@ -109,15 +109,15 @@ pub struct ChatDataConfig {
     pub held_out: HeldOutExamples,
     /// The tokens that have a loss.
     pub loss: TrainedTokens,
-    /// The treatment of examples that are longer than a row.
+    /// The treatment of examples that are longer than the sequence length.
     pub long: LongExamples,
-    /// Whether several examples are packed into a row. If false, each row has one example and padding.
+    /// Whether several examples are packed into one sequence. If false, each sequence has one example and padding.
     pub packing: bool,
-    /// The number of tokens per row. An example may be one token longer, because its last token is only a target.
+    /// The number of tokens per sequence. An example may be one token longer, because its last token is only a target.
     pub seq: usize,
 }
 
-/// A [`Dataset`] of tokenized conversations, which are packed into rows.
+/// A [`Dataset`] of tokenized conversations, which are packed into sequences.
 pub struct ChatData {
     config: ChatDataConfig,
     tokenizer: String,
@@ -191,7 +191,7 @@ impl ChatData {
         Ok(opened)
     }
 
-    /// Returns the number of rows with training examples per epoch.
+    /// Returns the number of packed sequences with training examples per epoch.
     pub fn rows(&self) -> usize {
         self.training.len()
     }

@@ -26,7 +26,7 @@ const MAX_MANIFEST_BYTES: u64 = 16 << 20;
 const MAX_HOLDER_BYTES: u64 = 1 << 10;
 
 /// A folder that caches the sample indices of data sets. Each set of indices is identified by a description of all
-/// inputs from which the indices are built. The files of a set have names with `KEY`, the hash of the description:
+/// inputs from which the indices are built. `KEY` is the hash of this description. The files of a set of indices are:
 ///
 /// - `KEY-NAME.npy`: one index, as a NumPy array.
 /// - `KEY.json`: the description, and the type, shape and checksum of each index. This file is written last.

@@ -71,7 +71,7 @@ impl GptOptions {
     }
 }
 
-/// The samples of one part of token files, in the order of Megatron.
+/// The samples of one part of token files (training, validation or test), in the same order as in Megatron.
 ///
 /// The document index contains the sequences of the token file. In most files, each sequence is one document.
 pub struct GptDataset {

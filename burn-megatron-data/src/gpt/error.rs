@@ -39,7 +39,7 @@ pub enum SamplingError {
         /// The number of tokens that one sample needs.
         needed: usize,
     },
-    /// A part was requested whose share in the split is 0.
+    /// The requested part has a share of 0 in the split.
     #[error("the split {split} has no {part} part")]
     NoPart {
         /// The split as text.

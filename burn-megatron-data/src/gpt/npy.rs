@@ -106,7 +106,7 @@ impl NpyArray {
         }
     }
 
-    /// Maps a `.npy` file into memory. Returns `None` if the file has another type or shape.
+    /// Maps a `.npy` file into memory. Returns `None` if the file has a different type or shape.
     ///
     /// # Errors
     ///
@@ -142,7 +142,7 @@ impl NpyArray {
         self.shape.iter().product()
     }
 
-    /// Whether the array has no elements.
+    /// Returns whether the array has no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

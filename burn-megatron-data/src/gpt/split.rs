@@ -73,7 +73,7 @@ impl Split {
 }
 
 impl Split {
-    /// Whether the shares of the validation and the test part are both 0.
+    /// Returns whether the shares of the validation and the test part are both 0.
     pub fn is_training_only(&self) -> bool {
         let rest = [SplitPart::Valid, SplitPart::Test];
         rest.iter().all(|part| self.range(*part, 0).is_none())

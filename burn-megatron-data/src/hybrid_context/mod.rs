@@ -45,8 +45,8 @@ pub struct HybridContextConfig {
     pub ranks: usize,
     /// The maximum number of tokens per rank in a micro-batch, including padding.
     pub max_seqlen_per_dp_cp_rank: usize,
-    /// The number of tokens per rank in a micro-batch must be a multiple of this number. It is the number of tensor
-    /// ranks with sequence parallelism, which split these tokens, and 1 without sequence parallelism.
+    /// The required divisor of the number of tokens per rank in a micro-batch. With sequence parallelism, it is the
+    /// number of tensor ranks, which split these tokens. Without sequence parallelism, it is 1.
     pub multiple: usize,
     /// The cost of a sample in FLOPs.
     pub flops: SampleFlops,
@@ -68,9 +68,9 @@ pub struct HybridContextSlot {
     /// The ranks of the group. The number of ranks is a power of two, and the index of the first rank is a multiple of
     /// this number.
     pub ranks: Range<usize>,
-    /// The indices of the samples, which are packed into one row. With more than one rank, each sample is padded to a
-    /// multiple of `2 ranks` tokens. The list is empty if there are too few samples. The slot then has a single rank,
-    /// which computes padding.
+    /// The indices of the samples, which are packed into one sequence. With more than one rank, each sample is padded
+    /// to a multiple of `2 ranks` tokens. The list is empty if there are too few samples. The slot then has a single
+    /// rank, which computes padding.
     pub samples: Vec<usize>,
 }
 
@@ -95,7 +95,7 @@ pub enum HybridContextError {
         /// The number of ranks of the context and data axes together.
         ranks: usize,
     },
-    /// The maximum number of tokens per rank cannot be split by all groups.
+    /// The maximum number of tokens per rank is not a multiple of the required divisor.
     #[error(
         "invalid max_seqlen_per_dp_cp_rank = {tokens}: expected a multiple of {multiple}, such as {}",
         (tokens / multiple).max(1) * multiple
@@ -237,8 +237,8 @@ impl HybridContextConfig {
         })
     }
 
-    /// Returns the required divisor of the padded length of a row. If it divides the length, any group of ranks can
-    /// split the row.
+    /// Returns the required divisor of the padded length of a sequence. If it divides the length, any group of ranks
+    /// can split the sequence.
     pub fn row_divisor(&self) -> usize {
         self.ranks * self.row_multiple()
     }

@@ -40,7 +40,7 @@ pub enum IndexedDatasetError {
         /// The index of the requested sequence, counted from 0.
         sequence: usize,
     },
-    /// The requested range of tokens exceeds the end of the sequence.
+    /// The requested range of tokens extends beyond the end of the sequence.
     #[error(
         "sequence {sequence} of '{}' has {length} tokens: cannot read {wanted} from {offset} on",
         path.display()
@@ -161,7 +161,7 @@ pub enum MalformedIndex {
         /// The length of the sequence.
         length: i32,
     },
-    /// A sequence exceeds the end of the file of tokens.
+    /// A sequence extends beyond the end of the file of tokens.
     #[error(
         "sequence {sequence} has {length} tokens from byte {pointer} on, and the .bin file has {bin_bytes} bytes"
     )]

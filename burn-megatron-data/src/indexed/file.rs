@@ -122,8 +122,8 @@ impl IndexedDataset {
     /// # Errors
     ///
     /// [`IndexedDatasetError::NoSuchSequence`] if the sequence does not exist, [`IndexedDatasetError::PastEnd`] if the
-    /// range exceeds the sequence, and [`IndexedDatasetError::BadToken`] for tokens that are negative or above
-    /// `i32::MAX`.
+    /// range extends beyond the end of the sequence, and [`IndexedDatasetError::BadToken`] for tokens that are negative
+    /// or above `i32::MAX`.
     pub fn read(
         &self,
         sequence: usize,

@@ -1,4 +1,5 @@
-//! Sequence packing: several documents are packed into a row. Tokens do not attend to other documents of their row.
+//! Sequence packing: several documents are packed into one sample. Tokens do not attend to other documents of their
+//! sample.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -8,7 +9,7 @@ use super::gpt::{check_vocabulary, part_range};
 use super::indexed::IndexedDataset;
 use super::{DataError, IGNORE, Sample, Samples};
 
-/// The sequences of one part of token files, which are packed into rows.
+/// The sequences of one part of token files (training, validation or test), packed into rows. Each row is one sample.
 ///
 /// A sequence that is longer than a row is cut into segments of the length of a row, and a shorter last segment. Each
 /// segment is a separate document of its row: its tokens do not attend to other segments, and positions restart. The
@@ -112,7 +113,7 @@ impl PackedSamples {
         })
     }
 
-    /// Returns the number of rows per epoch.
+    /// Returns the number of rows, which is the number of samples, per epoch.
     pub fn rows(&self) -> usize {
         self.rows.len()
     }

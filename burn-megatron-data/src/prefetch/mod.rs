@@ -67,8 +67,9 @@ pub struct PrefetchStats {
     pub late: u64,
     /// The total time for which training waited for late batches.
     pub time: Duration,
-    /// The total time for which training waited for the first batches. Their number is the number of batches that are
-    /// kept ready. They are requested before the thread can get ahead, so they are not counted as late.
+    /// The total time for which training waited for the first batches. The number of these batches is the number of
+    /// batches that are kept ready. They are requested before the thread can read ahead, so they are not counted as
+    /// late.
     pub start: Duration,
     /// The number of batches that were requested out of order and read synchronously.
     pub out_of_order: u64,

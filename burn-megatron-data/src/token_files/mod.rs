@@ -65,20 +65,20 @@ pub struct TokenFilesConfig {
     pub files: Vec<TokenFile>,
     /// The split of the sequences of each file into training, validation and test parts.
     pub split: Split,
-    /// The cache of sample indices. `None`: each process builds the indices in memory.
+    /// The cache of sample indices. With `None`, each process builds the indices in memory.
     pub cache: Option<IndexCache>,
-    /// The end-of-document token. `None`: the token is read from the sidecar files.
+    /// The end-of-document token. With `None`, the token is read from the sidecar files.
     pub eod: Option<i32>,
     /// Whether the target of each end-of-document token is ignored: see [`GptOptions::eod_mask_loss`].
     pub eod_mask_loss: bool,
-    /// Whether attention is limited to documents, and positions restart in each document: see
+    /// Whether a token only attends to tokens of its own document, and positions restart in each document: see
     /// [`GptOptions::reset_attention`].
     pub reset_attention: bool,
     /// Whether the incomplete last sample of the validation part is dropped: see [`GptOptions::drop_last`].
     pub drop_last: bool,
-    /// Whether documents are packed into rows: see [`PackedSamples`].
+    /// Whether several documents are packed into one sample: see [`PackedSamples`].
     pub packing: bool,
-    /// The vocabulary size. `None`: the vocabulary size is read from the sidecar files.
+    /// The vocabulary size. With `None`, the vocabulary size is read from the sidecar files.
     pub vocabulary: Option<usize>,
 }
 
@@ -190,8 +190,8 @@ impl TokenFiles {
         self.evaluation(SplitPart::Test, seq, max)
     }
 
-    /// Returns the samples of a part. If `samples` is given, there are at least this number of samples. Otherwise there
-    /// is one epoch of each file.
+    /// Returns the samples of a part. If `samples` is set, at least this number of samples is returned. Otherwise, the
+    /// samples of one epoch of each file are returned.
     ///
     /// # Errors
     ///

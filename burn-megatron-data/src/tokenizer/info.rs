@@ -79,7 +79,8 @@ impl TokenFileInfo {
         }
     }
 
-    /// Whether the token files were created with `tokenizer`. It is also true if the tokenizer of the files is unknown.
+    /// Returns whether the token files were created with `tokenizer`. Also returns true if the tokenizer of the files
+    /// is unknown.
     pub fn is_of(&self, tokenizer: &Tokenizer) -> bool {
         self.tokenizer.is_none() || self.tokenizer == Self::new(tokenizer).tokenizer
     }

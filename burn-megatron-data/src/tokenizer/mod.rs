@@ -56,7 +56,7 @@ const FILE: &str = "tokenizer.json";
 /// The maximum size of a tokenizer file, in bytes, far above usual sizes.
 const MAX_FILE_BYTES: u64 = 1 << 30;
 
-/// Tokenizers, which encode text as tokens and decode tokens to text.
+/// A tokenizer, which encodes text as tokens and decodes tokens to text.
 ///
 /// Each clone has its own cache of words, so that threads do not compete for a shared cache.
 #[derive(Clone)]
@@ -183,7 +183,7 @@ impl Tokenizer {
         &self.name
     }
 
-    /// Whether this is the byte-level tokenizer.
+    /// Returns whether this is the byte-level tokenizer.
     pub fn is_bytes(&self) -> bool {
         matches!(self.kind, TokenizerKind::Bytes)
     }

@@ -20,7 +20,8 @@ pub struct SpecialTokens {
     pub eod: Option<u32>,
     /// The padding token.
     pub pad: Option<u32>,
-    /// All tokens that end generation, including `eos`. A chat model may end a turn with another token than a document.
+    /// All tokens that end generation, including `eos`. A chat model may use different tokens for the end of a turn and
+    /// the end of a document.
     pub stop_tokens: Vec<u32>,
 }
 

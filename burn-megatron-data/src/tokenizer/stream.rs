@@ -5,8 +5,8 @@ use super::{Tokenizer, TokenizerError};
 /// The replacement for bytes that are not a character, or not yet.
 const REPLACEMENT: char = char::REPLACEMENT_CHARACTER;
 
-/// A stream that decodes tokens to text incrementally and returns only complete characters. [`Tokenizer::stream`]
-/// creates it.
+/// A stream that decodes tokens to text incrementally and returns only complete characters. Create a stream with
+/// [`Tokenizer::stream`].
 ///
 /// The concatenation of all returned texts, including the text of [`finish`](Self::finish), is equal to the result of
 /// [`Tokenizer::decode`] for all tokens. For each new token, only the last few tokens are decoded again, so the cost

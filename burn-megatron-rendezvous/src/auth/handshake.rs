@@ -18,7 +18,7 @@ use super::token::{Token, random_bytes};
 /// The purpose of the connections, which is part of the proof. A proof for a different purpose is not valid.
 const PURPOSE: &[u8] = b"rendezvous";
 
-/// The maximum length of the hello of a client, in bytes.
+/// The maximum length of the first message (hello) of a client, in bytes.
 pub const MAX_HELLO: usize = 4096;
 
 /// The first bytes that the server sends. They contain the version of the protocol.
@@ -119,8 +119,8 @@ pub(crate) fn server_handshake(
     Ok(HandshakeOutcome::Authenticated(hello))
 }
 
-/// Runs the client side of the handshake within `timeout`: authenticates to the server and sends `hello`. Resets the
-/// timeouts of the stream.
+/// Runs the client side of the handshake within `timeout`: authenticates to the server and sends `hello`, the first
+/// message of the client. Resets the timeouts of the stream.
 ///
 /// # Errors
 /// [`HandshakeError`] if the tokens differ, on a connection error, or after the timeout.

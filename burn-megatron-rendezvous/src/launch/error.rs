@@ -64,8 +64,8 @@ pub enum LaunchEnvError {
         /// The reason why the address is invalid.
         source: AddressError,
     },
-    /// The rendezvous requires the port above `MASTER_PORT`, because torchrun's agent listens on `MASTER_PORT`. There
-    /// is no such port.
+    /// The rendezvous requires the port above `MASTER_PORT`, because torchrun's agent listens on `MASTER_PORT`. But
+    /// `MASTER_PORT` is already the highest possible port.
     #[error(
         "{variable} leaves no port above it for the rendezvous, because torchrun's agent already listens on \
          {variable}: give torchrun a port below 65535, or set BURN_MEGATRON_PORT"

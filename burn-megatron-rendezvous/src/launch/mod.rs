@@ -138,8 +138,8 @@ pub struct Origins {
 }
 
 impl Launch {
-    /// Reads the rank of this process from its environment variables. Returns `None` if the variables of no launcher
-    /// are set. In this case, the ranks are threads.
+    /// Reads the rank of this process from its environment variables. Returns `None` if no launcher has set its
+    /// variables. In this case, the ranks are threads.
     ///
     /// # Errors
     /// [`LaunchEnvError`] if the variables are invalid or contradict each other.
@@ -147,8 +147,8 @@ impl Launch {
         Launch::from_vars(&env_var)
     }
 
-    /// Reads the rank of a process from any set of variables. `vars` returns the value of a variable. Otherwise same as
-    /// [`from_env`](Self::from_env).
+    /// Same as [`from_env`](Self::from_env), but gets the variables from `vars`, a function that returns the value of a
+    /// variable.
     ///
     /// # Errors
     /// The errors of [`from_env`](Self::from_env).
@@ -234,8 +234,8 @@ fn token(vars: Vars) -> Result<Option<Token>, LaunchEnvError> {
     token.map_err(|error| LaunchEnvError::Token(error.to_string()))
 }
 
-/// Returns the value of an environment variable of this process. Invalid Unicode characters are replaced instead of
-/// ignoring the variable, so that an error message can contain the value.
+/// Returns the value of an environment variable of this process. A value with invalid Unicode is not ignored. Its
+/// invalid characters are replaced, so that an error message can contain the value.
 pub fn env_var(name: &str) -> Option<String> {
     env::var_os(name).map(|value| value.to_string_lossy().into_owned())
 }

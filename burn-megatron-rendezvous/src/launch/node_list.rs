@@ -1,8 +1,8 @@
 //! Parsers of Slurm's compressed formats: the first host of a host list, and the number of tasks on each node.
 //!
 //! An example of a host list is `node[01-04,07],gpu3`. It consists of names, separated by commas. The brackets contain
-//! numbers and ranges of numbers. The number of digits of the first number of a range, including leading zeros, is the
-//! number of digits of all its numbers. If a name has several brackets, the last bracket varies fastest.
+//! numbers and ranges of numbers. All numbers of a range have the same number of digits as the first number of the
+//! range, including leading zeros. If a name has several brackets, the last bracket varies fastest.
 
 use super::vars::digits;
 

@@ -41,7 +41,8 @@ pub struct JoinRequest {
     pub heartbeat_timeout: Duration,
 }
 
-/// A source of the position of a rank. The methods are called from other threads, even while the rank computes.
+/// The interface through which the rendezvous gets the position of a rank. The methods are called from
+/// other threads, even while the rank computes.
 pub trait StatusProvider: Send + Sync {
     /// Returns the current position of the rank.
     fn position(&self) -> RankPosition;
@@ -290,7 +291,8 @@ impl RendezvousClient {
             .unwrap_or_default()
     }
 
-    /// Reports the failure of this rank. Returns the failure report of the world as soon as it is decided.
+    /// Reports the failure of this rank. Waits for the failure report of the world and returns it, or `None` after a
+    /// timeout.
     pub fn fail(&self, cause: FailureCause, position: RankPosition) -> Option<FailureReport> {
         // If the send fails, the connection is closed, which ends the world too.
         let _ = self.send(&RankMessage::Failed { cause, position });

@@ -72,8 +72,8 @@ impl Coordinator {
         Self::listen(&[address], ranks, world, Some(token), timeouts)
     }
 
-    /// Hosts the rendezvous of the world with the id `world`, or 0 if the world has no id. Listens on `addresses` for
-    /// `size` ranks. Port 0 selects a free port.
+    /// Hosts the rendezvous of a world. `world` is the id of the world, or 0 if the world has no id. Listens on
+    /// `addresses` for `size` ranks. Port 0 selects a free port.
     ///
     /// # Errors
     /// An error if the operating system rejects an address, for example because the port is in use. Also an error if
@@ -131,8 +131,8 @@ impl Coordinator {
         complete
     }
 
-    /// Reports that the process of a rank has ended. `how` describes how it ended, for example
-    /// `"ended with exit code 1"`. The world fails if the rank had not joined.
+    /// Reports that the process of a rank has ended. `how` describes how it ended, for example `"ended with exit code
+    /// 1"`. If the rank had not joined, the world fails.
     pub fn process_ended(&self, rank: usize, how: &str) {
         let outgoing = self
             .state

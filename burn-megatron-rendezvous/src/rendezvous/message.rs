@@ -104,8 +104,8 @@ pub struct FailureCause {
     pub message: String,
 }
 
-/// The kind of a failure, in order of precedence. A failure of a later kind may be the consequence of a failure of an
-/// earlier kind.
+/// The kind of a failure. The kinds are listed in order of precedence. A failure of a later kind may be the consequence
+/// of a failure of an earlier kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum FailureKind {
     /// The process of the rank has exited without reporting an error.

@@ -8,8 +8,9 @@ use super::registry::{Outgoing, Registry, RendezvousTimeouts};
 use crate::auth::{HandshakeOutcome, Token, server_handshake};
 
 /// Handles arbitrary input as if a client of a rendezvous had sent it, in a world of two ranks. The input is first used
-/// as bytes before the authentication, which must reject them. Then it is used as the hello and the lines of an
-/// authenticated rank. Returns whether the whole input is valid.
+/// as the bytes that a client sends before it is authenticated. The authentication must reject them. Then the input is
+/// used as the first message (hello) and the further lines of an authenticated rank. Returns whether the whole input is
+/// valid.
 ///
 /// # Panics
 /// If the bytes pass authentication, or if a message to a rank contains control characters.

@@ -37,7 +37,7 @@ impl<M: LanguageModel> StepContext<'_, M> {
         self.ddp
     }
 
-    /// Returns the model and its parameters for changes. All ranks must make the same change.
+    /// Returns a mutable reference to the model and its parameters. All ranks must make the same changes.
     pub fn model_mut(&mut self) -> &mut DistributedDataParallel<M> {
         self.ddp
     }
@@ -57,13 +57,13 @@ impl<M: LanguageModel> StepContext<'_, M> {
         self.device
     }
 
-    /// Returns the learning rate of the next step, given the steps whose statistics were read. After a skipped step,
-    /// the next step has the same learning rate.
+    /// Returns the learning rate of the next step. It depends on the steps whose statistics have been read so far:
+    /// after a skipped step, the learning rate stays the same.
     pub fn learning_rate(&self) -> f64 {
         self.position.learning_rate(0)
     }
 
-    /// Whether the statistics of a step are read one step later: see
+    /// Returns whether the statistics of a step are read one step later: see
     /// [`defer_readings`](crate::Trainer::defer_readings).
     pub fn defers_readings(&self) -> bool {
         self.defers

@@ -72,7 +72,7 @@ pub use values::{AddedStatistics, StepDecision, StepInput, StepReport, StepRun, 
 /// The name in [`ORDER`] that stands for custom hooks.
 const OWN: &str = "your own hooks";
 
-/// The names of the hooks, in the order in which they are called. Custom hooks are called at the position of
+/// The names of the hooks, in the order in which they are called. Custom hooks are called at the position of the entry
 /// `your own hooks`, in the order in which they were added. A custom hook that has the name of a built-in hook replaces
 /// the built-in hook.
 pub const ORDER: [&str; 14] = [

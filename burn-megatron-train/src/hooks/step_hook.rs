@@ -18,13 +18,14 @@ use burn_megatron::optim::TooManySkips;
 /// this order:
 ///
 /// 1. [`batches`](Self::batches): assigns samples to the micro-batches of the step.
-/// 2. [`wrap_run`](Self::wrap_run): wraps the forward, backward and reduction. The first hook is the outermost wrapper.
+/// 2. [`wrap_run`](Self::wrap_run): wraps the forward pass, the backward pass and the gradient reduction. The first
+///    hook is the outermost wrapper.
 /// 3. [`statistics`](Self::statistics): adds tensors to the statistics of the step.
 /// 4. [`decide`](Self::decide): decides whether the step is skipped.
-/// 5. [`before_update`](Self::before_update): is called after the observer has received the gradients, before the
-///    weights are updated.
-/// 6. [`after_update`](Self::after_update): is called after the weights are updated. The last hook is called first.
-/// 7. [`metrics`](Self::metrics): is called when the host has read the statistics of the step. If readings are
+/// 5. [`before_update`](Self::before_update): called after the observer has received the gradients, before the weights
+///    are updated.
+/// 6. [`after_update`](Self::after_update): called after the weights are updated. The last hook is called first.
+/// 7. [`metrics`](Self::metrics): called when the host has read the statistics of the step. If readings are
 ///    [deferred](crate::Trainer::defer_readings), this is after the next step was launched.
 ///
 /// **Collectives.** Each method is called on every rank, in the same order of methods and hooks. A hook may call a
@@ -49,9 +50,9 @@ pub trait StepHook<M: LanguageModel>: Any {
         let _ = plan;
     }
 
-    /// Wraps the forward, backward and reduction of a step. `next` runs the hooks after this hook and then the step.
-    /// `next` does not change the weights or the optimizer state, so it can be called several times. In a step that
-    /// `replay` checks, this method is called several times.
+    /// Wraps the forward pass, the backward pass and the gradient reduction of a step. `next` runs the hooks after this
+    /// hook and then the step. `next` does not change the weights or the optimizer state, so it can be called several
+    /// times. In a step that the `replay` hook checks, this method is called several times.
     ///
     /// # Errors
     ///
@@ -94,7 +95,7 @@ pub trait StepHook<M: LanguageModel>: Any {
         Ok(())
     }
 
-    /// Is called before the optimizer step, even if the step is skipped. The gradients are reduced but not yet clipped.
+    /// Called before the optimizer step, even if the step is skipped. The gradients are reduced but not yet clipped.
     ///
     /// # Errors
     ///
@@ -109,7 +110,7 @@ pub trait StepHook<M: LanguageModel>: Any {
         Ok(())
     }
 
-    /// Is called after the optimizer step, even if the step is skipped. Hooks are called in reverse order.
+    /// Called after the optimizer step, even if the step is skipped. Hooks are called in reverse order.
     ///
     /// # Errors
     ///
@@ -137,17 +138,17 @@ pub trait StepHook<M: LanguageModel>: Any {
         Ok(())
     }
 
-    /// Is called before [`fit`](crate::Trainer::fit) evaluates held-out text.
+    /// Called before [`fit`](crate::Trainer::fit) evaluates held-out text.
     fn before_evaluation(&mut self, context: &mut StepContext<'_, M>) {
         let _ = context;
     }
 
-    /// Is called after [`fit`](crate::Trainer::fit) has evaluated held-out text. Hooks are called in reverse order.
+    /// Called after [`fit`](crate::Trainer::fit) has evaluated held-out text. Hooks are called in reverse order.
     fn after_evaluation(&mut self, context: &mut StepContext<'_, M>) {
         let _ = context;
     }
 
-    /// Is called before a checkpoint is saved.
+    /// Called before a checkpoint is saved.
     ///
     /// # Errors
     ///
@@ -162,8 +163,8 @@ pub trait StepHook<M: LanguageModel>: Any {
         let _ = state;
     }
 
-    /// Restores the state of the hook from a checkpoint, after the weights and the optimizer. `None` means that only
-    /// weights were loaded to start a new run.
+    /// Restores the state of the hook from a checkpoint. The weights and the optimizer state are already restored.
+    /// `state` is `None` if only weights were loaded to start a new run.
     ///
     /// # Errors
     ///
@@ -189,24 +190,25 @@ pub trait StepHook<M: LanguageModel>: Any {
         None
     }
 
-    /// Returns an error if the hook reads the statistics of each step before the update. Readings then cannot be
-    /// [deferred](crate::Trainer::defer_readings).
+    /// Returns an error if the hook reads the statistics of each step before the update. In this case, the trainer
+    /// cannot [defer the readings](crate::Trainer::defer_readings) of statistics.
     fn deferral_error(&self) -> Option<TrainError> {
         None
     }
 
-    /// Is called when the hook is removed from a trainer.
+    /// Called when the hook is removed from a trainer.
     fn removed(&mut self, context: &mut StepContext<'_, M>) {
         let _ = context;
     }
 }
 
-/// The hooks after the current hook, which wrap the forward, backward and reduction of a step.
+/// The hooks after the current hook, which wrap the forward pass, the backward pass and the gradient reduction of a
+/// step.
 pub struct RemainingHooks<'a, M>(pub(super) &'a mut [Box<dyn StepHook<M>>]);
 
 impl<M: LanguageModel> RemainingHooks<'_, M> {
-    /// Runs the remaining hooks, and the forward, backward and reduction of the step. Collective: call on all ranks of
-    /// the world.
+    /// Runs the remaining hooks, and then the forward pass, the backward pass and the gradient reduction of the step.
+    /// Collective: call on all ranks of the world.
     ///
     /// # Errors
     ///

@@ -12,20 +12,20 @@ use burn_megatron::model::LanguageModel;
 use burn_megatron::optim::{StepReading, StepStatistics};
 use burn_megatron_data::{Batch, Samples};
 
-/// The input of the forward, backward and reduction of a step.
+/// The input of the forward pass, the backward pass and the gradient reduction of a step.
 #[derive(Clone)]
 pub struct StepInput<'a> {
     /// The micro-batches of the step on this rank.
     pub batches: &'a [Batch],
     /// The index of the step, counted from 0.
     pub step: usize,
-    /// The index, on the data axis, of the rank to which the micro-batches belong.
+    /// The data-parallel index of the rank to which the micro-batches belong.
     pub data_rank: usize,
     /// The loss scale on the device, if the host has not read it yet.
     pub(crate) loss_scale: Option<Tensor<1>>,
 }
 
-/// The result of the forward, backward and gradient reduction of a step.
+/// The result of the forward pass, the backward pass and the gradient reduction of a step.
 pub struct StepRun {
     /// The reduced gradients, before clipping.
     pub gradients: Gradients,
@@ -45,13 +45,13 @@ impl AddedStatistics {
         self.0.push((name, tensor));
     }
 
-    /// Whether a tensor with this name was added.
+    /// Returns whether a tensor with this name was added.
     pub fn contains(&self, name: &str) -> bool {
         self.0.iter().any(|(added, _)| *added == name)
     }
 }
 
-/// A step whose statistics are available, before it is decided whether its update is skipped.
+/// A step whose statistics are available and whose update has not started. A hook can skip the update.
 pub struct StepDecision<'a> {
     pub(crate) input: &'a StepInput<'a>,
     pub(crate) samples: &'a dyn Samples,
@@ -74,8 +74,8 @@ impl StepDecision<'_> {
         self.skip
     }
 
-    /// Whether all losses and gradients are finite, and at least one token has a target. This method waits for the
-    /// device.
+    /// Returns whether all losses and gradients are finite, and at least one token has a target. This method waits for
+    /// the device.
     pub fn is_valid<M: LanguageModel>(&self, context: &StepContext<'_, M>) -> bool {
         self.reading(context).is_taken()
     }
@@ -108,13 +108,13 @@ pub struct StepUpdate<'a> {
 }
 
 impl StepUpdate<'_> {
-    /// Whether the optimizer step is launched. If readings are deferred, it is always launched, but does not change the
-    /// weights if [`taken`](Self::taken) is 0.
+    /// Returns whether the optimizer step is launched. If readings are deferred, the optimizer step is always launched,
+    /// but it does not change the weights if [`taken`](Self::taken) is 0.
     pub fn launches(&self) -> bool {
         self.launches
     }
 
-    /// Returns a tensor `[1]` on the device that is 1 if the step is taken, and 0 if it is skipped.
+    /// Returns a tensor `[1]` on the device that is 1 if the step updates the weights, and 0 if the update is skipped.
     pub fn taken(&self) -> Tensor<1> {
         match self.statistics.taken() {
             taken if self.skipped => taken.zeros_like(),

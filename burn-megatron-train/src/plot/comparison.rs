@@ -78,8 +78,9 @@ impl LossComparison {
         super::write(path, &self.svg()?)
     }
 
-    /// Returns the smoothed training losses as a text plot with 12 lines. A line has at most `columns` characters, but
-    /// at least 40. Each run is drawn with its number, counted from 1.
+    /// Returns the smoothed training losses as a text plot with 12 lines. The maximum line width is `columns`
+    /// characters, or 40 characters if `columns` is smaller than 40. The curve of each run is drawn with the number of
+    /// the run, counted from 1.
     pub fn terminal(&self, columns: usize) -> String {
         terminal::draw_runs(self, columns)
     }

@@ -132,7 +132,8 @@ impl LossCurve {
         write(path, &self.svg()?)
     }
 
-    /// Returns the loss curve as a text plot with 12 lines. A line has at most `columns` characters, but at least 40.
+    /// Returns the loss curve as a text plot with 12 lines. The maximum line width is `columns` characters, or 40
+    /// characters if `columns` is smaller than 40.
     pub fn terminal(&self, columns: usize) -> String {
         terminal::draw(self, columns)
     }

@@ -3,13 +3,14 @@
 use super::ParallelConfig;
 
 impl ParallelConfig {
-    /// Returns whether the experts are distributed differently from the dense layers. The result has no meaning for a
-    /// model without experts.
+    /// Returns whether the experts are distributed over the ranks in a different way than the dense layers. The result
+    /// has no meaning for a model without experts.
     pub fn splits_experts(&self) -> bool {
         self.expert > 1 || self.expert_tensor_size() != self.tensor
     }
 
-    /// Returns the number of model replicas. Returns 1 if the number is not set, but derived from the world size.
+    /// Returns the number of model replicas. Returns 1 if `data` is `None`, which means that the number is derived from
+    /// the world size.
     pub fn data_size(&self) -> usize {
         self.data.unwrap_or(1)
     }

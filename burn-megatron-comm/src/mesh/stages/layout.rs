@@ -44,7 +44,7 @@ pub enum LayoutSyntaxError {
     /// A star in the layout is not followed by a number.
     #[error("expected a count of 1 or more after *")]
     NoCount,
-    /// There is nothing before a star that it could repeat.
+    /// A star in the layout has no letter or group before it that could be repeated.
     #[error("nothing to repeat before *: expected a letter, | or )")]
     StrayStar,
     /// A parenthesis is not closed.

@@ -92,7 +92,7 @@ pub enum SplitError {
         /// The valid values.
         fits: String,
     },
-    /// The number of remaining layers is not divisible by the number of other stages.
+    /// The remaining layers cannot be distributed evenly over the stages without a given number of layers.
     #[error(
         "{ends} of {layers} layers on the first and the last stage leave {rest} for {between} \
          other stages, expected a positive multiple of {between}: use {fits} layers at the ends"

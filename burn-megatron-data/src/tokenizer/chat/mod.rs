@@ -62,10 +62,10 @@ pub struct RenderedChat {
 }
 
 impl ChatTemplate {
-    /// Reads the chat template in the folder of a tokenizer. It is read from `chat_template.jinja`, or if this file
-    /// does not exist from `chat_template` in `tokenizer_config.json`. Returns `None` if there is no template, for
-    /// example for the byte-level tokenizer. `date` is the date that `strftime_now` returns in the template. Without a
-    /// date `strftime_now` is undefined, so the rendered text does not depend on the current day.
+    /// Reads the chat template in the folder of a tokenizer. If the folder has no `chat_template.jinja`, the template
+    /// is read from `chat_template` in `tokenizer_config.json`. Returns `None` if there is no template, for example for
+    /// the byte-level tokenizer. `date` is the date that `strftime_now` returns in the template. Without a date,
+    /// `strftime_now` is undefined, so the rendered text does not depend on the current day.
     ///
     /// # Errors
     ///
@@ -138,12 +138,13 @@ impl ChatTemplate {
         self.fingerprint
     }
 
-    /// Whether the template marks answers with `{% generation %}` blocks.
+    /// Returns whether the template marks answers with `{% generation %}` blocks.
     pub fn marks_answers(&self) -> bool {
         self.marks_answers
     }
 
-    /// Renders a conversation as text. If `add_generation_prompt` is true, the text ends with the header of an answer.
+    /// Renders a conversation as text. If `add_generation_prompt` is true, the text ends with the header of the next
+    /// answer of the assistant, for which the model then generates the text.
     ///
     /// # Errors
     ///

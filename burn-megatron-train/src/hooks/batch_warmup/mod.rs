@@ -20,7 +20,7 @@ pub(super) const NAME: &str = "batch_warmup";
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BatchWarmup {
-    /// The first step, counted from 0, to which this part no longer applies.
+    /// The end of this part: the first step, counted from 0, that no longer belongs to this part.
     pub until_step: usize,
     /// The number of samples per step, summed over all ranks of the data axis and all micro-batches.
     pub global_batch_size: usize,

@@ -6,9 +6,9 @@ use std::time::Instant;
 /// The wall time of the replay checks on a rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ReplayCost {
-    /// The time of the forward, backward and reduction of the steps that were computed twice.
+    /// The time of the forward pass, backward pass and gradient reduction of the steps that were computed twice.
     pub checked: MeanTime,
-    /// The time of the forward, backward and reduction of the other steps.
+    /// The time of the forward pass, backward pass and gradient reduction of the other steps.
     pub plain: MeanTime,
     /// The time to compare the weights and the optimizer state in each step.
     pub state: MeanTime,

@@ -1,10 +1,10 @@
 //! Replay checks, which check a step by computing it again.
 //!
-//! Every [`check_replay_every`](crate::TrainConfig::check_replay_every) steps, the forward, backward and reduction of a
-//! step run twice from the same state. Random numbers are counter-based, and the FP8 amax values that a forward changes
-//! are restored. Therefore both runs compute the same bits unless a fault occurs.
-//! [Fingerprints](burn_megatron::fingerprint) find the results that differ. A third run distinguishes a transient fault
-//! from a program that is not deterministic.
+//! Every [`check_replay_every`](crate::TrainConfig::check_replay_every) steps, the forward pass, the backward pass and
+//! the gradient reduction of a step run twice from the same state. Random numbers are counter-based, and the FP8 amax
+//! values that a forward pass changes are restored. Therefore both runs give bit-identical results unless a fault
+//! occurs. The results that differ are found by comparing their [fingerprints](burn_megatron::fingerprint). A third run
+//! distinguishes a transient fault from a program that is not deterministic.
 //!
 //! A fault before both runs, such as a flipped bit in a weight, affects both runs in the same way. Such faults are
 //! found by comparing fingerprints of the state between steps, and between ranks that hold the same state.

@@ -19,7 +19,7 @@ pub(super) const NAME: &str = "sequence_warmup";
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SequenceWarmup {
-    /// The first step, counted from 0, to which this part no longer applies.
+    /// The end of this part: the first step, counted from 0, that no longer belongs to this part.
     pub until_step: usize,
     /// The number of tokens per sequence.
     pub length: usize,

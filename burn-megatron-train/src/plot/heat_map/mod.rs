@@ -79,8 +79,8 @@ impl ExpertHeatMap {
         write(path, &self.svg()?)
     }
 
-    /// Returns the heat map as text with shaded cells. It has one line per layer and four more lines. A line has at
-    /// most `columns` characters, but at least 40.
+    /// Returns the heat map as text with shaded cells. It has one line per layer and four more lines. The maximum line
+    /// width is `columns` characters, or 40 characters if `columns` is smaller than 40.
     pub fn terminal(&self, columns: usize) -> String {
         terminal::draw(self, columns)
     }
