@@ -47,8 +47,8 @@ pub fn sent_bytes(kind: ExchangeKind, bytes: f64, ranks: usize) -> f64 {
 }
 
 impl GroupLinks {
-    /// Creates the links of a group of ranks. `levels` describes the ranks of the group. Each level is a pair of a
-    /// number of ranks and the distance (stride) between two adjacent ranks. The first level is the innermost.
+    /// Creates the links of a group of ranks. `levels` describes the ranks of the group. Each level is a pair: the
+    /// number of ranks, and the distance (stride) between two adjacent ranks. The first level is the innermost.
     pub fn new(hardware: &Hardware, levels: &[(usize, usize)]) -> Self {
         let members = hardware.links.iter().map(|link| {
             let inside = link.devices.unwrap_or(usize::MAX);

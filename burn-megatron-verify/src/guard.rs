@@ -145,7 +145,7 @@ impl Guard {
     /// # Errors
     ///
     /// [`GuardError::NotFinite`] if a gradient is not finite, [`GuardError::NotRepeatable`] if the second computation
-    /// gives other gradients, and [`GuardError::Comm`] if a collective fails.
+    /// gives different gradients, and [`GuardError::Comm`] if a collective fails.
     pub fn gradients<M: Module>(
         &mut self,
         model: &M,

@@ -205,9 +205,9 @@ impl PipelineSeconds {
         self.in_layers(rates, micro_batches).total()
     }
 
-    /// Returns the time in seconds in which one micro-batch passes forward and backward through all stages, including
-    /// the transfers between ranks. Every schedule takes at least this time. [`bound`](Self::bound) does not include
-    /// transfers, so this bound can be larger if there are many stages.
+    /// Returns the time of the forward and the backward of one micro-batch through all stages, in seconds. The
+    /// transfers between ranks are included. Every schedule takes at least this time. [`bound`](Self::bound) does not
+    /// include transfers, so this bound can be larger if there are many stages.
     pub fn path(&self, rank_of: impl Fn(usize) -> usize) -> f64 {
         let StageTimes {
             forward,

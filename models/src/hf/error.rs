@@ -50,7 +50,7 @@ pub enum HfConfigError {
     /// The sizes of the model are inconsistent.
     #[error("{0}")]
     Sizes(String),
-    /// No supported family computes the model.
+    /// No supported Hugging Face family can describe the model.
     #[error("no supported Hugging Face family computes this model: {0}")]
     NoFamily(String),
 }

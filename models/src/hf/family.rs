@@ -125,6 +125,6 @@ pub struct HfNames {
     /// The name of the weight of the output layer. If the output layer is tied to the embedding, files may contain this
     /// weight as a copy of the embedding weight.
     pub output: &'static str,
-    /// The endings of the names of buffers, which some old files contain. Buffers are not weights and are ignored.
+    /// The suffixes of the names of buffers. Some old files contain buffers, which are not weights and are ignored.
     pub buffers: &'static [&'static str],
 }
