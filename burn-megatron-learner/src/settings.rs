@@ -105,8 +105,8 @@ impl<M: LearnerModel> MegatronStrategy<M> {
         }
     }
 
-    /// Creates a strategy like [`from_env`](Self::from_env), but `launch` describes the rank of this process instead of
-    /// environment variables.
+    /// Creates a strategy like [`from_env`](Self::from_env), but takes the rank of this process from `launch` instead
+    /// of environment variables.
     pub fn processes(launch: Launch) -> Self {
         let rank = launch.rank;
         if rank == 0 {

@@ -1,10 +1,10 @@
 //! Computes the time of a collective with an alpha-beta model (latency plus bytes divided by bandwidth) of the links
 //! between the ranks of a group.
 //!
-//! Consecutive ranks are in the same domain of a link. For example, the first 8 ranks are on the first node if a node
-//! has 8 devices. If a group has several ranks on each node, it uses the link inside the nodes and the link between the
-//! nodes at the same time. The data that a node receives from other nodes is divided over the ranks of the group on
-//! this node. A ring of `n` ranks has `n - 1` steps.
+//! A link connects groups of consecutive ranks. For example, the first 8 ranks are on the first node if a node has 8
+//! devices. If a group has several ranks on each node, it uses the link inside the nodes and the link between the nodes
+//! at the same time. The data that a node receives from other nodes is divided over the ranks of the group on this
+//! node. A ring of `n` ranks has `n - 1` steps.
 
 use super::hardware::Hardware;
 use burn_megatron::collective::ExchangeKind;

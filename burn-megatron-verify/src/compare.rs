@@ -87,7 +87,7 @@ impl Comparison {
     }
 
     /// Returns the names of the columns that fail. A column fails if a difference exceeds `tolerance`, or if values
-    /// that must be bit-equal are not.
+    /// differ that must be bit-equal.
     pub fn failing(&self, tolerance: f64) -> Vec<&'static str> {
         let differences = [
             ("loss", &self.loss),
