@@ -27,8 +27,8 @@ use burn_megatron::collective::ExchangeKind;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupLinks {
-    /// For each link, the number of ranks of the group in one domain of the link, such as a node. The last link
-    /// connects the whole group.
+    /// For each link, the number of ranks of the process group that the link connects with each other, for example on
+    /// one node. The last link connects the whole group.
     members: Vec<usize>,
 }
 
