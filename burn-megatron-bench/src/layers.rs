@@ -20,7 +20,8 @@ pub struct LayersRow {
     /// Whether the times come from a virtual clock.
     pub counted: bool,
     pub calls: f64,
-    /// The number of bytes that a rank sends in a step. The next field is the part that is sent to other nodes.
+    /// The number of bytes that a rank sends in a step. The next field is the number of these bytes that are sent to
+    /// other nodes.
     pub bytes: f64,
     pub bytes_between_nodes: f64,
     /// The time of a step without a simulated link, in seconds.
@@ -33,7 +34,7 @@ pub struct LayersRow {
     pub blocked_seconds: f64,
     /// The additional time for which a rank waited for other ranks, in seconds.
     pub late_seconds: f64,
-    /// 1 - blocked / transfers, at least 0.
+    /// The share of the transfer time that overlaps with computation: `1 - blocked / transfers`, at least 0.
     pub hidden: f64,
 }
 

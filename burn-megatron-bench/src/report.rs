@@ -194,7 +194,7 @@ pub fn write(path: &Path, content: &[u8]) -> Result<(), Error> {
         .map_err(|error| format!("cannot write {}: {error}", path.display()).into())
 }
 
-/// Returns the end of a description, for results that may be wrong.
+/// Returns a warning for the end of a description if the results may be wrong. Otherwise returns an empty string.
 pub fn unchecked(is_unchecked: bool) -> &'static str {
     match is_unchecked {
         true => "\nUNCHECKED: results may be wrong, and times are host times",

@@ -22,8 +22,8 @@ use burn_megatron_data::tokenizer::Tokenizer;
 /// When a text ends, the next prompt takes its place. The tokens of a text do not depend on the other texts in the
 /// batch.
 ///
-/// The ranks of a context-parallel group share the work of reading a prompt. Each rank reads a part of each chunk of
-/// the prompt, and stores the keys and values of this part ([`KvCache`](burn_megatron::nn::KvCache)).
+/// The ranks of a context-parallel group share the work of reading a prompt (prefill). Each rank reads a part of each
+/// chunk of the prompt, and stores the keys and values of this part ([`KvCache`](burn_megatron::nn::KvCache)).
 ///
 /// ```
 /// use std::error::Error;

@@ -105,8 +105,8 @@ impl<M: LearnerModel> MegatronStrategy<M> {
         }
     }
 
-    /// Creates a strategy like [`from_env`](Self::from_env), but `launch` describes the rank of this process instead of
-    /// environment variables.
+    /// Creates a strategy like [`from_env`](Self::from_env), but takes the rank of this process from `launch` instead
+    /// of environment variables.
     pub fn processes(launch: Launch) -> Self {
         let rank = launch.rank;
         if rank == 0 {
@@ -158,8 +158,8 @@ impl<M: LearnerModel> MegatronStrategy<M> {
         self
     }
 
-    /// Clips the gradient of all parameters together to the 2-norm `norm`. Burn's gradient clipping, which is a setting
-    /// of the optimizer, clips each parameter separately.
+    /// Clips the gradients of all parameters together, so that their global 2-norm is at most `norm`. Burn's gradient
+    /// clipping, which is a setting of the optimizer, clips each parameter separately.
     pub fn clip(mut self, norm: f64) -> Self {
         self.clip = norm;
         self
@@ -207,7 +207,7 @@ impl<M: LearnerModel> MegatronStrategy<M> {
     }
 
     /// Updates the weights with an element-wise optimizer that implements Burn's `Optimizer` trait and can be sharded.
-    /// Otherwise same as [`optimizer`](Self::optimizer). See
+    /// Otherwise, this method is the same as [`optimizer`](Self::optimizer). See
     /// [`ElementWise::new`](burn_megatron::optim::ElementWise::new). Checkpoints do not contain the state of this
     /// optimizer.
     pub fn element_wise<O: Optimizer + 'static>(
@@ -218,8 +218,8 @@ impl<M: LearnerModel> MegatronStrategy<M> {
         self.optimizer_with(move |ddp| ElementWise::new(&build, &groups, ddp))
     }
 
-    /// Updates the weights with a custom optimizer, which `build` creates on each rank. Otherwise same as
-    /// [`optimizer`](Self::optimizer).
+    /// Updates the weights with a custom optimizer, which `build` creates on each rank. Otherwise, this method is the
+    /// same as [`optimizer`](Self::optimizer).
     pub fn optimizer_with<O: ShardedOptimizer<M> + 'static>(
         mut self,
         build: impl Fn(&DistributedDataParallel<M>) -> Result<O, OptimizerError> + Send + Sync + 'static,

@@ -19,8 +19,8 @@ pub struct TimedPlan {
 }
 
 /// Returns Spearman's rank correlation coefficient of the planned and the measured times. It is between -1 and 1, and 1
-/// means that both have the same order. Equal times get the mean of their ranks. Returns `None` for fewer than two
-/// plans, or if all planned or all measured times are equal.
+/// means that the planned and the measured times have the same order. Equal times get the mean of their ranks. Returns
+/// `None` for fewer than two plans, or if all planned or all measured times are equal.
 ///
 /// ```
 /// use burn_megatron_plan::accuracy::{TimedPlan, spearman};

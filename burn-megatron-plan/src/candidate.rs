@@ -23,8 +23,8 @@ pub struct Candidate {
 }
 
 impl Candidate {
-    /// Returns the data-parallel settings of the candidate: the `given` settings, in which the sharding is replaced by
-    /// the sharding of the layout. With ZeRO-1 and ZeRO-2, parameters are gathered during the next forward.
+    /// Returns the data-parallel settings of the candidate: the `given` settings with the sharding of the layout. With
+    /// ZeRO-1 and ZeRO-2, parameters are gathered during the next forward.
     pub fn sharing(&self, given: &DataParallelConfig) -> DataParallelConfig {
         let stage = self.layout.zero_stage;
         let gathers = matches!(stage, ZeroStage::Optimizer | ZeroStage::Gradients);

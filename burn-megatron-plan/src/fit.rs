@@ -14,7 +14,7 @@ use burn_megatron::pipeline::schedule::{ActionKind, Schedule};
 /// The share of device memory that the allocator cannot use because of fragmentation.
 const SLACK: f64 = 0.08;
 
-/// Adds the memory that the allocator wastes to `memory`: 8 % of the sum.
+/// Adds the memory that the allocator wastes. It is 8 % of the resulting total memory.
 pub fn with_slack(memory: MemoryByKind) -> MemoryByKind {
     let slack = memory.total() as f64 * SLACK / (1.0 - SLACK);
     MemoryByKind {
@@ -133,8 +133,8 @@ pub fn stage_bytes(model: &ModelProfile, stage: &StageLayout, recompute: Recompu
 }
 
 /// Returns the memory that a rank needs in addition to its training state. `activations` is the number of activation
-/// bytes of all micro-batches in flight. The result includes the temporary tensors of one layer, with the tensors that
-/// it recomputes. It also includes the input of a layer that is loaded from the host.
+/// bytes of all micro-batches in flight. The result includes the temporary tensors and the recomputed tensors of one
+/// layer. It also includes the input of a layer that is loaded from the host.
 pub fn working(
     model: &ModelProfile,
     recompute: Recompute,

@@ -3,8 +3,8 @@
 //! A matrix multiplication has 2 FLOPs per weight and token in the forward, and 4 in the backward. For causal
 //! attention, only the query-key pairs that the causal mask keeps are counted. The following are not counted: embedding
 //! lookups, norms, activation functions, rotary position embeddings, routers, the softmax and the optimizer. Work that
-//! is recomputed or replicated is counted once (Narayanan et al. 2021, arXiv:2104.04473, with half of the attention
-//! matrix, as in `num_floating_point_operations` of Megatron-LM).
+//! is recomputed or replicated is counted once. The formulas are from Narayanan et al. 2021, arXiv:2104.04473, but
+//! count only half of the attention matrix, as `num_floating_point_operations` of Megatron-LM does.
 
 /// Returns the average number of keys per query of causal attention, over a sequence of `seq` tokens.
 ///

@@ -1,10 +1,10 @@
 //! Computes the time of a collective with an alpha-beta model (latency plus bytes divided by bandwidth) of the links
 //! between the ranks of a group.
 //!
-//! Consecutive ranks are in the same domain of a link. For example, the first 8 ranks are on the first node if a node
-//! has 8 devices. If a group has several ranks on each node, it uses the link inside the nodes and the link between the
-//! nodes at the same time. The data that a node receives from other nodes is divided over the ranks of the group on
-//! this node. A ring of `n` ranks has `n - 1` steps.
+//! A link connects groups of consecutive ranks. For example, the first 8 ranks are on the first node if a node has 8
+//! devices. If a group has several ranks on each node, it uses the link inside the nodes and the link between the nodes
+//! at the same time. The data that a node receives from other nodes is divided over the ranks of the group on this
+//! node. A ring of `n` ranks has `n - 1` steps.
 
 use super::hardware::Hardware;
 use burn_megatron::collective::ExchangeKind;
@@ -27,8 +27,8 @@ use burn_megatron::collective::ExchangeKind;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupLinks {
-    /// For each link, the number of ranks of the group in one domain of the link, such as a node. The last link
-    /// connects the whole group.
+    /// For each link, the number of ranks of the process group that the link connects with each other, for example on
+    /// one node. The last link connects the whole group.
     members: Vec<usize>,
 }
 
@@ -47,8 +47,8 @@ pub fn sent_bytes(kind: ExchangeKind, bytes: f64, ranks: usize) -> f64 {
 }
 
 impl GroupLinks {
-    /// Creates the links of a group of ranks. `levels` describes the ranks of the group. Each level is a pair of a
-    /// number of ranks and the distance (stride) between two adjacent ranks. The first level is the innermost.
+    /// Creates the links of a group of ranks. `levels` describes the ranks of the group. Each level is a pair: the
+    /// number of ranks, and the distance (stride) between two adjacent ranks. The first level is the innermost.
     pub fn new(hardware: &Hardware, levels: &[(usize, usize)]) -> Self {
         let members = hardware.links.iter().map(|link| {
             let inside = link.devices.unwrap_or(usize::MAX);

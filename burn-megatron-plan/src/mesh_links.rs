@@ -56,7 +56,7 @@ impl<'a> MeshLinks<'a> {
     ///
     /// # Panics
     ///
-    /// Panics if the grid does not have one of the axes.
+    /// Panics if one of the axes does not belong to the grid.
     pub fn group(&self, grid: Grid, axes: AxisSet) -> Cow<'_, GroupLinks> {
         let found = self.groups.iter().find(|(key, _)| *key == (grid, axes));
         match found {
@@ -87,9 +87,9 @@ impl<'a> MeshLinks<'a> {
         Cow::Owned(GroupLinks::new(self.hardware, &own))
     }
 
-    /// Returns the links of the data-parallel groups if the parameters of a grid are sharded over `ranks` ranks. The
-    /// first element contains the links between the ranks of a sharding group. The second element contains the links
-    /// between the ranks that hold the same shard.
+    /// Returns the links of the data-parallel groups if the parameters of a grid (dense or expert) are sharded over
+    /// `ranks` ranks. The first element contains the links between the ranks of a sharding group. The second element
+    /// contains the links between the ranks that hold the same shard.
     pub fn sharding(&self, grid: Grid, ranks: usize) -> [GroupLinks; 2] {
         let (inner, outer) = divide(&runs(&self.mesh, grid, grid.data_axes()), ranks);
         [inner, outer].map(|runs| GroupLinks::new(self.hardware, &runs))

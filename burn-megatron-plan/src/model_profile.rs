@@ -14,7 +14,7 @@ pub struct GridElements {
 }
 
 impl GridElements {
-    /// Returns the number of elements that belong to a grid.
+    /// Returns the number of elements that belong to a grid: the dense parameters or the expert parameters.
     pub fn of(&self, grid: Grid) -> u64 {
         match grid {
             Grid::Dense => self.dense,
@@ -39,7 +39,8 @@ pub struct BlockProfile {
 }
 
 impl BlockProfile {
-    /// Adds the costs of a part that runs after this part. The output size of this profile is not changed.
+    /// Adds the costs of another part of the layer, which runs after this part. The output size of this profile is not
+    /// changed.
     pub fn add(&mut self, other: &Self) {
         self.layer.add(&other.layer);
         self.parameters.add(other.parameters, 1);
@@ -64,7 +65,7 @@ pub struct ModelProfile {
 }
 
 impl ModelProfile {
-    /// Converts a profile of a 16-bit model to a model whose elements have `bytes` bytes.
+    /// Converts the profile of a 16-bit model to the profile of a model whose elements have `bytes` bytes.
     pub fn with_element_bytes(mut self, bytes: u64) -> Self {
         let scale = |size: &mut u64| *size = *size / ELEMENT * bytes;
         let ends = [&mut self.embedding, &mut self.output];

@@ -103,13 +103,13 @@ pub struct Exchange {
     /// The size in bytes of the input or the output on this rank, whichever is larger. For an all-gather or a
     /// reduce-scatter, this is the size of the whole tensor.
     pub bytes: u64,
-    /// The pass in which it happens.
+    /// The pass in which the collective or the message occurs.
     pub pass: TrainingPass,
 }
 
 /// The profile of one layer on a rank: the costs of its forward and its backward for one micro-batch.
 ///
-/// The embedding is also described by a `LayerProfile`, and so is the output layer with the loss.
+/// A `LayerProfile` can also describe the embedding, or the output layer together with the loss.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LayerProfile {
     /// The tensors that the layer keeps for its backward. They include the input of the layer if an operation saves it.
@@ -181,8 +181,8 @@ impl LayerProfile {
         }
     }
 
-    /// Adds the computation, the communication and the saved tensors of a part that runs after this part.
-    /// [`output_bytes`](Self::output_bytes) is not changed.
+    /// Adds the computation, the communication and the saved tensors of another part of the layer, which runs after
+    /// this part. [`output_bytes`](Self::output_bytes) is not changed.
     pub fn add(&mut self, other: &Self) {
         self.saved.extend(other.saved.iter().cloned());
         self.products.extend(&other.products);

@@ -37,13 +37,13 @@ pub struct Comparison {
     pub unequal_weights: Vec<String>,
     /// Parameters whose replicas differed in at least one bit at any time of the run.
     pub unequal_replicas: Vec<String>,
-    /// The difference of the losses, over all steps.
+    /// The largest difference of the losses over all steps.
     pub loss: Difference,
     /// The difference of the gradients in the first step.
     pub gradients: Difference,
     /// The difference of the gradients in the last step.
     pub last_gradients: Difference,
-    /// The difference of the global gradient norms, over all steps.
+    /// The largest difference of the global gradient norms over all steps.
     pub gradient_norm: Difference,
     /// The difference of the weights after the last step.
     pub final_weights: Difference,
@@ -87,7 +87,7 @@ impl Comparison {
     }
 
     /// Returns the names of the columns that fail. A column fails if a difference exceeds `tolerance`, or if values
-    /// that must be bit-equal are not.
+    /// differ that must be bit-equal.
     pub fn failing(&self, tolerance: f64) -> Vec<&'static str> {
         let differences = [
             ("loss", &self.loss),

@@ -30,9 +30,9 @@ pub enum GuardError {
     NotFinite {
         /// The number of the step, from 1.
         step: u64,
-        /// The path of the first parameter with such a gradient, in the order of the module.
+        /// The path of the first parameter with a gradient that is not finite, in the order of the module.
         path: String,
-        /// The first rank that has such a gradient.
+        /// The first rank that has a gradient that is not finite.
         rank: usize,
     },
     /// A second computation of the gradients gave different results.
@@ -145,7 +145,7 @@ impl Guard {
     /// # Errors
     ///
     /// [`GuardError::NotFinite`] if a gradient is not finite, [`GuardError::NotRepeatable`] if the second computation
-    /// gives other gradients, and [`GuardError::Comm`] if a collective fails.
+    /// gives different gradients, and [`GuardError::Comm`] if a collective fails.
     pub fn gradients<M: Module>(
         &mut self,
         model: &M,

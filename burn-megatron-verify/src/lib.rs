@@ -153,12 +153,12 @@ pub struct VerifyOptions {
     ///
     /// The run on one rank uses only two of the data-parallel settings: the dtype of the moments and the frozen
     /// parameters. It does not repeat steps and does not use CUDA graphs. With [`cuda_graph`](TrainConfig::cuda_graph),
-    /// the layouts add gradients to static buffers, and count and reduce them as after a graph replay. No graph is
-    /// captured: the computation runs normally.
+    /// the runs in the layouts add gradients to static buffers. The gradients are counted and reduced as after a graph
+    /// replay. No graph is captured: the computation runs normally.
     pub train: TrainConfig,
     /// Whether the run on one rank uses the micro-batch size of the layout, instead of one micro-batch with all
-    /// samples. This is needed if results depend on the micro-batch, as FP8 scales may do. It is always enabled if
-    /// [`Subject::depends_on_micro_batches`] returns true.
+    /// samples. This is needed if results depend on the samples in a micro-batch, as FP8 scales may do. It is always
+    /// enabled if [`Subject::depends_on_micro_batches`] returns true.
     pub same_micro_batches: bool,
     /// A function that is called with the name of each layout before the layout runs.
     pub progress: fn(&str),
@@ -298,8 +298,8 @@ type RankError = Box<dyn std::error::Error + Send + Sync>;
 ///
 /// # Errors
 ///
-/// [`VerifyError`] if the run on one rank fails, or if no layout can be run. If the results of a layout differ, this is
-/// not an error: the layout is a failing row of the report.
+/// [`VerifyError`] if the run on one rank fails, or if no layout can be run. A layout with different results is not an
+/// error: it is a failing row of the report.
 pub fn verify<S: Subject>(
     subject: &S,
     layouts: &[Layout],

@@ -1,4 +1,4 @@
-//! Trains a model in a layout on one rank, and assembles the full weights and gradients from all ranks.
+//! Runs one rank of a training run in a layout, and assembles the full weights and gradients from all ranks.
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{DType, Device, Tensor};
@@ -16,8 +16,8 @@ use burn_megatron_train::{Observer, ObserverError, StepGradients, Trainer};
 /// all ranks.
 #[derive(Clone, Debug)]
 pub struct Observation {
-    /// The paths of the parameters, in the order of the other lists. Trained parameters come first. Frozen parameters
-    /// and expert biases follow, and have no gradients.
+    /// The paths of the parameters. The lists of weights and gradients have the same order. Trained parameters come
+    /// first. Frozen parameters and expert biases follow, and have no gradients.
     pub paths: Vec<String>,
     /// The full parameters before the first step, including frozen parameters and expert biases.
     pub initial_weights: Vec<Vec<f64>>,

@@ -18,8 +18,8 @@ pub struct Rounding {
 
 impl Rounding {
     /// Creates the bound `2 sqrt(sum of n u^2)` from pairs `(n, u)` in `roundings`. Each pair describes `n` successive
-    /// roundings to a dtype with unit roundoff `u`. The unit roundoff is half the distance between two adjacent
-    /// numbers, divided by the smaller number.
+    /// roundings to a dtype with unit roundoff `u`. `what` describes the rounded values in the explanation of the
+    /// bound. The unit roundoff is half the distance between two adjacent numbers, divided by the smaller number.
     ///
     /// The roundings in the layout and on one rank are independent, and their root mean square is 0.4 `u`. The bound is
     /// therefore about three standard deviations of the largest value.

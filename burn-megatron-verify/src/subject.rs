@@ -48,7 +48,7 @@ pub struct ModelSubject<C> {
     pub lora: Option<LoraConfig>,
     /// The number of tokens per sample. `None` means the context length of the model.
     pub sequence_length: Option<usize>,
-    /// The compute dtype. Parameters are f64 if it is f64, and f32 otherwise.
+    /// The compute dtype. Parameters are f64 if the compute dtype is f64, and f32 otherwise.
     pub dtype: DType,
 }
 

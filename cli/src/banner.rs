@@ -161,7 +161,8 @@ pub fn print_model(
     header.line("model", text);
 }
 
-/// Adds the adapters of a model that has some to the header, with the number of trained parameters.
+/// Adds the LoRA adapters of a model to the header, with the number of trained parameters. Adds nothing if the recipe
+/// has no adapters.
 pub fn print_lora(header: &mut Header, recipe: &Recipe, trained: usize, all: usize) {
     let Some(lora) = &recipe.lora else {
         return;
@@ -252,7 +253,7 @@ pub fn layout(recipe: &Recipe) -> String {
     )
 }
 
-/// Adds the sharding over the `ranks` ranks of the data axis to the header, and the buckets of rank 0.
+/// Adds the sharding over a data axis of `ranks` ranks, and the buckets of rank 0, to the header.
 pub fn print_sharing(
     header: &mut Header,
     config: &DataParallelConfig,

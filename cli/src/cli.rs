@@ -76,8 +76,8 @@ pub enum Command {
     Pretrain(Box<PretrainArgs>),
     /// Describe a setting of a recipe: its meaning, values, default and flag.
     ///
-    /// The same description is printed by `config train.clip`, `config clip` and `pretrain --help clip`. A part of a
-    /// key lists all keys that contain it.
+    /// The same description is printed by `config train.clip`, `config clip` and `pretrain --help clip`. If KEY is a
+    /// part of a key, the command lists all keys that contain this part.
     Config(ConfigArgs),
     /// Tokenize text and write token files: PREFIX.bin and PREFIX.idx in the format of Megatron, and PREFIX.json with
     /// metadata.

@@ -19,8 +19,8 @@ pub struct ConformanceArgs {
     /// Number of ranks. The default is 4 threads of this process, or the number of ranks that a launcher started.
     #[arg(long, value_name = "N")]
     pub ranks: Option<usize>,
-    /// Make the ranks call collectives that do not match, and print the error on each rank. The value is what differs:
-    /// operation, type, length, root, reduction or message-length.
+    /// Make the ranks call collectives that do not match, and print the error on each rank. The value names the
+    /// difference between the calls: operation, type, length, root, reduction or message-length.
     #[arg(long, value_name = "KIND")]
     pub mismatch: Option<MismatchCase>,
     /// Number of random programs to run. A program is a sequence of collectives and messages in several process groups.

@@ -107,8 +107,9 @@ fn describe_check(recipe: &Recipe) -> Option<String> {
     ))
 }
 
-/// Checks that a deterministic recipe uses only deterministic forms. The results of a matrix library must not depend
-/// on the addresses of its operands. The form of a layer must not depend on a measurement.
+/// Checks that a deterministic recipe uses only deterministic implementations. The results of a matrix multiplication
+/// library must not depend on the addresses of its operands. The implementation of a layer must not depend on a time
+/// measurement.
 ///
 /// # Errors
 /// Returns an error that names the setting and the valid values.

@@ -8,8 +8,7 @@ use burn_megatron::kernels::gemm::{engine_of, slow_reason};
 use crate::error::Error;
 use crate::header::Header;
 
-/// Adds the matrix product engine and a warning for each slow engine to the header. On a CPU, there is nothing to
-/// add.
+/// Adds the matrix multiplication engine and a warning for each slow engine to the header. Adds nothing on a CPU.
 pub fn print_engines(
     header: &mut Header,
     kind: DeviceKind,

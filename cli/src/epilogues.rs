@@ -1,5 +1,5 @@
-//! Support for `kernels.epilogue_fusion = "measured"`: rank 0 times both forms of GELU in the MLPs of the model, for
-//! all ranks.
+//! Support for `kernels.epilogue_fusion = "measured"`: rank 0 times the MLPs of the model with and without GELU in the
+//! epilogue, and decides for all ranks.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -27,7 +27,7 @@ const TIMING: TimingConfig = TimingConfig {
     warm_up: Duration::from_millis(200),
 };
 
-/// Form that rank 0 has chosen.
+/// Implementation of GELU that rank 0 has selected.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EpilogueDecision {
     pub fuse: bool,
@@ -35,8 +35,8 @@ pub struct EpilogueDecision {
     pub line: String,
 }
 
-/// Makes all ranks use the form that is faster on rank 0. Returns `None` if the recipe does not request a
-/// measurement. Collective: call on all ranks, before the model is built.
+/// Makes all ranks use the implementation of GELU that is faster on rank 0. Returns `None` if the recipe does not
+/// request a measurement. Collective: call on all ranks, before the model is built.
 ///
 /// # Errors
 /// Returns an error on every rank if the device of rank 0 fails during the measurement.

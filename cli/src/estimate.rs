@@ -51,8 +51,9 @@ pub fn builder(
     Ok(builder.with_lora(recipe.lora.as_ref())?)
 }
 
-/// Checks the model for the parameters and layers that patterns of the recipe name, and for the layers that its
-/// sample and QK-Clip require. Builds the model without allocating its parameters.
+/// Checks that the model has the parameters and layers that the patterns of the recipe select. Also checks that the
+/// model has the layers that the generated sample and QK-Clip require. Builds the model without allocating its
+/// parameters.
 ///
 /// # Errors
 /// Returns an error for a pattern that matches nothing, with the nearest names, or for a setting that the model does

@@ -14,8 +14,8 @@ const ENDED: u8 = 0;
 const WRITING: u8 = 1;
 const STOP: u8 = 2;
 
-/// Runs `generate` on the ranks that have it, and returns the text there. The other ranks wait for the end of the
-/// text.
+/// Runs `generate` on the ranks on which it is set, and returns the text on these ranks. The other ranks wait for the
+/// end of the text.
 ///
 /// All ranks exchange a signal after each token. Therefore the timeout of a collective applies to a token, not to the
 /// whole text. The text ends early if `stop` is true on a rank. Collective: call on all ranks of `world`. Every rank

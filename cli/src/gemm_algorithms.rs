@@ -39,11 +39,11 @@ pub fn check(recipe: &Recipe, device: &Device) -> Result<(), Error> {
 }
 
 /// Makes all ranks use the algorithms that rank 0 reads, if the recipe names a file. Returns a line for the header.
-/// Collective: call on all ranks, before matrix products are computed.
+/// Collective: call on all ranks, before the first matrix multiplication.
 ///
 /// # Errors
-/// Returns the errors of [`check`] on rank 0 on every rank. Also returns an error if the device or the library
-/// differs from rank 0.
+/// Returns the errors of [`check`] on rank 0 on every rank. Also returns an error if a rank has another device or
+/// another library version than rank 0.
 pub fn share(
     recipe: &Recipe,
     device: &Device,

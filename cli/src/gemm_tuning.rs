@@ -1,4 +1,4 @@
-//! Times the algorithms of cuBLASLt for the products of linear layers: `burn-megatron-bench gemm --tune`.
+//! Times the algorithms of cuBLASLt for the matrix multiplications of linear layers: `burn-megatron-bench gemm --tune`.
 
 use burn::tensor::{DType, Device, Distribution, Tensor};
 use burn_megatron::kernels::gemm::algorithms::{GemmAlgorithms, GemmTiming, time_algorithms};
@@ -10,8 +10,9 @@ use crate::error::Error;
 /// The number of consecutive runs of an algorithm. With several runs, the launch is a small part of the time.
 const RUNS: usize = 10;
 
-/// Times up to `candidates` algorithms of each matrix product for layers of these sizes (rows, inputs and outputs).
-/// Each algorithm is timed in `rounds` alternating rounds. Returns the fastest algorithm of each product.
+/// Times up to `candidates` algorithms of each matrix multiplication, for layers of these sizes (rows, inputs and
+/// outputs). Each algorithm is timed in `rounds` alternating rounds. Returns the fastest algorithm of each matrix
+/// multiplication.
 ///
 /// # Errors
 /// Returns an error if the device has no cuBLASLt, or if the device fails.

@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::parallel_plan::ParallelPlan;
 use crate::recipe::Recipe;
 
-/// Describes why the optimizer of a recipe is not the fused AdamW. Returns `None` if it is.
+/// Describes why the optimizer of a recipe is not the fused AdamW. Returns `None` if it is the fused AdamW.
 pub fn not_fused_adamw(recipe: &Recipe) -> Option<String> {
     let optimizer = &recipe.train.optimizer;
     if !optimizer.is_adamw() {

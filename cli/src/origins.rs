@@ -87,7 +87,7 @@ impl Origins {
         self.keys.insert(path.into(), origin);
     }
 
-    /// Records that the keys of a table that were not given are from these weights.
+    /// Records these weights as the source of all keys of a table that have no other source.
     pub fn record_weights(&mut self, table: &str, path: &Path) {
         self.keys.insert(table.into(), Origin::Weights(path.into()));
     }
@@ -120,7 +120,7 @@ impl Origins {
         found.map_or(&self.others, |(_, origin)| origin)
     }
 
-    /// Returns whether a value is from the command line.
+    /// Returns whether the value of a key is from the command line.
     pub fn is_of_command_line(&self, path: &str) -> bool {
         matches!(self.keys.get(path), Some(Origin::Flag | Origin::Set))
     }

@@ -48,7 +48,8 @@ pub fn config(recipe: &Recipe, data: &dyn Dataset) -> Result<Value, Error> {
     Ok(config)
 }
 
-/// Returns whether the documents of a checkpoint's run had the special tokens of their tokenizer, if it is recorded.
+/// Returns whether the documents of a checkpoint's run had the special tokens of their tokenizer. Returns `None` if the
+/// checkpoint does not contain this information.
 pub fn special_tokens(checkpoint: &Checkpoint) -> Option<bool> {
     checkpoint.metadata().config[SPECIAL_TOKENS].as_bool()
 }
@@ -175,7 +176,7 @@ pub fn check_steps(recipe: &Recipe, name: &str, done: u64) -> Result<(), Error> 
     .into())
 }
 
-/// Returns a message if the run was saved with another library for matrix products on the CPU.
+/// Returns a message if the run was saved with another library for matrix multiplications on the CPU.
 pub fn other_gemm(saved: &Value, recipe: &Recipe) -> Option<String> {
     let now = recipe.kernels.gemm.name();
     // Versions without the key used the default.

@@ -32,8 +32,8 @@ pub struct ScheduleArgs {
     /// does.
     #[arg(long)]
     pub pairs: bool,
-    /// Times of a forward, of the input gradients of a backward, of its weight gradients, and of a transfer, in any
-    /// unit.
+    /// Four times, in any unit: the forward, the input gradients of the backward, the weight gradients of the backward,
+    /// and the transfer between stages.
     #[arg(
         long,
         value_name = "F,I,W,T",

@@ -48,8 +48,8 @@ impl<'a> InitialWeights<'a> {
         }
     }
 
-    /// Returns the weights that the run loads before its checkpoint, if it has one. The first call opens the weights.
-    /// Returns `None` if the run loads no weights.
+    /// Returns the weights that the run loads before it loads its checkpoint (if it has a checkpoint). The first call
+    /// opens the weights. Returns `None` if the run loads no weights.
     ///
     /// # Errors
     ///

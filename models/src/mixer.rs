@@ -51,8 +51,8 @@ pub trait Mixer: Module + ModuleDisplay + Sync + 'static {
     fn name(spec: &Self::Spec) -> &'static str;
 
     /// Returns the size of the sliding attention window in tokens, including the query token. The default
-    /// implementation returns `None`: a token attends to all previous tokens. If `local_base` is set, layers with a
-    /// window use a separate RoPE table.
+    /// implementation returns `None`: a token attends to all previous tokens. If the model sets `local_base`, layers
+    /// with a window use a separate RoPE table.
     fn window(_spec: &Self::Spec) -> Option<usize> {
         None
     }

@@ -93,7 +93,8 @@ pub(crate) struct MtpRows {
 }
 
 impl MtpRows {
-    /// Splits the outputs and targets. The rows of the model come first, and the rows of `depths` MTP modules follow.
+    /// Splits the outputs and the targets along the batch dimension. The samples of the model come first, and the
+    /// samples of the `depths` MTP modules follow.
     pub fn split(hidden: Tensor<3>, targets: Tensor<2, Int>, depths: usize) -> Self {
         let [rows, _] = targets.dims();
         let own = rows / (1 + depths);

@@ -22,12 +22,12 @@ const DEADLINE: Duration = Duration::from_secs(60);
 /// The tensors of a checkpoint that contains only weights.
 pub(crate) struct Weights<'a> {
     pub source: &'a dyn TensorSource,
-    /// The slices of its tensors, in the order in which they are written.
+    /// The slices of the tensors in `source`, in the order in which they are written.
     pub shards: Vec<TensorShard>,
     pub objects: Vec<(String, Vec<u8>)>,
-    /// The text that the checkpoint contains in place of a parallel layout.
+    /// The text that is stored in the checkpoint instead of a parallel layout.
     pub layout: &'a str,
-    /// The recipe.
+    /// The recipe that is stored in the checkpoint.
     pub config: Value,
 }
 

@@ -1,6 +1,6 @@
 //! The `burn-megatron-bench context --documents` benchmark: context parallelism for documents of very different
-//! lengths. Packed rows of documents are split over all ranks, or each document is split over a group of ranks that
-//! depends on its length.
+//! lengths. Either packed samples of several documents are split over all ranks, or each document is split over a group
+//! of ranks that depends on its length.
 
 use std::sync::Arc;
 

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::report::{Column, fixed, unchecked};
 
-/// One operation at one size in one direction. Seconds are medians.
+/// A row of the table: one operation at one size in one direction. Times are medians in seconds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct KernelRow {
     pub operation: String,

@@ -39,7 +39,7 @@ pub struct OverlapRow {
     pub transfer_seconds: f64,
     /// The time for which a rank was blocked by the transfers.
     pub blocked_seconds: f64,
-    /// 1 - blocked / transfers, at least 0.
+    /// The share of the transfer time that overlaps with computation: `1 - blocked / transfers`, at least 0.
     pub hidden: HiddenShare,
     /// The share of the transfer time during which the rank computed.
     pub hidden_in_trace: HiddenShare,

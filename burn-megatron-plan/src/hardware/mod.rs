@@ -35,9 +35,9 @@ pub struct Hardware {
     /// The number of CPU cores that the ranks share. It is set only if the ranks are threads of one machine and the
     /// number of ranks is at least the number of cores.
     ///
-    /// The other constants then describe a rank while all other ranks compute. While other ranks wait, a rank also uses
-    /// their share of the cores, up to one core. The cores also copy the messages, so communication does not overlap
-    /// with computation.
+    /// If this field is set, the other constants apply to a rank while all other ranks compute. While other ranks wait,
+    /// a rank also uses their share of the cores, up to one core. The cores also copy the messages, so communication
+    /// does not overlap with computation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cores: Option<usize>,
     /// The memory bandwidth that memory-bound operations reach, in bytes per second.

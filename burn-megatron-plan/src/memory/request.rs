@@ -46,7 +46,7 @@ pub struct MemoryRequest<'a> {
     pub lora: Option<&'a LoraConfig>,
     /// The layers whose activations are recomputed in the backward.
     pub recompute: &'a RecomputeConfig,
-    /// Settings of the shape-only run for properties that do not follow from the shapes of tensors.
+    /// Settings of the shape-only run for properties that depend on data, such as the load imbalance of the experts.
     pub settings: ShapeSettings,
     /// The memory that the allocator needs for activations and temporary tensors, divided by the size of these tensors.
     /// 1 means that the allocator wastes no memory. A caching allocator needs about 1.05 to 1.1.

@@ -1,10 +1,11 @@
 //! Computes the memory of the layers of a pipeline stage over time, from a recording of the forward and the backward.
 //!
-//! Each operation of the forward that has a tracked input is a node. A node has the tensors that it saves: those that
-//! [`Function::forward`](burn_megatron_kernels::Function::forward) returned, or those that Burn's operations keep. The
-//! backward of the nodes runs in reverse order. A storage lives from the operation that creates it to the last
-//! operation that uses it, including the backward of the nodes that save it. The memory at an operation is the sum of
-//! the bytes that are alive.
+//! Each operation of the forward with an input that autodiff tracks is a node. A node contains the tensors that it
+//! saves for the backward. For a custom function, [`Function::forward`](burn_megatron_kernels::Function::forward)
+//! returns these tensors. For an operation of Burn, they are the tensors that the operation keeps. The backward of the
+//! nodes runs in reverse order. A storage lives from the operation that creates it to the last operation that uses it,
+//! including the backward of the nodes that save it. The memory at an operation is the total size of all storages that
+//! are alive.
 
 mod measure;
 mod model;

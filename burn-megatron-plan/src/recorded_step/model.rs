@@ -29,7 +29,8 @@ use burn_megatron::nn::{
 /// The settings of [`profile_rank`]: the rank, the dtypes and the options of the model.
 #[derive(Clone, Debug)]
 pub struct ProfileRequest<'a> {
-    /// The process groups of the rank to profile. They may be [offline](ParallelContext::offline).
+    /// The process groups of the rank to profile. They may be [offline](ParallelContext::offline), because no data is
+    /// sent.
     pub groups: &'a ParallelContext,
     /// The dtype in which the model computes.
     pub dtype: DType,
@@ -50,7 +51,7 @@ pub struct ProfileRequest<'a> {
     /// [`RankProfile::output`] of the previous stage. The first stage of the model receives no tensor and ignores this
     /// shape.
     pub input: [usize; 3],
-    /// Settings of the shape-only run for properties that do not follow from the shapes of tensors.
+    /// Settings of the shape-only run for properties that depend on data, such as the load imbalance of the experts.
     pub settings: ShapeSettings,
 }
 

@@ -1,4 +1,4 @@
-//! Finds layers that repeat. A recording runs only a few of them, and their results are used for all.
+//! Finds repeated layers. A recording runs only a few of the repeated layers, and uses their results for all of them.
 
 /// The maximum length of a repeated sequence of layers.
 const LONGEST: usize = 8;

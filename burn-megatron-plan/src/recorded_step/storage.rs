@@ -22,11 +22,11 @@ pub(super) struct Storages {
 /// The owner that keeps a storage alive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Holder {
-    /// Only its tensors hold it.
+    /// Only tensors hold the storage.
     Tensors,
-    /// The graph also holds it: an operation of Burn saved it, or it is a gradient.
+    /// The autodiff graph also holds the storage: an operation of Burn saved it, or it contains a gradient.
     Graph,
-    /// The training state holds it: a gradient buffer, which kernels write in place.
+    /// The training state holds the storage. It is a gradient buffer, which kernels write in place.
     State,
 }
 

@@ -92,7 +92,7 @@ pub struct SearchConfig<'a> {
     pub memory_limit: u64,
     /// The data-parallel settings that are not searched.
     pub sharing: DataParallelConfig,
-    /// The settings that are given instead of searched.
+    /// The settings that have a fixed value and are not searched.
     pub fixed: FixedSettings,
     /// The maximum number of plans to return.
     pub top: usize,

@@ -15,8 +15,9 @@ use super::space::PipelineSettings;
 /// The number of micro-batches per rank after which a schedule becomes periodic.
 const WARM_UP: usize = 4;
 
-/// The schedule of a pipeline. For many micro-batches, it is represented by two shorter schedules. The second one has
-/// one period more than the first, which is `ranks` micro-batches. Each further period takes the same time.
+/// The schedule of a pipeline. For many micro-batches, it is represented by two shorter schedules. The second schedule
+/// is one period longer than the first schedule. A period has `ranks` micro-batches. Each further period takes the same
+/// time.
 #[derive(Clone, Debug)]
 pub struct Pipeline {
     schedule: Arc<Schedule>,

@@ -13,9 +13,9 @@ pub(super) struct RankClass {
     pub seconds: LayerSeconds,
     /// The ranks of the class.
     pub ranks: Vec<usize>,
-    /// The memory in addition to the training state, on the rank of the class that needs the most.
+    /// The memory in addition to the training state, on the rank of the class that needs the most memory.
     pub working: MemoryByKind,
-    /// The peak number of bytes of activations on the host, on the rank of the class that needs the most.
+    /// The peak number of bytes of activations on the host, on the rank of the class with the largest number.
     pub on_host: u64,
 }
 

@@ -101,7 +101,7 @@ pub struct Plan {
     pub candidate: Candidate,
     /// The estimated time of a step.
     pub step: StepEstimate,
-    /// The memory of the pipeline rank that needs the most.
+    /// The memory of the pipeline rank that needs the most memory.
     pub memory: MemoryByKind,
     /// The throughput of all devices together, in tokens per second.
     pub tokens_per_second: f64,

@@ -135,7 +135,7 @@ impl DataExchange {
         sum
     }
 
-    /// Adds the number of bytes that are sent to the bytes of the data axis.
+    /// Adds the number of sent bytes to the byte count of the data axis.
     pub fn add_to(&self, bytes: &mut AxisBytes) {
         bytes.add(Axis::Data.into(), self.bytes);
     }

@@ -29,7 +29,7 @@ use burn_megatron::pipeline::schedule::StageTimes;
 pub struct StepEstimate {
     /// The time of a step, in seconds.
     pub seconds: f64,
-    /// The time of each part of the step in seconds, for the rank that computes the longest.
+    /// The time of each part of the step in seconds, for the rank with the longest compute time.
     pub parts: PartSeconds,
     /// The pipeline bubble: the share of time in which pipeline ranks do not compute, from 0 to 1.
     pub bubble: f64,
@@ -157,7 +157,7 @@ impl PipelineSeconds {
         }
     }
 
-    /// Returns the index of the rank that computes the longest, and its time in seconds.
+    /// Returns the index of the rank with the longest compute time, and this time in seconds.
     pub fn busiest(&self) -> (usize, f64) {
         let ranks = self.ranks.iter().enumerate();
         let seconds = ranks.map(|(rank, seconds)| (rank, seconds.total().total()));
@@ -205,9 +205,9 @@ impl PipelineSeconds {
         self.in_layers(rates, micro_batches).total()
     }
 
-    /// Returns the time in seconds in which one micro-batch passes forward and backward through all stages, including
-    /// the transfers between ranks. Every schedule takes at least this time. [`bound`](Self::bound) does not include
-    /// transfers, so this bound can be larger if there are many stages.
+    /// Returns the time of the forward and the backward of one micro-batch through all stages, in seconds. The
+    /// transfers between ranks are included. Every schedule takes at least this time. [`bound`](Self::bound) does not
+    /// include transfers, so this bound can be larger if there are many stages.
     pub fn path(&self, rank_of: impl Fn(usize) -> usize) -> f64 {
         let StageTimes {
             forward,

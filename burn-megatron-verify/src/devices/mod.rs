@@ -76,8 +76,8 @@ impl Default for DeviceOptions {
     }
 }
 
-/// An error of [`check_device`], if nothing could be compared. A failure on a device is not an error: its [`DeviceRun`]
-/// does not pass.
+/// An error of [`check_device`], if nothing could be compared. A failure on a device is not returned as an error.
+/// Instead, the [`DeviceRun`] of this device does not pass.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceCheckError {
     /// The forward or the backward failed on the CPU, so that there is no reference.

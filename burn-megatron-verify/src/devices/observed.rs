@@ -1,4 +1,4 @@
-//! Functions for recording a forward that other modules use.
+//! Functions that other modules use to record a forward.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

@@ -34,9 +34,9 @@ pub struct DeviceRun {
     pub failed: Option<String>,
     /// The loss on the device, followed by the loss on the CPU.
     pub loss: [f64; 2],
-    /// The relative difference of the losses. The divisor is the loss, or a tenth of the norm of the products of
-    /// parameter and gradient, whichever is larger. The second divisor is used because the terms of a loss can cancel
-    /// to zero.
+    /// The relative difference of the losses. The divisor is the loss, or a tenth of the norm of the elementwise
+    /// products of parameters and gradients, whichever is larger. The second divisor is used because the terms of a
+    /// loss can cancel to zero.
     pub loss_difference: f64,
     /// The difference of the gradient of each parameter, in the order of the module.
     pub gradients: Vec<GradientDifference>,
@@ -78,9 +78,9 @@ pub enum ReplayMode {
 /// The first operation of the forward whose output differs from the reference.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FirstDifference {
-    /// The path of the module whose parameter the operation reads. If the operation reads no parameter, the path of the
-    /// module whose parameter was read last. It is empty for operations before the first parameter, and for parameters
-    /// of the root module.
+    /// The path of the module whose parameter the operation reads. If the operation reads no parameter, this is the
+    /// path of the module whose parameter was read last. The path is empty for operations before the first parameter,
+    /// and for parameters of the root module.
     pub module: String,
     /// The name of the operation, or of the function with custom kernels.
     pub operation: String,
@@ -91,8 +91,8 @@ pub struct FirstDifference {
     /// The shape of the first output of the operation.
     pub shape: Vec<usize>,
     /// The largest difference of an element, divided by the largest element. Because the terms of a sum can cancel, the
-    /// divisor has a lower bound for sums and matrix multiplications that are run separately. It is a tenth of the
-    /// result for the absolute values of the inputs.
+    /// divisor has a lower bound for sums and matrix multiplications that are run separately. The lower bound is a
+    /// tenth of the result of the same operation on the absolute values of the inputs.
     pub relative: f64,
     /// The largest relative difference that rounding errors can cause.
     pub bound: f64,

@@ -13,8 +13,8 @@ use super::place::place_with_gradients;
 /// The results of a step.
 pub(super) struct Step {
     pub loss: f64,
-    /// The sensitivity of the loss to relative changes of the parameters: the norm of the products of parameter and
-    /// gradient.
+    /// The sensitivity of the loss to relative changes of the parameters: the norm of the elementwise products of
+    /// parameters and gradients.
     pub sensitivity: f64,
     /// The path and the gradient of each parameter, in the order of the module. `None` if the loss does not depend on
     /// the parameter.

@@ -183,12 +183,12 @@ impl Trace {
         }
     }
 
-    /// Runs each operation separately on `device`. Its inputs are computed on the CPU in f64 and rounded to their
-    /// dtypes. Returns the first operation whose output differs from the output on the CPU.
+    /// Runs each operation separately on `device`. The inputs of an operation are computed on the CPU in f64 and
+    /// rounded to their dtypes. Returns the first operation whose output differs from the output on the CPU.
     ///
     /// # Errors
     ///
-    /// The operation that cannot be run. `compared` is set to the number of previous operations.
+    /// A message about the operation that cannot be run. `compared` is set to the number of previous operations.
     pub fn alone(
         &self,
         device: &Device,

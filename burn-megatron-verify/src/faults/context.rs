@@ -28,10 +28,10 @@ use burn_megatron_kernels::philox::Stream;
 pub enum ContextFault {
     /// Ring attention adds the results of the blocks without rescaling them.
     MergedWithoutRescaling,
-    /// The summed gradients of keys and values are not sent back to their rank. They stay on the last rank that added
-    /// to them.
+    /// The summed gradients of keys and values are not sent back to the rank that owns the keys and values. They stay
+    /// on the last rank that added to them.
     GradientsOneHopShort,
-    /// Each rank uses positions from 0 for its shard of the sequence.
+    /// Each rank uses positions that start from 0 for its shard of the sequence.
     LocalPositions,
     /// The loss is averaged over the tokens of each rank, and then over the ranks.
     LossPerRank,

@@ -12,14 +12,14 @@ use burn_megatron::comm::{
 use burn_megatron_kernels::adamw::outcome::columns;
 use parking_lot::Mutex;
 
-/// The kind of corruption that a [`CorruptedComm`] applies to reductions of floats or to another kind of call. All
-/// other calls are forwarded unchanged.
+/// The kind of corruption that a [`CorruptedComm`] applies. Each kind corrupts certain calls, such as reductions of
+/// floats. All other calls are forwarded unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Corruption {
     /// Skips reductions: each rank gets its own contribution back.
     Skip,
-    /// Removes the sums of squares of the other ranks from the statistics of a step, which the gradient norm is
-    /// computed from.
+    /// Removes the sums of squares of the other ranks from the gathered statistics of a step. The gradient norm is
+    /// computed from these statistics.
     OwnSquares,
     /// Skips max-reductions over the ranks.
     OwnMax,
@@ -38,8 +38,8 @@ pub enum Corruption {
     /// Swaps the elements that an all-to-all in f64 sends to the first two receiving ranks, up to the smaller of the
     /// two counts.
     Misrouted,
-    /// Sets the elements from the rank at index 1 to zero in every third all-to-all in f64. Because the first two
-    /// all-to-alls of a dispatch send tokens and weights, these elements are the results of the experts.
+    /// Sets the elements that are received from the rank at index 1 to zero in every third all-to-all in f64. Because
+    /// the first two all-to-alls of a dispatch send tokens and weights, these elements are the results of the experts.
     LostResults,
     /// Replaces the data that an all-to-all in f64 sends with the data of another all-to-all of the same length that is
     /// still in flight. This mixes up two micro-batches.

@@ -69,8 +69,8 @@ pub struct MemoryReport {
     pub backward_peak: u64,
     /// The number of bytes that the memory pool of the device has reserved, or `None` on the CPU.
     pub reserved: Option<u64>,
-    /// The number of allocated bytes after each step, when its gradients are dropped, minus the number of bytes before
-    /// the first measured step.
+    /// The number of allocated bytes after each step, minus the number of bytes before the first measured step. The
+    /// gradients of the step are dropped before the bytes are counted.
     pub after_steps: Vec<i64>,
     /// The memory that grows from step to step, or `None` if it does not grow.
     pub growth: Option<MemoryGrowth>,
@@ -251,8 +251,8 @@ impl ModuleVisitor for Parameters {
 }
 
 impl MemoryReport {
-    /// Returns two sizes in bytes for each module: the size of its parameters without submodules, and the size of the
-    /// outputs of its operations.
+    /// Returns two sizes in bytes for each module: the size of its parameters, without the parameters of its
+    /// submodules, and the size of the outputs of its operations.
     pub fn by_module(&self) -> BTreeMap<String, [u64; 2]> {
         let mut modules: BTreeMap<String, [u64; 2]> = BTreeMap::new();
         for (path, bytes) in &self.parameters {

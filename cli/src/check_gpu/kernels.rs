@@ -1,4 +1,4 @@
-//! Compares kernels and matrix products of a device with the CPU, on equal inputs.
+//! Compares the results of kernels and matrix multiplications on a device with the CPU, on equal inputs.
 
 use std::sync::Arc;
 
@@ -32,7 +32,7 @@ fn bound(dtype: DType) -> f64 {
     }
 }
 
-/// Checks matrix products, and reports the engine that computes them.
+/// Checks matrix multiplications, and reports the engine that computes them.
 pub fn products(device: &Device, kind: DeviceKind) -> Result<Findings, Error> {
     let mut found = Findings::default();
     let problem = slow_reason(device).map(|reason| format!(

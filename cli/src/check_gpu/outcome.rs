@@ -30,7 +30,7 @@ impl Findings {
         }
     }
 
-    /// Adds information that needs no check.
+    /// Adds information that is only reported and not checked.
     pub fn note(&mut self, name: impl Into<String>, value: impl Into<String>) {
         self.push(name, value, None);
     }
@@ -71,7 +71,7 @@ pub enum Verdict {
     Unchecked,
 }
 
-/// Result of a check that ended.
+/// Result of a completed check.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CheckResult {
     pub name: String,

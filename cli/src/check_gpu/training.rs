@@ -1,4 +1,4 @@
-//! Compares training steps of small models on a device with the CPU.
+//! Compares training steps of small models on a device with the same steps on the CPU.
 
 use burn::tensor::Device;
 use burn_megatron::comm::ParallelContext;

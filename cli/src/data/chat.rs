@@ -88,7 +88,7 @@ impl ChatConfig {
         Ok(self.date.as_ref().map(parse).transpose()?)
     }
 
-    /// Opens the conversations for rows of `seq` tokens, and shows the progress on standard error.
+    /// Opens the conversations for samples of `seq` tokens, and shows the progress on standard error.
     pub fn open(&self, tokenizer: &Tokenizer, seq: usize) -> Result<Arc<dyn Dataset>, Error> {
         let date = self.date()?;
         let template = match &self.template {

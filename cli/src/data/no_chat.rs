@@ -27,12 +27,16 @@ pub struct ChatConfig {
 }
 
 impl ChatConfig {
+    /// Rejects the table `[data.chat]`.
+    ///
     /// # Errors
     /// Always returns an error, because conversations are not supported by this build.
     pub fn check(&self) -> Result<(), Error> {
         Err(NOT_BUILT.into())
     }
 
+    /// Rejects the table `[data.chat]`.
+    ///
     /// # Errors
     /// Always returns the error of [`check`](Self::check).
     pub fn open(&self, _tokenizer: &Tokenizer, _seq: usize) -> Result<Arc<dyn Dataset>, Error> {

@@ -267,7 +267,7 @@ impl DataConfig {
         self.special_tokens.unwrap_or(true)
     }
 
-    /// Returns whether rows contain documents that do not attend to each other.
+    /// Returns whether samples contain several documents that do not attend to each other.
     pub fn has_documents(&self) -> bool {
         self.packing || self.reset_attention
     }

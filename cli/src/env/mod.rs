@@ -71,7 +71,7 @@ pub struct Cuda {
 pub struct Gpu {
     /// The name of the GPU.
     pub name: String,
-    /// The engine for matrix products.
+    /// The engine for matrix multiplications.
     pub products: String,
     /// The engine for fused attention in bf16, with heads of 64 features.
     pub attention: String,

@@ -68,7 +68,7 @@ impl FromStr for Shape {
 pub struct KernelBenchmark {
     /// The name in the table.
     pub name: &'static str,
-    /// The operation of `[kernels]` that it belongs to.
+    /// The operation of the table `[kernels]` that the benchmark belongs to.
     pub operation: Operation,
     /// The number of elements of each leaf.
     pub leaves: fn(&Shape) -> Vec<usize>,

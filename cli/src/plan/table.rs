@@ -27,9 +27,9 @@ pub struct PlanRow {
     bytes: BTreeMap<String, f64>,
     /// The seconds of each part of a step.
     parts: BTreeMap<&'static str, f64>,
-    /// The largest part other than matrix products and attention.
+    /// The part of a step with the longest time, except matrix multiplications and attention.
     largest: &'static str,
-    /// The part with the largest loss of time against the best plan, and the seconds.
+    /// The part that takes the most additional time compared with the best plan, and the additional seconds.
     loses: Option<(&'static str, f64)>,
 }
 

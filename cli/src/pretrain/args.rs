@@ -80,9 +80,9 @@ pub struct PretrainArgs {
     /// Flags for the ranks and their timeouts.
     #[command(flatten)]
     pub ranks: RankArgs,
-    /// Time in seconds that the current step has to finish after Ctrl-C or SIGTERM. Saving the checkpoint has the same
-    /// time again. If twice the time of the longest step is longer, it is used instead. When the time is over, the
-    /// process exits with code 130.
+    /// Maximum time in seconds for the current step to finish after Ctrl-C or SIGTERM. Saving the checkpoint may take
+    /// the same time again. If twice the duration of the longest step is longer, it is used as the maximum time
+    /// instead. When the time is over, the process exits with code 130.
     #[arg(
         long,
         value_name = "SECONDS",

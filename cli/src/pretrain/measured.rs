@@ -1,4 +1,4 @@
-//! Tests that a resumed run keeps the form of GELU that its first start measured.
+//! Tests that a resumed run keeps the implementation of GELU that was selected at its first start.
 
 use std::fs;
 

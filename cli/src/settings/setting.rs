@@ -11,13 +11,13 @@ use super::value::{Forms, ValueParser};
 /// Rule for changes of a setting in a resumed run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResumeRule {
-    /// It may change only if the user allows it.
+    /// The setting may change only if the user allows it.
     Fixed,
-    /// It may never change, because the setting determines which tensors a checkpoint has.
+    /// The setting may never change, because it determines which tensors a checkpoint has.
     Never,
-    /// It may change.
+    /// The setting may change.
     MayDiffer,
-    /// It may change, except in a deterministic run, because it changes the order of summation.
+    /// The setting may change, except in a deterministic run, because it changes the order of summation.
     OrderOfSums,
 }
 

@@ -28,13 +28,13 @@ pub fn set_steps(recipe: &mut Recipe, [micro, global]: [usize; 2], steps: usize)
     train.evaluate_every = None;
 }
 
-/// Measurements of one model with one form of attention.
+/// Measurements of one model with one implementation of attention.
 pub struct TimedSteps {
     /// The wall time of each measured step in seconds. The device is idle before the first step and after the last.
     pub seconds: Vec<f64>,
     /// The floating-point operations of the model per token, forward and backward.
     pub flops_per_token: f64,
-    /// The forms of the operations, as in the header of a run.
+    /// The implementations of the operations, as shown in the header of a run.
     pub kernels: String,
     /// The attention engine, or `unfused`.
     pub attention: String,

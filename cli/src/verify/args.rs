@@ -96,8 +96,8 @@ pub struct VerifyArgs {
     #[arg(long, value_enum, value_name = "f64|f32|bf16")]
     pub precision: Option<VerifyType>,
     /// Largest relative difference that passes if only the order of additions differs between a layout and one rank.
-    /// The default is 1e-10. Layouts that also round other values than one rank does have a larger bound, which is
-    /// printed.
+    /// The default is 1e-10. If a layout also rounds other values than a run on one rank does, the bound is larger and
+    /// is printed.
     #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = tolerance)]
     pub tolerance: Option<f64>,
     /// Seed of the weights, dropout and the random tokens. The default is 1, or the seed of the recipe.

@@ -8,9 +8,9 @@ use super::{Positions, TransformerConfig, refused};
 
 /// Configuration of multi-token prediction (MTP, DeepSeek-V3, arXiv:2412.19437, section 2.2). At each position, the
 /// model also predicts `layers` tokens after the next token. Each additional token is predicted by a separate MTP
-/// module on the last pipeline stage. Module `k` (the prediction depth) has two inputs. `h` is the normalized output of
-/// module `k - 1`, or of the model for `k = 1`. `e` is the embedding of the token `k` positions ahead. The module
-/// computes:
+/// module. The MTP modules are on the last pipeline stage. The module with the prediction depth `k`, from 1 to
+/// `layers`, has two inputs. `h` is the normalized output of module `k - 1`, or of the model for `k = 1`. `e` is the
+/// embedding of the token `k` positions ahead. The module computes:
 ///
 /// ```text
 /// h' = norm(block([norm(e) | norm(h)] W))
@@ -18,8 +18,9 @@ use super::{Positions, TransformerConfig, refused};
 ///
 /// The output layer of the model computes the logits of the following token from `h'`. Training minimizes the loss of
 /// the model plus `loss_scaling_factor / layers` times the sum of the losses of all modules (equation 24). The loss of
-/// a module is a sum over tokens, divided by the number of tokens in the loss of the model. Generation does not run the
-/// MTP modules, except that speculative decoding drafts tokens with the first module (`GenerateConfig::speculative`).
+/// a module is the sum of its token losses, divided by the number of tokens that the loss of the model counts.
+/// Generation does not run the MTP modules, except that speculative decoding drafts tokens with the first module
+/// (`GenerateConfig::speculative`).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct MtpConfig {

@@ -1,5 +1,5 @@
-//! Reads and writes the setting `qk_norm` of a recipe: `false`, `"heads"` (or `true`) for a norm per head, or
-//! `"whole"`.
+//! Reads and writes the setting `qk_norm` of a recipe: `false` for no norm, `"heads"` or `true` for a norm per head,
+//! and `"whole"` for a norm over all heads.
 
 use std::fmt;
 

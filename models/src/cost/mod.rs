@@ -1,9 +1,10 @@
 //! Formulas from which the planner estimates the cost of a transformer on one rank.
 //!
 //! Each part of a layer has a file, which computes its FLOPs and its profile: matrix multiplications, saved activations
-//! and communication. The formulas assume flash attention, fused norms, 16-bit activations and no dropout (Korthikanti
-//! et al. 2022, arXiv:2205.05198, section 4, for gated MLPs and grouped queries). Saved activations take `8 h + 4 q + 4
-//! kv + 6 f` bytes per token and layer.
+//! and communication. The formulas assume flash attention, fused norms, 16-bit activations and no dropout. They follow
+//! Korthikanti et al. 2022, arXiv:2205.05198, section 4, and extend it to gated MLPs and grouped-query attention. Saved
+//! activations take `8 h + 4 q + 4 kv + 6 f` bytes per token and layer. `h` is the hidden size, `q` is the width of all
+//! query heads, `kv` is the width of all key heads, and `f` is the inner width of the MLP.
 
 mod attention;
 mod dispatch;

@@ -9,13 +9,13 @@ use crate::hf::{ConfigKeys, HfConfigError};
 /// The linear layers that may have biases in the models of a family.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Biases {
-    /// All linear layers. The keys `attention_bias` and `mlp_bias` enable the biases.
+    /// All linear layers can have biases. The keys `attention_bias` and `mlp_bias` enable them.
     All,
-    /// The projections of attention. The key `attention_bias` enables the biases.
+    /// The projections of attention can have biases. The key `attention_bias` enables them.
     Attention,
-    /// The projections of queries, keys and values, which always have biases.
+    /// The projections of queries, keys and values always have biases.
     Queries,
-    /// No biases.
+    /// No linear layer has a bias.
     None,
 }
 

@@ -1,5 +1,5 @@
-//! Checks that a family can describe a model. The model is written to the keys of a `config.json`, read again, and
-//! compared with the original.
+//! Checks that a family can describe a model. The configuration of the model is written as the keys of a `config.json`,
+//! read again, and compared with the original.
 
 use burn_megatron::model::{ConfigDifference, compare_settings};
 use burn_megatron::nn::moe::RouterDType;

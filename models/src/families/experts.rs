@@ -18,7 +18,7 @@ pub(super) enum ExpertKeys {
 }
 
 impl ExpertKeys {
-    /// Returns small experts of the family.
+    /// Returns the expert configuration of a small model of the family.
     pub fn defaults(self) -> MoeConfig {
         MoeConfig {
             score: match self {

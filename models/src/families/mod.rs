@@ -52,7 +52,8 @@ pub enum ModelFamily {
     Mixtral,
     /// Qwen 3 with a mixture of experts.
     Qwen3Moe,
-    /// OLMoE, with experts in every block. It normalizes the queries of all heads together, and also the keys.
+    /// OLMoE, with experts in every block. The queries of all heads are normalized together, and so are the keys of all
+    /// heads.
     Olmoe,
     /// Gemma 2, with sliding windows in every second block, soft caps, and norms after attention and after the MLP.
     Gemma2,

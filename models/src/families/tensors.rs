@@ -51,7 +51,7 @@ fn widths(config: &TransformerConfig) -> [usize; 3] {
 /// A list of tensor mappings, to which the methods add the tensors of a model.
 pub(super) struct MappingList<'a> {
     pub all: Vec<WeightMapping>,
-    /// Returns whether the folder contains a tensor with this name.
+    /// A function that returns whether the folder contains a tensor with the given name.
     pub has: &'a dyn Fn(&str) -> bool,
 }
 
@@ -66,8 +66,8 @@ impl MappingList<'_> {
         self.all.push(tensor);
     }
 
-    /// Adds PyTorch linear layers that are concatenated in the linear layer at `path`. `parts` lists their names and
-    /// output sizes, and `bias` states whether they have biases.
+    /// Adds the tensors of one or more PyTorch linear layers, which are concatenated into the linear layer at `path`.
+    /// `parts` lists the names and output sizes of the PyTorch layers. `bias` states whether the layers have biases.
     pub fn linear(
         &mut self,
         [own, theirs]: [&str; 2],

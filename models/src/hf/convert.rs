@@ -113,7 +113,7 @@ fn model_of<C: ModelConfig>(checkpoint: &Checkpoint) -> Result<C, CheckpointErro
 ///
 /// # Errors
 ///
-/// [`HfError`] if the model differs from the model of `like`, or if no supported family computes it.
+/// [`HfError`] if the model differs from the model of `like`, or if no supported family can describe the model.
 pub fn export_config<F: HfFamily>(
     checkpoint: &Checkpoint,
     like: Option<&Path>,
@@ -151,7 +151,7 @@ pub fn export_config<F: HfFamily>(
 ///
 /// # Errors
 ///
-/// [`HfError`] if the files of `origin` cannot be read, or if no supported family computes the model.
+/// [`HfError`] if the files of `origin` cannot be read, or if no supported family can describe the model.
 pub fn export_config_of_run<F: HfFamily>(
     checkpoint: &Checkpoint,
     origin: &Path,

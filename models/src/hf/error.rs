@@ -22,17 +22,17 @@ pub enum HfConfigError {
     /// A required key is missing in `config.json`.
     #[error("{family} requires {key}, which is missing")]
     Missing {
-        /// The `model_type`.
+        /// The `model_type` that requires the key.
         family: &'static str,
-        /// The key.
+        /// The missing key.
         key: String,
     },
     /// A key is unknown and could change what the model computes.
     #[error("unknown {key} = {value} for {family}, which could change the results of the model")]
     Unknown {
-        /// The `model_type`.
+        /// The `model_type` in the file.
         family: &'static str,
-        /// The key.
+        /// The unknown key.
         key: String,
         /// The value of the key.
         value: String,
@@ -40,7 +40,7 @@ pub enum HfConfigError {
     /// The value of a key is not supported.
     #[error("invalid {key} = {value}: expected {fits}")]
     Value {
-        /// The key.
+        /// The key whose value is not supported.
         key: String,
         /// The value of the key.
         value: String,
@@ -50,7 +50,7 @@ pub enum HfConfigError {
     /// The sizes of the model are inconsistent.
     #[error("{0}")]
     Sizes(String),
-    /// No supported family computes the model.
+    /// No supported Hugging Face family can describe the model.
     #[error("no supported Hugging Face family computes this model: {0}")]
     NoFamily(String),
 }

@@ -41,8 +41,8 @@ const COMPANION_FILES: &[&str] = &[
 pub struct ExportOptions {
     /// The dtype of the exported weights; by default the dtype of each tensor in the source.
     pub dtype: Option<ElementType>,
-    /// The maximum size of a safetensors file in bytes, without its header. A tensor that is larger is written to a
-    /// separate file.
+    /// The maximum size of a safetensors file in bytes, without its header. A tensor that is larger than this size is
+    /// written to a separate file.
     pub max_shard_size: u64,
     /// Names and contents of additional files, such as tokenizer files: see [`companion_files`].
     pub files: Vec<(String, Vec<u8>)>,
@@ -95,7 +95,7 @@ pub fn companion_files(folder: &Path) -> Result<Vec<(String, Vec<u8>)>, Checkpoi
 ///
 /// # Errors
 ///
-/// [`HfError`] if `to` already exists, if the family cannot compute the model, if a tensor is missing, unexpected or
+/// [`HfError`] if `to` already exists, if the family cannot describe the model, if a tensor is missing, unexpected or
 /// has another shape, or if reading or writing fails.
 pub fn export<F: HfFamily>(
     source: &dyn TensorSource,

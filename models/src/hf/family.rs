@@ -23,12 +23,12 @@ pub trait HfFamily: Copy + Debug + PartialEq + Send + Sync + 'static {
     /// Returns the names that the Hugging Face files of the family use.
     fn names(self) -> HfNames;
 
-    /// Returns the family that fits a model best. Use [`check`](Self::check) to find out whether the family can compute
-    /// the model.
+    /// Returns the family that fits a model best. Use [`check`](Self::check) to find out whether the family can
+    /// describe the model.
     fn of_model(model: &Self::Model) -> Self;
 
-    /// Checks that the family can compute a model, whose sizes were already checked. The default implementation accepts
-    /// any model.
+    /// Checks that the family can describe a model. The sizes of the model were already checked. The default
+    /// implementation accepts any model.
     ///
     /// # Errors
     ///
@@ -78,9 +78,10 @@ pub trait HfFamily: Copy + Debug + PartialEq + Send + Sync + 'static {
     /// not contain the [output weight](HfNames::output), the output layer is tied to the embedding.
     fn tensors(self, model: &Self::Model) -> Vec<WeightMapping>;
 
-    /// Returns the mapping of each tensor of a folder, if folders of the family differ in their tensors. `has` returns
-    /// whether the folder contains a tensor with a given name. The mappings must always fill the same parameters. The
-    /// default implementation returns [`tensors`](Self::tensors).
+    /// Returns the mapping of each tensor of a folder. Implement this method if the folders of the family may contain
+    /// different tensors for the same model. `has` returns whether the folder contains a tensor with a given name. For
+    /// every folder, the mappings must fill the same parameters. The default implementation returns
+    /// [`tensors`](Self::tensors).
     fn stored_tensors(
         self,
         model: &Self::Model,
@@ -125,6 +126,6 @@ pub struct HfNames {
     /// The name of the weight of the output layer. If the output layer is tied to the embedding, files may contain this
     /// weight as a copy of the embedding weight.
     pub output: &'static str,
-    /// The endings of the names of buffers, which some old files contain. Buffers are not weights and are ignored.
+    /// The suffixes of the names of buffers. Some old files contain buffers, which are not weights and are ignored.
     pub buffers: &'static [&'static str],
 }

@@ -27,7 +27,7 @@ const COMPARED: usize = 1 << 20;
 ///
 /// The folder is a [`TensorSource`] of the parameters of the [model](HfConfig::model), in the dtypes of the files. FP8
 /// and MXFP4 weights are converted to bf16. Opening the folder reads only the headers of the files. Reading a tensor
-/// reads only the requested ranges. requested ranges.
+/// reads only the requested ranges.
 #[derive(Debug)]
 pub struct HfFolder<F: HfFamily = ModelFamily> {
     path: PathBuf,
@@ -75,7 +75,7 @@ impl<F: HfFamily> HfFolder<F> {
     /// # Errors
     ///
     /// [`HfError`] for an unsupported `config.json`, a missing file, a file that contradicts its header or the index,
-    /// and unsupported dtypes. Also for tensors that are missing, unexpected or have another shape.
+    /// or an unsupported dtype. [`HfError`] is also returned if a tensor is missing, unexpected or has another shape.
     pub fn open_family(path: impl AsRef<Path>) -> Result<Self, HfError> {
         let path = path.as_ref();
         let config = HfConfig::read(path)?;
@@ -106,8 +106,8 @@ impl<F: HfFamily> HfFolder<F> {
         Ok(folder)
     }
 
-    /// Returns a message for the user if `config.json` describes a part of the model whose tensors are not in the
-    /// files.
+    /// Returns a message for the user if the files do not contain the tensors of a part of the model that `config.json`
+    /// describes.
     pub fn left_out(&self) -> Option<&str> {
         self.left_out.as_deref()
     }

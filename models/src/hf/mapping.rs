@@ -15,7 +15,7 @@ pub enum WeightEncoding {
     Mxfp4,
 }
 
-/// A tensor of a Hugging Face file that fills a parameter or a part of a parameter.
+/// A mapping from a tensor of a Hugging Face file to a parameter or to a part of a parameter.
 ///
 /// Several tensors with the same key are concatenated along the last dimension of the parameter, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,8 +34,8 @@ pub struct WeightMapping {
     /// Whether the file interleaves the two halves of the last dimension of the parameter. The first half is then at
     /// the even indices of the tensor, and the second half at the odd indices.
     pub interleaved: bool,
-    /// The index of the expert if the tensor contains a single expert. It is the index along the first dimension of the
-    /// parameter, which the tensor does not have.
+    /// The index of the expert if the tensor contains a single expert. This is an index along the first dimension of
+    /// the parameter. The tensor in the file does not have this dimension.
     pub expert: Option<usize>,
     /// The encoding of the values.
     pub encoding: WeightEncoding,

@@ -120,7 +120,8 @@ pub(super) fn element_type(dtype: Dtype) -> Option<ElementType> {
 /// The content of a `model.safetensors.index.json`, which lists the file of each tensor.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct ShardIndex {
-    /// The name of the file that contains each tensor. The file is in the same folder as the index.
+    /// The name of the file that contains each tensor, keyed by the name of the tensor. The files are in the same
+    /// folder as the index.
     #[serde(deserialize_with = "unique_keys")]
     pub weight_map: BTreeMap<String, String>,
 }

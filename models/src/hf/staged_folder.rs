@@ -1,4 +1,4 @@
-//! A folder that is created atomically: it gets its name when all files are written.
+//! A folder that is created atomically: a temporary folder is renamed to its final name when all files are written.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -46,7 +46,7 @@ impl StagedFolder {
         written.map_err(|error| CheckpointError::io("write", path, error))
     }
 
-    /// Creates a file, to be written and [synced](File::sync_all).
+    /// Creates a file. The caller must write the file and [sync](File::sync_all) it.
     pub fn create(&self, name: &str) -> Result<(File, PathBuf), CheckpointError> {
         let path = self.partial.path().join(name);
         match File::create_new(&path) {

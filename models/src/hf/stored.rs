@@ -62,7 +62,7 @@ pub(super) fn names(mapping: &WeightMapping) -> Vec<String> {
 
 /// Finds tensors among the tensors that are not assigned yet.
 pub(super) struct Finder<'a> {
-    /// The name of the folder, for errors.
+    /// The name of the folder, which error messages show.
     pub of: String,
     pub shards: &'a [ShardFile],
     pub found: &'a StoredTensors,
@@ -194,7 +194,8 @@ impl Place {
 }
 
 impl StoredValues {
-    /// Returns the names of the tensors that store the values. They are removed from the remaining tensors.
+    /// Returns the names of the tensors that store the values. The caller removes these names from the list of
+    /// unassigned tensors.
     pub fn names(&self, mapping: &WeightMapping) -> Vec<String> {
         let mut names = names(mapping);
         if let Scales::Blocks(_) = self.scales {

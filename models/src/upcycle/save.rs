@@ -14,9 +14,9 @@ use crate::weights::{CHUNK, FAMILY, Weights};
 /// `to`, without optimizer state. `progress` receives the number of tensor bytes written since its last call. Tensors
 /// are copied in slices of at most 64 MiB, or one row if a row is larger.
 ///
-/// The recipe in the new checkpoint is the recipe of `from`, in which the model is replaced. Its Hugging Face family is
-/// set to a family that can compute the new model. If there is no such family, the name of the family is kept, and the
-/// model cannot be exported.
+/// The recipe in the new checkpoint is the recipe of `from` with the settings of the new model. The Hugging Face family
+/// in the recipe is set to a family that can describe the new model. If there is no such family, the name of the family
+/// is kept, and the model cannot be exported.
 ///
 /// # Errors
 ///

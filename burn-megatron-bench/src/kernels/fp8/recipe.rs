@@ -8,7 +8,7 @@ use burn_megatron::kernels::fp8::{
 /// The kind of quantization scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScalingRecipe {
-    /// One scale for the whole matrix, which is given.
+    /// One scale for the whole matrix, which the caller passes.
     Delayed,
     /// One scale for the whole matrix, which is computed from the largest absolute value of the matrix.
     Current,

@@ -16,8 +16,8 @@ const ROPE: [&str; 2] = ["rope_parameters", "rope_scaling"];
 /// The maximum of any size. It ensures that products of a few sizes do not overflow.
 const MAX_SIZE: u64 = 1 << 24;
 
-/// The keys of a `config.json`, or of a nested object, that were not read yet. A family takes each key that it
-/// supports.
+/// The keys of a `config.json`, or of a nested object, that were not read yet. Taking a key returns its value and
+/// removes the key. A family takes all keys that it supports.
 #[derive(Debug)]
 pub struct ConfigKeys {
     map: Map<String, Value>,
@@ -133,8 +133,8 @@ impl ConfigKeys {
         }
     }
 
-    /// Takes a nested object. Returns `None` if it is missing. The caller must also call [`finish`](Self::finish) on
-    /// the nested object.
+    /// Takes the value of a key, which must be a nested object. Returns `None` if the key is missing. The caller must
+    /// also call [`finish`](Self::finish) on the nested object.
     ///
     /// # Errors
     ///
@@ -170,7 +170,7 @@ impl ConfigKeys {
     }
 
     /// Checks that the value of a key is not `null`. The other methods treat `null` like a missing key. `fits`
-    /// describes the supported values for the error.
+    /// describes the supported values in the error message.
     ///
     /// # Errors
     ///
@@ -221,7 +221,7 @@ impl ConfigKeys {
         })
     }
 
-    /// Takes an integer of at least 1, or returns `None` if the key is missing.
+    /// Takes the value of a key, which must be an integer of at least 1. Returns `None` if the key is missing.
     ///
     /// # Errors
     ///
@@ -231,7 +231,7 @@ impl ConfigKeys {
         self.whole(key, 1..=MAX_SIZE, fits)
     }
 
-    /// Takes an integer of at least 0, or returns `None` if the key is missing.
+    /// Takes the value of a key, which must be an integer of at least 0. Returns `None` if the key is missing.
     ///
     /// # Errors
     ///
@@ -241,7 +241,7 @@ impl ConfigKeys {
         self.whole(key, 0..=MAX_SIZE, fits)
     }
 
-    /// Takes a number of at least 0, or returns `None` if the key is missing.
+    /// Takes the value of a key, which must be a number of at least 0. Returns `None` if the key is missing.
     ///
     /// # Errors
     ///
@@ -250,7 +250,7 @@ impl ConfigKeys {
         self.typed(key, "a number of at least 0", number)
     }
 
-    /// Takes a list of numbers of at least 0, or returns `None` if the key is missing.
+    /// Takes the value of a key, which must be a list of numbers of at least 0. Returns `None` if the key is missing.
     ///
     /// # Errors
     ///
@@ -261,7 +261,7 @@ impl ConfigKeys {
         })
     }
 
-    /// Takes a boolean, or returns `None` if the key is missing.
+    /// Takes the value of a key, which must be a boolean. Returns `None` if the key is missing.
     ///
     /// # Errors
     ///
@@ -270,7 +270,7 @@ impl ConfigKeys {
         self.typed(key, "true or false", Value::as_bool)
     }
 
-    /// Takes a string, or returns `None` if the key is missing.
+    /// Takes the value of a key, which must be a string. Returns `None` if the key is missing.
     ///
     /// # Errors
     ///
@@ -279,7 +279,7 @@ impl ConfigKeys {
         self.typed(key, "a string", |value| value.as_str().map(String::from))
     }
 
-    /// Takes the value of a required key with the method `take`.
+    /// Takes the value of a required key. `take` is the method that takes the value.
     ///
     /// # Errors
     ///
@@ -292,7 +292,7 @@ impl ConfigKeys {
         take(self, key)?.ok_or_else(|| self.missing(key))
     }
 
-    /// Takes a key and checks that its value is `fits` or `null`.
+    /// Takes a key and checks that its value is `null` or equal to `fits`.
     ///
     /// # Errors
     ///
@@ -309,7 +309,7 @@ impl ConfigKeys {
         }
     }
 
-    /// Takes a number above 0, or returns `None` if the key is missing.
+    /// Takes the value of a key, which must be a number above 0. Returns `None` if the key is missing.
     ///
     /// # Errors
     ///
@@ -356,7 +356,7 @@ impl ConfigKeys {
         }
     }
 
-    /// Creates the error for an unsupported value of a key. `fits` describes the supported values.
+    /// Creates the error for an unsupported value of a key. `fits` describes the supported values in the error message.
     pub fn refused(&self, key: &str, value: &Value, fits: impl Into<String>) -> HfConfigError {
         HfConfigError::Value {
             key: self.path(key),

@@ -37,8 +37,8 @@ pub struct HfConfig<F: HfFamily = ModelFamily> {
     pub family: F,
     /// The configuration of the model.
     pub model: F::Model,
-    /// The dtype of the weights that `config.json` declares (`torch_dtype` or `dtype`). If the weight files have other
-    /// dtypes, these are used.
+    /// The dtype of the weights that `config.json` declares (`torch_dtype` or `dtype`). If a tensor in the weight files
+    /// has another dtype, the dtype of the tensor is used.
     pub dtype: Option<ElementType>,
     /// The special tokens.
     pub tokens: SpecialTokenIds,
@@ -91,7 +91,8 @@ impl<F: HfFamily> HfConfig<F> {
         Ok(config)
     }
 
-    /// Creates the configuration of a model. The Hugging Face family is selected by the settings of the model.
+    /// Creates the content of a `config.json` for a model. The Hugging Face family is selected from the settings of the
+    /// model.
     ///
     /// # Errors
     ///
@@ -109,7 +110,7 @@ impl<F: HfFamily> HfConfig<F> {
         Ok(config)
     }
 
-    /// Checks that the sizes of the model are consistent, and that the family can compute it.
+    /// Checks that the sizes of the model are consistent, and that the family can describe the model.
     ///
     /// # Errors
     ///
