@@ -83,7 +83,7 @@ impl fmt::Display for DispatchCase {
             f.write_str(", nodes")?;
         }
         match self.fp8 {
-            Some(_) => f.write_str(", 8 bits"),
+            Some(_) => f.write_str(", FP8"),
             None => Ok(()),
         }
     }

@@ -284,7 +284,7 @@ mod tests {
         assert_eq!(report.rows[0].attention, "portable");
         assert_eq!(
             report.failed[0]["reason"],
-            "kernels: attention cannot use mma: a CPU has no matrix units; use auto or portable"
+            "kernels: attention cannot use mma: a CPU has no tensor cores; use auto or portable"
         );
         for flags in ["--attention cuda", "--model 7b", "--steps 0", "--warm-up 0"] {
             assert!(parse_text::<StepBenchArgs>(flags).is_err(), "{flags}");
