@@ -44,7 +44,7 @@ pub enum MismatchCase {
 /// The error for a string that is not the name of a [`MismatchCase`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "invalid mismatch {0:?}: expected operation, type, length, root, reduction or message-length"
+    "invalid kind of mismatch {0:?}: expected operation, type, length, root, reduction or message-length"
 )]
 pub struct UnknownMismatchCase(String);
 
