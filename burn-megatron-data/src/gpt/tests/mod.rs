@@ -226,7 +226,7 @@ fn what_does_not_suffice_is_refused() {
         error.contains("the valid part") && error.contains("0 tokens in 0"),
         "{error}"
     );
-    assert!(with("1", SplitPart::Train, &options(0)).contains("length of 0"));
+    assert!(with("1", SplitPart::Train, &options(0)).contains("sequence length 0"));
     let large = GptOptions::new(2, 1 << 32);
     assert!(with("1", SplitPart::Train, &large).contains("a seed of 4294967296 is too large"));
     let eod = GptOptions {
