@@ -175,7 +175,7 @@ pub(super) fn describe(chip: Chip) -> String {
     };
     match (has.is_empty(), lacks.is_empty()) {
         (_, true) => chip.to_string(),
-        (true, _) => format!("{}: {chip} has no products of 8 bits", DECODED),
+        (true, _) => format!("{}: {chip} does not support FP8 matrix products", DECODED),
         _ => format!(
             "{chip} for {}; {} for {}",
             names(has),

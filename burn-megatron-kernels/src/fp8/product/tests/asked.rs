@@ -202,7 +202,6 @@ fn chips_are_described_in_a_line() {
     );
     assert_snapshot!(
         describe(chip((8, 0), 120_901)),
-        @"decoded to f32 and multiplied: cuBLASLt 12.9.1 on compute capability 8.0 has no products \
-          of 8 bits"
+        @"decoded to f32 and multiplied: cuBLASLt 12.9.1 on compute capability 8.0 does not support FP8 matrix products"
     );
 }
