@@ -33,7 +33,7 @@ pub enum LayoutPartError {
     )]
     Unknown,
     /// The part repeats an earlier part.
-    #[error("repeats an earlier part: expected each once, as in tp2-sp-dp2")]
+    #[error("repeats an earlier part: expected each part at most once, as in tp2-sp-dp2")]
     Repeated,
 }
 
@@ -325,7 +325,7 @@ mod tests {
         }
         insta::assert_snapshot!(
             "tp2-tp4".parse::<Layout>().unwrap_err(),
-            @"invalid layout \"tp2-tp4\": \"tp4\" repeats an earlier part: expected each once, as in \
+            @"invalid layout \"tp2-tp4\": \"tp4\" repeats an earlier part: expected each part at most once, as in \
               tp2-sp-dp2"
         );
     }
