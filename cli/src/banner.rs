@@ -67,7 +67,7 @@ pub fn print_run(
                 stages.collect::<Vec<_>>().join(", "),
                 micro_batches,
                 if recipe.parallel.fp8_transfers {
-                    ", transfers in 8 bits"
+                    ", FP8 transfers"
                 } else {
                     ""
                 },

@@ -33,7 +33,7 @@ pub fn pin(recipe: &Recipe, engine: Engine) -> Option<Pinned> {
         CpuGemm::Mkl => "mkl in its reproducible mode",
         _ => "the gemm crate, in one order",
     };
-    let mut fixed = vec![format!("products on the CPU by {products}")];
+    let mut fixed = vec![format!("matrix products on the CPU by {products}")];
     if let Some(path) = &recipe.kernels.gemm_algorithms {
         fixed.push(format!("algorithms of cuBLASLt from {}", path.display()));
     }
@@ -197,8 +197,8 @@ mod tests {
             pin(&recipe("--train.deterministic"), Engine::Threads).unwrap();
         assert_snapshot!(
             fixed,
-            @"products on the CPU by the gemm crate, in one order; sums between ranks in the order of the ranks (threads); \
-              another layout is refused when the run is resumed"
+            @"matrix products on the CPU by the gemm crate, in one order; sums between ranks in the order of \
+              the ranks (threads); another layout is refused when the run is resumed"
         );
         assert_snapshot!(cost, @"none: these settings are the same without deterministic");
         assert_snapshot!(
