@@ -158,7 +158,7 @@ impl P2pCollectives {
             Err(_) => None,
         };
         match ranks {
-            None => "the library does not return".to_owned(),
+            None => "a call of the library has not returned".to_owned(),
             Some(ranks) if ranks.is_empty() => {
                 "messages of this rank are still in flight".to_owned()
             }
