@@ -133,7 +133,7 @@ pub fn run_mismatch_case(
         Ok(_) if is_send => Ok(None),
         Ok(found) => {
             let (len, dtype) = (found.len(), found.dtype());
-            let difference = format!("it gave {len} {dtype}, expected an error of the mismatch");
+            let difference = format!("the call returned {len} {dtype}: expected a mismatch error");
             Err(suite.wrong(text, difference))
         }
     }

@@ -137,7 +137,7 @@ pub(super) fn barrier(suite: &mut CaseContext<'_>) -> CheckResult {
             "after"
         };
         let call = format!("barrier over {}", comm.group());
-        let text = |when| format!("through {when} the index {late} came");
+        let text = |when| format!("the barrier ended {when} index {late} joined");
         suite.text(call, text(passed), text("after"))?;
     }
     Ok(())
