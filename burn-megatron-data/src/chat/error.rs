@@ -116,8 +116,8 @@ pub enum ChatLineError {
     Noncharacter,
     /// The line has messages, but there is no template to render them.
     #[error(
-        "it has messages, and the tokenizer {0} has no chat template: set data.chat.template to a file of one, or give \
-         `prompt` and `completion` as text"
+        "it has messages, but the tokenizer {0} has no chat template: set data.chat.template to a template file, or \
+         give `prompt` and `completion` as text"
     )]
     NoTemplate(String),
     /// The tokenizer has no end token, with which an answer would end, and no chat template.

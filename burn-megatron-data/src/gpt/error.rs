@@ -62,7 +62,7 @@ pub enum SamplingError {
         sequences: usize,
     },
     /// The sample index is out of range.
-    #[error("there is no sample {number}: there are {samples}")]
+    #[error("invalid sample number {number}: expected a number below {samples}")]
     NoSuchSample {
         /// The index of the sample, counted from 0.
         number: u64,
@@ -150,7 +150,10 @@ pub enum SamplingError {
         seq: usize,
     },
     /// The vocabulary size of the token files is unknown.
-    #[error("unknown vocabulary of '{}': no '{}' gives it; set its size", prefix.display(), sidecar.display())]
+    #[error(
+        "unknown vocabulary size of '{}', because '{}' does not exist or has no size: set it",
+        prefix.display(), sidecar.display()
+    )]
     NoVocabulary {
         /// The path prefix of the token files.
         prefix: PathBuf,

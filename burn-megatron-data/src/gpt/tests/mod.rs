@@ -191,7 +191,7 @@ fn a_sample_is_a_function_of_its_number() {
     let error = whole.sample(count).unwrap_err().to_string();
     assert_eq!(
         error,
-        format!("there is no sample {count}: there are {count}")
+        format!("invalid sample number {count}: expected a number below {count}")
     );
 }
 
