@@ -23,7 +23,8 @@ pub enum GenerateError {
     BatchSize,
     /// Speculative decoding is enabled, but the model has no multi-token prediction module that can draft tokens.
     #[error(
-        "speculative = true requires a model with multi-token prediction whose blocks read a cache: remove speculative"
+        "speculative = true requires a model with multi-token prediction whose blocks support a KV cache: remove \
+         speculative"
     )]
     NoDrafts,
     /// A token of the prompt is outside of the vocabulary of the model.
