@@ -107,8 +107,8 @@ pub fn run(args: &DispatchArgs) -> Result<(), Error> {
         report.add(row)?;
     }
     report.finish(&format!(
-        "{LEGEND}. The bytes of the first row take {} of the time of the layer on the link between nodes. The link \
-         inside a node is {INSIDE_A_NODE} times as fast",
+        "{LEGEND}. On the link between nodes, the transfers of the first row take {} of the time of the layer. The \
+         link inside a node is {INSIDE_A_NODE} times as fast",
         args.share
     ))
 }
