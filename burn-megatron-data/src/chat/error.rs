@@ -76,7 +76,7 @@ pub enum ChatLineError {
         expected: &'static str,
     },
     /// The text is not JSON, but JSON is expected.
-    #[error("invalid {what}: it is a text that is not JSON: {source}")]
+    #[error("invalid {what}: the text is not JSON: {source}")]
     JsonText {
         /// The key.
         what: String,
