@@ -137,7 +137,7 @@ pub enum ConformanceError {
     #[error("invalid conformance options: expected at least one of {0}, got none")]
     Nothing(&'static str),
     /// A test case requires more ranks than the world has.
-    #[error("{case}: the world has {ranks} ranks; expected at least {least}")]
+    #[error("{case}: the world has {ranks} ranks: expected at least {least}")]
     TooFewRanks {
         /// The name of the test case.
         case: &'static str,

@@ -241,7 +241,7 @@ fn every_mismatch_is_told() {
     );
     let alone: Arc<dyn Communicator> = Arc::new(SingleRank::new("world"));
     let error = run_mismatch_case(&alone, MismatchCase::Root).unwrap_err();
-    assert_snapshot!(error, @"root: the world has 1 ranks; expected at least 2");
+    assert_snapshot!(error, @"root: the world has 1 ranks: expected at least 2");
 }
 
 #[test]
