@@ -29,7 +29,7 @@ pub enum GenerateError {
     NoDrafts,
     /// A token of the prompt is outside of the vocabulary of the model.
     #[error(
-        "the prompt has the token {token}, but the vocabulary of the model has {vocabulary}: the tokenizer \
+        "the prompt has the token {token}, but the vocabulary of the model has {vocabulary} tokens: the tokenizer \
          belongs to another model"
     )]
     Vocabulary {
