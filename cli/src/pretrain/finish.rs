@@ -237,7 +237,7 @@ fn print_memory(memory: &RankMemory) {
         );
     }
     if let Some(blocks) = memory.peak_unsharded_units {
-        println!("most blocks gathered at once: {blocks}");
+        println!("maximum number of blocks gathered at once: {blocks}");
     }
     if let Some(DriverMemory { used, total }) = memory.driver {
         let (used, total) = (format_bytes(used), format_bytes(total));
