@@ -96,7 +96,7 @@ fn setup(args: &OverlapArgs) -> Result<OverlapSetup<'_>, Error> {
     {
         return Err(format!(
             "invalid --ranks-per-node {per_node} for {ranks} ranks: expected at least 2, and --data-parallel set to a \
-             larger multiple of it, such as --data-parallel 4 --ranks-per-node 2"
+             larger multiple, such as --data-parallel 4 --ranks-per-node 2"
         )
         .into());
     }
