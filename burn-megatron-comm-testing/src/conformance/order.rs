@@ -183,7 +183,7 @@ pub(super) fn pool(suite: &mut CaseContext<'_>) -> CheckResult {
     } else {
         "more than"
     };
-    let text = |fits| format!("{fits} {most} allocations in twice as many calls");
+    let text = |fits| format!("{fits} {most} allocations, half the number of calls");
     let call = format!("the pool of the calls over {}", comm.group());
     suite.text(call, text(fits), text("no more than"))
 }
