@@ -160,7 +160,7 @@ pub fn check_device<M: Module, B: Batch>(
     let trace = if options.observe {
         Trace::record(model, batch, &loss)
     } else {
-        Err("not asked for".into())
+        Err("not requested".into())
     };
     if let Some(operation) = trace.as_ref().ok().and_then(Trace::random) {
         return Err(DeviceCheckError::Random { operation });
