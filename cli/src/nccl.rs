@@ -7,8 +7,7 @@ use burn_megatron::comm::{Engine, NcclConfig};
 pub fn unused(config: &NcclConfig, engine: &str) -> Option<&'static str> {
     let is_nccl = engine.starts_with(&Engine::Nccl.to_string());
     let is_unused = !is_nccl && !config.is_default();
-    is_unused
-        .then_some("[nccl] of the recipe is not used, because it requires the engine nccl")
+    is_unused.then_some("[nccl] of the recipe is not used, because it requires the engine nccl")
 }
 
 #[cfg(test)]
