@@ -77,7 +77,7 @@ fn cost_of(variables: &[(&str, String)], ranks: usize) -> String {
 fn cost_of_rings(ranks: usize) -> String {
     let (ring, tree) = (2 * (ranks - 1), 2 * ranks.next_power_of_two().ilog2());
     format!(
-        "an all-reduce over {} by a ring takes {} in a row, by a tree {tree}: small ones are slower",
+        "an all-reduce over {} takes {} in sequence with a ring, and {tree} with a tree: small all-reduces are slower",
         count(ranks, "rank"),
         count(ring, "message"),
     )
@@ -203,7 +203,8 @@ mod tests {
         assert_snapshot!(cost, @"none: these settings are the same without deterministic");
         assert_snapshot!(
             cost_of_rings(64),
-            @"an all-reduce over 64 ranks by a ring takes 126 messages in a row, by a tree 12: small ones are slower"
+            @"an all-reduce over 64 ranks takes 126 messages in sequence with a ring, and 12 with a tree: small \
+              all-reduces are slower"
         );
         let recipe = recipe("--train.check_replay_every 20 --train.deterministic");
         assert!(recipe.train.deterministic);
