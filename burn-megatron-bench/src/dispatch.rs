@@ -83,7 +83,7 @@ impl fmt::Display for DispatchCase {
             f.write_str(", nodes")?;
         }
         match self.fp8 {
-            Some(_) => f.write_str(", 8 bits"),
+            Some(_) => f.write_str(", FP8"),
             None => Ok(()),
         }
     }
@@ -107,8 +107,8 @@ pub fn run(args: &DispatchArgs) -> Result<(), Error> {
         report.add(row)?;
     }
     report.finish(&format!(
-        "{LEGEND}. The bytes of the first row take {} of the time of the layer on the link between nodes. The link \
-         inside a node is {INSIDE_A_NODE} times as fast",
+        "{LEGEND}. On the link between nodes, the transfers of the first row take {} of the time of the layer. The \
+         link inside a node is {INSIDE_A_NODE} times as fast",
         args.share
     ))
 }

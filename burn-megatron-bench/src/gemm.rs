@@ -125,7 +125,7 @@ pub fn run(args: &GemmBenchArgs) -> Result<(), Error> {
         }
     }
     println!(
-        "GFLOP/s in f32, {}, medians of {} in turns",
+        "GFLOP/s in f32, {}, medians of {}, interleaved",
         count(rayon::current_num_threads(), "thread"),
         count(args.repeats, "run")
     );
@@ -157,13 +157,13 @@ pub fn run(args: &GemmBenchArgs) -> Result<(), Error> {
     let products = (args.sizes.len() * Product::ALL.len()) as f64;
     let means = logarithms.iter().map(|sum| (sum / products).exp());
     let means: Vec<f64> = means.collect();
-    print_line("geometric mean, of gemm", &means, |mean| {
+    print_line("geometric mean vs gemm", &means, |mean| {
         format!("{mean:.2}")
     });
     let fastest = means.iter().zip(&names);
     if let Some((_, fastest)) = fastest.max_by(|(a, _), (b, _)| a.total_cmp(b)) {
         println!(
-            "fastest here: {fastest} (kernels.gemm = \"{fastest}\" in a recipe, --kernels gemm={fastest})"
+            "fastest on this machine: {fastest} (kernels.gemm = \"{fastest}\" in a recipe, --kernels gemm={fastest})"
         );
     }
     Ok(())
@@ -195,7 +195,7 @@ fn run_tune(args: &GemmBenchArgs, path: &Path) -> Result<(), Error> {
 
 fn print(timed: &GemmAlgorithms) {
     println!("{}", timed.library);
-    println!("heuristic us   fastest us   candidate of   product");
+    println!("heuristic us   fastest us   candidate of   matmul");
     for (product, chosen) in &timed.products {
         let times = &chosen.microseconds;
         println!(

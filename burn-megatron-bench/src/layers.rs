@@ -63,11 +63,11 @@ fn bytes(number: f64) -> String {
 }
 
 /// The meaning of the columns.
-pub const LEGEND: &str = "sent: bytes that a rank sends in a step; to nodes: bytes sent to other nodes; seconds: time \
-    of a step without a link; speed: seconds of the first case divided by seconds of this case; \
-    over link: time of a step over the link; link: time of the transfers; blocked: time in which \
-    a rank waited for transfers; late: time in which it waited for other ranks; hidden: 1 - \
-    blocked / link. A counted clock advances by products and transfers only";
+pub const LEGEND: &str = "sent: bytes that a rank sends in a step; to nodes: bytes sent to other nodes; seconds: \
+    time of a step without the simulated link; speed: seconds of the first case divided by seconds of this case; \
+    over link: time of a step over the simulated link; link: time of the transfers; blocked: time in which a rank \
+    waited for transfers; late: time in which it waited for other ranks; hidden: 1 - blocked / link. A counted clock \
+    advances only by the time of matrix multiplications and transfers";
 
 /// A benchmark run of layers on a number of ranks.
 pub struct LayersRun {

@@ -198,7 +198,8 @@ fn check_counts(group: &Group, len: usize, send: &[usize], receive: &[usize]) ->
     }
     (send[own] != receive[own]).then(|| {
         format!(
-            "invalid counts for this rank itself: it sends {} elements and receives {}",
+            "invalid counts for this rank itself: expected equal counts, but it sends {} elements to itself and \
+             receives {}",
             send[own], receive[own]
         )
     })

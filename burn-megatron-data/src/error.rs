@@ -122,10 +122,10 @@ pub enum DataError {
         source: TokenizerError,
     },
     /// The sequence length is 0.
-    #[error("a sequence length of 0 holds no token: give at least 1")]
+    #[error("invalid sequence length 0: expected at least 1")]
     ZeroLength,
     /// A batch without samples was requested.
-    #[error("a batch of 0 rows holds no token: give at least 1 window")]
+    #[error("invalid batch of 0 rows: expected at least 1")]
     NoRows,
     /// The samples of a batch have different lengths.
     #[error("row {row} of the batch has {length} tokens, but row 0 has {seq}")]

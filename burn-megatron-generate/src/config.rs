@@ -70,7 +70,7 @@ impl Default for GenerateConfig {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum GenerateConfigError {
     /// The temperature is not valid.
-    #[error("invalid temperature = {0}: expected at least 0, which takes the most likely token")]
+    #[error("invalid temperature = {0}: expected at least 0 (0 takes the most likely token)")]
     Temperature(f64),
     /// `top_k` is 0, so no token could be sampled.
     #[error("invalid top_k = 0: expected at least 1")]
@@ -87,7 +87,7 @@ pub enum GenerateConfigError {
     )]
     EqualSamples(usize),
     /// A stop string is empty.
-    #[error("an empty string in stop would end every text at once: leave it out")]
+    #[error("invalid stop: an empty string would end every text at once; remove it")]
     Stop,
 }
 

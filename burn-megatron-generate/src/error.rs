@@ -23,12 +23,13 @@ pub enum GenerateError {
     BatchSize,
     /// Speculative decoding is enabled, but the model has no multi-token prediction module that can draft tokens.
     #[error(
-        "speculative = true requires a model with multi-token prediction whose blocks read a cache: remove speculative"
+        "speculative = true requires a model with multi-token prediction whose blocks support a KV cache: remove \
+         speculative"
     )]
     NoDrafts,
     /// A token of the prompt is outside of the vocabulary of the model.
     #[error(
-        "the prompt has the token {token}, but the vocabulary of the model has {vocabulary}: the tokenizer \
+        "the prompt has the token {token}, but the vocabulary of the model has {vocabulary} tokens: the tokenizer \
          belongs to another model"
     )]
     Vocabulary {

@@ -186,7 +186,7 @@ fn settings_without_a_meaning_are_refused() {
     };
     insta::assert_snapshot!(
         error(config(-0.5, None, None)),
-        @"invalid temperature = -0.5: expected at least 0, which takes the most likely token"
+        @"invalid temperature = -0.5: expected at least 0 (0 takes the most likely token)"
     );
     assert!(error(config(f64::NAN, None, None)).starts_with("invalid temperature = NaN"));
     assert!(error(config(f64::INFINITY, None, None)).starts_with("invalid temperature = inf"));
@@ -194,7 +194,7 @@ fn settings_without_a_meaning_are_refused() {
     for top_p in [0.0, 1.01, f64::NAN] {
         assert!(error(config(1.0, None, Some(top_p))).starts_with("invalid top_p = "));
     }
-    assert!(error(with_stop("")).starts_with("an empty string in stop"));
+    assert!(error(with_stop("")).starts_with("invalid stop: an empty string"));
     config(0.0, Some(1), Some(1.0)).check().unwrap();
     with_stop("x").check().unwrap();
 }

@@ -51,7 +51,7 @@ pub enum LearnerError {
     )]
     LearningRateGroups,
     /// Sharded checkpoints require an optimizer whose state can be saved.
-    #[error("checkpoints in shards require .optimizer(..): {0}")]
+    #[error("sharded checkpoints require .optimizer(..): {0}")]
     NotSaved(&'static str),
     /// The run cannot resume from Burn's checkpoints, because they do not contain the state of a sharded optimizer.
     #[error(

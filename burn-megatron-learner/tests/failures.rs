@@ -74,7 +74,7 @@ fn settings_that_cannot_work_are_refused() {
     );
     refused(
         threads(2).checkpoints("/nowhere", 1),
-        "checkpoints in shards require .optimizer(..)",
+        "sharded checkpoints require .optimizer(..)",
     );
     let unsaved = threads(2).element_wise(|_| SgdConfig::new().build(), vec![]);
     refused(

@@ -131,8 +131,8 @@ impl CudaToolkit {
             let ((a, b), path) = (nvrtc.version, nvrtc.path.display());
             return problem(
                 format!(
-                    "NVRTC {a}.{b} ({path}) writes {of_nvrtc}, and the driver, which supports CUDA {major}.{minor}, reads up \
-                     to {of_driver}"
+                    "NVRTC {a}.{b} ({path}) writes {of_nvrtc}, but the driver, which supports CUDA {major}.{minor}, \
+                     reads at most {of_driver}"
                 ),
                 format!("{}, or a newer driver", install_nvrtc(driver)),
             );
@@ -317,7 +317,7 @@ mod tests {
             toolkit((13, 0), (13, 2)),
             &[
                 "NVRTC 13.2 (/opt/libnvrtc.so) writes PTX 9.2",
-                "CUDA 13.0, reads up to PTX 9.0",
+                "CUDA 13.0, reads at most PTX 9.0",
                 "pip install \"nvidia-cuda-nvrtc==13.0.*\"",
             ],
         );

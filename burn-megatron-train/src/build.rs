@@ -63,7 +63,7 @@ impl<M: LanguageModel> Trainer<M> {
         if let Some(part) = config.smaller_batches().first() {
             return Err(ConfigError::from(BatchWarmupError {
                 part: *part,
-                expected: "none with a schedule of your own, which has one number of micro-batches"
+                expected: "none, because a custom schedule has a fixed number of micro-batches"
                     .into(),
             })
             .into());

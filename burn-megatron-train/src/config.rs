@@ -186,7 +186,7 @@ pub enum ConfigError {
     #[error(transparent)]
     Layout(#[from] LayoutError),
     /// A setting conflicts with CUDA graphs.
-    #[error("cuda_graph with {setting}: expected {expected}")]
+    #[error("cuda_graph conflicts with {setting}: expected {expected}")]
     WithCudaGraph {
         /// The name of the setting.
         setting: String,

@@ -33,7 +33,7 @@ pub enum TrainError {
     /// Deferred readings of step statistics were requested, but the optimizer is not the fused AdamW.
     #[error(
         "deferred readings require the fused AdamW, but this run uses another optimizer, or an unfused one; fuse \
-         AdamW, or do not defer"
+         AdamW, or do not defer readings"
     )]
     Unfused,
     /// A deterministic run was requested, but the results of the matrix multiplication library may depend on memory

@@ -124,7 +124,7 @@ impl VerifyReport {
     /// If the table does not fit, columns are left out in this order: the bounds, the names of the worst gradients, the
     /// last gradients, the gradient norms, and the weights after the last step.
     pub fn fit(&self, width: Option<usize>) -> String {
-        let mut text = "largest relative difference to one rank that passes:\n".to_string();
+        let mut text = "largest passing relative difference from one rank:\n".to_string();
         for reason in self.reasons() {
             text += &format!("  {reason}\n");
         }

@@ -67,7 +67,7 @@ pub fn print_run(
                 stages.collect::<Vec<_>>().join(", "),
                 micro_batches,
                 if recipe.parallel.fp8_transfers {
-                    ", transfers in 8 bits"
+                    ", FP8 transfers"
                 } else {
                     ""
                 },
@@ -125,8 +125,8 @@ fn context(recipe: &Recipe, length: usize) -> Option<String> {
     let exchange = recipe.model.context_exchange(parallel).ok().flatten()?;
     if let Some(tokens) = parallel.hybrid_tokens() {
         return Some(format!(
-            "each document on 1 to {} ranks of context x data by its length, at most {} tokens of a rank in a micro-batch; \
-             attention by {exchange}",
+            "each document on 1 to {} ranks of context x data by its length, at most {} tokens per rank in a \
+             micro-batch; attention by {exchange}",
             parallel.data_parallel_size(),
             grouped(tokens)
         ));

@@ -154,9 +154,10 @@ impl CommandLine {
     /// Prints the settings of a key.
     fn config(&self, key: &str) -> Result<ExitCode, Error> {
         let Some(text) = Settings::of(&self.families).look_up(key) else {
-            return Err(
-                format!("a recipe has no key {key}: expected a part of one, as in steps").into(),
-            );
+            return Err(format!(
+                "no recipe key contains {key}: expected a part of a key, such as steps"
+            )
+            .into());
         };
         print!("{text}");
         Ok(ExitCode::SUCCESS)

@@ -165,7 +165,8 @@ fn find<'a>(files: &'a [(String, Vec<u8>)], name: &str) -> Option<&'a Vec<u8>> {
 /// Returns the model that a recipe loads.
 fn loaded(recipe: &Value) -> Result<Option<PathBuf>, Error> {
     let lora = Option::<LoraConfig>::deserialize(&recipe["lora"]);
-    let lora = lora.map_err(|error| format!("invalid lora in its recipe: {error}"))?;
+    let lora =
+        lora.map_err(|error| format!("invalid [lora] in the recipe of the checkpoint: {error}"))?;
     let base = lora.and_then(|lora| lora.base().map(PathBuf::from));
     Ok(base.or_else(|| Some(recipe["checkpoint"]["load"].as_str()?.into())))
 }

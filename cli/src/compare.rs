@@ -117,7 +117,7 @@ fn note(run: &ComparedRun) -> Option<String> {
         ),
     };
     Some(format!(
-        "the metrics of {} are of version 1, whose loss is what training minimised: {is}",
+        "the metrics of {} have format version 1, in which the loss is the training objective: {is}",
         run.name
     ))
 }
@@ -222,14 +222,14 @@ mod tests {
         let run = read("plain", &old, plain);
         insta::assert_snapshot!(
             says(&run),
-            @"the metrics of plain are of version 1, whose loss is what training minimised: without \
+            @"the metrics of plain have format version 1, in which the loss is the training objective: without \
               label smoothing and z-loss, that is the cross-entropy"
         );
         assert_eq!(run.title(), "plain");
         for (name, lines) in [("old", &old[..]), ("both", &both[..])] {
             let run = read(name, lines, with);
             let objective = format!(
-                "the metrics of {name} are of version 1, whose loss is what training minimised: the \
+                "the metrics of {name} have format version 1, in which the loss is the training objective: the \
                  cross-entropy with label smoothing 0.1 and z-loss 0.0001, which is not to be \
                  compared with the cross-entropy alone"
             );

@@ -33,7 +33,7 @@ pub fn pin(recipe: &Recipe, engine: Engine) -> Option<Pinned> {
         CpuGemm::Mkl => "mkl in its reproducible mode",
         _ => "the gemm crate, in one order",
     };
-    let mut fixed = vec![format!("products on the CPU by {products}")];
+    let mut fixed = vec![format!("matrix products on the CPU by {products}")];
     if let Some(path) = &recipe.kernels.gemm_algorithms {
         fixed.push(format!("algorithms of cuBLASLt from {}", path.display()));
     }
@@ -77,7 +77,7 @@ fn cost_of(variables: &[(&str, String)], ranks: usize) -> String {
 fn cost_of_rings(ranks: usize) -> String {
     let (ring, tree) = (2 * (ranks - 1), 2 * ranks.next_power_of_two().ilog2());
     format!(
-        "an all-reduce over {} by a ring takes {} in a row, by a tree {tree}: small ones are slower",
+        "an all-reduce over {} takes {} in sequence with a ring, and {tree} with a tree: small all-reduces are slower",
         count(ranks, "rank"),
         count(ring, "message"),
     )
@@ -198,13 +198,14 @@ mod tests {
             pin(&recipe("--train.deterministic"), Engine::Threads).unwrap();
         assert_snapshot!(
             fixed,
-            @"products on the CPU by the gemm crate, in one order; sums between ranks in the order of the ranks (threads); \
-              another layout is refused when the run is resumed"
+            @"matrix products on the CPU by the gemm crate, in one order; sums between ranks in the order of \
+              the ranks (threads); another layout is refused when the run is resumed"
         );
         assert_snapshot!(cost, @"none: these settings are the same without deterministic");
         assert_snapshot!(
             cost_of_rings(64),
-            @"an all-reduce over 64 ranks by a ring takes 126 messages in a row, by a tree 12: small ones are slower"
+            @"an all-reduce over 64 ranks takes 126 messages in sequence with a ring, and 12 with a tree: small \
+              all-reduces are slower"
         );
         let recipe = recipe("--train.check_replay_every 20 --train.deterministic");
         assert!(recipe.train.deterministic);

@@ -16,7 +16,7 @@ pub fn print_engines(
     kernels: &KernelSelection,
 ) {
     if kind != DeviceKind::Cpu {
-        header.line("products", engine_of(device));
+        header.line("matmul", engine_of(device));
     }
     for slow in slow_engines(kind, device, kernels) {
         header.line("WARNING", slow);
@@ -34,7 +34,8 @@ pub fn slow_engines(kind: DeviceKind, device: &Device, kernels: &KernelSelection
     if kind != DeviceKind::Cuda {
         return vec![];
     }
-    let products = slow_reason(device).map(|reason| format!("products are slow: {reason}"));
+    let products =
+        slow_reason(device).map(|reason| format!("matrix multiplications are slow: {reason}"));
     let attention = kernels.slow_attention();
     let attention = attention.map(|reason| format!("attention is slow: {reason}"));
     products.into_iter().chain(attention).collect()

@@ -42,7 +42,7 @@ fn the_faster_form_of_all_layers_is_chosen() {
     let on = decided(|mlp| of(mlp, MLP));
     assert_snapshot!(
         on.line,
-        @"on: 7.500 ms with, 8.000 ms without, of GELU and its products in 3 layers per micro-batch"
+        @"on: 7.500 ms with, 8.000 ms without, of GELU and its matrix products in 3 layers per micro-batch"
     );
     assert!(on.fuse);
     let off = decided(|mlp| of(mlp, WIDE));

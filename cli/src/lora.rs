@@ -38,7 +38,7 @@ pub fn check(recipe: &Recipe) -> Result<(), Error> {
     }
     if recipe.data_parallel.fp8_param_gather {
         return Err(
-            "data_parallel.fp8_param_gather conflicts with [lora], in which no trained weights are in 8 bits; remove \
+            "data_parallel.fp8_param_gather conflicts with [lora], in which no trained weights are in FP8; remove \
              one of them"
                 .into(),
         );

@@ -335,7 +335,7 @@ impl Limit {
             "no single change of micro_batch_size, offload, zero_stage, tensor, context or pipeline fits"
                 .into()
         } else {
-            format!("what fits: {}", fits.join(", "))
+            format!("possible changes: {}", fits.join(", "))
         };
         Err(format!(
             "{} {} ({}), and {} {}: {advice}",

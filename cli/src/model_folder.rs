@@ -38,7 +38,7 @@ pub fn lora_of(checkpoint: &Checkpoint) -> Result<Option<LoraConfig>, Error> {
     };
     let lora = serde_json::from_value(lora).map_err(|error| {
         let path = checkpoint.path().display();
-        format!("{path}: invalid lora in its recipe: {error}")
+        format!("{path}: invalid [lora] in the recipe of the checkpoint: {error}")
     })?;
     Ok(Some(lora))
 }

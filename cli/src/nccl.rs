@@ -7,8 +7,7 @@ use burn_megatron::comm::{Engine, NcclConfig};
 pub fn unused(config: &NcclConfig, engine: &str) -> Option<&'static str> {
     let is_nccl = engine.starts_with(&Engine::Nccl.to_string());
     let is_unused = !is_nccl && !config.is_default();
-    is_unused
-        .then_some("[nccl] of the recipe is not used, because it applies to the engine nccl only")
+    is_unused.then_some("[nccl] of the recipe is not used, because it requires the engine nccl")
 }
 
 #[cfg(test)]
@@ -58,7 +57,7 @@ mod tests {
             let refused = set_up(&args.ranks, &args.settings, DeviceKind::Cpu, 1)
                 .err()
                 .unwrap();
-            let expected = "applies to processes with --engine nccl only; remove it";
+            let expected = "requires processes with --engine nccl: remove it";
             let name = flag.split(' ').next().unwrap();
             assert_eq!(refused.to_string(), format!("{name} {expected}"));
         }

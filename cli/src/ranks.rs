@@ -92,9 +92,7 @@ pub fn set_up(
     if let Some(key) = keys.find(|key| key.starts_with("nccl."))
         && ranks.engine != Engine::Nccl
     {
-        return Err(
-            format!("--{key} applies to processes with --engine nccl only; remove it").into(),
-        );
+        return Err(format!("--{key} requires processes with --engine nccl: remove it").into());
     }
     let nccl: NcclConfig = match settings.table(&Table::new()).remove("nccl") {
         Some(nccl) => nccl.try_into()?,
@@ -116,7 +114,7 @@ fn with_token(launch: Option<Launch>, file: Option<&Path>) -> Result<Option<Laun
         (launch, None) => Ok(launch),
         (Some(launch), Some(file)) => Ok(Some(launch.with_token_file(file)?)),
         (None, Some(_)) => Err(
-            "--token-file applies to ranks that are processes, and no launcher started this one; remove it"
+            "--token-file requires ranks that are processes, but no launcher started this one: remove it"
                 .into(),
         ),
     }
@@ -203,7 +201,7 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(
-            error.starts_with("--token-file applies to ranks that are processes"),
+            error.starts_with("--token-file requires ranks that are processes"),
             "{error}"
         );
         assert!(with_token(None, None).unwrap().is_none());

@@ -64,17 +64,17 @@ impl<'a> ResumeMode<'a> {
         };
         match mode {
             Self::NewFolder(_) if !saving.resume_skip.is_empty() => Err(
-                "--resume-skip applies to the newest checkpoint of a run folder, and --resume names a checkpoint; \
+                "--resume-skip requires the newest checkpoint of a run folder, but --resume names a checkpoint; \
                  name another one"
                     .into(),
             ),
             Self::NewFolder(_) if saving.discard_later && run_dir.is_none_or(|path| !path.exists()) => Err(
-                "--discard-later applies to resuming in the same run folder, and this run goes into a new folder; \
+                "--discard-later requires resuming in the same run folder, but this run goes into a new folder; \
                  remove it, or use the run's own --run-dir"
                     .into(),
             ),
             Self::InPlace(_) if saving.discard_later => Err(
-                "--discard-later applies to resuming from an earlier checkpoint, and --resume takes the newest here; \
+                "--discard-later requires resuming from an earlier checkpoint, but --resume takes the newest here; \
                  remove it, or name a checkpoint"
                     .into(),
             ),

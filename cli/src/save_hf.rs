@@ -186,7 +186,7 @@ impl HfSaver {
         while !thread.is_finished() {
             if last.lock().elapsed() > self.timeout {
                 return Err(format!(
-                    "--save-hf: nothing was written to {of} for {timeout} s (--timeout): is the disk there?"
+                    "--save-hf: nothing was written to {of} for {timeout} s (--timeout): is the disk mounted?"
                 )
                 .into());
             }

@@ -146,7 +146,7 @@ fn a_hugging_face_folder_is_fine_tuned_on_conversations() {
     with("\n[model]\nlayer = 3\n");
     stage.fails(&other, &[], "unknown field `layer`");
     with("\n[data]\npacking = true\n");
-    stage.fails(&other, &[], "data.packing applies to token files");
+    stage.fails(&other, &[], "data.packing requires token files");
     let bad = stage.path("bad.jsonl");
     fs::write(
         &bad,

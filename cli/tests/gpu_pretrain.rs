@@ -154,7 +154,7 @@ fn attention_uses_matrix_units_in_16_bits() {
         pretrain(stage.path(), GPU, name, &flags)
     };
     let (by_mma, printed) = run("mma", &[]);
-    let shown = "fused: attention by mma (the device has matrix units for BF16)";
+    let shown = "fused: attention by mma (the device has tensor cores for BF16)";
     assert!(printed.contains(shown), "{printed}");
     let (by_portable, printed) = run("portable", &["--kernels", "attention=portable"]);
     assert!(

@@ -116,7 +116,7 @@ fn a_dense_run_goes_on_with_experts() {
         .succeed("checkpoint upcycle @dense @up --experts 4 --granularity 2 --experts-per-token 2");
     for said in [
         "4 experts of width 12 in 2 of 2 blocks, 2 per token",
-        "its outputs equal the outputs of",
+        "the outputs of the new model equal the outputs of",
         "[model]\nfamily = \"mixtral\"\nmlp_width = 12\n",
     ] {
         assert!(printed.contains(said), "{said}\n{printed}");
@@ -199,10 +199,10 @@ fn it_says_how_outputs_differ_and_refuses_what_does_not_fit() {
     ));
     for said in [
         "in 1 of 2 blocks",
-        "its outputs differ from the outputs of",
-        "slices of an MLP count 0.67 and 1.33 times",
+        "the outputs of the new model differ from the outputs of",
+        "slices of an MLP are weighted by 0.67 and 1.33",
         "outputs are multiplied by 1.33 times the sum of the chosen scores",
-        "convert cannot export it: no supported Hugging Face family computes this model: mixtral requires",
+        "convert cannot export this model: no supported Hugging Face family computes this model: mixtral requires",
         "score = \"pre-softmax\"",
     ] {
         assert!(printed.contains(said), "{said}\n{printed}");

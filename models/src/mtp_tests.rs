@@ -181,7 +181,7 @@ fn settings_that_do_not_fit_are_refused() {
     );
     assert_snapshot!(
         refused(|config| config.mtp.as_mut().unwrap().layers = SEQ),
-        @"model: invalid mtp.layers = 10 for a context of 10: expected fewer than it has tokens"
+        @"model: invalid mtp.layers = 10 for a context of 10: expected fewer than the tokens of the context"
     );
     assert_snapshot!(
         refused(|config| config.mtp.as_mut().unwrap().loss_scaling_factor = 0.0),

@@ -148,7 +148,7 @@ fn blocks_at_ends(layers: usize, scope: &ModelBuilder) -> Result<usize, BuildErr
         Ok(ends)
     } else {
         Err(scope.child("blocks").error(format!(
-            "first_last_bf16 = {ends} excludes {ends} blocks at each end from 8 bits, but there are only \
+            "first_last_bf16 = {ends} excludes {ends} blocks at each end from FP8, but there are only \
              {layers} in all: expected at most {}",
             layers / 2
         )))

@@ -284,11 +284,11 @@ fn a_layout_that_cannot_be_run() {
     for (layout, message) in [
         (
             "tp3-dp1",
-            "heads 4 cannot be split over tensor = 3; 1, 2, 4 can",
+            "heads 4 cannot be split over tensor = 3: expected tensor = 1, 2, 4",
         ),
         (
             "tp1-dp3",
-            "samples 4 cannot be split over data = 3; 1, 2, 4 can",
+            "samples 4 cannot be split over data = 3: expected data = 1, 2, 4",
         ),
         (
             "tp1-dp1-mb3",

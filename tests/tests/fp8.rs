@@ -324,7 +324,7 @@ fn settings_that_do_not_fit_the_model_are_refused() {
     assert!(matches!(refused, BuildError::Config { .. }));
     insta::assert_snapshot!(
         refused,
-        @"blocks: first_last_bf16 = 3 excludes 3 blocks at each end from 8 bits, but there are only 4 in all: \
+        @"blocks: first_last_bf16 = 3 excludes 3 blocks at each end from FP8, but there are only 4 in all: \
           expected at most 2"
     );
     let pattern = Fp8Config {
@@ -342,6 +342,6 @@ fn settings_that_do_not_fit_the_model_are_refused() {
         &config(1),
     );
     let refused = refused.err().unwrap().to_string();
-    let expected = "8-bit layers: `blocks.*.mlp.gate` matches no layer; the nearest are";
+    let expected = "FP8 layers: `blocks.*.mlp.gate` matches no layer; the nearest are";
     assert!(refused.starts_with(expected), "{refused}");
 }

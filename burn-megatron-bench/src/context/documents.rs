@@ -45,9 +45,9 @@ pub fn run(args: &ContextArgs, lengths: &[usize]) -> Result<(), Error> {
     }
     report.finish(&format!(
         "minimum and maximum over the ranks in a step: GFLOP of attention (from the pairs of query and key that a rank \
-         computes), tokens (padding included), MB sent by attention. over a link: a link on which the transfers of the \
-         first row take {} of its time; speed: the time of the first row divided by the time of this row, without and \
-         over a link",
+         computes), tokens (padding included), MB sent by attention. over a link: with a simulated link, on which the \
+         transfers of the first row take {} of its time; speed: the time of the first row divided by the time of this \
+         row, without and over a link",
         args.share
     ))
 }
@@ -189,10 +189,10 @@ impl DocumentsBenchmark<'_> {
             ..
         } = self.args;
         format!(
-            "{} documents of {} to {} tokens, {} in all, in {} rows of {tokens}: steps of a Llama of {LAYERS} layer, \
+            "{} documents of {} to {} tokens, {} in all, in {} rows of {tokens}: steps of a Llama with {LAYERS} layer, \
              {heads} heads, {groups} groups, width {width}, an MLP of width {MLP_WIDTH}, in f32, with a ring; ranks as \
-             threads with one compute thread each, at most {tokens} / ranks tokens of a rank in a micro-batch, padding \
-             excluded; medians of {} steps, in which the layouts take turns",
+             threads with one compute thread each, at most {tokens} / ranks tokens per rank in a micro-batch, padding \
+             excluded; medians of {} steps, with the layouts interleaved",
             lengths.len(),
             shortest.unwrap_or(&0),
             longest.unwrap_or(&0),

@@ -122,7 +122,7 @@ pub fn run(args: &ContextArgs) -> Result<(), Error> {
         write(path, svg(&title, &lines.collect::<Vec<_>>())?.as_bytes())?;
     }
     report.finish(&format!(
-        "{LEGEND}. On the link, sending takes {} of the time of the layer with the first exchange",
+        "{LEGEND}. On the simulated link, sending takes {} of the time of the layer with the first exchange",
         args.share
     ))
 }

@@ -43,7 +43,7 @@ fn time(
 ) -> Result<Vec<f64>, Error> {
     let comm = rank.communicator();
     let on_device = comm.on_device().filter(|comm| comm.takes(device));
-    let on_device = on_device.ok_or("--only tensor requires the engine NCCL")?;
+    let on_device = on_device.ok_or("--only tensor requires the NCCL engine")?;
     let x = Tensor::<1>::zeros([elements], (device, DType::BF16));
     let mut seconds = Vec::with_capacity(args.repeats);
     for step in 0..args.warm_up + args.repeats {

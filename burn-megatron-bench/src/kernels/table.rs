@@ -64,9 +64,10 @@ impl KernelSettings {
         let fusion = if self.fusion { "with" } else { "without" };
         let Self { device, dtype, .. } = self;
         format!(
-            "{device} in {dtype}; medians of {}, interleaved; `composed`: the same computation with Burn's operations, {fusion} \
-             fusion (for 8-bit products in {dtype}, for experts-one-gemm as one product of all rows); `of copy`: the time of \
-             a copy of the same number of bytes divided by the time of the kernel\nmatrices: {}\n8-bit matrices: {}{}",
+            "{device} in {dtype}; medians of {}, interleaved; `composed`: the same computation with Burn's operations, \
+             {fusion} fusion (for FP8 matrix products in {dtype}, for experts-one-gemm as one matrix product of all \
+             rows); `of copy`: the time of a copy of the same number of bytes divided by the time of the \
+             kernel\nmatrices: {}\nFP8 matrices: {}{}",
             count(self.samples, "run"),
             self.gemm_engine,
             self.fp8_engine,

@@ -95,8 +95,8 @@ fn setup(args: &OverlapArgs) -> Result<OverlapSetup<'_>, Error> {
         && (per_node < 2 || ranks <= per_node || !ranks.is_multiple_of(per_node))
     {
         return Err(format!(
-            "invalid --ranks-per-node {per_node} for {ranks} ranks: expected at least 2, and a --data-parallel that is \
-             a larger multiple, such as --data-parallel 4 --ranks-per-node 2"
+            "invalid --ranks-per-node {per_node} for {ranks} ranks: expected at least 2, and --data-parallel set to a \
+             larger multiple, such as --data-parallel 4 --ranks-per-node 2"
         )
         .into());
     }

@@ -24,9 +24,9 @@ const SEED: u64 = 1;
 /// Trains with and without overlap on each number of expert ranks, and prints a table.
 pub fn run(args: &OverlapArgs) -> Result<(), Error> {
     let about = format!(
-        "{} blocks of {} features, whose experts take as long as the products of attention; {} micro-batches of {} samples \
-         of {} tokens per rank, in f32; {} steps after {} warm-up steps; 1 compute thread per rank; on the link, the \
-         exchanges of a step take {} of the step time without a link",
+        "{} blocks of {} features, whose experts take as long as the matrix multiplications of attention; {} \
+         micro-batches of {} samples of {} tokens per rank, in f32; {} steps after {} warm-up steps; 1 compute thread \
+         per rank; on the simulated link, the exchanges of a step take {} of the step time without the link",
         args.layers,
         args.hidden,
         args.micro_batches,
@@ -43,8 +43,8 @@ pub fn run(args: &OverlapArgs) -> Result<(), Error> {
         }
     }
     report.finish(&format!(
-        "{LEGEND}. With M micro-batches at most 1 - 1 / 2M is hidden, because nothing can hide the exchanges of the \
-         first forward"
+        "{LEGEND}. With M micro-batches, at most 1 - 1 / 2M of the transfer time is hidden, because nothing can hide \
+         the exchanges of the first forward"
     ))
 }
 

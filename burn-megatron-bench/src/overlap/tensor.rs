@@ -27,7 +27,7 @@ impl FromStr for TpCommOverlapSetting {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let expected = "expected none, ring, bulk, or with N chunks ring:N or bulk:N";
+        let expected = "expected none, ring, bulk, ring:N or bulk:N (N chunks)";
         let method = match text.split_once(':') {
             None if text == "none" => Some(None),
             None => text.parse().ok().map(|method| Some((method, None))),
@@ -69,8 +69,9 @@ impl TpCommOverlapSetting {
 /// Times the layers with each method on each number of ranks, and prints a table.
 pub fn run(args: &OverlapArgs) -> Result<(), Error> {
     let about = format!(
-        "{} MLPs of {} features, {} samples of {} tokens, forward and backward in f32; {} steps after {} warm-up steps; \
-         1 compute thread per rank; on the link, the transfers of a step take {} of the time of its products",
+        "{} MLPs of {} features, {} samples of {} tokens, forward and backward in f32; {} steps after {} warm-up \
+         steps; 1 compute thread per rank; on the simulated link, the transfers of a step take {} of the time of its \
+         matrix multiplications",
         args.layers,
         args.hidden,
         args.micro_batch_size,
@@ -98,7 +99,9 @@ pub fn run(args: &OverlapArgs) -> Result<(), Error> {
             }
         }
     }
-    let legend = format!("{LEGEND}. With N chunks in bulk at most 1 - 1/N is hidden");
+    let legend = format!(
+        "{LEGEND}. With bulk overlap in N chunks, at most 1 - 1/N of the transfer time is hidden"
+    );
     report.map_or(Ok(()), |report| report.finish(&legend))
 }
 

@@ -150,7 +150,10 @@ fn recipes(args: &StepBenchArgs, precision: Precision) -> Result<Vec<(String, Re
             let ranks = recipe.plan()?.mesh.world_size();
             if ranks != 1 {
                 let path = path.display();
-                return Err(format!("{path} is for {ranks} ranks: expected a recipe for 1").into());
+                return Err(format!(
+                    "invalid recipe {path}: expected a recipe for 1 rank, got {ranks}"
+                )
+                .into());
             }
             vec![("recipe".to_string(), recipe)]
         }
@@ -272,7 +275,7 @@ mod tests {
         write("[parallel]\ntensor = 2");
         let error = measured(&flags).unwrap_err().to_string();
         assert!(
-            error.ends_with("is for 2 ranks: expected a recipe for 1"),
+            error.ends_with("expected a recipe for 1 rank, got 2"),
             "{error}"
         );
     }
@@ -284,7 +287,7 @@ mod tests {
         assert_eq!(report.rows[0].attention, "portable");
         assert_eq!(
             report.failed[0]["reason"],
-            "kernels: attention cannot use mma: a CPU has no matrix units; use auto or portable"
+            "kernels: attention cannot use mma: a CPU has no tensor cores; use auto or portable"
         );
         for flags in ["--attention cuda", "--model 7b", "--steps 0", "--warm-up 0"] {
             assert!(parse_text::<StepBenchArgs>(flags).is_err(), "{flags}");

@@ -48,9 +48,9 @@ impl StepSettings {
             None => "unknown (--peak-tflops)".into(),
         };
         format!(
-            "{} in {}, peak {peak}; medians of the steps after {}; batch: micro-batches x samples x tokens; GiB: peak memory \
-             of the device's pools, on a CPU of the process; driver: GiB in use on the device according to its driver\n\
-             matrices: {}{}",
+            "{} in {}, peak {peak}; medians of the steps after {}; batch: micro-batches x samples x tokens; GiB: peak \
+             memory of the device's memory pools (on a CPU: of the process); driver: GiB in use on the device \
+             according to its driver\nmatrices: {}{}",
             self.device,
             self.precision,
             count(self.warm_up, "warm-up step"),

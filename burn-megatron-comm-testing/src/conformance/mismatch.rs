@@ -44,7 +44,7 @@ pub enum MismatchCase {
 /// The error for a string that is not the name of a [`MismatchCase`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "invalid mismatch {0:?}: expected operation, type, length, root, reduction or message-length"
+    "invalid kind of mismatch {0:?}: expected operation, type, length, root, reduction or message-length"
 )]
 pub struct UnknownMismatchCase(String);
 
@@ -134,7 +134,7 @@ pub fn run_mismatch_case(
         Ok(_) if is_send => Ok(None),
         Ok(found) => {
             let (len, dtype) = (found.len(), found.dtype());
-            let difference = format!("it gave {len} {dtype}, expected an error of the mismatch");
+            let difference = format!("the call returned {len} {dtype}: expected a mismatch error");
             Err(suite.wrong(text, difference))
         }
     }

@@ -135,10 +135,10 @@ pub enum ConformanceError {
         source: Box<CommError>,
     },
     /// A list in the [`ConformanceOptions`] is empty, so nothing would be tested.
-    #[error("invalid conformance options: no {0}; expected at least one")]
+    #[error("invalid conformance options: expected at least one of {0}, got none")]
     Nothing(&'static str),
     /// A test case requires more ranks than the world has.
-    #[error("{case}: the world has {ranks} ranks; expected at least {least}")]
+    #[error("{case}: the world has {ranks} ranks: expected at least {least}")]
     TooFewRanks {
         /// The name of the test case.
         case: &'static str,

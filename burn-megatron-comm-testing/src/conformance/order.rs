@@ -137,7 +137,7 @@ pub(super) fn barrier(suite: &mut CaseContext<'_>) -> CheckResult {
             "after"
         };
         let call = format!("barrier over {}", comm.group());
-        let text = |when| format!("through {when} the index {late} came");
+        let text = |when| format!("the barrier ended {when} index {late} joined");
         suite.text(call, text(passed), text("after"))?;
     }
     Ok(())
@@ -183,7 +183,7 @@ pub(super) fn pool(suite: &mut CaseContext<'_>) -> CheckResult {
     } else {
         "more than"
     };
-    let text = |fits| format!("{fits} {most} allocations in twice as many calls");
+    let text = |fits| format!("{fits} {most} allocations, half the number of calls");
     let call = format!("the pool of the calls over {}", comm.group());
     suite.text(call, text(fits), text("no more than"))
 }

@@ -159,7 +159,7 @@ impl<'a> CaseContext<'a> {
             }
             Err(error) => Err(self.failed(call.to_owned(), error)),
             Ok(_) => {
-                let difference = "it was started, expected an InvalidCall".to_owned();
+                let difference = "the call was started: expected an InvalidCall error".to_owned();
                 Err(self.wrong(call.to_owned(), difference))
             }
         }
@@ -286,7 +286,9 @@ impl<'a> CaseContext<'a> {
         match sum.map_err(|error| self.failed(call.clone(), error))? {
             Buffer::I64(sum) if sum.len() == 1 && sum[0] >= own as i64 => Ok(sum[0] as u64),
             other => {
-                let text = format!("{own} checks of this rank became {other:?} over all ranks");
+                let text = format!(
+                    "the sum of the checks of all ranks is {other:?}: expected at least {own}, the checks of this rank"
+                );
                 Err(self.wrong(call, text))
             }
         }

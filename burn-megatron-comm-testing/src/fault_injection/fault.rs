@@ -213,7 +213,7 @@ fn duration(text: &str) -> Result<Duration, String> {
     let (number, scale) = match (text.strip_suffix("ms"), text.strip_suffix('s')) {
         (Some(number), _) => (number, 1e-3),
         (None, Some(number)) => (number, 1.0),
-        (None, None) => return Err(format!("the time {text:?} has no unit, s or ms")),
+        (None, None) => return Err(format!("the time {text:?} requires a unit (s or ms)")),
     };
     let seconds: f64 = number
         .parse()
@@ -235,7 +235,7 @@ impl FromStr for Fault {
 
 fn parse(text: &str) -> Result<Fault, String> {
     let Some((kind, site)) = text.split_once('@') else {
-        return Err("it has no @rank=N".to_owned());
+        return Err("@rank=N is missing".to_owned());
     };
     let kind: FaultKind = kind.parse()?;
     let [mut rank, mut step, mut call] = [None; 3];
@@ -256,14 +256,14 @@ fn parse(text: &str) -> Result<Fault, String> {
             return Err(format!("{key} is given twice"));
         }
     }
-    let rank = rank.ok_or("it has no rank")?;
-    let rank = usize::try_from(rank).map_err(|_| format!("no world has a rank {rank}"))?;
+    let rank = rank.ok_or("rank is missing")?;
+    let rank = usize::try_from(rank).map_err(|_| format!("rank {rank} is too large"))?;
     let call = match (kind, step, call) {
         (FaultKind::NeverStarts, None, None) => 0,
         (FaultKind::NeverStarts, ..) => {
-            return Err("a rank that never starts has no step and no call".to_owned());
+            return Err("never-starts takes neither step nor call".to_owned());
         }
-        (_, _, call) => call.ok_or("it has no call")?,
+        (_, _, call) => call.ok_or("call is missing")?,
     };
     Ok(Fault {
         kind,

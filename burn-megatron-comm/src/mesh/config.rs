@@ -246,7 +246,7 @@ pub enum LayoutError {
     )]
     NoHybridContext,
     /// A setting conflicts with hybrid context parallelism.
-    #[error("hybrid_context_parallel with {setting}: expected {expected}")]
+    #[error("hybrid_context_parallel conflicts with {setting}: expected {expected}")]
     HybridContext {
         /// The conflicting setting.
         setting: String,
@@ -352,8 +352,8 @@ impl ParallelConfig {
         let refused = [
             (
                 self.max_seqlen_per_dp_cp_rank.is_none(),
-                "no max_seqlen_per_dp_cp_rank".to_string(),
-                "one (--parallel.max_seqlen_per_dp_cp_rank), the maximum number of tokens of a rank in a micro-batch",
+                "max_seqlen_per_dp_cp_rank = none".to_string(),
+                "the maximum number of tokens per rank in a micro-batch (--parallel.max_seqlen_per_dp_cp_rank)",
             ),
             (
                 self.pipeline > 1,

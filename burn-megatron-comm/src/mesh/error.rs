@@ -9,7 +9,7 @@ use super::{Axis, AxisOrder, LayoutError};
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MeshError {
     /// The layout does not match the world size.
-    #[error("{fault}; what fits: {fits}")]
+    #[error("{fault}; possible changes: {fits}")]
     InvalidLayout {
         /// The first fault that was found.
         fault: MeshFault,
@@ -36,7 +36,7 @@ pub enum MeshError {
         order: String,
     },
     /// The number of items is not divisible by the size of an axis.
-    #[error("{what} {size} cannot be split over {axis} = {parts}; {} can", listed(fits, 1, *size))]
+    #[error("{what} {size} cannot be split over {axis} = {parts}: expected {axis} = {}", listed(fits, 1, *size))]
     Uneven {
         /// The name of the items, for example `heads`.
         what: String,
@@ -69,7 +69,7 @@ pub enum MeshError {
     },
     /// The number of items to split is 0.
     #[error(
-        "{what} 0 cannot be split over {axis} = {parts}; a multiple of {} can",
+        "{what} 0 cannot be split over {axis} = {parts}: expected a multiple of {}",
         (*parts).max(1)
     )]
     NothingToSplit {
@@ -95,7 +95,7 @@ pub enum MeshFault {
         axis: Axis,
     },
     /// The product of the axis sizes of one grid does not match the world size.
-    #[error("{sizes} needs {need}, the world has {world}")]
+    #[error("{sizes} requires {need}, but the world has {world}")]
     Product {
         /// The axes and their sizes, for example `tensor 2 x context 1 x pipeline 3`.
         sizes: String,
@@ -184,7 +184,7 @@ impl fmt::Display for Suggestions {
             .map(|(axis, sizes)| format!("{axis} = {}", either(sizes)));
         let all: Vec<_> = worlds.into_iter().chain(order).chain(sizes).collect();
         match all.as_slice() {
-            [] => write!(f, "no change of one size alone"),
+            [] => write!(f, "none of one size alone"),
             all => write!(f, "{}", all.join(", or ")),
         }
     }

@@ -31,7 +31,7 @@ impl DeviceCommunicator for ProcessCommunicator {
         let failed = |message: String| CommError::engine(engine.name(), message);
         let transport = engine.device();
         let transport = transport.ok_or_else(|| {
-            failed("the engine has no calls on device tensors: expected host buffers".into())
+            failed("the engine does not support device tensors: expected host buffers".into())
         })?;
         let mut signatures = Vec::with_capacity(calls.len());
         for (call, input) in &calls {

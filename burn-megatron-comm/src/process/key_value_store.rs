@@ -67,7 +67,7 @@ mod memory {
             let (values, _) = waited.unwrap();
             values.get(key).cloned().ok_or_else(|| CommError::Engine {
                 engine: "test".into(),
-                message: format!("no rank has posted {key}"),
+                message: format!("no rank has published {key}"),
             })
         }
     }

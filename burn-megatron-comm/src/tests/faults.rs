@@ -218,7 +218,9 @@ fn invalid_calls_are_refused_before_anything_is_sent() {
             assert!(counts(&[usize::MAX, 4], &[1, 1]).contains("expected a sum of 3"));
             let own = rank.rank();
             let send = [[1, 2], [2, 1]][own];
-            assert!(counts(&send, &[2, 2]).contains("it sends 1 elements and receives 2"));
+            assert!(
+                counts(&send, &[2, 2]).contains("it sends 1 elements to itself and receives 2")
+            );
             for groups in [
                 vec![vec![0]],
                 vec![vec![0, 1], vec![1]],

@@ -77,8 +77,7 @@ pub enum WorldError {
     },
     /// The `threads` engine was requested, but the ranks are processes.
     #[error(
-        "invalid engine threads for {ranks} ranks that are processes: expected nccl or mpi; or start one \
-         process"
+        "invalid engine threads for {ranks} ranks that are processes: expected nccl or mpi, or a single process"
     )]
     ThreadsAcrossProcesses {
         /// The number of processes.
@@ -101,7 +100,7 @@ pub enum WorldError {
     Engine(#[from] CommError),
     /// This process has already run this rank. With NCCL, a process can run each rank only once for a rendezvous
     /// address. With MPI, a process can run only one world.
-    #[error("this process has already been this rank of the world: a world of processes runs once")]
+    #[error("this process has already run as this rank: a process can run a world only once")]
     RanAlready,
 }
 

@@ -133,5 +133,5 @@ fn a_blend_takes_no_more_than_there_is() {
     );
     let mixed = vec![Arc::clone(&parts[0]), Arc::new(other.unwrap())];
     let error = blended(mixed, &[0.5, 0.5], 2);
-    assert_snapshot!(error, @"data set 1 has samples of 5 tokens, and the first has 4");
+    assert_snapshot!(error, @"data set 1 has samples of 5 tokens, but the samples of the first data set have 4");
 }

@@ -76,7 +76,7 @@ pub enum ChatLineError {
         expected: &'static str,
     },
     /// The text is not JSON, but JSON is expected.
-    #[error("invalid {what}: it is a text that is not JSON: {source}")]
+    #[error("invalid {what}: the text is not JSON: {source}")]
     JsonText {
         /// The key of the text.
         what: String,
@@ -116,8 +116,8 @@ pub enum ChatLineError {
     Noncharacter,
     /// The line has messages, but there is no template to render them.
     #[error(
-        "it has messages, and the tokenizer {0} has no chat template: set data.chat.template to a file of one, or give \
-         `prompt` and `completion` as text"
+        "it has messages, but the tokenizer {0} has no chat template: set data.chat.template to a template file, or \
+         give `prompt` and `completion` as text"
     )]
     NoTemplate(String),
     /// The tokenizer has neither a chat template nor an end token, so answers would not end.

@@ -170,11 +170,7 @@ fn tools_and_calls_may_be_json_text() {
             "invalid tools: expected a list of schemas",
         ),
         ("[1]", "{}", "invalid tools: expected a list of schemas"),
-        (
-            "\"add\"",
-            "{}",
-            "invalid tools: it is a text that is not JSON",
-        ),
+        ("\"add\"", "{}", "invalid tools: the text is not JSON"),
         (
             &list,
             "[1]",
@@ -183,7 +179,7 @@ fn tools_and_calls_may_be_json_text() {
         (
             &list,
             "\"a=1\"",
-            "invalid arguments of a call in message 2: it is a text that is not JSON",
+            "invalid arguments of a call in message 2: the text is not JSON",
         ),
     ] {
         let error = of(tools, &call(arguments), "[CALL]").unwrap_err();

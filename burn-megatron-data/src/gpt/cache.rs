@@ -92,7 +92,10 @@ impl IndexCache {
             found => {
                 if let CacheLookup::Corrupt(reason) = found {
                     let manifest = set.path(".json");
-                    tracing::warn!("{} is invalid, {reason}: rebuilding", manifest.display());
+                    tracing::warn!(
+                        "{} is invalid ({reason}): rebuilding it",
+                        manifest.display()
+                    );
                 }
                 set.write(&build()?)?;
                 match set.open() {

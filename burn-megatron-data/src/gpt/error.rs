@@ -62,7 +62,7 @@ pub enum SamplingError {
         sequences: usize,
     },
     /// The sample index is out of range.
-    #[error("there is no sample {number}: there are {samples}")]
+    #[error("invalid sample number {number}: expected a number below {samples}")]
     NoSuchSample {
         /// The index of the sample, counted from 0.
         number: u64,
@@ -74,7 +74,8 @@ pub enum SamplingError {
     NoEod(&'static str),
     /// A token id is not smaller than the vocabulary size.
     #[error(
-        "sequence {sequence} of '{}' has the token {token}, but the vocabulary has {vocabulary}: it was made with another tokenizer",
+        "sequence {sequence} of '{}' has the token {token}, but the vocabulary has {vocabulary} tokens: the file was \
+         made with another tokenizer",
         prefix.display()
     )]
     BeyondVocabulary {
@@ -140,7 +141,9 @@ pub enum SamplingError {
         wanted: u64,
     },
     /// The data sets have different sample lengths.
-    #[error("data set {number} has samples of {found} tokens, and the first has {seq}")]
+    #[error(
+        "data set {number} has samples of {found} tokens, but the samples of the first data set have {seq}"
+    )]
     UnequalLengths {
         /// The index of the data set, counted from 0.
         number: usize,
@@ -150,7 +153,10 @@ pub enum SamplingError {
         seq: usize,
     },
     /// The vocabulary size of the token files is unknown.
-    #[error("unknown vocabulary of '{}': no '{}' gives it; set its size", prefix.display(), sidecar.display())]
+    #[error(
+        "unknown vocabulary size of '{}', because '{}' does not exist or has no size: set it",
+        prefix.display(), sidecar.display()
+    )]
     NoVocabulary {
         /// The path prefix of the token files.
         prefix: PathBuf,
@@ -178,7 +184,7 @@ pub enum SamplingError {
     #[error("the eod in the sidecar of '{}' is not a token: tokens are below 2^31", .0.display())]
     Eod(PathBuf),
     /// An option was set that has no effect together with another option.
-    #[error("{0} has no effect with {1}: leave one out")]
+    #[error("{0} conflicts with {1}: remove one of them")]
     Ignored(&'static str, &'static str),
 }
 

@@ -88,7 +88,7 @@ pub struct HybridContextPlan {
 pub enum HybridContextError {
     /// The number of ranks is not a power of two.
     #[error(
-        "hybrid context parallelism over context x data = {ranks} ranks: expected a power of two, such as {}",
+        "invalid context x data = {ranks} ranks for hybrid context parallelism: expected a power of two, such as {}",
         powers_near(*ranks)
     )]
     Ranks {

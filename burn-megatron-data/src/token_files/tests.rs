@@ -287,7 +287,7 @@ fn options_that_do_not_fit_are_refused() {
     };
     let refused = error(packed);
     assert!(
-        refused.contains("reset_attention has no effect with packing"),
+        refused.contains("reset_attention conflicts with packing"),
         "{refused}"
     );
     let missing = TokenFilesConfig::new(vec![file("nothing", None)]);

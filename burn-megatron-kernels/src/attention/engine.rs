@@ -164,7 +164,7 @@ impl Kernels {
 fn next_tensor<const D: usize>(tensors: &mut impl Iterator<Item = DispatchTensor>) -> Tensor<D> {
     match tensors.next() {
         Some(tensor) => Tensor::from_dispatch(tensor),
-        None => unreachable!("a kernel gives as many outputs as it has promised"),
+        None => unreachable!("a kernel returns the declared number of outputs"),
     }
 }
 

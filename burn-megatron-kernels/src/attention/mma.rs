@@ -49,7 +49,7 @@ impl MmaTiles {
     /// `cp.async` for f16 or bf16. The message names the missing feature.
     pub fn new(device: &Device) -> Result<Self, KernelError> {
         Self::query(device).map_err(|reason| {
-            let message = format!("no matrix units on {device:?}: {reason}: use Portable");
+            let message = format!("no tensor cores on {device:?}: {reason}: use Portable");
             KernelError::shape(OPERATION, message)
         })
     }

@@ -36,7 +36,7 @@ impl EngineKind {
     /// Creates the engine for a device.
     fn open(self, device: &Device) -> Result<Arc<dyn AttentionEngine>, String> {
         match self {
-            Self::Mma if *device == Device::flex() => Err("a CPU has no matrix units".into()),
+            Self::Mma if *device == Device::flex() => Err("a CPU has no tensor cores".into()),
             Self::Mma => open_mma(device),
             Self::Portable => Ok(Arc::new(Portable)),
         }

@@ -243,7 +243,7 @@ where
     let (primitives, guards): (Vec<_>, Vec<_>) =
         inputs.into_iter().map(|tensor| tensor.into_parts()).unzip();
     let Ok(guards) = <[_; N]>::try_from(guards) else {
-        unreachable!("`record` is called with as many inputs as N says")
+        unreachable!("`record` is called with N inputs")
     };
     let step = <RecordedFunction as Backward<B, N>>::prepare::<C>(RecordedFunction, guards);
     let (outputs, saved, observed) = observed_forward::<B>(primitives, &function);

@@ -102,7 +102,10 @@ impl Submitter {
         work: impl FnOnce(&[u64], CUstream) -> Result<(), String> + Send + 'static,
     ) {
         if let Some(failure) = &*self.failure.lock().unwrap_or_else(PoisonError::into_inner) {
-            panic!("an earlier product on {:?} failed: {failure}", self.device);
+            panic!(
+                "an earlier matrix product on {:?} failed: {failure}",
+                self.device
+            );
         }
         let (context, slot) = (self.context.clone(), self.failure.clone());
         let bindings =
@@ -114,7 +117,7 @@ impl Submitter {
             let Err(reason) = ended.unwrap_or_else(|panic| Err(message(&*panic))) else {
                 return;
             };
-            tracing::error!("a product on the GPU failed: {reason}");
+            tracing::error!("a matrix product on the GPU failed: {reason}");
             slot.lock()
                 .unwrap_or_else(PoisonError::into_inner)
                 .get_or_insert(reason.clone());

@@ -309,7 +309,7 @@ impl GivenParameters {
         let NormFormula { name, options, .. } = formula;
         let width = x.dims()[D - 1];
         if self.bias.is_some() && !formula.centred {
-            return Err(KernelError::shape(name, "a bias: expected none"));
+            return Err(KernelError::shape(name, "invalid bias: expected none"));
         }
         if width == 0 {
             let message = format!(

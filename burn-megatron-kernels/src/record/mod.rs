@@ -116,7 +116,7 @@ pub enum RecordError {
     #[error("the operations cannot be recorded: {0}")]
     Graph(String),
     /// An operation cannot be recorded on shapes alone, because it reads values or uses a backend directly.
-    #[error("{operation} has no form on shapes alone: {reason}")]
+    #[error("{operation} cannot be recorded from shapes alone: {reason}")]
     NoShapes {
         /// The name of the operation.
         operation: String,

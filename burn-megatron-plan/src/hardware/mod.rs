@@ -122,7 +122,7 @@ pub enum HardwareError {
         expected: &'static str,
     },
     /// The hardware file has no peak throughput for a dtype.
-    #[error("{device} has no peak of {dtype}: it has {known}")]
+    #[error("{device} has no peak throughput for {dtype}: it has {known}")]
     NoPeak {
         /// The name of the device.
         device: String,
@@ -397,7 +397,7 @@ mod tests {
             assert!(error.contains(says), "{error}");
         }
         let a100 = Hardware::named("A100").unwrap();
-        let expected = "A100 has no peak of fp8: it has bf16, f16, f32";
+        let expected = "A100 has no peak throughput for fp8: it has bf16, f16, f32";
         assert_eq!(a100.peak_of("fp8").unwrap_err().to_string(), expected);
     }
 }

@@ -96,7 +96,7 @@ pub(crate) fn server_handshake(
     if length > MAX_HELLO {
         return Err(io::Error::new(
             io::ErrorKind::InvalidData,
-            format!("invalid hello of {length} bytes: expected at most {MAX_HELLO}"),
+            format!("invalid handshake message of {length} bytes: expected at most {MAX_HELLO}"),
         ));
     }
     let mut hello = vec![0; length];
@@ -145,7 +145,8 @@ pub(crate) fn client_handshake_over(
     let hello = hello.as_bytes();
     let length = u16::try_from(hello.len()).ok();
     let length = length.filter(|length| usize::from(*length) <= MAX_HELLO);
-    let length = length.ok_or_else(|| io::Error::other("invalid hello: it is too long"))?;
+    let length =
+        length.ok_or_else(|| io::Error::other("invalid handshake message: it is too long"))?;
     let (mut greeting, mut nonce) = ([0; GREETING.len()], [0; BYTES]);
     stream.read_exact(&mut greeting)?;
     if greeting != *GREETING {

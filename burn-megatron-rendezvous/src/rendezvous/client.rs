@@ -343,7 +343,7 @@ impl RendezvousClient {
             value: value.into(),
         };
         let posted = self.send(&post);
-        posted.map_err(|error| format!("cannot post {key}: {error}"))
+        posted.map_err(|error| format!("cannot publish {key}: {error}"))
     }
 
     /// Waits until a rank has posted a value under `key`, and returns this value.
@@ -359,7 +359,7 @@ impl RendezvousClient {
         let state = self.wait_until(until, is_posted);
         let value = state.and_then(|state| state.posted.get(key).cloned());
         let seconds = timeout.as_secs_f64();
-        value.ok_or_else(|| format!("no rank has posted {key} within {seconds:.1} s"))
+        value.ok_or_else(|| format!("no rank has published {key} within {seconds:.1} s"))
     }
 
     fn is_closed(&self) -> bool {

@@ -45,13 +45,13 @@ pub(super) fn incompatibility(hello: &Hello, slots: &[Option<RegisteredRank>]) -
     let (version, world) = (env!("CARGO_PKG_VERSION"), slots.len());
     if hello.version != version {
         return Some(format!(
-            "rank {rank} runs version {} of burn-megatron, the rendezvous {version}",
+            "rank {rank} runs version {} of burn-megatron, but the rendezvous runs version {version}",
             hello.version
         ));
     }
     if size != world {
         return Some(format!(
-            "rank {rank} expects {size} ranks, the rendezvous {world}: set the same WORLD_SIZE on all \
+            "rank {rank} expects {size} ranks, but the rendezvous expects {world}: set the same WORLD_SIZE on all \
              ranks"
         ));
     }

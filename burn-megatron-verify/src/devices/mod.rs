@@ -81,7 +81,7 @@ impl Default for DeviceOptions {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceCheckError {
     /// The forward or the backward failed on the CPU, so that there is no reference.
-    #[error("the step fails on the CPU in {dtype}, which devices are compared with: {reason}")]
+    #[error("the reference run on the CPU in {dtype} failed: {reason}")]
     Oracle {
         /// The dtype of the reference.
         dtype: String,
@@ -90,8 +90,8 @@ pub enum DeviceCheckError {
     },
     /// The forward draws random numbers, so that two runs cannot be compared.
     #[error(
-        "the forward draws random numbers ({operation}): expected a step that is the same on every run. Dropout of Burn is \
-         off here; pass noise with the batch"
+        "the forward draws random numbers ({operation}): expected a forward that returns the same result in every run. \
+         Burn's dropout is off in this check: pass other noise as a part of the batch"
     )]
     Random {
         /// The random operation, or a description of the difference between two runs.
@@ -160,7 +160,7 @@ pub fn check_device<M: Module, B: Batch>(
     let trace = if options.observe {
         Trace::record(model, batch, &loss)
     } else {
-        Err("not asked for".into())
+        Err("not requested".into())
     };
     if let Some(operation) = trace.as_ref().ok().and_then(Trace::random) {
         return Err(DeviceCheckError::Random { operation });

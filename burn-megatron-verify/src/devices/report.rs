@@ -230,12 +230,16 @@ impl fmt::Display for FirstDifference {
         match (&self.reason, self.mode) {
             (Some(reason), _) => write!(f, ": {reason}"),
             (None, ReplayMode::Single) => {
-                write!(f, ", alone: {relative:.1e} apart, bound {bound:.1e}")
+                write!(
+                    f,
+                    ", run alone: relative difference {relative:.1e}, bound {bound:.1e}"
+                )
             }
             (None, ReplayMode::Sequence) => {
                 write!(
                     f,
-                    ", after those before it, though each is right alone: {relative:.1e} apart, bound {bound:.1e}"
+                    ", run after the operations before it (each is correct when run alone): relative difference \
+                     {relative:.1e}, bound {bound:.1e}"
                 )
             }
         }
@@ -254,7 +258,7 @@ impl fmt::Display for DeviceRun {
             let apart = self.loss_difference;
             writeln!(
                 f,
-                "  loss {found:.9e}, on the CPU {expected:.9e}: {apart:.1e} apart"
+                "  loss {found:.9e}, on the CPU {expected:.9e}: relative difference {apart:.1e}"
             )?;
             let worst = self
                 .gradients
@@ -264,7 +268,7 @@ impl fmt::Display for DeviceRun {
                 let (wrong, all) = (self.wrong_gradients().count(), self.gradients.len());
                 writeln!(
                     f,
-                    "  gradients: {wrong} of {all} differ, most {path}: {relative:.1e} apart"
+                    "  gradients: {wrong} of {all} differ; largest relative difference {relative:.1e}, of {path}"
                 )?;
             }
         }
@@ -277,7 +281,7 @@ impl fmt::Display for DeviceRun {
                 let agree = self.operations;
                 writeln!(
                     f,
-                    "  {agree} operations of the forward agree, others were not compared: {reason}"
+                    "  {agree} operations of the forward agree; the others were not compared: {reason}"
                 )?;
             }
             (None, None) => writeln!(f, "  {} operations of the forward agree", self.operations)?,

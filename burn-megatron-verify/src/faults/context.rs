@@ -77,7 +77,7 @@ impl KeyValueExchange for FaultyRing {
         if self.fault == ContextFault::GroupOfOne {
             let keys = self.ring.0.members(self.comm().rank());
             let result = of.attend(&q, &own, keys);
-            return result.expect("a query sees its own token");
+            return result.expect("a query attends to its own token");
         }
         if self.fault != ContextFault::MergedWithoutRescaling {
             return self.ring.forward(of, q, own);
@@ -98,7 +98,7 @@ impl KeyValueExchange for FaultyRing {
             }
             block = self.shift(block, false);
         }
-        sum.expect("a query sees its own token")
+        sum.expect("a query attends to its own token")
     }
 
     fn backward(
@@ -113,7 +113,7 @@ impl KeyValueExchange for FaultyRing {
         if self.fault == ContextFault::GroupOfOne {
             let keys = self.ring.0.members(self.comm().rank());
             let of_own = of.gradients(&q, &own, keys, &result, &dout);
-            return of_own.expect("a query sees its own token");
+            return of_own.expect("a query attends to its own token");
         }
         let (dq, block) =
             self.ring
@@ -124,7 +124,7 @@ impl KeyValueExchange for FaultyRing {
         let rank = self.comm().rank();
         let keys = self.ring.0.members(rank);
         let of_own = of.gradients(&q, &own, keys, &result, &dout);
-        let (_, of_own) = of_own.expect("a query sees its own token");
+        let (_, of_own) = of_own.expect("a query attends to its own token");
         // The last gradients to arrive came from the previous rank.
         let of_others = self.shift(block - of_own.clone(), true);
         assert_eq!(of_others.dims(), shape);

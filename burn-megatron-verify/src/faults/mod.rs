@@ -122,7 +122,7 @@ pub const PUBLISHED: [PublishedFault; 15] = [
     of(
         "The gradient norm omits experts of other ranks, so gradients are clipped less than expected",
         "https://github.com/NVIDIA/Megatron-LM/pull/5916",
-        "each rank computes the norm of its own shard only",
+        "each rank computes only the norm of its shard",
         "tp2-dp1",
         PlantedFault::Decoder(Fault::LocalNorm),
     ),

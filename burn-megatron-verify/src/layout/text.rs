@@ -25,15 +25,16 @@ pub enum LayoutPartError {
     /// The part is unknown.
     #[error(
         "is not one of tpN, sp, cpN, epN, etpN, dpN, ppN, mbN, zN, hsdpN, nodeN (tensor, sequence, context, expert, \
-         expert-tensor, data and pipeline parallelism, micro-batch, ZeRO stage, ranks of a sharding group and of a node), an exchange \
-         (ring, allgather, alltoall, uspN with N ranks in an all-to-all) or a split (contiguous, striped, perdocument) \
-         of context parallelism, hybridN (documents shared by their length, at most N tokens of a rank), epoverlap (exchanges of experts under another micro-batch), an overlap of sequence parallelism (tpring, tpbulk, or with N chunks tpringN, tpbulkN), as in \
-         tp2-sp-dp2, tp2-sp-tpring-dp2, cp4-ring-striped and dp4-z3-hsdp2, nor after a slash a schedule or vN \
-         (stages on each rank), as in pp2-mb1/interleaved/v2"
+         expert-tensor, data and pipeline parallelism, micro-batch, ZeRO stage, ranks of a sharding group and of a \
+         node), an exchange (ring, allgather, alltoall, uspN with N ranks in an all-to-all) or a split (contiguous, \
+         striped, perdocument) of context parallelism, hybridN (hybrid context parallelism, at most N tokens per \
+         rank), epoverlap (exchanges of experts under another micro-batch), an overlap of sequence parallelism \
+         (tpring, tpbulk, or with N chunks tpringN, tpbulkN), as in tp2-sp-dp2, tp2-sp-tpring-dp2, cp4-ring-striped \
+         and dp4-z3-hsdp2, nor after a slash a schedule or vN (stages on each rank), as in pp2-mb1/interleaved/v2"
     )]
     Unknown,
     /// The part repeats an earlier part.
-    #[error("repeats an earlier part: expected each once, as in tp2-sp-dp2")]
+    #[error("repeats an earlier part: expected each part at most once, as in tp2-sp-dp2")]
     Repeated,
 }
 
@@ -325,7 +326,7 @@ mod tests {
         }
         insta::assert_snapshot!(
             "tp2-tp4".parse::<Layout>().unwrap_err(),
-            @"invalid layout \"tp2-tp4\": \"tp4\" repeats an earlier part: expected each once, as in \
+            @"invalid layout \"tp2-tp4\": \"tp4\" repeats an earlier part: expected each part at most once, as in \
               tp2-sp-dp2"
         );
     }

@@ -261,8 +261,8 @@ pub(super) fn part_len<const D: usize>(x: &Tensor<D>, dim: usize, comm: &Comm) -
     let (shape, size) = (x.dims(), comm.size());
     if !shape[dim].is_multiple_of(size) {
         invalid(format!(
-            "dim {dim} of a tensor {shape:?} cannot be split over the {size} ranks of {}; \
-             a multiple of {size} can",
+            "dim {dim} of a tensor {shape:?} cannot be split over the {size} ranks of {}: expected a multiple of \
+             {size}",
             comm.group(),
         ));
     }

@@ -189,7 +189,7 @@ fn missing(operation: Operation, device: &Device, dtype: DType) -> Option<String
     if !is_cpu && dtype == DType::F64 {
         return Some("kernels for GPUs compute in f32".into());
     }
-    (!device.supports_dtype(dtype)).then(|| format!("the device has no {dtype:?}"))
+    (!device.supports_dtype(dtype)).then(|| format!("the device does not support {dtype:?}"))
 }
 
 fn decide(

@@ -156,7 +156,7 @@ impl<M: LanguageModel> GenerationCache<M> for RecomputePrefix {
     ) -> Tensor<3> {
         let [SequencePart { sequence, count }] = new.parts[..] else {
             panic!(
-                "a cache of tokens reads one sequence at a time: expected new tokens of 1, not of {}",
+                "a cache of tokens reads one sequence at a time: expected new tokens of 1 sequence, got {}",
                 new.parts.len()
             )
         };

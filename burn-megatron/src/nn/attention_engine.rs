@@ -66,7 +66,7 @@ impl AttentionEngines {
 
 fn reason(selected: &SelectedEngine, dtype: DType) -> String {
     if selected.skipped.is_empty() {
-        format!("the device has matrix units for {dtype:?}")
+        format!("the device has tensor cores for {dtype:?}")
     } else {
         selected.skipped.join("; ")
     }

@@ -98,7 +98,7 @@ impl KvBuffer {
             let mut old = old.into_iter();
             let written = new.map(|new| {
                 let Some(old) = old.next() else {
-                    unreachable!("a layer keeps as many tensors as it did")
+                    unreachable!("the number of tensors of a layer does not change")
                 };
                 let at = first - self.start;
                 old.slice_assign(range(at, &new), new)

@@ -105,7 +105,7 @@ impl<'a> LinearOperands<'a> {
     /// if both are possible.
     pub(super) fn epilogue_obstacle(&self, has_adapter: bool) -> Option<&'static str> {
         let obstacles = [
-            (self.fp8.is_some(), "layers in 8 bits (fp8)"),
+            (self.fp8.is_some(), "FP8 layers (fp8)"),
             (has_adapter, "layers with adapters (lora)"),
             (
                 self.input.in_chunks().is_some(),

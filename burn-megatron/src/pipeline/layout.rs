@@ -29,7 +29,7 @@ pub enum LayoutScheduleError {
     },
     /// The schedule in the file is for another number of ranks or micro-batches.
     #[error(
-        "the schedule {path} is for {} ranks and {} micro-batches, the run has {} and {}",
+        "the schedule {path} is for {} ranks and {} micro-batches, but the run has {} and {}",
         found.0, found.1, expected.0, expected.1
     )]
     Sizes {
@@ -229,7 +229,9 @@ mod tests {
         };
         assert_eq!(
             refused(&layout, 8),
-            format!("the schedule {path} is for 2 ranks and 4 micro-batches, the run has 2 and 8")
+            format!(
+                "the schedule {path} is for 2 ranks and 4 micro-batches, but the run has 2 and 8"
+            )
         );
         assert_eq!(
             refused(&layout.clone().with_virtual_stages(2), 4),

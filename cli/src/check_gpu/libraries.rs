@@ -36,7 +36,7 @@ pub fn libraries(kind: DeviceKind) -> Result<Findings, Error> {
             Err(reason) => format!("missing: {reason}"),
         },
     );
-    // Without cuBLASLt, matrix products are slow: see the check of products.
+    // Without cuBLASLt, matrix multiplications are slow: see the check of products.
     found.note("cuBLASLt", library(&toolkit.cublas_lt));
     match probe::nccl() {
         Ok(nccl) => {

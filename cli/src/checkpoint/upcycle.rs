@@ -50,15 +50,17 @@ pub fn run(args: &UpcycleArgs, families: &Families) -> Result<ExitCode, Error> {
         HumanBytes(total(&upcycled)),
     );
     match config.difference() {
-        None => println!("its outputs equal the outputs of {name}"),
-        Some(difference) => println!("its outputs differ from the outputs of {name}: {difference}"),
+        None => println!("the outputs of the new model equal the outputs of {name}"),
+        Some(difference) => {
+            println!("the outputs of the new model differ from the outputs of {name}: {difference}")
+        }
     }
     if let Err(error) = HfConfig::<ModelFamily>::of(model) {
-        println!("convert cannot export it: {error}");
+        println!("convert cannot export this model: {error}");
     }
     println!(
-        "it has weights only: start a run with pretrain --load {}, and add to the settings of the model in the \
-         recipe:\n\n{}",
+        "the checkpoint has weights only: start a run with pretrain --load {}, and add these settings of the model to \
+         the recipe:\n\n{}",
         args.to.display(),
         recipe(model)?
     );

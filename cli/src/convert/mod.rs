@@ -143,7 +143,7 @@ fn from_hf(args: &ConvertArgs, families: &Families) -> Result<(), Error> {
     ] {
         if is_given {
             return Err(format!(
-                "--{flag} applies to a checkpoint, and {} is a Hugging Face folder; remove it",
+                "--{flag} requires a checkpoint, but {} is a Hugging Face folder: remove it",
                 path.display()
             )
             .into());

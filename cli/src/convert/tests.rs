@@ -66,7 +66,7 @@ fn there_and_back() {
     assert_eq!(names, 3, "nothing is left of what was replaced");
     let error = refusal(format!("{back} {} --dtype bf16", at("x")));
     let wanted =
-        format!("--dtype applies to a checkpoint, and {back} is a Hugging Face folder; remove it");
+        format!("--dtype requires a checkpoint, but {back} is a Hugging Face folder: remove it");
     assert_eq!(error, wanted);
     let error = refusal(format!("{} {}", at("none"), at("x")));
     let wanted = format!(

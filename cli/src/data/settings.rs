@@ -185,7 +185,7 @@ impl DataConfig {
                 "token files"
             };
             return Err(
-                format!("data.{name} applies to text, and the data is {what}; remove it").into(),
+                format!("data.{name} requires text, but the data is {what}; remove it").into(),
             );
         }
         let split = self.split.as_ref().map(|split| split.parse::<Split>());
@@ -208,7 +208,7 @@ impl DataConfig {
             let reset = ("reset_attention", self.reset_attention);
             if let Some((name, _)) = given.iter().chain([&reset]).find(|(_, given)| *given) {
                 return Err(format!(
-                    "data.{name} applies to token files, and the data is [data.chat]; remove it{}",
+                    "data.{name} requires token files, but the data is [data.chat]; remove it{}",
                     match *name {
                         "packing" => ", or set data.chat.packing",
                         "split (--data.split)" =>
@@ -222,7 +222,7 @@ impl DataConfig {
         }
         match given.iter().find(|(_, given)| *given) {
             Some((name, _)) if self.files.is_empty() => Err(format!(
-                "data.{name} applies to token files, and the data is text; convert it with `burn-megatron preprocess`, \
+                "data.{name} requires token files, but the data is text; convert it with `burn-megatron preprocess`, \
                  and set data.files{}",
                 match *name {
                     "split (--data.split)" => ". A tenth of a text is held out; \"100,0,0\" holds nothing out",
@@ -241,7 +241,7 @@ impl DataConfig {
     pub fn check_tokens(&self) -> Result<(), Error> {
         match self.reset_attention {
             true => Err(
-                "data.reset_attention of a text conflicts with data.tokenizer, because it applies to bytes only; \
+                "data.reset_attention of a text conflicts with data.tokenizer, because it requires text as bytes; \
                  convert the text with `burn-megatron preprocess`, and set data.files"
                     .into(),
             ),

@@ -134,7 +134,7 @@ fn special_tokens_follow_the_tokenizer_and_the_setting() {
     assert!(wrong("path = 'DIR/text.txt'").contains("no effect on bytes"));
     let files = wrong("files = ['DIR/tokens']\nsplit = '90,10'");
     assert!(
-        files.starts_with("data.special_tokens applies to text, and the data is token files"),
+        files.starts_with("data.special_tokens requires text, but the data is token files"),
         "{files}"
     );
 }
@@ -296,12 +296,12 @@ fn settings_that_do_nothing_or_do_not_fit_are_errors() {
     for (data, wanted) in [
         (
             "split = '1,1'",
-            "data.split (--data.split) applies to token files",
+            "data.split (--data.split) requires token files",
         ),
-        ("packing = true", "data.packing applies to token files"),
+        ("packing = true", "data.packing requires token files"),
         (
             "cache = 'x'",
-            "data.cache (--data.cache) applies to token files",
+            "data.cache (--data.cache) requires token files",
         ),
         (
             "path = 'x'\nfiles = ['y']",
@@ -311,11 +311,11 @@ fn settings_that_do_nothing_or_do_not_fit_are_errors() {
         ("files = ['DIR/tokens']\nsplit = '1,x'", "1,x"),
         (
             "json_key = 'a'\nfiles = ['DIR/tokens']",
-            "data.json_key (--json-key) applies to text, and the data is token files",
+            "data.json_key (--json-key) requires text, but the data is token files",
         ),
         (
             "json_key = 'a'\npath = 'DIR/text.txt'",
-            "data.json_key (--json-key) = a applies to JSON lines",
+            "data.json_key (--json-key) = a requires JSON lines",
         ),
         (
             "tokenizer = 'DIR'\npath = 'DIR/text.txt'",

@@ -42,7 +42,7 @@ pub fn read(data: &DataConfig) -> Result<(PathBuf, TextDocuments), Error> {
     let Found { inputs, counts } = find(std::slice::from_ref(&path), &options)?;
     if data.json_key.is_some() && !inputs.iter().any(|input| input.format.has_keys()) {
         return Err(format!(
-            "data.json_key (--json-key) = {key} applies to JSON lines, Parquet and Arrow, and {} is text: remove it",
+            "data.json_key (--json-key) = {key} requires JSON lines, Parquet or Arrow, but {} is text: remove it",
             path.display()
         )
         .into());

@@ -178,7 +178,7 @@ NVRTC           12.8, /opt/libnvrtc.so.12
 CUDA headers    /opt/cuda/include
 cuBLASLt        12.8, /opt/libcublasLt.so.12
 GPU             NVIDIA H100; the first kernel is right
-products        cuBLASLt
+matmul          cuBLASLt
 attention       mma, in bf16
 ";
 

@@ -105,7 +105,7 @@ impl Environment {
                     false => "the first kernel is right",
                 };
                 row(f, "GPU", format!("{}; {checked}", gpu.name))?;
-                row(f, "products", &gpu.products)?;
+                row(f, "matmul", &gpu.products)?;
                 row(f, "attention", format!("{}, in bf16", gpu.attention))
             }
         }

@@ -112,7 +112,9 @@ impl Families {
     pub fn model_of(&self, checkpoint: &Checkpoint) -> Result<Model, Error> {
         let invalid = |error: &dyn std::fmt::Display| {
             let path = checkpoint.path().display();
-            Error::from(format!("{path}: invalid model in its recipe: {error}"))
+            Error::from(format!(
+                "{path}: invalid [model] in the recipe of the checkpoint: {error}"
+            ))
         };
         let Some(settings) = checkpoint.metadata().config.get("model") else {
             return Err(invalid(&"the recipe has no model"));

@@ -42,8 +42,8 @@ pub fn check(recipe: &Recipe) -> Result<(), Error> {
             Ok(())
         } else {
             Err(format!(
-                "invalid first_last_bf16 = {ends} for {layers} layers: expected at most {}, so that a block computes in \
-                 8 bits",
+                "invalid first_last_bf16 = {ends} for {layers} layers: expected at most {}, so that at least one block \
+                 computes in FP8",
                 layers.saturating_sub(1) / 2,
             )
             .into())
@@ -80,7 +80,7 @@ pub fn check_flags(recipe: &Recipe, report: bool, flags: &SettingFlags) -> Resul
 
 fn no_fp8_layers(name: &str) -> Error {
     format!(
-        "{name} requires 8-bit layers, and this run has none; set a scaling recipe (--fp8 delayed, current, blockwise \
+        "{name} requires FP8 layers, but this run has none; set a scaling recipe (--fp8 delayed, current, blockwise \
          or mxfp8), or remove {name}"
     )
     .into()
@@ -89,7 +89,7 @@ fn no_fp8_layers(name: &str) -> Error {
 /// Returns the line of the header: `delayed, E4M3 and E5M2 for gradients; ...`.
 pub fn describe(config: &Fp8Config, layers: usize, engine: &str) -> String {
     let Some(recipe) = &config.recipe else {
-        return format!("per layer, by patterns; products: {engine}");
+        return format!("per layer, by patterns; matmul: {engine}");
     };
     let [values, gradients] = config.format.of(recipe);
     let formats = if values == gradients {
@@ -102,10 +102,10 @@ pub fn describe(config: &Fp8Config, layers: usize, engine: &str) -> String {
         ends => format!("blocks {ends} to {}", layers - ends - 1),
     };
     let saved = if config.save_activations {
-        ", inputs saved in 8 bits"
+        ", inputs saved in FP8"
     } else {
         ""
     };
     let name = recipe.name();
-    format!("{name}, {formats}; {ends}{saved}; products: {engine}")
+    format!("{name}, {formats}; {ends}{saved}; matmul: {engine}")
 }

@@ -91,7 +91,7 @@ pub fn write(folder: &RunFolder, lines: &[OperandLine]) -> Result<(), Error> {
     if lines.is_empty() {
         return Ok(());
     }
-    println!("8-bit operands of the last step; the worst of the ranks that share one\n");
+    println!("FP8 operands of the last step; the worst of the ranks that share one\n");
     println!("{}\n", table(lines).fit(terminal::width()));
     let path = folder.path().join("fp8.json");
     let failed = |error| format!("cannot write {}: {error}", path.display());

@@ -80,7 +80,7 @@ fn what_would_do_nothing_is_refused() {
         ),
     ] {
         let error = refusal(flags);
-        let start = format!("{name} requires 8-bit layers, and this run has none");
+        let start = format!("{name} requires FP8 layers, but this run has none");
         assert!(error.starts_with(&start), "{error}");
     }
     for (flags, report, name) in [
@@ -94,7 +94,10 @@ fn what_would_do_nothing_is_refused() {
         let settings = parse_text(flags).unwrap();
         let checked = check_flags(&resolve(flags).unwrap(), report, &settings);
         let error = checked.unwrap_err().to_string();
-        assert!(error.starts_with(&format!("{name} applies to")), "{error}");
+        assert!(
+            error.starts_with(&format!("{name} requires FP8 layers")),
+            "{error}"
+        );
     }
     // Patterns alone also enable FP8 layers.
     let text = "[[fp8.layers]]\npattern = \"blocks.0.**\"\nrecipe = \"mxfp8\"";
@@ -106,7 +109,7 @@ fn what_would_do_nothing_is_refused() {
 fn some_block_must_be_left() {
     assert_snapshot!(
         refusal("--fp8 current --fp8.first_last_bf16 2"),
-        @"invalid first_last_bf16 = 2 for 4 layers: expected at most 1, so that a block computes in 8 bits"
+        @"invalid first_last_bf16 = 2 for 4 layers: expected at most 1, so that at least one block computes in FP8"
     );
     let error = resolve("--fp8 e4m3").unwrap_err().to_string();
     assert!(
@@ -120,11 +123,11 @@ fn the_header_says_what_is_multiplied_in_8_bits() {
     let recipe = resolve("--fp8 delayed --fp8.first_last_bf16 1").unwrap();
     assert_snapshot!(
         describe(&recipe.fp8, 4, "an engine"),
-        @"delayed, E4M3, gradients E5M2; blocks 1 to 2, inputs saved in 8 bits; products: an engine"
+        @"delayed, E4M3, gradients E5M2; blocks 1 to 2, inputs saved in FP8; matmul: an engine"
     );
     let recipe = resolve("--fp8 mxfp8 --fp8.save_activations false").unwrap();
     assert_snapshot!(
         describe(&recipe.fp8, 4, "cuBLASLt"),
-        @"mxfp8, E4M3; all blocks; products: cuBLASLt"
+        @"mxfp8, E4M3; all blocks; matmul: cuBLASLt"
     );
 }

@@ -193,7 +193,7 @@ impl<'a> GenerationRun<'a> {
         }
         kernels.check_measured()?;
         if kernels.gemm_algorithms.is_some() {
-            return Err("--kernels gemm_algorithms is for pretrain; remove it".into());
+            return Err("--kernels gemm_algorithms requires pretrain: remove it".into());
         }
         let prompts = texts.iter().map(|text| saved.prompt_tokens(text));
         let prompts = prompts.collect::<Result<_, _>>()?;

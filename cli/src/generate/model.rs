@@ -110,8 +110,8 @@ impl SavedModel {
             Ok(self)
         } else {
             Err(format!(
-                "the tokenizer {} has {tokenizer} tokens, more than the {model} of the model: expected the tokenizer \
-                 of the model",
+                "the tokenizer {} has {tokenizer} tokens, more than the {model} tokens of the model: expected the \
+                 tokenizer of the model",
                 self.tokenizer.name()
             )
             .into())

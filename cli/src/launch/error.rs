@@ -33,9 +33,7 @@ pub enum LaunchError {
         variable: &'static str,
         value: String,
     },
-    #[error(
-        "{flag} applies to --engine {engine} only, and this run has --engine {chosen}; remove it"
-    )]
+    #[error("{flag} requires --engine {engine}, but this run has --engine {chosen}: remove it")]
     WrongEngine {
         flag: &'static str,
         engine: &'static str,

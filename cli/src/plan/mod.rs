@@ -49,7 +49,7 @@ pub fn run(args: &PlanArgs, families: &Families, default_recipe: &str) -> Result
         let error = LayoutError::HybridContext {
             setting: "plan".into(),
             expected:
-                "no such layout, because its micro-batches depend on the lengths of documents; remove it"
+                "a layout without it, because the micro-batches depend on the lengths of the documents"
                     .into(),
         };
         return Err(error.into());

@@ -342,7 +342,7 @@ fn a_wrong_flag_is_an_error() {
         ),
         (
             "--devices 1xH100 --own-layout --memory-limit 1MiB --precision f64",
-            "H100 has no peak of f64",
+            "H100 has no peak throughput for f64",
         ),
         (
             "--devices 8xH900",
@@ -364,7 +364,7 @@ fn a_wrong_flag_is_an_error() {
         ("--devices 8xH100 --fix tensor=x", "invalid --fix tensor=x"),
         (
             "--devices 8xA100 --precision f64",
-            "A100 has no peak of f64",
+            "A100 has no peak throughput for f64",
         ),
     ] {
         let found = error(&format!("{config}{flags}"));

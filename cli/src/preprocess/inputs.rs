@@ -37,11 +37,11 @@ fn check(args: &PreprocessArgs, found: &Found) -> Result<(), PreprocessError> {
     let ignored = if inputs.iter().filter(|input| input.path.is_none()).count() > 1 {
         "standard input can be read once: give a single `-`"
     } else if !args.json_key.is_empty() && !any_record {
-        "--json-key applies to JSON lines, Parquet and Arrow, and all inputs are text; see --format jsonl"
+        "--json-key requires JSON lines, Parquet or Arrow, but all inputs are text; see --format jsonl"
     } else if args.json_key.len() > 1 && any_text {
-        "several keys apply to JSON lines, Parquet and Arrow only, and some inputs are text; see --format jsonl"
+        "several keys require JSON lines, Parquet or Arrow, but some inputs are text; see --format jsonl"
     } else if (args.lines || args.separator.is_some()) && !any_text {
-        "--lines and --separator apply to text, and no input is text; see --format text"
+        "--lines and --separator require text, but no input is text; see --format text"
     } else {
         return Ok(());
     };

@@ -385,15 +385,15 @@ fn settings_without_effect_and_wrong_ones_are_errors() {
         .write("a.jsonl", "{\"text\": \"one\"}")
         .write("none/a.x", "");
     for (flags, wanted) in [
-        ("a.txt --json-key text", "--json-key applies to JSON lines"),
-        ("a.jsonl --lines", "--lines and --separator apply to text"),
+        ("a.txt --json-key text", "--json-key requires JSON lines"),
+        ("a.jsonl --lines", "--lines and --separator require text"),
         (
             "a.jsonl --separator x",
-            "--lines and --separator apply to text",
+            "--lines and --separator require text",
         ),
         (
             "a.jsonl DIR/a.txt --json-key text,a",
-            "several keys apply to JSON lines, Parquet and Arrow only",
+            "several keys require JSON lines, Parquet or Arrow",
         ),
         (
             "a.jsonl --json-key text,text",

@@ -206,7 +206,7 @@ fn describe_held_out(held_out: Option<&HeldOutMetrics>, unit: LossUnit, steps: u
     );
     let mut text = format!("held-out loss {loss} after {steps}, on {tokens}");
     if let Some(objective) = held_out.minimised.objective {
-        text += &format!("\nobjective {objective:.4} there: the loss");
+        text += &format!("\nobjective {objective:.4} on the same tokens: the loss");
         for (name, term) in held_out.minimised.terms() {
             text += &format!(" + {name} {term:.4}");
         }
@@ -237,7 +237,7 @@ fn print_memory(memory: &RankMemory) {
         );
     }
     if let Some(blocks) = memory.peak_unsharded_units {
-        println!("most blocks gathered at once: {blocks}");
+        println!("maximum number of blocks gathered at once: {blocks}");
     }
     if let Some(DriverMemory { used, total }) = memory.driver {
         let (used, total) = (format_bytes(used), format_bytes(total));
@@ -272,7 +272,7 @@ mod tests {
         assert_eq!(
             describe(&held_out),
             format!(
-                "{plain}\nobjective 1.7500 there: the loss + label smoothing 0.1250 + z-loss 0.1250"
+                "{plain}\nobjective 1.7500 on the same tokens: the loss + label smoothing 0.1250 + z-loss 0.1250"
             )
         );
         (held_out.tokens, held_out.loss) = (0, f64::NAN);

@@ -102,7 +102,7 @@ fn run_until(
         if args.device != DeviceKind::Cpu {
             let device = args.device;
             return Err(format!(
-                "--compute-threads applies to --device cpu, not {device}; remove it"
+                "--compute-threads requires --device cpu, got {device}: remove it"
             )
             .into());
         }

@@ -413,7 +413,7 @@ fn flags_of_tensor_parallel_overlap_fit_the_recipe() {
         ),
         (
             "--fp8 current",
-            "tp_comm_overlap = bulk conflicts with 8-bit layers",
+            "tp_comm_overlap = bulk conflicts with FP8 layers",
         ),
         (
             "--parallel.tp_comm_overlap chain",

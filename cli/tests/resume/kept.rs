@@ -55,7 +55,7 @@ fn going_back_discards_later_checkpoints_only_when_told_and_once_a_new_one_is_th
     stage.fails(
         "run",
         &lone,
-        "--discard-later applies to resuming from an earlier checkpoint",
+        "--discard-later requires resuming from an earlier checkpoint",
     );
     let discards = [&back[..], &["--discard-later"]].concat();
     let ended = stage.interrupt("run", &discards, 62, libc::SIGKILL);

@@ -61,7 +61,7 @@ impl TransformerConfig {
         if windows > self.layers {
             return Err(refused(format!(
                 "{windows} layer_windows for {} layers: expected at most one for each, with 0 for a layer without a \
-                 window; fewer repeat",
+                 window; a shorter list is repeated",
                 self.layers
             )));
         }

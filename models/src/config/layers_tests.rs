@@ -49,8 +49,8 @@ fn settings_of_layers_that_do_not_fit_are_refused() {
     };
     assert_snapshot!(
         refused(|config| config.layer_windows = vec![4; 5]),
-        @"model: 5 layer_windows for 4 layers: expected at most one for each, with 0 for a layer without a window; fewer \
-          repeat"
+        @"model: 5 layer_windows for 4 layers: expected at most one for each, with 0 for a layer without a window; a \
+          shorter list is repeated"
     );
     assert_snapshot!(
         refused(|config| (config.window, config.layer_windows) = (Some(4), vec![4, 0, 4, 0])),

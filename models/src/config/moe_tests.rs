@@ -139,7 +139,7 @@ fn a_layout_that_does_not_fit_says_what_would() {
     let layout = ParallelConfig::new;
     assert_snapshot!(
         refused(small(), layout().with_expert(3)),
-        @"experts 4 cannot be split over expert = 3; 1, 2, 4 can"
+        @"experts 4 cannot be split over expert = 3: expected expert = 1, 2, 4"
     );
     let odd = TransformerConfig {
         context: 9,
@@ -147,7 +147,7 @@ fn a_layout_that_does_not_fit_says_what_would() {
     };
     assert_snapshot!(
         refused(odd, layout().with_tensor(2)),
-        @"context 9 cannot be split over tensor = 2; 1, 3, 9 can"
+        @"context 9 cannot be split over tensor = 2: expected tensor = 1, 3, 9"
     );
     let dense = "model: invalid expert or expert_tensor: expected expert = 1 and no expert_tensor, because this model \
                  has no experts";

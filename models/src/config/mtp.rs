@@ -57,7 +57,7 @@ impl MtpConfig {
         }
         if self.layers >= model.context {
             return Err(refused(format!(
-                "invalid mtp.layers = {} for a context of {}: expected fewer than it has tokens",
+                "invalid mtp.layers = {} for a context of {}: expected fewer than the tokens of the context",
                 self.layers, model.context
             )));
         }

@@ -14,7 +14,7 @@ fn error(change: impl FnOnce(&mut TransformerConfig), tensor: usize) -> String {
 fn what_would_fit_is_said() {
     assert_snapshot!(
         error(|config| config.heads = 12, 8),
-        @"heads 12 cannot be split over tensor = 8; 1, 2, 3, 4, 6, 12 can"
+        @"heads 12 cannot be split over tensor = 8: expected tensor = 1, 2, 3, 4, 6, 12"
     );
     assert_snapshot!(
         error(|config| config.groups = Some(3), 1),

@@ -95,12 +95,17 @@ pub(crate) fn objects_for(
 fn model_of<C: ModelConfig>(checkpoint: &Checkpoint) -> Result<C, CheckpointError> {
     let corrupt = |what: String| CheckpointError::corrupt(checkpoint.path(), what);
     let Some(Value::Object(settings)) = checkpoint.metadata().config.get("model") else {
-        return Err(corrupt("its recipe has no model".into()));
+        return Err(corrupt(
+            "the recipe of the checkpoint has no [model]".into(),
+        ));
     };
     let mut settings = settings.clone();
     settings.remove(FAMILY);
-    let model: C = serde_json::from_value(settings.into())
-        .map_err(|error| corrupt(format!("invalid model in its recipe: {error}")))?;
+    let model: C = serde_json::from_value(settings.into()).map_err(|error| {
+        corrupt(format!(
+            "invalid [model] in the recipe of the checkpoint: {error}"
+        ))
+    })?;
     match model.check_layout(&ParallelConfig::new()) {
         Ok(()) => Ok(model),
         Err(error) => Err(corrupt(error.to_string())),

@@ -209,8 +209,8 @@ impl fmt::Display for OutputDifference {
         let mut parts = vec![];
         if least != most {
             parts.push(format!(
-                "slices of an MLP count {least:.2} and {most:.2} times for equal scores, because the experts per token \
-                 are not a multiple of the granularity"
+                "slices of an MLP are weighted by {least:.2} and {most:.2} for equal scores, because the experts per \
+                 token are not a multiple of the granularity"
             ));
         }
         if let Some(factor) = self.per_score {

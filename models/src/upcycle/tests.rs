@@ -256,8 +256,8 @@ fn slices_that_are_chosen_unevenly_count_as_said() {
     let difference = config.difference().unwrap();
     let [least, most] = difference.slices;
     assert_eq!([least, most], [2.0 / 3.0, 4.0 / 3.0]);
-    let said = "slices of an MLP count 0.67 and 1.33 times for equal scores, because the experts per token are not a \
-                multiple of the granularity";
+    let said = "slices of an MLP are weighted by 0.67 and 1.33 for equal scores, because the experts per token are not a \
+         multiple of the granularity";
     assert_eq!(difference.to_string(), said);
     let mut memory = Memory::new(&model);
     let upcycled = Upcycled::new(&memory, &model, &config).unwrap();

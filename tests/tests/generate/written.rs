@@ -115,7 +115,7 @@ fn invalid_settings_are_an_error_on_every_rank() {
             assert!(error(&[], &config).starts_with("the prompt has no tokens"));
             assert_eq!(
                 error(&[1, 21], &config),
-                "the prompt has the token 21, but the vocabulary of the model has 21: the tokenizer \
+                "the prompt has the token 21, but the vocabulary of the model has 21 tokens: the tokenizer \
                  belongs to another model"
             );
             let cold = GenerateConfig {

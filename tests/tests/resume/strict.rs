@@ -145,7 +145,7 @@ fn the_other_state_of_a_run() {
     };
     let folder = Folder::new();
     let from = saved(&wide, &folder);
-    refused(&fp8, &from, strict, &["no 8-bit state of blocks."]);
+    refused(&fp8, &from, strict, &["no FP8 state of blocks."]);
     allowed(&fp8, &from, MISSING);
     let folder = Folder::new();
     let from = saved(&fp8, &folder);

@@ -32,11 +32,11 @@ fn faults_are_written_as_they_are_read() {
 #[test]
 fn an_invalid_fault_is_refused_with_the_expected_forms() {
     for (text, reason) in [
-        ("kill", "it has no @rank=N"),
+        ("kill", "@rank=N is missing"),
         ("die@rank=1,call=2", "unknown kind \"die\""),
-        ("kill@call=2", "it has no rank"),
-        ("kill@rank=1", "it has no call"),
-        ("kill@rank=1,step=2", "it has no call"),
+        ("kill@call=2", "rank is missing"),
+        ("kill@rank=1", "call is missing"),
+        ("kill@rank=1,step=2", "call is missing"),
         (
             "kill@rank=one,call=2",
             "rank is \"one\", which is not a whole number",
@@ -50,14 +50,14 @@ fn an_invalid_fault_is_refused_with_the_expected_forms() {
         ("kill@rank=1,call=1,at=2", "unknown key \"at\""),
         (
             "delay:2@rank=1,call=1",
-            "the time \"2\" has no unit, s or ms",
+            "the time \"2\" requires a unit (s or ms)",
         ),
         ("delay:xs@rank=1,call=1", "\"x\" is not a number"),
         ("delay:-1s@rank=1,call=1", "\"-1s\" is not a duration: "),
         ("delay@rank=1,call=1", "unknown kind \"delay\""),
         (
             "never-starts@rank=1,call=1",
-            "a rank that never starts has no step and no call",
+            "never-starts takes neither step nor call",
         ),
     ] {
         let error = text.parse::<Fault>().unwrap_err().to_string();

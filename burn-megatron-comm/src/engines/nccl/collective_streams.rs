@@ -95,7 +95,7 @@ impl CollectiveStreams {
             None => Ok(Self {
                 high_priority: high,
                 description: format!(
-                    "collectives of {names} on a stream of high priority (at most {beside} CTAs next to {others}, of \
+                    "collectives of {names} on a high-priority stream (at most {beside} CTAs next to {others}, of \
                      {} multiprocessors)",
                     limits.multiprocessors
                 ),

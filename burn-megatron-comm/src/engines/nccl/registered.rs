@@ -46,7 +46,7 @@ impl Registration {
         match request {
             Some(kind) if is_available => Self::On(kind),
             _ => Self::Unavailable(format!(
-                "NCCL {} has none; expected at least {since}",
+                "NCCL {} does not support them; expected at least {since}",
                 library.version(),
             )),
         }

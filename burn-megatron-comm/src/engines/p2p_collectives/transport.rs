@@ -68,7 +68,7 @@ impl P2pCollectives {
         let opened = started.recv_timeout(timeout).unwrap_or_else(|why| {
             Err(failed(match why {
                 RecvTimeoutError::Timeout => format!(
-                    "not started after {:.1} s; the start returns when all ranks of the world have called it",
+                    "not started after {:.1} s: expected all ranks of the world to start the engine",
                     timeout.as_secs_f64()
                 ),
                 RecvTimeoutError::Disconnected => "the start panicked".to_owned(),
@@ -158,7 +158,7 @@ impl P2pCollectives {
             Err(_) => None,
         };
         match ranks {
-            None => "the library does not return".to_owned(),
+            None => "a call of the library has not returned".to_owned(),
             Some(ranks) if ranks.is_empty() => {
                 "messages of this rank are still in flight".to_owned()
             }

@@ -219,7 +219,7 @@ fn from_inputs(
         }
         Call::Barrier => Buffer::empty(DType::U8),
         Call::AllReduce(_) | Call::Send { .. } | Call::Receive { .. } => {
-            unreachable!("{} has no result of its own per member", call.name())
+            unreachable!("{} has no separate result per member", call.name())
         }
     }
 }

@@ -16,13 +16,13 @@ fn config() -> ParallelConfig {
 fn a_world_that_is_no_multiple() {
     assert_snapshot!(
         refusal(config().with_tensor(2).with_pipeline(3), 8),
-        @"tensor 2 x context 1 x pipeline 3 needs a multiple of 6 ranks, the world has 8; \
-          what fits: 6 or 12 ranks, or pipeline = 1, 2 or 4"
+        @"tensor 2 x context 1 x pipeline 3 requires a multiple of 6 ranks, but the world has 8; possible changes: 6 \
+          or 12 ranks, or pipeline = 1, 2 or 4"
     );
     assert_snapshot!(
         refusal(config().with_tensor(8), 4),
-        @"tensor 8 x context 1 x pipeline 1 needs a multiple of 8 ranks, the world has 4; \
-          what fits: 8 ranks, or tensor = 1, 2 or 4"
+        @"tensor 8 x context 1 x pipeline 1 requires a multiple of 8 ranks, but the world has 4; possible changes: 8 \
+          ranks, or tensor = 1, 2 or 4"
     );
 }
 
@@ -30,13 +30,13 @@ fn a_world_that_is_no_multiple() {
 fn a_world_that_is_not_the_product() {
     assert_snapshot!(
         refusal(config().with_tensor(2).with_pipeline(2).with_data(3), 8),
-        @"tensor 2 x context 1 x pipeline 2 x data 3 needs exactly 12 ranks, the world has 8; \
-          what fits: 12 ranks, or data = 2"
+        @"tensor 2 x context 1 x pipeline 2 x data 3 requires exactly 12 ranks, but the world has 8; possible changes: \
+          12 ranks, or data = 2"
     );
     assert_snapshot!(
         refusal(config().with_tensor(3).with_data(5), 7),
-        @"tensor 3 x context 1 x pipeline 1 x data 5 needs exactly 15 ranks, the world has 7; \
-          what fits: 15 ranks"
+        @"tensor 3 x context 1 x pipeline 1 x data 5 requires exactly 15 ranks, but the world has 7; possible changes: \
+          15 ranks"
     );
 }
 
@@ -44,8 +44,8 @@ fn a_world_that_is_not_the_product() {
 fn experts_that_do_not_divide_the_world() {
     assert_snapshot!(
         refusal(config().with_tensor(2).with_expert(8), 8),
-        @"expert-tensor 2 x expert 8 x pipeline 1 needs a multiple of 16 ranks, the world has 8; \
-          what fits: 16 ranks, or tensor = 1, or expert = 1, 2 or 4, or expert-tensor = 1"
+        @"expert-tensor 2 x expert 8 x pipeline 1 requires a multiple of 16 ranks, but the world has 8; possible \
+          changes: 16 ranks, or tensor = 1, or expert = 1, 2 or 4, or expert-tensor = 1"
     );
 }
 
@@ -53,8 +53,8 @@ fn experts_that_do_not_divide_the_world() {
 fn nothing_fits() {
     assert_snapshot!(
         refusal(config().with_tensor(usize::MAX).with_context(2), 5),
-        @"tensor 18446744073709551615 x context 2 x pipeline 1 needs more ranks than can be \
-          counted, the world has 5; what fits: no change of one size alone"
+        @"tensor 18446744073709551615 x context 2 x pipeline 1 requires more ranks than can be counted, but the world \
+          has 5; possible changes: none of one size alone"
     );
 }
 
@@ -62,7 +62,7 @@ fn nothing_fits() {
 fn empty_axes_and_worlds() {
     assert_snapshot!(
         refusal(config().with_pipeline(0), 4),
-        @"invalid pipeline = 0: expected at least 1; what fits: pipeline = 1, 2 or 4"
+        @"invalid pipeline = 0: expected at least 1; possible changes: pipeline = 1, 2 or 4"
     );
     for axis in Axis::ALL {
         let text = refusal(config().with_size(axis, 0), 4);
@@ -73,9 +73,9 @@ fn empty_axes_and_worlds() {
     }
     assert_snapshot!(
         refusal(config().with_tensor(2), 0),
-        @"the world has 0 ranks; what fits: 2 ranks"
+        @"the world has 0 ranks; possible changes: 2 ranks"
     );
-    assert_snapshot!(refusal(config(), 0), @"the world has 0 ranks; what fits: 1 rank");
+    assert_snapshot!(refusal(config(), 0), @"the world has 0 ranks; possible changes: 1 rank");
 }
 
 #[test]
@@ -100,8 +100,8 @@ fn orders() {
                 .with_order(parse("tp-dp-pp").unwrap()),
             8
         ),
-        @"the order tp-dp-pp leaves out cp, but context = 2 in one of the grids; \
-          what fits: order = tp-dp-cp-ep-pp, or context = 1"
+        @"the order tp-dp-pp leaves out cp, but context = 2 in one of the grids; possible changes: order = \
+          tp-dp-cp-ep-pp, or context = 1"
     );
 }
 
@@ -115,7 +115,7 @@ fn pipelines_that_do_not_line_up() {
         ),
         @"with the order tp-cp-ep-pp-dp the pipelines of the two grids do not line up: \
           data 2 and pipeline stride 2 in the dense grid, \
-          data 4 and pipeline stride 1 in the expert grid; what fits: order = tp-cp-ep-dp-pp, \
+          data 4 and pipeline stride 1 in the expert grid; possible changes: order = tp-cp-ep-dp-pp, \
           or context = 1, or expert = 2, or expert-tensor = 2, or pipeline = 1"
     );
     // Equal data sizes are not sufficient: in one grid, the expert axis varies between the pipeline and the data axis.
@@ -138,21 +138,21 @@ fn splits() {
     assert_eq!(split_evenly("heads", 12, Axis::Tensor, 4), Ok(3));
     assert_snapshot!(
         text("heads", 12, 8),
-        @"heads 12 cannot be split over tensor = 8; 1, 2, 3, 4, 6, 12 can"
+        @"heads 12 cannot be split over tensor = 8: expected tensor = 1, 2, 3, 4, 6, 12"
     );
-    assert_snapshot!(text("heads", 7, 0), @"heads 7 cannot be split over tensor = 0; 1, 7 can");
+    assert_snapshot!(text("heads", 7, 0), @"heads 7 cannot be split over tensor = 0: expected tensor = 1, 7");
     assert_snapshot!(
         text("hidden", 5120, 6),
-        @"hidden 5120 cannot be split over tensor = 6; 1, 2, 4, 5, 8, 10, 16, 20, ... can"
+        @"hidden 5120 cannot be split over tensor = 6: expected tensor = 1, 2, 4, 5, 8, 10, 16, 20, ..."
     );
     assert_snapshot!(
         text("hidden", 5120, 500),
-        @"hidden 5120 cannot be split over tensor = 500; \
-          ..., 64, 80, 128, 160, 256, 320, 512, 640, ... can"
+        @"hidden 5120 cannot be split over tensor = 500: expected tensor = ..., 64, 80, 128, 160, 256, 320, 512, 640, \
+          ..."
     );
     assert_snapshot!(
         text("heads", 0, 8),
-        @"heads 0 cannot be split over tensor = 8; a multiple of 8 can"
+        @"heads 0 cannot be split over tensor = 8: expected a multiple of 8"
     );
 }
 

@@ -139,7 +139,7 @@ fn hybrid_context_parallelism_is_refused_where_it_cannot_be() {
     for (config, expected) in [
         (
             without_size,
-            "with no max_seqlen_per_dp_cp_rank: expected one",
+            "with max_seqlen_per_dp_cp_rank = none: expected the maximum",
         ),
         (
             without_it,

@@ -191,7 +191,7 @@ fn a_sample_is_a_function_of_its_number() {
     let error = whole.sample(count).unwrap_err().to_string();
     assert_eq!(
         error,
-        format!("there is no sample {count}: there are {count}")
+        format!("invalid sample number {count}: expected a number below {count}")
     );
 }
 
@@ -226,7 +226,7 @@ fn what_does_not_suffice_is_refused() {
         error.contains("the valid part") && error.contains("0 tokens in 0"),
         "{error}"
     );
-    assert!(with("1", SplitPart::Train, &options(0)).contains("length of 0"));
+    assert!(with("1", SplitPart::Train, &options(0)).contains("sequence length 0"));
     let large = GptOptions::new(2, 1 << 32);
     assert!(with("1", SplitPart::Train, &large).contains("a seed of 4294967296 is too large"));
     let eod = GptOptions {

@@ -42,8 +42,7 @@ fn print(out: &mut Output, state: &mut State, value: &Value) -> Result<(), Error
         ValueKind::Bool if value.is_true() => out.write_str("True").map_err(Error::from),
         ValueKind::Bool => out.write_str("False").map_err(Error::from),
         kind @ (ValueKind::Seq | ValueKind::Map | ValueKind::Iterable) => {
-            let what =
-                format!("it prints a {kind}: expected a text, such as the output of `tojson`");
+            let what = format!("it prints a {kind}: expected text, such as the output of `tojson`");
             Err(Error::new(ErrorKind::InvalidOperation, what))
         }
         _ => minijinja::escape_formatter(out, state, value),

@@ -32,7 +32,7 @@ impl<'a, T> MatrixRows<'a, T> {
 pub(super) fn lanes<T>(values: &[T], at: usize) -> &[T; LANES] {
     match values[at..at + LANES].try_into() {
         Ok(lanes) => lanes,
-        Err(_) => unreachable!("a slice of as many elements"),
+        Err(_) => unreachable!("the slice has the expected number of elements"),
     }
 }
 
@@ -40,7 +40,7 @@ pub(super) fn lanes<T>(values: &[T], at: usize) -> &[T; LANES] {
 fn lanes_mut<T>(values: &mut [T], at: usize) -> &mut [T; LANES] {
     match (&mut values[at..at + LANES]).try_into() {
         Ok(lanes) => lanes,
-        Err(_) => unreachable!("a slice of as many elements"),
+        Err(_) => unreachable!("the slice has the expected number of elements"),
     }
 }
 
@@ -119,7 +119,7 @@ impl<T: Real> LeftColumns<T> for Transposed<'_, T> {
     fn column(&self, k: usize) -> [T; ROWS] {
         match self.a.values[k * self.a.stride + self.first..][..ROWS].try_into() {
             Ok(column) => column,
-            Err(_) => unreachable!("a slice of as many elements"),
+            Err(_) => unreachable!("the slice has the expected number of elements"),
         }
     }
 }

@@ -288,7 +288,7 @@ fn the_engine_of_a_cpu_is_portable() {
     };
     let selected = select(&EngineKind::ALL).unwrap();
     assert_eq!(selected.kind, EngineKind::Portable);
-    assert_eq!(selected.skipped, ["mma: a CPU has no matrix units"]);
+    assert_eq!(selected.skipped, ["mma: a CPU has no tensor cores"]);
     let error = select(&[EngineKind::Mma]).unwrap_err();
-    insta::assert_snapshot!(error, @"mma: a CPU has no matrix units");
+    insta::assert_snapshot!(error, @"mma: a CPU has no tensor cores");
 }

@@ -59,7 +59,7 @@ pub(crate) fn missing_support(client: &Client, dtype: DType) -> Option<String> {
         ),
     ];
     let missing = checks.iter().find(|(is_there, _)| !is_there);
-    missing.map(|(_, what)| format!("the device has no {what} in {dtype:?}"))
+    missing.map(|(_, what)| format!("the device does not support {what} in {dtype:?}"))
 }
 
 /// Returns a tensor whose rows start at multiples of 16 bytes, as copies with `cp.async` require. A tensor with other

@@ -113,7 +113,7 @@ fn supports(engine: &Engine, problem: &Fp8Problem) -> Result<(), String> {
 }
 
 fn warn(reason: String) {
-    warn_once(format!("8-bit matrices are {DECODED}: {reason}"));
+    warn_once(format!("FP8 matrices are {DECODED}: {reason}"));
 }
 
 fn launch(

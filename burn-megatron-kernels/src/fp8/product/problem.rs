@@ -80,7 +80,7 @@ impl Fp8Problem {
     pub(super) fn accept(&self, chip: Chip) -> Result<(), String> {
         let sizes = [self.rows, self.columns, self.depth];
         if sizes.contains(&0) {
-            return Err("nothing is multiplied".to_string());
+            return Err("the matrices are empty".to_string());
         }
         if !(self.rows.is_multiple_of(ALIGNED) && self.columns.is_multiple_of(ALIGNED)) {
             return Err(format!(
@@ -134,11 +134,15 @@ impl Fp8Problem {
 /// as one kind.
 pub(super) fn on_chip(scales: ScaleMode, chip: Chip) -> Result<(), String> {
     let (capabilities, has, least) = match scales {
-        ScaleMode::Tensor => ("8.9 and later have", chip.capability >= (8, 9), 120_000),
+        ScaleMode::Tensor => ("8.9 and later support", chip.capability >= (8, 9), 120_000),
         ScaleMode::Rows | ScaleMode::Squares => {
-            ("9.0 alone has", chip.capability == (9, 0), 120_900)
+            ("9.0 alone supports", chip.capability == (9, 0), 120_900)
         }
-        ScaleMode::Mx => ("10.0 and later have", chip.capability >= (10, 0), 120_800),
+        ScaleMode::Mx => (
+            "10.0 and later support",
+            chip.capability >= (10, 0),
+            120_800,
+        ),
     };
     let kind = match scales {
         ScaleMode::Tensor => "one scale",
@@ -152,7 +156,7 @@ pub(super) fn on_chip(scales: ScaleMode, chip: Chip) -> Result<(), String> {
         Ok(())
     } else {
         Err(format!(
-            "{chip}: cuBLASLt {}.{} and later have {kind}",
+            "{chip}: cuBLASLt {}.{} and later support {kind}",
             least / 10_000,
             least / 100 % 100
         ))
@@ -175,7 +179,7 @@ pub(super) fn describe(chip: Chip) -> String {
     };
     match (has.is_empty(), lacks.is_empty()) {
         (_, true) => chip.to_string(),
-        (true, _) => format!("{}: {chip} has no products of 8 bits", DECODED),
+        (true, _) => format!("{}: {chip} does not support FP8 matrix products", DECODED),
         _ => format!(
             "{chip} for {}; {} for {}",
             names(has),

@@ -168,7 +168,7 @@ fn run(
     let mut outputs = launch(op, inputs).into_iter();
     let mut next = || match outputs.next() {
         Some(output) => output,
-        None => unreachable!("a quantiser gives what it promised"),
+        None => unreachable!("a quantiser returns the declared outputs"),
     };
     let mut copy = |made: bool, depth: usize| {
         made.then(|| Fp8Matrix {

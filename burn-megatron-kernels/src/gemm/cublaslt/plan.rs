@@ -457,7 +457,9 @@ fn data_type(element: Element) -> Result<sys::cudaDataType, String> {
         Element::Plain(DType::BF16) => Ok(sys::cudaDataType::CUDA_R_16BF),
         Element::Fp8(Format::E4M3) => Ok(sys::cudaDataType::CUDA_R_8F_E4M3),
         Element::Fp8(Format::E5M2) => Ok(sys::cudaDataType::CUDA_R_8F_E5M2),
-        other => Err(format!("cuBLASLt has no products of {other:?}")),
+        other => Err(format!(
+            "cuBLASLt does not support matrix products of {other:?}"
+        )),
     }
 }
 

@@ -75,7 +75,7 @@ fn next<W: Real>(
     let best = candidates.reduce(|best, other| if other.0 > best.0 { other } else { best });
     match best {
         Some(best) => best,
-        None => unreachable!("the options were checked for as many experts"),
+        None => unreachable!("the options were checked for this number of experts"),
     }
 }
 

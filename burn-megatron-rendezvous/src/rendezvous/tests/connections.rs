@@ -89,7 +89,7 @@ fn values_are_exchanged_and_all_ranks_return_together() {
     let error = clients[1]
         .read("never", Duration::from_millis(50))
         .unwrap_err();
-    let text = "no rank has posted never within 0.1 s";
+    let text = "no rank has published never within 0.1 s";
     assert_eq!(error.to_string(), text);
 
     assert!(!clients[1].stop_requested());

@@ -388,7 +388,7 @@ fn an_incompatible_rank_is_refused_and_ends_the_world() {
     assert!(refused(old).starts_with("rank 1 runs version 0.0.1 of burn-megatron"));
     assert_snapshot!(
         refused(hello(1, 4)),
-        @"rank 1 expects 4 ranks, the rendezvous 2: set the same WORLD_SIZE on all ranks"
+        @"rank 1 expects 4 ranks, but the rendezvous expects 2: set the same WORLD_SIZE on all ranks"
     );
     assert_snapshot!(refused(hello(2, 2)), @"invalid rank 2 of 2: expected 0 to 1");
     assert_snapshot!(

@@ -154,11 +154,12 @@ mod tests {
         assert_eq!(with(|_| ()), "accepted");
         assert_snapshot!(
             with(|config| config.data_parallel.zero_stage = ZeroStage::Parameters),
-            @"cuda_graph with zero_stage = 3: expected 0 to 2, because a graph cannot gather parameters"
+            @"cuda_graph conflicts with zero_stage = 3: expected 0 to 2, because a graph cannot gather parameters"
         );
         assert_snapshot!(
             with(|config| config.data_parallel.precision = Precision::F16),
-            @"cuda_graph with a dynamic loss scale: expected bf16, or loss_scale = 1, because a graph repeats the scale"
+            @"cuda_graph conflicts with a dynamic loss scale: expected bf16, or loss_scale = 1, because a graph \
+              repeats the scale"
         );
         let measured = with(|config| config.log_max_attention_logit = true);
         assert!(
@@ -174,7 +175,7 @@ mod tests {
         };
         let tensor = error(&config, &ParallelConfig::new().with_tensor(2));
         assert!(
-            tensor.starts_with("cuda_graph with tensor = 2: expected 1"),
+            tensor.starts_with("cuda_graph conflicts with tensor = 2: expected 1"),
             "{tensor}"
         );
     }
@@ -189,7 +190,8 @@ mod tests {
             let checked = check_device(&groups, &device, builder.position());
             checked.unwrap_err().to_string()
         };
-        let expected = "cuda_graph with dropout: expected 0, because a graph repeats its masks";
+        let expected =
+            "cuda_graph conflicts with dropout: expected 0, because a graph repeats its masks";
         assert_eq!(checked(0.1), expected);
         let error = checked(0.0);
         assert!(error.ends_with("expected a CUDA device"), "{error}");

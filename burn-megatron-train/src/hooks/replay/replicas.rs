@@ -60,7 +60,7 @@ fn split<T: Ord>(ranks: &[usize], values: &[T]) -> DifferingRanks {
 }
 
 impl DifferingRanks {
-    /// Formats as `on rank 1 WHAT differs from that on ranks 0, 2`.
+    /// Formats as `on rank 1 WHAT differs from the value on ranks 0, 2`.
     pub fn describe(&self, what: &str) -> String {
         let list = |ranks: &[usize]| {
             let word = if ranks.len() == 1 { "rank" } else { "ranks" };
@@ -70,7 +70,10 @@ impl DifferingRanks {
         let most = list(&self.most);
         match &self.others[..] {
             [] => format!("on {most} {what} differs, without a majority"),
-            others => format!("on {} {what} differs from that on {most}", list(others)),
+            others => format!(
+                "on {} {what} differs from the value on {most}",
+                list(others)
+            ),
         }
     }
 }
@@ -84,11 +87,11 @@ mod tests {
         for (values, text) in [
             (
                 &[7, 7, 9][..],
-                "on rank 4 x differs from that on ranks 0, 2",
+                "on rank 4 x differs from the value on ranks 0, 2",
             ),
             (
                 &[9, 7, 7, 7, 8],
-                "on ranks 0, 8 x differs from that on ranks 2, 4, 6",
+                "on ranks 0, 8 x differs from the value on ranks 2, 4, 6",
             ),
             (&[7, 9], "on ranks 0, 2 x differs, without a majority"),
         ] {

@@ -79,7 +79,7 @@ fn next(tensors: &mut impl Iterator<Item = DispatchTensor>) -> DispatchTensor {
     match tensors.next() {
         Some(tensor) => tensor,
         None => {
-            unreachable!("the function is applied to a projection, and saves three tensors of it")
+            unreachable!("the function is applied to a projection, and saves three of its tensors")
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::glob::{GlobError, listed};
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Fp8Error {
     /// A setting is invalid.
-    #[error("8-bit layers: invalid {name} = {value}: expected {expected}")]
+    #[error("FP8 layers: invalid {name} = {value}: expected {expected}")]
     Setting {
         /// The name of the setting.
         name: &'static str,
@@ -18,7 +18,7 @@ pub enum Fp8Error {
         expected: &'static str,
     },
     /// A pattern is invalid.
-    #[error("8-bit layers: invalid pattern `{pattern}`: {fault}")]
+    #[error("FP8 layers: invalid pattern `{pattern}`: {fault}")]
     Pattern {
         /// The pattern.
         pattern: String,
@@ -26,7 +26,7 @@ pub enum Fp8Error {
         fault: GlobError,
     },
     /// No layer of the model has a path that matches the pattern.
-    #[error("8-bit layers: `{pattern}` matches no layer{}", listed(.nearest))]
+    #[error("FP8 layers: `{pattern}` matches no layer{}", listed(.nearest))]
     Unmatched {
         /// The pattern.
         pattern: String,
@@ -34,13 +34,13 @@ pub enum Fp8Error {
         nearest: Vec<String>,
     },
     /// Two layers have the same path.
-    #[error("8-bit layers: two layers have the path {path}; give each its own")]
+    #[error("FP8 layers: two layers have the path {path}; give each its own")]
     Duplicate {
         /// The path of the layers.
         path: String,
     },
     /// A checkpoint has no FP8 state for a layer.
-    #[error("there is no 8-bit state of {path}{}", listed(.nearest))]
+    #[error("there is no FP8 state of {path}{}", listed(.nearest))]
     MissingState {
         /// The path of the layer.
         path: String,
@@ -48,7 +48,7 @@ pub enum Fp8Error {
         nearest: Vec<String>,
     },
     /// The FP8 state of a checkpoint does not fit the layer.
-    #[error("invalid 8-bit state of {path}, {operand}: {reason}")]
+    #[error("invalid FP8 state of {path}, {operand}: {reason}")]
     State {
         /// The path of the layer.
         path: String,

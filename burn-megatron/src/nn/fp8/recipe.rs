@@ -11,7 +11,7 @@ use super::config::{BlockScaling, CurrentScaling, DelayedScaling, Fp8Recipe};
 
 /// The error for an invalid recipe name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("invalid 8-bit recipe \"{0}\": expected delayed, current, blockwise or mxfp8")]
+#[error("invalid FP8 recipe \"{0}\": expected delayed, current, blockwise or mxfp8")]
 pub struct UnknownFp8Recipe(pub String);
 
 impl FromStr for Fp8Recipe {
@@ -109,8 +109,7 @@ mod tests {
             let error = serde_json::from_str::<Fp8Recipe>(text).unwrap_err();
             error.to_string()
         };
-        let unknown =
-            "invalid 8-bit recipe \"delay\": expected delayed, current, blockwise or mxfp8";
+        let unknown = "invalid FP8 recipe \"delay\": expected delayed, current, blockwise or mxfp8";
         assert!(error("\"delay\"").starts_with(unknown));
         assert!(error(r#"{"delayed": {"hystory": 1}}"#).contains("unknown field `hystory`"));
         assert!(error("3").contains("expected delayed, current, blockwise or mxfp8, or a table"));

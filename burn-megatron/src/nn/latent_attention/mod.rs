@@ -165,7 +165,7 @@ impl MultiLatentAttentionConfig {
             _ if layout.context == 1 => Ok(None),
             None | Some(ContextExchange::AllGather) => Ok(Some(ContextExchange::AllGather)),
             Some(other) => Err(format!(
-                "context_exchange = {other} conflicts with latent attention, which gathers latents; expected all-gather"
+                "context_exchange = {other} conflicts with latent attention, which gathers latents: expected all-gather"
             )),
         }
     }

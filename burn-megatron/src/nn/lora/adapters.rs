@@ -161,7 +161,7 @@ impl<'a> Factory<'a> {
         let name = module.name();
         Err(self.layer.error(format!(
             "recomputation of {name:?} conflicts with the adapters, which keep the input of the layer: remove {name:?} \
-             from the modules, or set other lora.target_modules"
+             from the recomputed modules, or set other lora.target_modules"
         )))
     }
 

@@ -50,7 +50,7 @@ pub(super) fn expert_product(
     let total = group_sizes.iter().sum::<usize>();
     assert!(
         rows == total,
-        "x has {rows} rows, and the experts have {total} rows in all: expected equal numbers"
+        "x has {rows} rows, but the rows of all experts sum to {total}: expected equal numbers"
     );
     let trains_weight = destination.is_some() || is_tracked(&weights);
     let is_recorded = is_tracked(x) || trains_weight;

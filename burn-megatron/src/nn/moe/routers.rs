@@ -106,7 +106,7 @@ impl Routers {
             let Some(bias) = &router.bias else { continue };
             let own = layers.iter().position(|layer| *layer == router.reported);
             let Some(own) = own else {
-                unreachable!("the layers of all stages have those of this rank");
+                unreachable!("the layers of all stages include the layers of this rank");
             };
             let before = layers[..own].iter().map(ReportedLayer::width).sum();
             let load = reports.clone().narrow(0, before, layers[own].experts);

@@ -178,7 +178,7 @@ impl RecomputeConfig {
         if self.offload.bytes > 0 && !self.has_blocks() {
             return refuse(
                 "offload of activations",
-                "granularity = \"full\", or modules or patterns besides \"norm\", \"activation\" and \"mla_up_proj\", \
+                "granularity = \"full\", or modules or patterns other than \"norm\", \"activation\" and \"mla_up_proj\", \
                  because the inputs of recomputed blocks are offloaded",
             );
         }

@@ -159,7 +159,7 @@ fn refused<M>(
 #[test]
 fn heads_that_do_not_fit_are_named() {
     let message = refused(8, |builder| attention(12, 12).init(builder));
-    assert_snapshot!(message, @"heads 12 cannot be split over tensor = 8; 1, 2, 3, 4, 6, 12 can");
+    assert_snapshot!(message, @"heads 12 cannot be split over tensor = 8: expected tensor = 1, 2, 3, 4, 6, 12");
 }
 
 #[test]
@@ -168,7 +168,7 @@ fn groups_that_do_not_fit_are_named() {
     let message = refused(4, |builder| attention(12, 6).init(builder));
     assert_snapshot!(
         message,
-        @"groups of keys and values 6 cannot be split over tensor = 4; 1, 2, 3, 6 can"
+        @"groups of keys and values 6 cannot be split over tensor = 4: expected tensor = 1, 2, 3, 6"
     );
     let message = refused(1, |builder| attention(12, 5).init(builder));
     assert_snapshot!(
@@ -186,10 +186,10 @@ fn groups_that_do_not_fit_are_named() {
 fn widths_that_do_not_fit_are_named() {
     let column = ColumnParallelLinearConfig::new(4, 6);
     let message = refused(4, |builder| column.init(builder));
-    assert_snapshot!(message, @"output features 6 cannot be split over tensor = 4; 1, 2, 3, 6 can");
+    assert_snapshot!(message, @"output features 6 cannot be split over tensor = 4: expected tensor = 1, 2, 3, 6");
     let row = RowParallelLinearConfig::new(6, 4);
     let message = refused(4, |builder| row.init(builder));
-    assert_snapshot!(message, @"input features 6 cannot be split over tensor = 4; 1, 2, 3, 6 can");
+    assert_snapshot!(message, @"input features 6 cannot be split over tensor = 4: expected tensor = 1, 2, 3, 6");
     let (vocabulary, init) = (
         Vocabulary {
             tokens: 10,
@@ -216,7 +216,8 @@ fn widths_that_do_not_fit_are_named() {
                 .init(builder)
         }),
     ] {
-        let expected = "padded vocabulary 10 cannot be split over tensor = 4; 1, 2, 5, 10 can";
+        let expected =
+            "padded vocabulary 10 cannot be split over tensor = 4: expected tensor = 1, 2, 5, 10";
         assert_eq!(message, expected);
     }
 }

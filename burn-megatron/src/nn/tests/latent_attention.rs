@@ -163,5 +163,5 @@ fn sizes_that_do_not_fit_are_refused() {
     let expected = "mla: invalid rope_width = 3: expected an even number, because pairs of features are rotated";
     assert_eq!(refused(odd, 1), expected);
     let error = refused(config(None), 2);
-    assert_snapshot!(error, @"heads 3 cannot be split over tensor = 2; 1, 3 can");
+    assert_snapshot!(error, @"heads 3 cannot be split over tensor = 2: expected tensor = 1, 3");
 }

@@ -79,7 +79,8 @@ impl TpCommOverlapGroup {
         let ranks = self.comm.size();
         if !seq.is_multiple_of(ranks) {
             invalid(format!(
-                "{seq} tokens of a sequence cannot be split over the {ranks} ranks of {}; a multiple of {ranks} can",
+                "{seq} tokens of a sequence cannot be split over the {ranks} ranks of {}: expected a multiple of \
+                 {ranks}",
                 self.comm.group(),
             ));
         }

@@ -150,8 +150,8 @@ pub fn exposed(layout: &ParallelConfig, transfer: f64, product: f64) -> f64 {
 /// Returns the error message for FP8 layers, which do not support collectives that are split into chunks.
 pub fn refuses_fp8(method: TpCommOverlap) -> String {
     format!(
-        "tp_comm_overlap = {method} conflicts with 8-bit layers, which quantise all tokens of a sequence together: \
-         remove tp_comm_overlap, or do not compute this layer in 8 bits"
+        "tp_comm_overlap = {method} conflicts with FP8 layers, which quantise all tokens of a sequence together: \
+         remove tp_comm_overlap, or do not compute this layer in FP8"
     )
 }
 

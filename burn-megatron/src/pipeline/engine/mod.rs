@@ -116,7 +116,7 @@ pub enum EngineError {
     #[error(transparent)]
     Invalid(Box<InvalidSchedule>),
     /// The schedule and the pipeline axis have different numbers of ranks.
-    #[error("the schedule is for {schedule} ranks, the pipeline has {pipeline}")]
+    #[error("the schedule is for {schedule} ranks, but the pipeline has {pipeline}")]
     Ranks {
         /// The number of ranks of the schedule.
         schedule: usize,

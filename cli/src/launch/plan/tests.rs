@@ -81,11 +81,11 @@ fn mistakes_are_named_before_anything_starts() {
         ),
         (
             "--ranks 2 --engine mpi --master-port 4567 -- x",
-            "--master-port applies to --engine nccl only, and this run has --engine mpi; remove it",
+            "--master-port requires --engine nccl, but this run has --engine mpi: remove it",
         ),
         (
             "--ranks 2 --engine nccl --mpirun-args -q -- x",
-            "--mpirun-args applies to --engine mpi only, and this run has --engine nccl; remove it",
+            "--mpirun-args requires --engine mpi, but this run has --engine nccl: remove it",
         ),
     ];
     for (words, message) in cases {

@@ -128,7 +128,10 @@ impl fmt::Display for Verdict {
             Self::Panic => "a rank panicked, which is a defect if it happens again",
             Self::Usage => "wrong usage, which would fail again",
             Self::Step(StepVerdict::Device) => {
-                return write!(f, "a fault of a device: start the job again without it");
+                return write!(
+                    f,
+                    "a fault of a device: restart the job without this device"
+                );
             }
             Self::Step(step) => return write!(f, "a check of a step found: {step}"),
             Self::Error => "an error of a rank, which would occur again",

@@ -27,7 +27,7 @@ impl ContextEvents {
             "libcuda.so.1"
         };
         let missing =
-            |error| format!("the CUDA driver has no context events, CUDA 12.5 has ({error})");
+            |error| format!("context events require a driver of CUDA 12.5 or newer ({error})");
         // SAFETY: the driver is already loaded, and both functions take a context and an event.
         unsafe {
             let driver = libloading::Library::new(name).map_err(missing)?;

@@ -208,7 +208,7 @@ fn tensor_groups_pass_buckets() {
         assert_eq!(bucket.wait().unwrap(), vec![4f32; 1000].into());
         let line = transport.description();
         assert!(
-            line.contains("of tensor, expert on a stream of high priority"),
+            line.contains("of tensor, expert on a high-priority stream"),
             "{line}"
         );
         transport.close(TIMEOUT).unwrap();

@@ -156,12 +156,12 @@ fn registered_memory_gives_the_same() {
         (
             v2_20 as _,
             Windows,
-            "requested, but not available: NCCL 2.20.3 has none; expected at least 2.27.3",
+            "requested, but not available: NCCL 2.20.3 does not support them; expected at least 2.27.3",
         ),
         (
             v2_17 as _,
             Allocations,
-            "requested, but not available: NCCL 2.17.1 has none; expected at least 2.19.1",
+            "requested, but not available: NCCL 2.17.1 does not support them; expected at least 2.19.1",
         ),
     ] {
         let setup = TestSetup {

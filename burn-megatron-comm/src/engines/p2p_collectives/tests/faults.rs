@@ -145,7 +145,7 @@ fn a_start_that_fails_or_takes_too_long_says_so() {
     drop(over);
     assert_snapshot!(
         slow,
-        @"memory: not started after 0.2 s; the start returns when all ranks of the world have called it"
+        @"memory: not started after 0.2 s: expected all ranks of the world to start the engine"
     );
     let failed = launch(Box::new(|| {
         Err(CommError::Engine {

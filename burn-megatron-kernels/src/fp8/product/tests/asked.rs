@@ -134,25 +134,25 @@ fn gpus_and_libraries_support_what_their_documentation_lists() {
     assert_eq!(reason(Mx, Mx, BLACKWELL), "");
     assert_snapshot!(
         reason(ONE, ONE, chip((8, 0), 120_901)),
-        @"cuBLASLt 12.9.1 on compute capability 8.0: compute capability 8.9 and later have one scale"
+        @"cuBLASLt 12.9.1 on compute capability 8.0: compute capability 8.9 and later support one scale"
     );
     assert_snapshot!(
         reason(Rows, Squares, BLACKWELL),
-        @"cuBLASLt 13.0.0 on compute capability 10.0: compute capability 9.0 alone has scales of \
+        @"cuBLASLt 13.0.0 on compute capability 10.0: compute capability 9.0 alone supports scales of \
           blocks of 128"
     );
     assert_snapshot!(
         reason(Rows, Rows, chip((9, 0), 120_402)),
-        @"cuBLASLt 12.4.2 on compute capability 9.0: cuBLASLt 12.9 and later have scales of blocks \
+        @"cuBLASLt 12.4.2 on compute capability 9.0: cuBLASLt 12.9 and later support scales of blocks \
           of 128"
     );
     assert_snapshot!(
         reason(Mx, Mx, HOPPER),
-        @"cuBLASLt 12.9.1 on compute capability 9.0: compute capability 10.0 and later have MXFP8"
+        @"cuBLASLt 12.9.1 on compute capability 9.0: compute capability 10.0 and later support MXFP8"
     );
     assert_snapshot!(
         reason(Mx, Mx, chip((10, 0), 120_700)),
-        @"cuBLASLt 12.7.0 on compute capability 10.0: cuBLASLt 12.8 and later have MXFP8"
+        @"cuBLASLt 12.7.0 on compute capability 10.0: cuBLASLt 12.8 and later support MXFP8"
     );
     assert_snapshot!(
         reason(Squares, Squares, HOPPER),
@@ -179,7 +179,7 @@ fn sizes_and_formats_that_the_library_lacks() {
         Fp8Problem { columns: 0, ..good },
         Fp8Problem { depth: 0, ..good },
     ] {
-        assert_eq!(reason(empty), "nothing is multiplied");
+        assert_eq!(reason(empty), "the matrices are empty");
     }
     let factor = good.a;
     assert_snapshot!(
@@ -202,7 +202,6 @@ fn chips_are_described_in_a_line() {
     );
     assert_snapshot!(
         describe(chip((8, 0), 120_901)),
-        @"decoded to f32 and multiplied: cuBLASLt 12.9.1 on compute capability 8.0 has no products \
-          of 8 bits"
+        @"decoded to f32 and multiplied: cuBLASLt 12.9.1 on compute capability 8.0 does not support FP8 matrix products"
     );
 }

@@ -131,13 +131,13 @@ fn a_layout_that_does_not_fit_says_what_would() {
     let three = config(RouterConfig::new(HIDDEN, 3, 2));
     assert_snapshot!(
         refused([1, 2, 1, 1], &three),
-        @"experts 3 cannot be split over expert = 2; 1, 3 can"
+        @"experts 3 cannot be split over expert = 2: expected expert = 1, 3"
     );
     let mut odd = config(router());
     odd.width = 3;
     assert_snapshot!(
         refused([1, 1, 2, 1], &odd),
-        @"expert width 3 cannot be split over expert-tensor = 2; 1, 3 can"
+        @"expert width 3 cannot be split over expert-tensor = 2: expected expert-tensor = 1, 3"
     );
     assert_snapshot!(
         refused(ONE, &config(RouterConfig::new(HIDDEN, 4, 5))),

@@ -150,18 +150,19 @@ fn a_checkpoint_that_does_not_fit_changes_nothing() {
     let last = states.remove("mlp.up").unwrap();
     states.insert("mlp.upp".into(), last);
     states.get_mut("mlp.down").unwrap().input.scale = 2f32.to_bits();
-    let expected = "there is no 8-bit state of mlp.up; the nearest are mlp.upp, mlp.down";
+    let expected = "there is no FP8 state of mlp.up; the nearest are mlp.upp, mlp.down";
     assert_eq!(refused(&states), expected);
 
     let mut states = good.clone();
     states.get_mut("mlp.down").unwrap().input.scale = 2f32.to_bits();
     states.get_mut("mlp.up").unwrap().gradient.scale = f32::NAN.to_bits();
-    let expected = "invalid 8-bit state of mlp.up, gradient: invalid scale NaN: expected a finite number above 0";
+    let expected = "invalid FP8 state of mlp.up, gradient: invalid scale NaN: expected a finite number above 0";
     assert_eq!(refused(&states), expected);
 
     let mut states = good.clone();
     states.get_mut("mlp.up").unwrap().weight.history.pop();
-    let expected = "invalid 8-bit state of mlp.up, weight: its history has 2 steps, expected 3; set history = 2";
+    let expected =
+        "invalid FP8 state of mlp.up, weight: its history has 2 steps, expected 3; set history = 2";
     assert_eq!(refused(&states), expected);
 }
 

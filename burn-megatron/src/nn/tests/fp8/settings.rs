@@ -122,7 +122,7 @@ fn an_unmatched_pattern_is_an_error_with_the_nearest_paths() {
     let errors: Vec<_> = errors.unwrap().iter().map(ToString::to_string).collect();
     let expected = |block| {
         format!(
-            "8-bit layers: `blocks.*.mlp.upp` matches no layer; the nearest are blocks.{block}.mlp.up, \
+            "FP8 layers: `blocks.*.mlp.upp` matches no layer; the nearest are blocks.{block}.mlp.up, \
              blocks.{block}.mlp.down"
         )
     };
@@ -181,7 +181,7 @@ fn invalid_settings_are_refused() {
         (ends, "first_last_bf16 = 1: expected 0 without a recipe"),
         (
             with(vec![layers("a..b", None)]),
-            "8-bit layers: invalid pattern `a..b`: it has an empty component",
+            "FP8 layers: invalid pattern `a..b`: it has an empty component",
         ),
         (
             with(vec![layers("a", Some(delayed(0, 0)))]),
@@ -203,6 +203,6 @@ fn two_layers_cannot_share_a_path() {
     let error = mlp(&builder.child("mlp")).unwrap_err().to_string();
     insta::assert_snapshot!(
         error,
-        @"8-bit layers: two layers have the path mlp.up; give each its own"
+        @"FP8 layers: two layers have the path mlp.up; give each its own"
     );
 }

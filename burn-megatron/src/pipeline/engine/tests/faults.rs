@@ -224,5 +224,5 @@ fn a_schedule_that_breaks_a_rule_is_refused() {
 #[test]
 fn a_schedule_for_other_ranks_is_refused() {
     let error = refused(&schedule(ScheduleKind::GPipe, 4, 4));
-    insta::assert_snapshot!(error, @"the schedule is for 4 ranks, the pipeline has 2");
+    insta::assert_snapshot!(error, @"the schedule is for 4 ranks, but the pipeline has 2");
 }
