@@ -70,7 +70,7 @@ const COLUMNS: &[Column<PipelineRow>] = &[
     Column::optional(1, "tensors", 7, |row| row.tensors.to_string()),
 ];
 
-/// Runs every schedule with one receive that is posted ahead, and without.
+/// Runs every schedule twice: with one receive posted ahead, and without a receive posted ahead.
 pub fn run(args: &PipelineBenchArgs) -> Result<(), Error> {
     let bench = Benchmark(args);
     let about = format!(

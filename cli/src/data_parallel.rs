@@ -28,7 +28,7 @@ pub fn check(recipe: &Recipe) -> Result<(), Error> {
     let (config, parallel) = (&recipe.data_parallel, &recipe.parallel);
     if config.zero_stage > ZeroStage::Replicated && parallel.data_parallel_size() == 1 {
         return Err(format!(
-            "zero_stage = {} requires data parallelism, and data = 1; set data (--dp) to 2 or more, or zero_stage to 0",
+            "zero_stage = {} requires data parallelism, but data = 1: set data (--dp) to 2 or more, or zero_stage to 0",
             config.zero_stage,
         )
         .into());

@@ -118,7 +118,7 @@ fn a_group_that_cannot_be_is_refused_before_the_start() {
 fn what_would_do_nothing_is_refused_before_the_start() {
     assert_snapshot!(
         refusal("--dp 1 --zero-stage 1"),
-        @"zero_stage = 1 requires data parallelism, and data = 1; set data (--dp) to 2 or more, or zero_stage to 0"
+        @"zero_stage = 1 requires data parallelism, but data = 1: set data (--dp) to 2 or more, or zero_stage to 0"
     );
     assert_snapshot!(
         refusal("--hsdp 2"),

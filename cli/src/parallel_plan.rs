@@ -170,7 +170,7 @@ mod tests {
                 .err()
                 .unwrap()
                 .to_string()
-                .contains("requires tensor parallelism, and tensor = 1")
+                .contains("requires tensor parallelism, but tensor = 1")
         );
     }
 }

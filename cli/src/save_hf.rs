@@ -97,7 +97,9 @@ pub fn check(recipe: &Recipe, saving: &SavingArgs) -> Result<(), Error> {
     let layers = lora.map(|lora| recipe.model.adapted_layers(lora));
     let layers = layers.transpose()?;
     match recipe.model.hf() {
-        None => Err(format!("--save-hf: the family {family:?} is not one of Hugging Face").into()),
+        None => {
+            Err(format!("--save-hf: the family {family:?} is not a Hugging Face family").into())
+        }
         Some(exchange) => match &layers {
             Some(layers) => exchange.check_adapter((&recipe.model, layers)),
             None => {

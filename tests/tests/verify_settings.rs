@@ -173,7 +173,7 @@ fn a_schedule_without_a_pipeline_is_an_error() {
         let error = verify(&small_gpt(), &layouts, &VerifyOptions::default());
         let error = error.unwrap_err().to_string();
         assert!(error.starts_with("layout tp1-dp2-mb1"), "{error}");
-        let expected = format!("{name} requires pipeline parallelism, and pipeline = 1");
+        let expected = format!("{name} requires pipeline parallelism, but pipeline = 1");
         assert!(error.contains(&expected), "{error}");
     }
 }

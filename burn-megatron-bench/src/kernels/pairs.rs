@@ -32,7 +32,7 @@ pub struct TimedPair {
     pub plain: Option<Work<'static>>,
 }
 
-/// Creates a size.
+/// Creates a shape.
 pub const fn shape(rows: usize, width: usize) -> Shape {
     Shape { rows, width }
 }

@@ -183,7 +183,7 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 pub enum LayoutError {
     /// Sequence parallelism is enabled without tensor parallelism.
     #[error(
-        "sequence_parallel = true requires tensor parallelism, and tensor = 1: set tensor (--tp) to 2 or more, or \
+        "sequence_parallel = true requires tensor parallelism, but tensor = 1: set tensor (--tp) to 2 or more, or \
          remove sequence_parallel"
     )]
     SequenceParallel,
@@ -209,7 +209,7 @@ pub enum LayoutError {
     },
     /// A pipeline setting is set without pipeline parallelism.
     #[error(
-        "{name} requires pipeline parallelism, and pipeline = 1: set pipeline (--pp) to 2 or more, or remove {name}"
+        "{name} requires pipeline parallelism, but pipeline = 1: set pipeline (--pp) to 2 or more, or remove {name}"
     )]
     NoPipeline {
         /// The name of the setting.
@@ -217,7 +217,7 @@ pub enum LayoutError {
     },
     /// The overlap of expert-parallel communication is enabled without expert parallelism.
     #[error(
-        "overlap_moe_expert_parallel_comm requires expert parallelism, and expert = 1: set expert (--ep) to 2 or more, \
+        "overlap_moe_expert_parallel_comm requires expert parallelism, but expert = 1: set expert (--ep) to 2 or more, \
          or remove overlap_moe_expert_parallel_comm"
     )]
     NoExpertExchange,
@@ -233,7 +233,7 @@ pub enum LayoutError {
     },
     /// A context-parallel setting is set without context parallelism.
     #[error(
-        "{name} requires context parallelism, and context = 1: set context (--cp) to 2 or more, or remove {name}"
+        "{name} requires context parallelism, but context = 1: set context (--cp) to 2 or more, or remove {name}"
     )]
     NoContext {
         /// The name of the setting.

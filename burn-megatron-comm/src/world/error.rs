@@ -100,7 +100,9 @@ pub enum WorldError {
     Engine(#[from] CommError),
     /// This process has already run this rank. With NCCL, a process can run each rank only once for a rendezvous
     /// address. With MPI, a process can run only one world.
-    #[error("this process has already run as this rank: a process can run a world only once")]
+    #[error(
+        "this process has already run a world with this rank: start a new process for another world"
+    )]
     RanAlready,
 }
 

@@ -29,7 +29,9 @@ pub enum ChatDataError {
         counts: String,
     },
     /// The share of held-out conversations is invalid.
-    #[error("invalid share {0} of held-out conversations: expected 0 to below 1, as in 0.1")]
+    #[error(
+        "invalid share {0} of held-out conversations: expected at least 0 and below 1, such as 0.1"
+    )]
     Share(f64),
     /// There are too few conversations to hold out the requested share.
     #[error(

@@ -1,6 +1,6 @@
 //! Errors of adding, removing and calling hooks.
 
-/// An error of adding, removing or calling a hook.
+/// An error when a hook is added, removed or called.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HookError {
     /// The trainer has no hook with this name.

@@ -65,7 +65,7 @@ impl MetricsLog {
         })
     }
 
-    /// Opens the file of an interrupted run that is resumed. `updates` is the number of updates in the checkpoint from
+    /// Opens the metrics file of an interrupted run, to resume the run. `updates` is the number of updates in the checkpoint from
     /// which the run resumes.
     ///
     /// No line is removed. Instead, a marker `{"kind":"resumed","step":updates}` is appended, which invalidates the
@@ -185,7 +185,7 @@ impl TimingsLog {
         JsonLines::create(path).map(Self)
     }
 
-    /// Opens the file of an interrupted run that is resumed, and appends the same marker as [`MetricsLog::resume`].
+    /// Opens the metrics file of an interrupted run to resume the run, and appends the same marker as [`MetricsLog::resume`].
     /// `updates` is the number of updates in the checkpoint from which the run resumes.
     ///
     /// # Errors

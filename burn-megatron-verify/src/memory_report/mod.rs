@@ -43,7 +43,7 @@ pub enum MemoryReportError {
     )]
     NoPool,
     /// The number of steps is less than 3.
-    #[error("{0} steps: expected 3 or more, to detect growth")]
+    #[error("invalid number of steps = {0}: expected at least 3, to detect growing memory")]
     Steps(usize),
 }
 

@@ -41,7 +41,7 @@ impl PendingCheckpoint {
         Self { folder, name, lock }
     }
 
-    /// Returns the name of the pending checkpoint, with which other ranks [join](CheckpointFolder::join) it.
+    /// Returns the name of the pending checkpoint. Other ranks [join](CheckpointFolder::join) the checkpoint by this name.
     pub fn name(&self) -> &str {
         &self.name
     }

@@ -150,7 +150,7 @@ impl StageBuilder {
     }
 }
 
-/// Returns a module of the first or the last stage, which only the ranks with this stage have.
+/// Returns the module, which only the ranks of the first stage or only the ranks of the last stage have.
 ///
 /// # Panics
 ///

@@ -186,7 +186,7 @@ impl ScheduleNodes {
     }
 }
 
-/// Returns a new tracked scalar to which the parameters of a schedule node can be anchored.
+/// Returns a new scalar that requires a gradient. Parameters of a schedule node attach to it in the autodiff graph.
 pub fn new_anchor(device: &Device) -> Tensor<1> {
     Tensor::zeros([1], &device.clone().inner().autodiff()).require_grad()
 }

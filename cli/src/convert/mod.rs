@@ -174,7 +174,7 @@ fn from_checkpoint(args: &ConvertArgs, families: &Families) -> Result<(), Error>
     let model = families.model_of(&checkpoint)?;
     let Some(exchange) = model.hf() else {
         let (name, family) = (checkpoint.name(), model.family());
-        return Err(format!("{name}: the family {family:?} is not one of Hugging Face").into());
+        return Err(format!("{name}: the family {family:?} is not a Hugging Face family").into());
     };
     let usual = ExportOptions::default();
     let options = ExportOptions {

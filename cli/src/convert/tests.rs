@@ -163,7 +163,7 @@ fn a_family_of_a_user_is_converted_too() {
     );
     let error = refusal(&checkpoint, &families);
     assert!(
-        error.ends_with("the family \"mine\" is not one of Hugging Face"),
+        error.ends_with("the family \"mine\" is not a Hugging Face family"),
         "{error}"
     );
     fs::remove_dir_all(folder).unwrap();

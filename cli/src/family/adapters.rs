@@ -60,7 +60,9 @@ impl Families {
         let (model, base) = self.base(path, base.as_deref())?;
         let Some(exchange) = model.hf() else {
             let (path, family) = (path.display(), model.family());
-            return Err(format!("{path}: the family {family:?} is not one of Hugging Face").into());
+            return Err(
+                format!("{path}: the family {family:?} is not a Hugging Face family").into(),
+            );
         };
         let (lora, adapters) = exchange.open_adapter(path, &model)?;
         Ok(SavedAdapters {

@@ -118,10 +118,10 @@ fn what_depends_on_a_changed_setting_is_dropped_with_a_note() {
     assert_eq!(dropped("--zero-stage 2"), [""; 0]);
     // Values from the command line are not dropped: they cause an error.
     for (flags, says) in [
-        ("--tp 1 --sp", "requires tensor parallelism, and tensor = 1"),
+        ("--tp 1 --sp", "requires tensor parallelism, but tensor = 1"),
         (
             "--tp 1 --set parallel.sequence_parallel=true",
-            "requires tensor parallelism, and tensor = 1",
+            "requires tensor parallelism, but tensor = 1",
         ),
         (
             "--set data_parallel.zero_stage=3",

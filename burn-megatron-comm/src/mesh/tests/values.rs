@@ -116,7 +116,7 @@ fn a_setting_without_effect_is_refused() {
         assert_eq!(
             refusal(&config).to_string(),
             format!(
-                "{name} requires pipeline parallelism, and pipeline = 1: set pipeline (--pp) to 2 or more, or remove \
+                "{name} requires pipeline parallelism, but pipeline = 1: set pipeline (--pp) to 2 or more, or remove \
                  {name}"
             )
         );

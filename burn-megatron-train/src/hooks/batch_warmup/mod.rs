@@ -29,8 +29,8 @@ pub struct BatchWarmup {
 /// The error for a part of the batch size warm-up that is invalid for the run.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error(
-    "invalid batch_warmup of {} samples until_step {}: expected {expected}",
-    part.global_batch_size, part.until_step
+    "invalid batch_warmup = {{ until_step = {}, global_batch_size = {} }}: expected {expected}",
+    part.until_step, part.global_batch_size
 )]
 pub struct BatchWarmupError {
     /// The invalid part.
@@ -184,28 +184,32 @@ mod tests {
         };
         assert_eq!(check(&[(2, 4), (5, 8)]), Ok(()));
         let refused = |parts, part, expected| {
-            let expected = format!("invalid batch_warmup of {part}: expected {expected}");
+            let expected = format!("invalid batch_warmup = {{ {part} }}: expected {expected}");
             assert_eq!(check(parts), Err(expected));
         };
         refused(
             &[(2, 12)],
-            "12 samples until_step 2",
+            "until_step = 2, global_batch_size = 12",
             "a batch below 12, the global_batch_size",
         );
-        refused(&[(2, 0)], "0 samples until_step 2", "a batch above 0");
+        refused(
+            &[(2, 0)],
+            "until_step = 2, global_batch_size = 0",
+            "a batch above 0",
+        );
         refused(
             &[(2, 8), (3, 4)],
-            "4 samples until_step 3",
+            "until_step = 3, global_batch_size = 4",
             "a batch above 8",
         );
         refused(
             &[(2, 4), (2, 8)],
-            "8 samples until_step 2",
+            "until_step = 2, global_batch_size = 8",
             "until_step above 2",
         );
         refused(
             &[(9, 4)],
-            "4 samples until_step 9",
+            "until_step = 9, global_batch_size = 4",
             "until_step below 9, the steps of the run",
         );
         // Two ranks with micro-batches of 2 samples.

@@ -15,8 +15,8 @@ use burn_megatron::optim::OptimizerState;
 use burn_megatron_comm_testing::fault_injection::{BitFlip, FaultPlan, FlipTarget};
 
 impl<M: LanguageModel> Trainer<M> {
-    /// Injects the bit flips of the plan `faults`. The communicators must use the same plan, because they set the
-    /// current step of the plan.
+    /// Injects the bit flips of the plan `faults`. Give the communicators the same plan: they set its
+    /// current step.
     pub fn inject(&mut self, faults: Arc<FaultPlan>) {
         if self.hooks.get::<Replay>().is_none() {
             self.hooks.add(Some(Replay::default()));

@@ -144,7 +144,7 @@ impl BucketRules {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LayoutError {
     /// The number of ranks is 0.
-    #[error("invalid number of ranks for buckets of {of} parameters: 0, expected at least 1")]
+    #[error("invalid number of ranks = 0 for the buckets of {of} parameters: expected at least 1")]
     NoRanks {
         /// The kind of parameters: `dense` or `expert`.
         of: &'static str,

@@ -129,7 +129,9 @@ pub enum CsvFault {
     #[error("the table has no actions: expected one row per rank, with an action in each cell")]
     Empty,
     /// A row is empty.
-    #[error("the row has no actions: every rank needs at least one, or delete the row")]
+    #[error(
+        "the row has no actions: expected at least one action per rank; add an action or delete the row"
+    )]
     EmptyRow,
     /// A stage has actions on two ranks.
     #[error(

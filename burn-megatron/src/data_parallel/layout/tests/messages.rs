@@ -12,14 +12,14 @@ fn errors_name_the_valid_range() {
                 ranks: 0,
                 ..sharded
             },
-            "invalid number of ranks for buckets of dense parameters: 0, expected at least 1",
+            "invalid number of ranks = 0 for the buckets of dense parameters: expected at least 1",
         ),
         (
             BucketRules {
                 expert_ranks: Some(0),
                 ..sharded
             },
-            "invalid number of ranks for buckets of expert parameters: 0, expected at least 1",
+            "invalid number of ranks = 0 for the buckets of expert parameters: expected at least 1",
         ),
         (
             BucketRules {
