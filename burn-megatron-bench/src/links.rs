@@ -1,5 +1,5 @@
 //! Runs ranks as threads that communicate over simulated links. Times are measured with the clock of the machine, or
-//! with a virtual clock, which only matrix multiplications and transfers advance.
+//! with a virtual clock, which advances only by matrix multiplications and transfers.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -53,8 +53,8 @@ pub fn repeated<A: Clone + Send + 'static, T>(
     })
 }
 
-/// Returns work that adds to zeroed f32 gradients of `length` elements. The time to create the gradients is not
-/// measured.
+/// Returns a benchmark closure that adds to zeroed f32 gradients of `length` elements. The time to create the
+/// gradients is not measured.
 pub fn with_sums<A: Clone + Send + 'static, T>(
     length: usize,
     device: &Device,

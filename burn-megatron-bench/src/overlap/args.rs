@@ -70,8 +70,8 @@ pub struct OverlapArgs {
         requires = "tensor_parallel"
     )]
     pub tp_comm_overlap: Vec<TpCommOverlapSetting>,
-    /// With --tensor-parallel or --expert-parallel, use a virtual clock, which only matrix multiplications and
-    /// transfers advance. The virtual clock is always used if there are more threads than cores.
+    /// With --tensor-parallel or --expert-parallel, use a virtual clock. It advances only by matrix
+    /// multiplications and transfers. The virtual clock is always used if there are more threads than cores.
     #[arg(long, requires = "model_axis")]
     pub counted: bool,
     /// Flags for the number of steps and the JSON file.

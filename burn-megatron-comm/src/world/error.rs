@@ -77,7 +77,7 @@ pub enum WorldError {
     },
     /// The `threads` engine was requested, but the ranks are processes.
     #[error(
-        "invalid engine threads for {ranks} ranks that are processes: expected nccl or mpi, or a single process"
+        "the engine `threads` requires a single process, but each of the {ranks} ranks is a process: set the engine to nccl or mpi"
     )]
     ThreadsAcrossProcesses {
         /// The number of processes.

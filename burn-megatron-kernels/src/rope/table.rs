@@ -53,11 +53,11 @@ pub enum Scaling {
         factor: f64,
         /// The length of the original context in tokens.
         original: usize,
-        /// The number of full rotations within the original context above which a frequency does not change. It must be
-        /// larger than `beta_slow`. It is usually 32.
+        /// Frequencies with at least this number of full rotations within the original context do not change. It must
+        /// be larger than `beta_slow`. It is usually 32.
         beta_fast: f64,
-        /// The number of full rotations within the original context below which a frequency is divided by `factor`. It
-        /// is usually 1.
+        /// Frequencies with at most this number of full rotations within the original context are divided by `factor`.
+        /// It is usually 1.
         beta_slow: f64,
         /// The value `s` of `m(s) = 0.1 s ln factor + 1` in the numerator of the default `attention_factor`. It is
         /// usually 1.
@@ -426,8 +426,7 @@ impl RopeTable {
         (self.short_rows > 0).then(|| self.max_positions()..self.rows())
     }
 
-    /// Returns the row of position 0 for a sequence of `length` tokens. Position `i` uses the row with this index plus
-    /// `i`.
+    /// Returns the row of position 0 for a sequence of `length` tokens. Position `i` uses row `first_row + i`.
     pub fn first_row(&self, length: usize) -> usize {
         match self.short_rows() {
             Some(short) if length <= short.len() => short.start,

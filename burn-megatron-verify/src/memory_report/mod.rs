@@ -39,7 +39,7 @@ pub enum MemoryReportError {
     NotCounted,
     /// The memory pool of the device is not a CubeCL pool.
     #[error(
-        "the device does not report the memory of its pool: expected the CPU (Flex), or a device of CubeCL"
+        "the device does not report the size of its memory pool: expected the CPU (Flex) or a CubeCL device"
     )]
     NoPool,
     /// The number of steps is less than 3.

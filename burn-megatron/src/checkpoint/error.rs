@@ -38,7 +38,7 @@ pub enum CheckpointError {
         keys: Vec<String>,
     },
     /// The output path of a command is not allowed.
-    #[error("cannot write to {}: {what}; name another place", path.display())]
+    #[error("cannot write to {}: {what}; choose another path", path.display())]
     Output {
         /// The output path.
         path: PathBuf,

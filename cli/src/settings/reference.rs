@@ -21,8 +21,8 @@ table of the keys below it. Its flag alone, as in `--train.ema`, turns it on wit
 removes an optional setting by the value `none`, and takes a list with commas: `a,b`, or `{x=1},{x=2}` for tables. `--set`
 takes the same values, or values in TOML. The pages of the book describe the keys of tables in a list.
 
-A run that is resumed must have the same settings, except those that *may change when a run is resumed*.
-`--resume-allow-change KEY` allows another change, as of `train.steps` to train longer. A setting that *cannot change*
+A resumed run must have the same settings, except settings that *a resumed run may change*. `--resume-allow-change KEY`
+allows another change, such as a larger `train.steps` to train longer. A setting that *a resumed run cannot change*
 decides which tensors a checkpoint has. An *experimental* setting has a flag that `--help` does not list.
 `burn-megatron config KEY` prints the facts of one setting.
 ";
@@ -77,10 +77,10 @@ impl Settings {
         }
         entry.push_str(match self.resume_rule(&setting.path) {
             ResumeRule::Fixed => "",
-            ResumeRule::Never => " *Cannot change when a run is resumed.*",
-            ResumeRule::MayDiffer => " *May change when a run is resumed.*",
+            ResumeRule::Never => " *A resumed run cannot change it.*",
+            ResumeRule::MayDiffer => " *A resumed run may change it.*",
             ResumeRule::OrderOfSums => {
-                " *May change when a run is resumed that is not deterministic.*"
+                " *A resumed run may change it, unless the run is deterministic.*"
             }
         });
         entry.push('\n');

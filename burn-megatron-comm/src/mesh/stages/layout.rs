@@ -21,7 +21,7 @@ pub enum LayoutSyntaxError {
     #[error("m (multi-token prediction) is not supported: remove it")]
     FurtherToken,
     /// The layout contains the embedding or the loss twice.
-    #[error("second {letter} in the layout: expected one")]
+    #[error("{letter} occurs twice in the layout: expected it once")]
     Twice {
         /// The repeated letter, `E` or `L`.
         letter: char,
@@ -39,7 +39,7 @@ pub enum LayoutSyntaxError {
     #[error("the layout has no loss: end it with L")]
     NoLoss,
     /// The layout has no layers (`t`).
-    #[error("the layout has no layers: add a t for each")]
+    #[error("the layout has no layers: add a t for each layer")]
     NoLayers,
     /// A star in the layout is not followed by a number.
     #[error("expected a count of 1 or more after *")]

@@ -21,7 +21,7 @@ fn the_engine_threads_is_refused_for_processes() {
     let error = choose(Some(Engine::Threads), &launch(Launcher::Torchrun)).unwrap_err();
     insta::assert_snapshot!(
         error,
-        @"invalid engine threads for 4 ranks that are processes: expected nccl or mpi, or a single process"
+        @"the engine `threads` requires a single process, but each of the 4 ranks is a process: set the engine to nccl or mpi"
     );
 }
 
