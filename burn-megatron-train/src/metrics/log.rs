@@ -65,8 +65,8 @@ impl MetricsLog {
         })
     }
 
-    /// Opens the metrics file of an interrupted run, to resume the run. `updates` is the number of updates in the checkpoint from
-    /// which the run resumes.
+    /// Opens the metrics file of an interrupted run, to resume the run. `updates` is the number of updates in the
+    /// checkpoint from which the run resumes.
     ///
     /// No line is removed. Instead, a marker `{"kind":"resumed","step":updates}` is appended, which invalidates the
     /// earlier lines of later steps. [`read_metrics`](super::read_metrics) omits these lines, so it returns the same
@@ -185,7 +185,8 @@ impl TimingsLog {
         JsonLines::create(path).map(Self)
     }
 
-    /// Opens the metrics file of an interrupted run to resume the run, and appends the same marker as [`MetricsLog::resume`].
+    /// Opens the metrics file of an interrupted run to resume the run, and appends the same marker as
+    /// [`MetricsLog::resume`].
     /// `updates` is the number of updates in the checkpoint from which the run resumes.
     ///
     /// # Errors

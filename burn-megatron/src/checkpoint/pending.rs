@@ -41,7 +41,8 @@ impl PendingCheckpoint {
         Self { folder, name, lock }
     }
 
-    /// Returns the name of the pending checkpoint. Other ranks [join](CheckpointFolder::join) the checkpoint by this name.
+    /// Returns the name of the pending checkpoint. Other ranks [join](CheckpointFolder::join) the checkpoint by this
+    /// name.
     pub fn name(&self) -> &str {
         &self.name
     }

@@ -269,7 +269,7 @@ fn what_does_not_fit_is_named() {
     let error = generate(run, "--prompt a --tokenizer bytes").unwrap_err();
     assert_snapshot!(
         error,
-        @"the tokenizer bytes has 256 tokens, more than the 100 of the model: expected the tokenizer of the model"
+        @"the tokenizer bytes has 256 tokens, more than the 100 tokens of the model: expected the tokenizer of the model"
     );
 }
 

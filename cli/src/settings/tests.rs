@@ -331,7 +331,7 @@ fn a_new_field_has_a_flag_a_help_text_a_check_and_a_line_on_the_page() {
     let error = settings.check_keys(&table("spice.heta = 3")).unwrap_err();
     assert!(error.to_string().ends_with("did you mean spice.heat?"));
     assert_eq!(settings.resume_rule("spice.heat"), ResumeRule::MayDiffer);
-    let line = "- `spice.heat`: `N`, default `3`, short flag `--hot`. The heat of the meal, see `Fixture`. *May change";
+    let line = "- `spice.heat`: `N`, default `3`, short flag `--hot`. The heat of the meal, see `Fixture`. *A resumed run may";
     assert!(settings.reference().contains("Requires `spice.heat > 0`."));
     assert!(
         settings.reference().contains(line),

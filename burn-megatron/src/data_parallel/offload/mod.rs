@@ -7,7 +7,7 @@
 //! 1. A thread copies the gradients of all offloaded buckets to the host, one bucket after the other.
 //! 2. Meanwhile the device runs the optimizer step of the other buckets.
 //! 3. A second thread runs the optimizer step of each offloaded bucket as soon as its gradient has arrived. It uses the
-//!   same clipping factor and loss scale as the device. Then it copies the updated parameters to the device.
+//!    same clipping factor and loss scale as the device. Then it copies the updated parameters to the device.
 //! 4. The rank waits for each offloaded bucket, and gathers the bucket like the other buckets.
 //!
 //! Source: Rajbhandari et al. 2021, arXiv:2104.07857 (ZeRO-Offload and ZeRO-Infinity).

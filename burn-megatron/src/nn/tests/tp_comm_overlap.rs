@@ -284,7 +284,7 @@ fn layers_in_8_bits_are_refused() {
         let row = RowParallelLinearConfig::new(64, 64).init(&builder.child("down"));
         for (path, error) in [("up", column.err()), ("down", row.err())] {
             let error = error.unwrap().to_string();
-            let expected = format!("{path}: tp_comm_overlap = ring multiplies");
+            let expected = format!("{path}: tp_comm_overlap = ring conflicts with FP8 layers");
             assert!(error.starts_with(&expected), "{error}");
         }
     });

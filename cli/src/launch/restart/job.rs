@@ -255,7 +255,7 @@ mod tests {
         for (command, says) in [
             ("conformance", "--max-restarts applies to pretrain"),
             ("pretrain", "name the folder with --run-dir"),
-            ("pretrain --run-dir x --no-save", "saves none (--no-save)"),
+            ("pretrain --run-dir x --no-save", "conflicts with --no-save"),
             ("pretrain --run-dir x --resume y", "then with --resume auto"),
             ("pretrain --run-dir x --no-such-flag", "--no-such-flag"),
             ("pretrain --run-dir x --steps 0", "steps"),

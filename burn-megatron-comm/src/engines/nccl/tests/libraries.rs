@@ -48,7 +48,11 @@ fn a_library_that_is_too_old_names_both_versions() {
     let error = Library::from_api(api(v2_13), "libnccl.so.2".into()).unwrap_err();
     names(
         &error.to_string(),
-        &["NCCL 2.13.4", "expected at least 2.14.0", "aborted"],
+        &[
+            "NCCL 2.13.4",
+            "expected at least 2.14.0",
+            "abort a communicator",
+        ],
     );
     let library = Library::from_api(api(v2_27), "x".into()).unwrap();
     assert_eq!(library.version(), Version::new(2, 27, 3));
