@@ -6,9 +6,13 @@ use burn::tensor::Device;
 use toml::{Table, Value};
 
 use super::*;
+use crate::error::Error;
 use crate::estimate::RankEstimates;
 use crate::family::Families;
 use crate::recipe::DEFAULT_RECIPE;
+
+#[path = "refused_tests.rs"]
+mod refused;
 
 /// A recipe with every number that a recipe can have, except numbers that conflict with each other.
 const ALL: &str = r#"
@@ -157,25 +161,27 @@ fn at<'a>(recipe: &'a mut Value, path: &str) -> &'a mut Value {
     })
 }
 
-/// Plans a recipe up to the memory estimate of its ranks. Returns the error, if any.
-fn planned(recipe: &Value) -> Option<String> {
+/// Plans a recipe up to the memory estimate of its ranks.
+fn planned(recipe: &Recipe) -> Result<(), Error> {
+    let plan = recipe.plan()?;
+    RankEstimates::new(recipe, &plan, &Device::flex()).map(drop)
+}
+
+/// Reads and plans a recipe. Returns the error, if any.
+fn refusal(recipe: &Value) -> Option<String> {
     let Value::Table(recipe) = recipe.clone() else {
         unreachable!("a recipe is a table")
     };
-    let recipe = match Recipe::from_table(recipe, &Families::transformers()) {
-        Ok(recipe) => recipe,
-        Err(error) => return Some(error.to_string().trim_end().replace('\n', " ")),
-    };
-    let outlined = recipe
-        .plan()
-        .and_then(|plan| RankEstimates::new(&recipe, &plan, &Device::flex()).map(drop));
-    outlined.err().map(|error| error.to_string())
+    match Recipe::from_table(recipe, &Families::transformers()) {
+        Ok(recipe) => planned(&recipe).err().map(|error| error.to_string()),
+        Err(error) => Some(error.to_string().trim_end().replace('\n', " ")),
+    }
 }
 
 /// Sets each number of a recipe to each value, and expects a plan or an error of one line.
 fn every_number_is_checked(base: &str) {
     let base = Value::Table(base.parse::<Table>().unwrap());
-    assert_eq!(planned(&base), None);
+    assert_eq!(refusal(&base), None);
     let mut paths = vec![];
     numbers(&base, "", &mut paths);
     let mut wrong = vec![];
@@ -183,7 +189,7 @@ fn every_number_is_checked(base: &str) {
         for value in extremes() {
             let mut recipe = base.clone();
             *at(&mut recipe, path) = value.clone();
-            let what = match catch_unwind(AssertUnwindSafe(|| planned(&recipe))) {
+            let what = match catch_unwind(AssertUnwindSafe(|| refusal(&recipe))) {
                 Ok(None) => continue,
                 Ok(Some(error)) if !error.contains('\n') && error.len() < 600 => continue,
                 Ok(Some(error)) => error,
@@ -277,7 +283,7 @@ fn numbers_that_no_run_can_use_are_refused_by_name() {
         );
         let value: Table = format!("x = {value}").parse().unwrap();
         *at(&mut recipe, path) = value["x"].clone();
-        let error = planned(&recipe).unwrap_or_default();
+        let error = refusal(&recipe).unwrap_or_default();
         assert!(error.contains(says), "{path}: {says}: {error}");
     }
 }
