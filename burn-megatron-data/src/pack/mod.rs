@@ -64,8 +64,8 @@ pub(super) struct PackedSegment {
 
 impl PackedSamples {
     /// Packs the sequences of a part of token files into at least `samples` rows, with the necessary number of epochs.
-    /// `None` means one epoch. The options `reset_attention`, `drop_last` and `extra_token` have no effect, because
-    /// each sequence is a separate document of its row.
+    /// `None` means one epoch. The fields of `options` that apply to documents which are cut into rows have no effect,
+    /// because each sequence is a separate document of its row.
     ///
     /// # Errors
     ///

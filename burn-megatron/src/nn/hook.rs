@@ -80,7 +80,7 @@ pub trait GradientSink: Send + Sync + 'static {
     }
 
     /// Receives a function that computes a weight gradient. While deferring is on, a [`DeferringSink`] stores this
-    /// function for later. Other sinks compute the gradient immediately.
+    /// function for later. Every other sink computes the gradient immediately.
     fn accumulate_later(&self, index: usize, gradient: WeightGradientFn) {
         self.accumulate(index, gradient(None));
     }
