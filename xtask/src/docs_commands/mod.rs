@@ -30,7 +30,7 @@ use shell::Ended;
 const DEADLINE: Duration = Duration::from_secs(30 * 60);
 
 /// The maximum time of a command in CI, which runs only short commands.
-const DEADLINE_OF_CI: Duration = Duration::from_secs(10 * 60);
+const DEADLINE_OF_CI: Duration = Duration::from_secs(20 * 60);
 
 /// Which commands run, and how they are built.
 #[derive(Args, Debug, Default)]
