@@ -9,7 +9,7 @@ use crate::pretrain::args::PretrainArgs;
 use crate::recipe::{DEFAULT_RECIPE, Recipe};
 use crate::settings::{Setting, Settings};
 
-/// The values that each setting is given, with the names that it knows.
+/// The values that the test gives each setting, in addition to the names that the setting accepts.
 const VALUES: [&str; 9] = ["-1", "0", "3", "0.5", "nan", "true", "false", "none", "x"];
 
 fn values(setting: &Setting) -> Vec<String> {

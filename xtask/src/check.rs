@@ -36,7 +36,7 @@ pub enum Check {
     /// The CUDA build compiles, and clippy reports nothing in the code that only the CUDA build compiles. Needs no GPU and no CUDA toolkit. The build sets DOCS_RS=1, so that the build script of a
     /// dependency does not download LLVM. Only linking needs LLVM, and checking does not link.
     Cuda,
-    /// As `cuda`, with Burn's feature `fusion`.
+    /// The check `cuda` with the feature `fusion` of Burn.
     Fusion,
     /// The command compiles without default features, and clippy reports nothing in code that only this build
     /// compiles.

@@ -199,7 +199,7 @@ fn it_ends_at_any_time() {
     }
 }
 
-/// Samples of which number 4 panics when it is read for the first time.
+/// Samples that panic when number 4 is read for the first time.
 struct Panics(AtomicU64);
 
 impl Samples for Panics {
