@@ -163,7 +163,7 @@ fn a_device_without_mma_sync_is_named() {
     for (device, _) in devices() {
         if let Err(error) = MmaTiles::new(&device) {
             let error = error.to_string();
-            let is_named = error.contains("no mma.sync of 16x8x16")
+            let is_named = error.contains("does not support mma.sync of 16x8x16")
                 || error.contains("the device is not a CubeCL device");
             assert!(is_named, "{error}");
         }
