@@ -31,28 +31,9 @@ use crate::{Block, LayerSpec, Mixer, Positions, StandardMixer, TransformerConfig
 /// ranks to `[batch, seq / tensor, hidden]`. Apart from this split, the code of the forward is the same on every rank.
 ///
 /// `X` is the type of the mixers. Use [`with_layers`](Self::with_layers) to build a transformer with custom mixers.
-///
-/// ```
-/// use burn::tensor::Device;
-/// use burn_megatron::nn::Tokens;
-/// use burn_megatron::prelude::*;
-/// use burn_megatron_models::TransformerConfig;
-///
-/// let config = TransformerConfig { context: 16, hidden: 32, layers: 2, ..TransformerConfig::llama() };
-/// let layout = ParallelConfig::new().with_tensor(2);
-/// let shapes = World::threads(2)?.run(|rank| {
-///     let (groups, device) = (ParallelContext::new(&layout, &rank)?, Device::flex());
-///     let model = config.init(&groups, &device)?.module;
-///     let tokens = Tokens::new(&[1, 2, 3, 4], [1, 4], &device);
-///     Ok::<_, AnyError>(model.logits(tokens).dims())
-/// })?;
-/// assert_eq!(shapes, [[1, 4, 256]; 2]);
-/// # Ok::<(), AnyError>(())
-/// ```
 #[derive(Module, Debug)]
 pub struct Transformer<X: Mixer = StandardMixer> {
-    /// The embedding is present on the first pipeline stage. It is also present on the last stage if the output layer
-    /// is tied, or if the model has MTP modules.
+    /// Present on the first pipeline stage, and on the last stage with a tied output layer or MTP modules.
     embedding: Option<VocabParallelEmbedding>,
     positions: Option<LearnedPositions>,
     dropout: Dropout,
